@@ -1,0 +1,40 @@
+"""Temporally coherent batches for PyTorch: row b of every batch continues row b of the batch before."""
+
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import (
+    EmptySourcesError,
+    ItemError,
+    LengthError,
+    OpenError,
+    ReadError,
+    StaleIteratorError,
+    StreamDataLoaderError,
+    StreamError,
+    WorkerError,
+    WorkerTimeoutError,
+)
+from stream_dataloader.schedule import split_batch_size
+from stream_dataloader.stream_info import StreamInfo, get_stream_info
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EmptySourcesError",
+    "ItemError",
+    "LengthError",
+    "OpenError",
+    "ReadError",
+    "StaleIteratorError",
+    "StreamBatch",
+    "StreamDataLoader",
+    "StreamDataLoaderError",
+    "StreamDataset",
+    "StreamError",
+    "StreamInfo",
+    "WorkerError",
+    "WorkerTimeoutError",
+    "get_stream_info",
+    "split_batch_size",
+]

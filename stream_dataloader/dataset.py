@@ -1,0 +1,213 @@
+"""`StreamDataset`: the sources, how to open them and how to schedule them; drives one worker's lanes.
+
+A dataset is iterated once in each worker, which reads a consecutive range of lanes, step after step, and
+yields one *part* a step. `StreamDataLoader` regroups the parts into batches; torch's own `DataLoader` passes
+them on as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from stream_dataloader import options
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.part_reader import PartReader, PlainParts, Setup, plain_session
+from stream_dataloader.pickling import ByValue, spawning
+from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
+from stream_dataloader.schedule import IntArray, count_steps, lanes_of_worker, split_batch_size
+from stream_dataloader.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
+from stream_dataloader.sources import PackedSources
+
+__all__ = ["StreamDataset"]
+
+
+class StreamDataset(IterableDataset[StreamBatch]):
+    """Sources, a factory that opens one of them, and how their streams fill the lanes of a batch.
+
+    Args:
+        sources: The list of sources: paths, texts, tuples, anything picklable. It is packed once into memory
+            that all workers share.
+        open_stream: `open_stream(source)` returns the stream of one source: an iterable of items in time
+            order. A generator function will do. See `protocols` for when and where it is called.
+        batch_size: Number of lanes B, of all workers together.
+        padding_mode: What a lane does when no source is left. `"zeros"`: pad with `fill_value`.
+            `"data"`: read sources again, unmasked, until every source has been read once. `"drop"`: the epoch
+            ends at the first step with an idle lane. `"cycle"`: never ends; each pass is an epoch of its own.
+        fill_value: A number, or an array that broadcasts to every leaf, for cells without an item; None
+            stands for 0. With a `collate_fn` and without `time_steps`, an idle lane's window itself.
+        seed: Seeds the shuffle and the streams' generators, 0 to 2**63 - 1. None draws one from torch's
+            generator now, so that `torch.manual_seed` makes a run repeatable.
+        time_steps: Steps T of a window, cut from streams that yield single steps. None: the streams yield
+            whole windows, with a leading time axis; one shorter than its stream's first is padded.
+        windows: `"aligned"`: a stream starts at t = 0 of a window, the rest of its last window is padding.
+            `"packed"`: the next stream starts on the very next time step; needs `time_steps`.
+        shuffle: A new order each epoch, from (seed, epoch).
+        schedule: `"listed"`: in the order of the list, or shuffled. With `lengths` also `"longest_first"`,
+            and `"balanced"`, a random order in which long sources tend to come early.
+        deterministic: Assign sources in logical time: the same batches for any number of workers. False:
+            first come, first served, for live sources.
+        lookahead: Sources that each lane reserves, and opens in a background thread, before it needs them;
+            0 opens in time only.
+        lengths: Number of items of each source (steps, or windows without `time_steps`), if known: makes
+            `len(loader)` exact, and a stream of another length an error.
+        on_error: `"raise"`, `"skip"` (the lane goes on with its next source), or a callable that is given the
+            `StreamError`, in the worker, and answers one of the two. Streams that do not fit beside each
+            other always raise.
+
+    Raises:
+        ValueError: An option's value is out of range, unknown, or does not go with another.
+        TypeError: An option is of the wrong type, or a source cannot be pickled.
+
+    Example:
+        >>> from stream_dataloader import StreamDataset, StreamDataLoader
+        >>> dataset = StreamDataset(["hello", "hi"], lambda text: map(ord, text), batch_size=2, time_steps=3)
+        >>> for batch in StreamDataLoader(dataset):
+        ...     print(batch.data.T.tolist(), batch.reset.tolist())
+        [[104, 101, 108], [104, 105, 0]] [True, True]
+        [[108, 111, 0], [0, 0, 0]] [False, False]
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[Any],
+        open_stream: StreamFactory,
+        batch_size: int,
+        padding_mode: PaddingMode = "zeros",
+        fill_value: Any = 0,
+        seed: int | None = None,
+        *,
+        time_steps: int | None = None,
+        windows: Windows = "aligned",
+        shuffle: bool = False,
+        schedule: Schedule = "listed",
+        deterministic: bool = True,
+        lookahead: int = 1,
+        lengths: Sequence[int] | IntArray | None = None,
+        on_error: OnError = "raise",
+    ) -> None:
+        super().__init__()
+        self.open_stream = options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
+        if isinstance(sources, (str, bytes)):
+            raise TypeError(f"sources must be a list of sources, and is one {type(sources).__name__}; pass [source]")
+        self.sources = PackedSources(sources)
+        self.lengths = options.check_lengths(lengths, len(self.sources))
+        self.fill_value = fill_value
+        self.on_error = (
+            on_error if callable(on_error) else options.choice("on_error", on_error, Literal["raise", "skip"])
+        )
+        self.rules = options.check_rules(
+            num_sources=len(self.sources),
+            batch_size=batch_size,
+            padding_mode=padding_mode,
+            windows=windows,
+            time_steps=time_steps,
+            lookahead=lookahead,
+            shuffle=shuffle,
+            schedule=schedule,
+            seed=int(torch.randint(2**62, ()).item()) if seed is None else seed,
+            deterministic=deterministic,
+            has_lengths=lengths is not None,
+        )
+        self._table = SessionTable(self.rules)
+        self._iterations = 0  # in this process
+        self.epoch_request = (0, 0)  # how often an epoch was set, and the last one
+
+    @property
+    def batch_size(self) -> int:
+        """Number of lanes, B."""
+        return self.rules.lanes
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch that the next iteration reads; the ones after count on from it."""
+        self._table.next_epoch = options.integer("epoch", epoch, 0)
+        self.epoch_request = (self.epoch_request[0] + 1, self._table.next_epoch)
+
+    def count_steps(self, epoch: int) -> int:
+        """Number of batches of an epoch.
+
+        Raises:
+            TypeError: Unknown, for want of `lengths`, or endless.
+        """
+        if self.lengths is None:
+            raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")
+        if self.rules.padding_mode == "cycle":
+            raise TypeError('the number of batches has no end with padding_mode="cycle"')
+        return count_steps(self.rules, epoch, self.lengths)
+
+    def __iter__(self) -> Iterator[StreamBatch]:
+        """Iterate over the parts of this process's lanes, with torch's own `DataLoader` or without.
+
+        Each iteration takes the next epoch number. Every worker of one `DataLoader` iteration takes part in
+        the same session, whichever comes first.
+        """
+        self._iterations += 1
+        worker = get_worker_info()
+        if worker is None:
+            epoch = self._table.next_epoch
+            self._table.next_epoch = epoch + 1
+            return PlainParts(self.read_locally(epoch), sent=False)
+        if worker.id >= self.batch_size:
+            return iter(())  # more workers than lanes
+        return PlainParts(self.read_as_worker(plain_session(worker.id, self._iterations)), sent=True)
+
+    def read_locally(self, epoch: int, *, raw: bool = False) -> PartReader:
+        """Read all lanes in this process.
+
+        Args:
+            epoch: The epoch's number.
+            raw: Pass on windows that the streams cut as they are.
+        """
+        return self._reader(local_queue(self.rules, epoch, self.lengths), range(self.batch_size), 0, raw)
+
+    def read_as_worker(
+        self,
+        session: SessionKey,
+        *,
+        epoch: int | None = None,
+        raw: bool = False,
+        closed: Callable[[], bool] = lambda: False,
+    ) -> PartReader:
+        """Read this worker's lanes, as one of torch's `DataLoader` workers that take part in a session.
+
+        Args:
+            session: Names the session.
+            epoch: The epoch's number; None takes the dataset's next.
+            raw: Pass on windows that the streams cut as they are.
+            closed: Whether the session was closed by the main process.
+        """
+        worker = get_worker_info()
+        assert worker is not None
+        queue = self._table.join(
+            session,
+            worker.id,
+            workers=len(split_batch_size(self.batch_size, worker.num_workers)),
+            lengths=self.lengths,
+            epoch=epoch,
+            closed=closed,
+        )
+        return self._reader(queue, lanes_of_worker(self.batch_size, worker.num_workers, worker.id), worker.id, raw)
+
+    def _reader(self, queue: SourceQueue, lanes: range, worker_id: int, raw: bool) -> PartReader:
+        policy = self.on_error if callable(self.on_error) else lambda _: self.on_error
+        setup = Setup(self.rules, self.sources, self.open_stream, self.lengths, self.fill_value, policy, raw)
+        return PartReader(setup, queue, lanes, worker_id)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("open_stream", "on_error"):
+            state[name] = ByValue(state[name])
+        if not spawning():
+            state["_table"] = self._table.next_epoch
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for name in ("open_stream", "on_error"):
+            setattr(self, name, state[name].value)
+        if isinstance(self._table, int):
+            self._table, next_epoch = SessionTable(self.rules), self._table
+            self._table.next_epoch = next_epoch

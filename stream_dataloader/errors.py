@@ -1,0 +1,149 @@
+"""Every error the library raises while it runs, in one tree.
+
+::
+
+    StreamDataLoaderError
+    ├── StreamError (RuntimeError)         something about one source; carries where
+    │   ├── OpenError                      the factory raised, or returned no iterable
+    │   ├── ReadError                      the stream raised between two items
+    │   ├── ItemError (ValueError)         an item does not fit the items before it
+    │   ├── LengthError (ValueError)       `lengths` says otherwise
+    │   └── EmptySourcesError (ValueError) a lane drew every source and got no item
+    ├── WorkerError (RuntimeError)         a worker process died or ended too early
+    │   └── WorkerTimeoutError (TimeoutError)
+    └── StaleIteratorError (RuntimeError)  a newer `iter()` of the same loader has begun
+
+Options that are wrong where a dataset or loader is built raise plain `ValueError` or `TypeError`.
+
+Every constructor works with the message alone, because torch's own worker wrapper rebuilds exceptions that
+way; `StreamError` then carries no fields, but its message still names source and place.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+
+__all__ = [
+    "EmptySourcesError",
+    "ItemError",
+    "LengthError",
+    "OpenError",
+    "ReadError",
+    "StaleIteratorError",
+    "StreamDataLoaderError",
+    "StreamError",
+    "WorkerError",
+    "WorkerTimeoutError",
+]
+
+
+class StreamDataLoaderError(Exception):
+    """Base of every error of this library."""
+
+
+class StreamError(StreamDataLoaderError, RuntimeError):
+    """One source could not be streamed.
+
+    Attributes:
+        source_index: Index into `sources`; -1 when unknown.
+        source: `repr` of the source, shortened.
+        position: Time step (or item, for streams that yield windows) within the stream; -1 before the first.
+        lane: Row of the batch that read the source; -1 when unknown.
+        worker_id: Worker that owned the lane; -1 when unknown.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        source_index: int = -1,
+        source: str = "",
+        position: int = -1,
+        lane: int = -1,
+        worker_id: int = -1,
+    ) -> None:
+        super().__init__(message)
+        self.source_index = source_index
+        self.source = source
+        self.position = position
+        self.lane = lane
+        self.worker_id = worker_id
+
+
+class OpenError(StreamError):
+    """The factory raised for a source, or returned something that is no iterable."""
+
+
+class ReadError(StreamError):
+    """A stream raised an exception in mid-stream."""
+
+
+class ItemError(StreamError, ValueError):
+    """An item's structure, dtype or shape differs from the items it has to stand beside."""
+
+
+class LengthError(StreamError, ValueError):
+    """A stream has more or fewer items than `lengths` promised."""
+
+
+class EmptySourcesError(StreamError, ValueError):
+    """A lane drew as many sources in a row as there are, and none yielded an item."""
+
+
+class WorkerError(StreamDataLoaderError, RuntimeError):
+    """A worker process died, or ended before its lanes did."""
+
+
+class WorkerTimeoutError(WorkerError, TimeoutError):
+    """No worker delivered within `timeout` seconds."""
+
+
+class RemoteTraceback(Exception):
+    """Shows, as the cause of an exception that crossed a process border, its traceback over there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+class StaleIteratorError(StreamDataLoaderError, RuntimeError):
+    """The iterator was used after a newer `iter()` of the same loader had begun."""
+
+
+def format_traceback(error: BaseException) -> str:
+    """The full traceback text of `error`, causes included."""
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+def shorten(value: object, limit: int = 200) -> str:
+    """`repr(value)`, cut in the middle to at most `limit` characters; never raises."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a user's broken __repr__ must not hide the error being reported
+        text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+    half = (limit - 5) // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+
+
+class ErrorReport:
+    """An exception on its way to another process, which pickle alone would strip of cause and traceback."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error, self._text = error, format_traceback(error)
+        self._cause = error.__cause__
+        try:
+            pickle.loads(pickle.dumps(self._cause))
+        except Exception:  # an exception of the user's that does not survive the journey: its text does
+            self._cause = None
+
+    def unpack(self) -> Exception:
+        """The exception, its cause as in the process it comes from."""
+        remote = RemoteTraceback(self._text)
+        if self._cause is not None:
+            self._cause.__cause__ = remote
+        self._error.__cause__ = self._cause or remote
+        return self._error

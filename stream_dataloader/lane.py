@@ -1,0 +1,231 @@
+"""One row of the batch: reads one stream after another and cuts it into windows.
+
+::
+
+    aligned, T = 4   | a a a a | a a . . | b b b . |      a stream starts at t = 0, the rest is padding
+    packed,  T = 4   | a a a a | a a b b | b c c c |      the next stream starts on the very next step
+
+Guarantee: every item of a stream goes to the sink once, in order, with no other stream between; a lane out
+of data takes the next source at once, within the same window if it may.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Protocol
+
+from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, StreamError
+from stream_dataloader.opening import END, OpenedStream, Opener, Reservation
+from stream_dataloader.schedule import IntArray, Rules
+from stream_dataloader.stream_info import running
+from stream_dataloader.structure import Layout, Leaves, Misfit
+
+
+class Run(NamedTuple):
+    """Consecutive steps of one stream in one lane's window."""
+
+    lane: int
+    t: int
+    count: int
+    source: int
+    position: int
+    fresh: bool
+
+
+class Sink(Protocol):
+    """Where a lane puts what it reads: one worker's share of one batch."""
+
+    def intern(self, layout: Layout) -> Layout:
+        """The one object that stands for all layouts equal to `layout`; the other methods expect it."""
+
+    def put_step(self, row: int, t: int, layout: Layout, leaves: Leaves) -> None:
+        """Time step `t` of a row.
+
+        Raises:
+            Misfit: The row's window has steps of another layout.
+        """
+
+    def put_window(self, row: int, layout: Layout, leaves: Leaves, count: int, padded: int) -> None:
+        """A row's whole window of `count` steps, to be padded to at least `padded`."""
+
+    def put_object(self, row: int, item: object) -> None:
+        """A row's whole window, as it is."""
+
+
+class LaneOptions(NamedTuple):
+    """How a lane reads.
+
+    Attributes:
+        raw: Windows that streams cut themselves go to the sink as they are.
+        policy: Decides whether a `StreamError` ends the epoch or the stream.
+    """
+
+    rules: Rules
+    lengths: IntArray | None
+    raw: bool
+    policy: Callable[[StreamError], Literal["raise", "skip"]]
+
+
+class Lane:
+    """Reads streams into one row.
+
+    Args:
+        index: The lane's row in the batch.
+        row: Its row among the worker's lanes.
+        opener: Opens the sources it is granted.
+
+    Attributes:
+        idle: No source is left for it; it stays idle.
+        fresh: It reads, or may yet read, something new.
+    """
+
+    def __init__(self, index: int, row: int, opener: Opener, options: LaneOptions) -> None:
+        self.index, self._row, self._opener, self._options = index, row, opener, options
+        self._stream: OpenedStream | None = None
+        self._layout: Layout | None = None  # of the stream's first item
+        self._first_window = 0  # steps of the stream's first window
+        self._position = 0  # time steps read of the stream
+        self._reserved: deque[Reservation] | None = deque() if options.rules.lookahead else None
+        self._draws_without_item = 0
+        self.idle, self.fresh = False, True
+
+    def fill(self, step: int, sink: Sink, failures: list[StreamError]) -> list[Run]:
+        """Read one window into the sink.
+
+        Returns:
+            What was read; empty once the lane is idle.
+
+        Raises:
+            StreamError: A stream is broken, and the policy is to raise.
+        """
+        rules = self._options.rules
+        read = self._read_steps if rules.time_steps is not None else self._read_window
+        runs: list[Run] = []
+        t, full = 0, False
+        while not full and (self._stream is not None or t == 0 or rules.windows == "packed"):
+            stream = self._stream or self._next_stream(step * rules.lanes + self.index)
+            if stream is None:
+                break
+            position, error = self._position, None
+            try:
+                with running(stream.info):
+                    full = read(stream, sink, t)
+            except StreamError as broken:
+                error = broken
+            if count := self._position - position:
+                runs.append(Run(self.index, t, count, stream.info.source_index, position, stream.fresh))
+                t += count
+                self._draws_without_item = 0
+            if error is not None:
+                if self._options.policy(error) != "skip":
+                    raise error
+                failures.append(error)
+            if not full:
+                self._close_stream()
+        return runs
+
+    def _read_steps(self, stream: OpenedStream, sink: Sink, t: int) -> bool:
+        """Read single steps; False if the stream ended before the window was full."""
+        end = self._options.rules.time_steps
+        assert end is not None
+        while t < end:
+            item = self._next_item(stream)
+            if item is END:
+                return False
+            try:
+                if self._layout is None:
+                    layout, leaves = Layout.of(item, windowed=False)
+                    self._layout = sink.intern(layout)
+                else:
+                    leaves = self._layout.read(item)
+                sink.put_step(self._row, t, self._layout, leaves)
+            except Misfit as misfit:
+                raise self._misfit(stream, misfit) from None
+            t += 1
+            self._position += 1
+        return True
+
+    def _read_window(self, stream: OpenedStream, sink: Sink, t: int) -> bool:
+        """Read one window that the stream cut itself; False if the stream had ended."""
+        count = 0
+        while count == 0:  # a window of no steps holds nothing
+            item = self._next_item(stream)
+            if item is END:
+                return False
+            if self._options.raw:
+                sink.put_object(self._row, item)
+                self._position += 1
+                return True
+            try:
+                if self._layout is None:
+                    layout, leaves = Layout.of(item, windowed=True)
+                    self._layout = sink.intern(layout)
+                else:
+                    leaves = self._layout.read(item)
+                count = self._layout.window_length(leaves)
+            except Misfit as misfit:
+                raise self._misfit(stream, misfit) from None
+        self._first_window = self._first_window or count
+        sink.put_window(self._row, self._layout, leaves, count, max(count, self._first_window))
+        self._position += count
+        return True
+
+    def _next_item(self, stream: OpenedStream) -> object:
+        lengths = self._options.lengths
+        item = stream.next_item()
+        if lengths is not None:
+            promised = int(lengths[stream.info.source_index])
+            if stream.items > promised or (item is END and stream.items < promised):
+                has = "only" if item is END else "at least"
+                raise stream.error(
+                    LengthError,
+                    f"the stream has {has} {stream.items} items, and lengths[{stream.info.source_index}] is "
+                    f"{promised}; correct it, or build the dataset without lengths",
+                )
+        return item
+
+    def _misfit(self, stream: OpenedStream, misfit: Misfit) -> ItemError:
+        remedy = "; all items of a stream must share structure, dtypes and shapes"
+        return stream.error(ItemError, f"{misfit}{remedy}")
+
+    def _next_stream(self, time: int) -> OpenedStream | None:
+        """Take the next source; None, for good, if there is none left for this lane."""
+        rules = self._options.rules
+        self._layout, self._first_window, self._position = None, 0, 0
+        if self._draws_without_item >= rules.num_sources and rules.padding_mode == "cycle":
+            raise EmptySourcesError(
+                f"lane {self.index} drew {self._draws_without_item} sources in a row, as many as there are, "
+                'and none yielded an item; padding_mode="cycle" would go on for ever',
+                lane=self.index,
+            )
+        if self._draws_without_item < rules.num_sources or rules.padding_mode in ("zeros", "drop"):
+            self._stream = self._take(time)
+        self._draws_without_item += 1
+        self.idle = self._stream is None
+        self.fresh = self._stream is not None and self._stream.fresh
+        return self._stream
+
+    def _take(self, time: int) -> OpenedStream | None:
+        if self._reserved is not None:
+            missing = 1 if self._reserved else self._options.rules.lookahead + 1
+            self._reserved.extend(self._opener.reserve(self.index, time) for _ in range(missing))
+            stream = self._opener.take(self._reserved.popleft())
+            if stream is not None:
+                return stream
+            for reservation in self._reserved:  # refused too, and their tickets' places are used again
+                reservation.claim()
+            self._reserved = None
+        return self._opener.now(self.index, time)
+
+    def _close_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def close(self) -> None:
+        """Close the stream that is open, and those opened early; after the opener's `close`."""
+        self._close_stream()
+        for reservation in self._reserved or ():
+            if reservation.stream is not None:
+                reservation.stream.close()

@@ -1,0 +1,107 @@
+"""Checks the options of a `StreamDataset` where it is built: an error names value, limit and remedy."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from stream_dataloader.errors import shorten
+from stream_dataloader.protocols import PaddingMode, Schedule, Windows
+from stream_dataloader.schedule import IntArray, Rules
+
+_LARGEST_SEED = 2**63 - 1
+
+
+def integer(name: str, value: Any, least: int) -> int:
+    """`value` as an int of at least `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, and is {shorten(value)}, a {type(value).__name__}") from None
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, and is {value}")
+    if number < least:
+        raise ValueError(f"{name} is {number}, and must be at least {least}")
+    return number
+
+
+def choice(name: str, value: Any, literal: Any) -> Any:
+    """`value`, one of the strings of a `Literal`."""
+    choices = get_args(literal)
+    if value not in choices:
+        raise ValueError(f"{name} is {shorten(value)}, and must be one of {', '.join(map(repr, choices))}")
+    return value
+
+
+def check_callable(name: str, value: Any, example: str) -> Callable[..., Any]:
+    """`value`, which must be callable."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, and is {shorten(value)}, a {type(value).__name__}; pass {example}")
+    result: Callable[..., Any] = value
+    return result
+
+
+def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) -> IntArray | None:
+    """`lengths` as an int64 array `(num_sources,)`."""
+    if lengths is None:
+        return None
+    array = np.asarray(lengths)
+    if array.shape != (num_sources,) or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(
+            f"lengths must be {num_sources} integers, one a source, and is of shape {array.shape}, {array.dtype}"
+        )
+    if (array < 0).any():
+        index = int((array < 0).argmax())
+        raise ValueError(f"lengths[{index}] is {array[index]}, and must be at least 0")
+    return array.astype(np.int64)
+
+
+def check_rules(
+    *,
+    num_sources: int,
+    batch_size: Any,
+    padding_mode: Any,
+    windows: Any,
+    time_steps: Any,
+    lookahead: Any,
+    shuffle: Any,
+    schedule: Any,
+    seed: int,
+    deterministic: Any,
+    has_lengths: bool,
+) -> Rules:
+    """The rules that these options make.
+
+    Raises:
+        ValueError: A value is out of range, unknown, or does not go with another.
+        TypeError: A value is of the wrong type.
+    """
+    rules = Rules(
+        num_sources=num_sources,
+        lanes=integer("batch_size", batch_size, 1),
+        padding_mode=choice("padding_mode", padding_mode, PaddingMode),
+        windows=choice("windows", windows, Windows),
+        time_steps=None if time_steps is None else integer("time_steps", time_steps, 1),
+        lookahead=integer("lookahead", lookahead, 0),
+        shuffle=bool(shuffle),
+        schedule=choice("schedule", schedule, Schedule),
+        seed=integer("seed", seed, 0),
+        deterministic=bool(deterministic),
+    )
+    if rules.seed > _LARGEST_SEED:
+        raise ValueError(f"seed is {rules.seed}, and must be at most {_LARGEST_SEED}")
+    if num_sources == 0:
+        raise ValueError("sources is empty; pass at least one source")
+    if rules.schedule != "listed" and not has_lengths:
+        raise ValueError(f"schedule={rules.schedule!r} needs lengths=, the number of items of each source")
+    if rules.windows == "packed" and rules.time_steps is None:
+        raise ValueError('windows="packed" needs time_steps=, the number of steps of a window')
+    if rules.padding_mode == "drop" and num_sources < rules.lanes:
+        raise ValueError(
+            f'padding_mode="drop" ends the epoch at the first idle lane, and {num_sources} sources leave some of '
+            f"{rules.lanes} lanes idle from the start; lower batch_size to at most {num_sources}, or pad"
+        )
+    return rules

@@ -1,0 +1,189 @@
+"""`PartReader`: drives the lanes of one worker, step after step, and yields a part a step.
+
+Guarantees: every time is published before it is worked on, so no other worker waits longer than it must; a
+worker that fails sends the error as a part of its step and no more; on `close`, every stream that was opened
+is closed, and nobody waits for this worker any more.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import current_process
+from multiprocessing.reduction import ForkingPickler
+from os import getppid
+from typing import Any, Literal, NamedTuple
+
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.errors import ErrorReport, ItemError, StreamError
+from stream_dataloader.lane import Lane, LaneOptions, Run
+from stream_dataloader.opening import OpenedStream, Opener
+from stream_dataloader.protocols import StreamFactory
+from stream_dataloader.regroup import Fault, Part, Regrouper
+from stream_dataloader.schedule import Assignment, IntArray, Rules
+from stream_dataloader.source_queue import Abandoned, SessionKey, SourceQueue
+from stream_dataloader.stream_info import StreamInfo
+from stream_dataloader.transport import PartWriter
+
+
+class Setup(NamedTuple):
+    """What a worker reads, and how; the options of a `StreamDataset`."""
+
+    rules: Rules
+    sources: Sequence[Any]
+    open_stream: StreamFactory
+    lengths: IntArray | None
+    fill_value: Any
+    policy: Callable[[StreamError], Literal["raise", "skip"]]
+    raw: bool
+
+
+class PartReader:
+    """Iterates over the parts of consecutive lanes.
+
+    Attributes:
+        setup: What is read.
+        lanes: The lanes.
+        worker_id: Whose they are.
+        queue: Where sources come from; its `epoch` is the epoch read.
+    """
+
+    def __init__(self, setup: Setup, queue: SourceQueue, lanes: range, worker_id: int) -> None:
+        self.setup, self.queue, self.lanes, self.worker_id = setup, queue, lanes, worker_id
+        self._opener = Opener(queue, functools.partial(_open, setup, worker_id))
+        options = LaneOptions(setup.rules, setup.lengths, setup.raw, setup.policy)
+        self._lanes = [Lane(lane, row, self._opener, options) for row, lane in enumerate(lanes)]
+        self._writer = PartWriter(len(lanes), setup.rules.time_steps, setup.fill_value)
+        self._step = 0
+        self._ended = False
+        self._close = weakref.finalize(self, _close, self._opener, self._lanes, queue)
+
+    def __iter__(self) -> Iterator[Part]:
+        return self
+
+    def __next__(self) -> Part:
+        if self._ended:
+            self.close()
+            raise StopIteration
+        step, self._step = self._step, self._step + 1
+        part = Part(self.worker_id, step, [], [], {}, [], [])
+        try:
+            self._read(step, part)
+            blocks, objects = self._writer.finish()
+            part = part._replace(blocks=blocks, objects=objects, end=not part.runs and not part.faults)
+        except Abandoned:
+            part = part._replace(end=True)
+        except ValueError as error:  # fill_value
+            part.faults.append(Fault(self.lanes.start, True, ErrorReport(error)))
+        if part.end or part.faults:
+            self._ended = True
+            self.queue.finish()
+        return part
+
+    def _read(self, step: int, part: Part) -> None:
+        """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
+        size = self.setup.rules.lanes
+        fresh = False
+        for lane in self._lanes:
+            self.queue.publish(step * size + lane.index)
+            runs: list[Run] = []
+            failures: list[StreamError] = []
+            try:
+                if not lane.idle:
+                    runs = lane.fill(step, self._writer, failures)
+            except StreamError as error:
+                part.faults.append(Fault(lane.index, lane.fresh, ErrorReport(error)))
+            part.failures.extend(map(ErrorReport, failures))
+            part.runs.extend(runs)
+            fresh = fresh or any(run.fresh for run in runs)
+            if lane.idle:
+                self.queue.end_busy(step)
+        if not fresh:
+            self.queue.end_fresh(step)
+        self.queue.publish((step + 1) * size + self.lanes.start)
+
+    def close(self) -> None:
+        """Close all streams and leave the session; no part follows."""
+        self._ended = True
+        self._close()
+
+
+def _open(setup: Setup, worker_id: int, assignment: Assignment, lane: int) -> OpenedStream:
+    source, epoch, fresh = assignment
+    info = StreamInfo(source, epoch, lane, worker_id, setup.rules.seed)
+    stream = OpenedStream(info, fresh, setup.sources[source])
+    stream.open(setup.open_stream)
+    return stream
+
+
+def _close(opener: Opener, lanes: list[Lane], queue: SourceQueue) -> None:
+    queue.leave()
+    opener.close()
+    for lane in lanes:
+        lane.close()
+
+
+def plain_session(worker_id: int, iteration: int) -> SessionKey:
+    """Names the session of a worker of torch's own `DataLoader`, where no code of ours runs in the main process.
+
+    A `DataLoader` starts its workers one after the other, so process ordinal minus worker id tells them from
+    those of another.
+    """
+    ordinal = re.search(r"(\d+)$", current_process().name)
+    return SessionKey(getppid(), int(ordinal[1]) - worker_id if ordinal else 0, iteration)
+
+
+class PlainParts:
+    """The parts of one worker as `StreamBatch`es, up to the epoch's end: for torch's own `DataLoader`."""
+
+    def __init__(self, reader: PartReader, *, sent: bool) -> None:
+        self._reader, self._sent = reader, sent
+        rules = reader.setup.rules
+        self._decides_end = rules.padding_mode in ("data", "drop")
+        self._regrouper = Regrouper([reader.lanes], rules.time_steps, reader.setup.fill_value)
+
+    def __iter__(self) -> Iterator[StreamBatch]:
+        return self
+
+    def __next__(self) -> StreamBatch:
+        reader = self._reader
+        part = next(reader)
+        for failure in part.failures:
+            warn_of_skip(failure.unpack())
+        if part.faults:
+            raise part.faults[0].error.unpack()
+        if part.end or not self._delivers(part.step):
+            reader.close()
+            raise StopIteration
+        batch = self._regrouper.batch(part.step, reader.queue.epoch, [part.worker_id], [part])
+        if self._sent:
+            self._check_picklable(part)
+        return batch
+
+    def _delivers(self, step: int) -> bool:
+        try:
+            return not self._decides_end or self._reader.queue.delivers(step)
+        except Abandoned:
+            return False
+
+    def _check_picklable(self, part: Part) -> None:
+        """Raise here for what torch's queue could not send and would lose."""
+        for block in part.blocks:
+            objects = [column for column in block.columns if type(column) is list]
+            try:
+                ForkingPickler.dumps((block.layout, objects))
+            except Exception as error:
+                raise ItemError(
+                    f"step {part.step}, worker {part.worker_id}: a leaf or type of the items cannot be pickled, which "
+                    f"sending it to the main process needs ({error}); yield arrays, numbers, strings or types "
+                    "that are defined at the top of a module",
+                    worker_id=part.worker_id,
+                ) from error
+
+
+def warn_of_skip(failure: Exception) -> None:
+    """Tell the user that `on_error` skipped a stream."""
+    warnings.warn(f"skipped the rest of a stream: {failure}", RuntimeWarning, stacklevel=3)

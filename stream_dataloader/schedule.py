@@ -1,0 +1,245 @@
+"""Which lane reads which source, and when: pure functions, no torch, clock or lock.
+
+Logical time orders everything. A *time* is `step * lanes + lane`: when lane 0 works on step 0, then lane 1
+on step 0, and so on. A lane that needs a source takes out a *ticket* at its time, *now* if it is out of
+data, or *ahead* as a reservation. Tickets are decided in order of time; the n-th one granted gets the n-th
+source of the epoch's order. Who waits how long in real time changes nothing::
+
+    step           0       1       2                tickets, in order   granted
+    lane 0 (w 0)   a a a   a b b   b d d            (0, lane 0)         a
+    lane 1 (w 1)   c c c   c c c   c c e            (0, lane 1)         c ...
+
+Guarantee: the outcome is a function of the tickets alone, so it is the same for any number of workers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_dataloader.protocols import PaddingMode, Schedule, Windows
+from stream_dataloader.stream_info import order_rng
+
+__all__ = ["split_batch_size"]
+
+IntArray = npt.NDArray[np.int64]
+
+#: Later than any time.
+NEVER = 2**62
+#: Decisions that are no grant.
+PENDING, NONE = -2, -1
+#: Reservations are refused once at most this many sources a lane are left: the tail is purely just in time.
+TAIL_SOURCES_PER_LANE = 2
+
+
+def split_batch_size(batch_size: int, num_workers: int) -> list[int]:
+    """How many lanes each worker owns: as even as can be, the first ones get the rest.
+
+    Args:
+        batch_size: Number of lanes.
+        num_workers: Number of workers; more than lanes count as as many as lanes, 0 as one.
+
+    Example:
+        >>> split_batch_size(8, 3)
+        [3, 3, 2]
+    """
+    workers = max(1, min(num_workers, batch_size))
+    share, rest = divmod(batch_size, workers)
+    return [share + (worker < rest) for worker in range(workers)]
+
+
+def lanes_of_worker(batch_size: int, num_workers: int, worker_id: int) -> range:
+    """The consecutive lanes of a worker; none for a worker beyond the lanes."""
+    sizes = split_batch_size(batch_size, num_workers)
+    start = sum(sizes[:worker_id])
+    return range(start, start + sizes[worker_id]) if worker_id < len(sizes) else range(0)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All that the assignment of sources to lanes depends on, besides the streams' lengths and the epoch."""
+
+    num_sources: int
+    lanes: int
+    padding_mode: PaddingMode
+    windows: Windows
+    time_steps: int | None
+    lookahead: int
+    shuffle: bool
+    schedule: Schedule
+    seed: int
+    deterministic: bool
+
+    def decide(self, cursor: int, ahead: bool) -> int:
+        """What the next ticket in order gets: the number of its grant, which is `cursor`, or `NONE`.
+
+        For a ticket ahead `NONE` means refused, for one now that no source is left and the lane idles.
+        """
+        left = self.num_sources - cursor
+        if ahead:
+            tail = self.padding_mode != "cycle" and left <= TAIL_SOURCES_PER_LANE * self.lanes
+            return NONE if tail else cursor
+        return NONE if left <= 0 and self.padding_mode in ("zeros", "drop") else cursor
+
+
+class Assignment(NamedTuple):
+    """What a grant says."""
+
+    source: int
+    epoch: int
+    fresh: bool  # read for the first time this epoch
+
+
+class Order:
+    """The sources in the order in which they are handed out, over all passes of one epoch."""
+
+    def __init__(self, rules: Rules, epoch: int, lengths: IntArray | None) -> None:
+        self._rules, self._epoch, self._lengths = rules, epoch, lengths
+        self._passes: dict[int, IntArray | None] = {}
+
+    def __getitem__(self, grant: int) -> Assignment:
+        """The `grant`-th source; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
+        rules = self._rules
+        turn, index = divmod(grant, rules.num_sources)
+        cycles = rules.padding_mode == "cycle"
+        epoch = self._epoch + turn if cycles else self._epoch
+        if epoch not in self._passes:
+            if len(self._passes) > 1:  # at most two passes are being read at once, mostly
+                del self._passes[min(self._passes)]
+            self._passes[epoch] = epoch_order(rules, epoch, self._lengths)
+        order = self._passes[epoch]
+        return Assignment(index if order is None else int(order[index]), epoch, cycles or turn == 0)
+
+
+def epoch_order(rules: Rules, epoch: int, lengths: IntArray | None) -> IntArray | None:
+    """The order of an epoch as a permutation of the source indices; None stands for the list's own.
+
+    `"balanced"` is a random permutation in which a source's chance to come next is proportional to its
+    length: sort by u ** (1 / w), u uniform (Efraimidis and Spirakis, Weighted random sampling with a
+    reservoir, 2006), here by -log(u) / w, ascending.
+    """
+    if rules.schedule == "listed" and not rules.shuffle:
+        return None
+    rng = order_rng(rules.seed, epoch)
+    if rules.schedule == "listed":
+        return rng.permutation(rules.num_sources)
+    assert lengths is not None
+    if rules.schedule == "balanced":
+        keys = rng.standard_exponential(rules.num_sources) / np.maximum(lengths, 1e-9)
+        return np.argsort(keys, kind="stable")
+    listed = rng.permutation(rules.num_sources) if rules.shuffle else np.arange(rules.num_sources)
+    return listed[np.argsort(-lengths[listed], kind="stable")]
+
+
+class Ledger:
+    """The tickets of one epoch, kept in a flat int64 array that several processes may share.
+
+    Plain state and transitions; whoever calls `grant` must keep others out, see `source_queue`. A lane's
+    tickets are numbered from 0 and decided in that order; at most `lookahead + 1` may be undecided or not
+    yet looked up at a time.
+    """
+
+    def __init__(self, memory: IntArray, rules: Rules) -> None:
+        lanes, self._slots = rules.lanes, rules.lookahead + 1
+        self._rules = rules
+        parts = iter(np.split(memory[1 : self.size(rules)], np.cumsum([lanes] * 2 + [lanes * self._slots] * 2)))
+        self._cursor = memory[:1]
+        self._taken, self._decided = next(parts), next(parts)
+        self._time = next(parts).reshape(lanes, self._slots)
+        self._ahead = next(parts).reshape(lanes, self._slots)
+        self._grant = next(parts).reshape(lanes, self._slots)
+
+    @staticmethod
+    def size(rules: Rules) -> int:
+        """Number of int64 values a ledger takes; all zero is an empty one."""
+        return 1 + rules.lanes * (2 + 3 * (rules.lookahead + 1))
+
+    def take(self, lane: int, time: int, ahead: bool) -> int:
+        """Take out a lane's next ticket and return its number."""
+        ticket = int(self._taken[lane])
+        slot = ticket % self._slots
+        self._time[lane, slot], self._ahead[lane, slot] = time, ahead
+        self._taken[lane] = ticket + 1
+        return ticket
+
+    def grant(self, horizon: int) -> None:
+        """Decide, in order, the tickets up to time `horizon`, which no earlier ticket can come before any more."""
+        lanes = np.arange(self._rules.lanes)
+        while True:
+            head = self._time[lanes, self._decided % self._slots]
+            head = np.where(self._taken > self._decided, head, NEVER)
+            lane = int(head.argmin())
+            if head[lane] > min(horizon, NEVER - 1):
+                return
+            slot = int(self._decided[lane]) % self._slots
+            decision = self._rules.decide(int(self._cursor[0]), bool(self._ahead[lane, slot]))
+            self._cursor[0] += decision != NONE
+            self._grant[lane, slot] = decision
+            self._decided[lane] += 1
+
+    def time(self, lane: int, ticket: int) -> int:
+        """When a ticket was taken out."""
+        return int(self._time[lane, ticket % self._slots])
+
+    def decision(self, lane: int, ticket: int) -> int:
+        """The number of a ticket's grant, `NONE` or `PENDING`."""
+        return int(self._grant[lane, ticket % self._slots]) if ticket < self._decided[lane] else PENDING
+
+
+def count_steps(rules: Rules, epoch: int, lengths: IntArray) -> int:
+    """How many batches an epoch has, for streams of known lengths.
+
+    Replays the assignment one lane after another, in order of time, where each ticket is decided at once.
+
+    Args:
+        lengths: `(num_sources,)`, items of each source: time steps, or windows if `time_steps` is None.
+    """
+    assert rules.padding_mode != "cycle"
+    order, window = Order(rules, epoch, lengths), rules.time_steps or 1
+    reserved: list[deque[int] | None] = [deque() if rules.lookahead else None for _ in range(rules.lanes)]
+    cell = [0] * rules.lanes  # the time step, counted over the epoch, that a lane fills next
+    times = list(range(rules.lanes))  # when each lane is out of data next: a heap
+    cursor, last_fresh, first_idle = 0, 0, NEVER
+
+    def draw(ahead: bool) -> int:
+        nonlocal cursor
+        decision = rules.decide(cursor, ahead)
+        cursor += decision != NONE
+        return decision
+
+    def next_grant(lane: int) -> int:
+        ahead = reserved[lane]
+        if ahead is None:
+            return draw(ahead=False)
+        if not ahead:  # the lane starts
+            ahead.extend(draw(ahead=True) for _ in range(rules.lookahead))
+        grant = ahead.popleft()
+        if grant == NONE:
+            reserved[lane] = None
+            return draw(ahead=False)
+        ahead.append(draw(ahead=True))
+        return grant
+
+    while times:
+        step, lane = divmod(heapq.heappop(times), rules.lanes)
+        grant = next_grant(lane)
+        if grant == NONE:
+            first_idle = min(first_idle, -(-cell[lane] // window))
+            continue
+        source, _, fresh = order[grant]
+        if not fresh:  # the lane will read nothing new any more
+            continue
+        length = int(lengths[source])
+        if length:
+            cell[lane] += length
+            last_fresh = max(last_fresh, -(-cell[lane] // window))
+            if rules.windows == "aligned":
+                cell[lane] = -(-cell[lane] // window) * window
+            step = cell[lane] // window
+        heapq.heappush(times, step * rules.lanes + lane)
+    return min(first_idle, last_fresh) if rules.padding_mode == "drop" else last_fresh

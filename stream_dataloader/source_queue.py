@@ -1,0 +1,276 @@
+"""The shared, lock-guarded list of sources: workers take out tickets here and learn what they were granted.
+
+Each worker publishes the time it is about to work on; it never takes out a ticket for an earlier one. So the
+tickets up to the smallest published time can be decided for good, and whoever holds the lock decides them
+(`schedule.Ledger`). Waiting workers poll: nothing relies on a notify that a killed worker could swallow.
+
+A *session* is one iteration over the dataset. It is created by whichever of its workers comes first, in a
+slot of a table that all workers of the dataset share, and found by its key::
+
+    StreamDataLoader       (main's pid, minus the loader's number, number of the iteration)
+    torch's DataLoader     (parent's pid, process ordinal - worker id, how often the worker was iterated)
+
+Guarantees: a slot is taken over only when all workers of its session have left it or are dead, and a wait
+ends, with `Abandoned`, when the session is closed or one of its workers is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time as clock
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_dataloader.schedule import NEVER, PENDING, Assignment, IntArray, Ledger, Order, Rules
+from stream_dataloader.shared_memory import SharedMemory
+
+_SESSIONS = 64  # iterations over one dataset that can be alive at once
+_ABSENT, _RUNNING, _FINISHED, _LEFT = range(4)
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 20e-6, 1e-3
+_LIVENESS_SECONDS = 0.5
+
+
+class Abandoned(Exception):
+    """The session has no future: it was closed, or one of its workers is gone."""
+
+
+class SessionKey(NamedTuple):
+    """Names one iteration over a dataset."""
+
+    owner: int
+    group: int
+    iteration: int
+
+
+class _Slot:
+    """One session's state within a flat int64 array; all zero is a free slot."""
+
+    def __init__(self, memory: IntArray, rules: Rules) -> None:
+        head, memory = memory[:6], memory[6:]
+        self.key, self.epoch, self.workers, self.created = head[:3], head[3:4], head[4:5], head[5:6]
+        columns = memory[: 5 * rules.lanes].reshape(5, rules.lanes)
+        self.status, self.pid, self.time, self.fresh_end, self.idle_from = columns
+        self.ledger_memory = memory[5 * rules.lanes :]
+        self.ledger = Ledger(self.ledger_memory, rules)
+
+    @staticmethod
+    def size(rules: Rules) -> int:
+        return 6 + 5 * rules.lanes + Ledger.size(rules)
+
+    def create(self, key: SessionKey, epoch: int, workers: int, number: int) -> None:
+        self.key[:], self.epoch[0], self.workers[0], self.created[0] = key, epoch, workers, number
+        self.status[:] = _ABSENT
+        self.time[:workers], self.time[workers:] = 0, NEVER
+        self.fresh_end[:] = self.idle_from[:] = NEVER
+        self.ledger_memory[:] = 0
+
+    def gone(self, all_arrived: bool) -> bool:
+        """Whether every worker that came has left or died; `all_arrived`: and none is still to come."""
+        status = self.status[: self.workers[0]]
+        if all_arrived and (status == _ABSENT).any():
+            return False
+        running = self.pid[: len(status)][status == _RUNNING]
+        return not any(is_alive(int(pid)) for pid in running)
+
+
+class SourceQueue:
+    """A worker's end of one session.
+
+    Attributes:
+        epoch: The session's epoch number.
+    """
+
+    def __init__(
+        self,
+        slot: _Slot,
+        worker: int,
+        rules: Rules,
+        lengths: IntArray | None,
+        lock: Callable[[], AbstractContextManager[object]],
+        closed: Callable[[], bool],
+    ) -> None:
+        self._slot, self._worker, self._rules = slot, worker, rules
+        self._lock, self._closed = lock, closed
+        self.epoch = int(slot.epoch[0])
+        self._order = Order(rules, self.epoch, lengths)
+
+    def publish(self, time: int) -> None:
+        """Promise to take out no ticket for an earlier time any more."""
+        self._slot.time[self._worker] = time
+
+    def take(self, lane: int, time: int, *, ahead: bool) -> int:
+        """Take out a ticket and return its number within the lane."""
+        with self._lock():
+            return self._slot.ledger.take(lane, time, ahead)
+
+    def decision(self, lane: int, ticket: int) -> int:
+        """The number of the ticket's grant, `NONE`, or `PENDING`; decides what can be decided."""
+        horizon = int(self._slot.time.min()) if self._rules.deterministic else NEVER
+        if horizon < self._slot.ledger.time(lane, ticket):
+            return PENDING
+        with self._lock():
+            self._slot.ledger.grant(horizon)
+            return self._slot.ledger.decision(lane, ticket)
+
+    def wait(self, lane: int, ticket: int) -> int:
+        """The ticket's decision, once there is one.
+
+        Raises:
+            Abandoned: There will be none.
+        """
+        self._poll(lambda: self.decision(lane, ticket) != PENDING)
+        return self.decision(lane, ticket)
+
+    def assignment(self, grant: int) -> Assignment:
+        """What source a grant stands for."""
+        return self._order[grant]
+
+    def end_fresh(self, step: int) -> None:
+        """Tell that from `step` on none of this worker's lanes reads anything new."""
+        self._slot.fresh_end[self._worker] = step
+
+    def end_busy(self, step: int) -> None:
+        """Tell that from `step` on one of this worker's lanes is idle."""
+        self._slot.idle_from[self._worker] = min(step, int(self._slot.idle_from[self._worker]))
+
+    def delivers(self, step: int) -> bool:
+        """Whether `step` belongs to the epoch; waits for as many workers as it takes to know.
+
+        The main process of a `StreamDataLoader` sees this from the parts; this is for workers that serve
+        torch's `DataLoader`, which have to end the epoch by themselves.
+
+        Raises:
+            Abandoned: It will never be known.
+        """
+        slot, workers = self._slot, int(self._slot.workers[0])
+
+        def passed() -> npt.NDArray[np.bool_]:
+            return slot.time[:workers] >= (step + 1) * self._rules.lanes
+
+        if self._rules.padding_mode == "drop":  # ends where the first lane idles
+            self._poll(lambda: bool(passed().all() or (slot.idle_from <= step).any()))
+            return not (slot.idle_from <= step).any()
+
+        def some_fresh() -> bool:  # a worker counts once it has passed the step: only then is its end known
+            return bool((passed() & (slot.fresh_end[:workers] > step)).any())
+
+        self._poll(lambda: some_fresh() or bool(passed().all()))
+        return some_fresh()
+
+    def finish(self) -> None:
+        """Take part no more: nobody has to wait for this worker."""
+        self.publish(NEVER)
+        self._slot.status[self._worker] = _FINISHED
+
+    def leave(self) -> None:
+        """Go away; before `finish`, this ends the session for those who wait for this worker."""
+        if self._slot.status[self._worker] == _RUNNING:
+            self._slot.status[self._worker] = _LEFT
+
+    def _poll(self, condition: Callable[[], bool]) -> None:
+        delay, next_look = _FIRST_WAIT_SECONDS, clock.monotonic() + _LIVENESS_SECONDS
+        while not condition():
+            if self._closed() or (self._slot.status == _LEFT).any():
+                raise Abandoned
+            if clock.monotonic() > next_look:
+                next_look += _LIVENESS_SECONDS
+                running = self._slot.pid[self._slot.status == _RUNNING]
+                if not all(is_alive(int(pid)) for pid in running):
+                    raise Abandoned
+            clock.sleep(delay)
+            delay = min(1.5 * delay, _LONGEST_WAIT_SECONDS)
+
+
+def local_queue(rules: Rules, epoch: int, lengths: IntArray | None) -> SourceQueue:
+    """The queue of a session without workers, in ordinary memory."""
+    slot = _Slot(np.zeros(_Slot.size(rules), np.int64), rules)
+    slot.create(SessionKey(os.getpid(), 0, 0), epoch, workers=1, number=0)
+    slot.status[0], slot.pid[0] = _RUNNING, os.getpid()
+    lock = threading.Lock()
+    return SourceQueue(slot, 0, rules, lengths, lambda: lock, lambda: False)
+
+
+class SessionTable:
+    """All sessions of one dataset, in shared memory, and the number of its next epoch."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._memory = SharedMemory(8 * (2 + _SESSIONS * _Slot.size(rules)))
+
+    def _next(self) -> IntArray:
+        return self._memory.array()[:2]  # epoch, number of sessions created
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next session created without a number of its own gets."""
+        return int(self._next()[0])
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        self._next()[0] = epoch
+
+    def join(
+        self,
+        key: SessionKey,
+        worker: int,
+        workers: int,
+        *,
+        lengths: IntArray | None,
+        epoch: int | None = None,
+        closed: Callable[[], bool] = lambda: False,
+    ) -> SourceQueue:
+        """Take part in a session; the first to come creates it.
+
+        Args:
+            key: Names the session; the same for all of its workers.
+            worker: This worker's number, below `workers`, the number of those with lanes.
+            epoch: The session's epoch; None takes the dataset's next.
+            closed: Whether the session was closed from outside; asked while waiting.
+        """
+        size = _Slot.size(self._rules)
+        memory = self._memory.array()[2:].reshape(-1)
+        with self._memory.locked():
+            slots = [_Slot(memory[i * size : (i + 1) * size], self._rules) for i in range(_SESSIONS)]
+            slot = next((slot for slot in slots if tuple(slot.key) == key), None)
+            if slot is None:
+                slot = _free_slot(slots)
+                if epoch is None:
+                    epoch = self.next_epoch
+                    self.next_epoch = epoch + 1
+                self._next()[1] += 1
+                slot.create(key, epoch, workers, int(self._next()[1]))
+            slot.status[worker], slot.pid[worker] = _RUNNING, os.getpid()
+        return SourceQueue(slot, worker, self._rules, lengths, self._memory.locked, closed)
+
+
+def _free_slot(slots: list[_Slot]) -> _Slot:
+    oldest_first = sorted(slots, key=lambda slot: int(slot.created[0]))
+    for all_arrived in (True, False):  # a worker killed before it came keeps a slot only while there are others
+        for slot in oldest_first:
+            if not slot.created[0] or slot.gone(all_arrived):
+                return slot
+    raise RuntimeError(
+        f"{_SESSIONS} iterations over one StreamDataset are alive at once, the most there can be; "
+        "close some, or build a StreamDataset for each"
+    )
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended but was not waited for yet does not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,99 @@
+"""Tells a running stream who it is: its source, epoch, lane, worker and random generators.
+
+Guarantee: the random numbers depend on (seed, epoch, source) alone, and `rng_at` on the position too, so
+augmentation is the same whichever worker, lane or process runs the stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+__all__ = ["StreamInfo", "get_stream_info"]
+
+_ORDER, _STREAM, _POSITION = range(3)  # what random numbers are for: no two purposes share a generator
+
+
+def order_rng(seed: int, epoch: int) -> np.random.Generator:
+    """The generator that shuffles epoch `epoch`."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ORDER, epoch)))
+
+
+@dataclass(frozen=True, eq=False)
+class StreamInfo:
+    """What `get_stream_info()` returns inside a stream.
+
+    Attributes:
+        source_index: Index of the stream's source in `sources`.
+        epoch: Epoch number; with `padding_mode="cycle"` each pass over the sources counts as one.
+        lane: Row of the batch the stream is read into.
+        worker_id: The worker that reads it; 0 with `num_workers=0`. Results that should not depend on the
+            number of workers must not use it.
+        seed: The dataset's seed.
+    """
+
+    source_index: int
+    epoch: int
+    lane: int
+    worker_id: int
+    seed: int
+
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        """A generator seeded from (seed, epoch, source): for draws made while the stream opens."""
+        key = (_STREAM, self.epoch, self.source_index)
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
+
+    def rng_at(self, position: int) -> np.random.Generator:
+        """A fresh generator seeded from (seed, epoch, source, position): for the draws of one item.
+
+        Unlike `rng` it does not depend on the draws before, so a stream that starts in the middle draws the
+        same numbers there as one read from its beginning.
+
+        Args:
+            position: Index of the item within its stream, 0 or more.
+        """
+        key = (_POSITION, self.epoch, self.source_index, position)
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
+
+
+class _Current(threading.local):
+    info: StreamInfo | None = None
+
+
+_current = _Current()
+
+
+def get_stream_info() -> StreamInfo | None:
+    """Return the `StreamInfo` of the stream that is running, or None outside of one.
+
+    Works in the factory and in the stream's iterator, in any worker and in the background thread that opens
+    streams early, as `torch.utils.data.get_worker_info` works in a dataset.
+
+    Example:
+        >>> from stream_dataloader import StreamDataset, StreamDataLoader, get_stream_info
+        >>> def open_noise(length):
+        ...     info = get_stream_info()
+        ...     for position in range(length):
+        ...         yield info.rng_at(position).standard_normal(3)
+        >>> loader = StreamDataLoader(StreamDataset([4, 2], open_noise, batch_size=2, time_steps=2, seed=1))
+        >>> [tuple(batch.data.shape) for batch in loader]
+        [(2, 2, 3), (2, 2, 3)]
+    """
+    return _current.info
+
+
+@contextmanager
+def running(info: StreamInfo) -> Iterator[None]:
+    """Make `info` what `get_stream_info` returns in this thread, for the time of the block."""
+    before = _current.info
+    _current.info = info
+    try:
+        yield
+    finally:
+        _current.info = before

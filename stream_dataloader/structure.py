@@ -1,0 +1,258 @@
+"""Takes items apart into leaves and puts leaves together again.
+
+An item is an array, a tensor, a number or a (nested) dict, tuple, namedtuple or dataclass of them. Its
+`Layout` is what all items of a batch must share: the structure, and each leaf's dtype and shape. A leaf that
+torch cannot hold (a string, a list, any other object) has no dtype; such leaves travel as they are.
+
+Guarantee: `Layout.read` gives back exactly the leaves `Layout.build` needs, in one fixed order, or raises
+`Misfit`, whose text names the leaf and both sides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+Leaves = Sequence[Any]
+
+_NUMPY_OF_TORCH: dict[torch.dtype, np.dtype[Any]] = {
+    getattr(torch, name): np.dtype(name)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+_TORCH_OF_NUMPY = {dtype: torch_dtype for torch_dtype, dtype in _NUMPY_OF_TORCH.items()}
+_TORCH_OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+class Misfit(Exception):
+    """An item does not fit; the text says which leaf, what it is and what it should be."""
+
+
+class Spec(NamedTuple):
+    """What a leaf looks like: torch dtype (None: an object, kept as it is) and shape, for one time step."""
+
+    dtype: torch.dtype | None
+    shape: tuple[int, ...]
+    timed: bool = True  # False: a leaf of a window that holds for all of its steps
+
+    def __str__(self) -> str:
+        if self.dtype is None:
+            return "an object" if self.timed else "one object for the whole window"
+        kind = f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
+        return kind if self.timed else f"{kind} for the whole window"
+
+
+class Node(NamedTuple):
+    """One level of an item's structure; `keys` name the children, `type` rebuilds it."""
+
+    type: type | None  # None: a leaf
+    keys: tuple[Any, ...] = ()
+    children: tuple[Any, ...] = ()  # of Node
+
+
+LEAF = Node(None)
+
+
+def storage_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """The numpy dtype that holds the bits of `dtype`: itself, or unsigned integers for bfloat16 and the like."""
+    known = _NUMPY_OF_TORCH.get(dtype)
+    return np.dtype(f"u{dtype.itemsize}") if known is None else known
+
+
+def as_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    """`array`, whose dtype is `storage_dtype(dtype)`, as a tensor of `dtype` over the same memory."""
+    tensor = torch.from_numpy(array)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def as_array(leaf: Any) -> Any:
+    """A leaf as numpy can copy it: tensors become arrays over the same memory, all else is returned as it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    tensor = leaf.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.dtype in _NUMPY_OF_TORCH:
+        return tensor.numpy()
+    bits = getattr(torch, f"uint{8 * tensor.element_size()}")
+    return tensor.view(bits).numpy()
+
+
+def _children(item: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
+    """Keys and children of a container, or None for a leaf. Dict keys are sorted: their order says nothing."""
+    kind = type(item)
+    if kind is dict:
+        keys = tuple(sorted(item, key=str))
+        return keys, [item[key] for key in keys]
+    if kind is tuple:
+        return tuple(range(len(item))), list(item)
+    if isinstance(item, tuple) and hasattr(kind, "_fields"):
+        return tuple(kind._fields), list(item)
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        names = tuple(field.name for field in dataclasses.fields(item))
+        return names, [getattr(item, name) for name in names]
+    return None
+
+
+def _step(kind: type, key: Any) -> str:
+    return f".{key}" if kind is not dict and isinstance(key, str) else f"[{key!r}]"
+
+
+def flatten(item: Any) -> tuple[Node, list[Any]]:
+    """The structure of `item` and its leaves, as they are."""
+    parts = _children(item)
+    if parts is None:
+        return LEAF, [item]
+    keys, values = parts
+    flat = [flatten(value) for value in values]
+    node = Node(type(item), keys, tuple(child for child, _ in flat))
+    return node, [leaf for _, leaves in flat for leaf in leaves]
+
+
+def _collect(item: Any, node: Node, path: str, into: list[Any]) -> None:
+    if node.type is None:
+        into.append(item)
+        return
+    parts = _children(item) if type(item) is node.type else None
+    if parts is None:
+        raise Misfit(f"item{path} is a {type(item).__name__}, and was a {node.type.__name__}")
+    keys, values = parts
+    if keys != node.keys:
+        raise Misfit(f"item{path} has keys {list(keys)}, and had {list(node.keys)}")
+    for key, value, child in zip(node.keys, values, node.children, strict=True):
+        _collect(value, child, path + _step(node.type, key), into)
+
+
+def leaf_paths(node: Node, path: str = "item") -> list[str]:
+    """How a user would write each leaf: `item['image']`, `item.label`, `item[0]`."""
+    if node.type is None:
+        return [path]
+    return [
+        name
+        for key, child in zip(node.keys, node.children, strict=True)
+        for name in leaf_paths(child, path + _step(node.type, key))
+    ]
+
+
+def _types(node: Node) -> str:
+    if node.type is None:
+        return "leaf"
+    return f"{node.type.__name__}({', '.join(_types(child) for child in node.children)})"
+
+
+def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
+    """Put leaves, in the order that `flatten` gives them, back into the structure."""
+    if node.type is None:
+        return next(leaves)
+    values = [unflatten(child, leaves) for child in node.children]
+    if node.type is dict:
+        return dict(zip(node.keys, values, strict=True))
+    if node.type is tuple:
+        return tuple(values)
+    if issubclass(node.type, tuple):
+        return node.type(*values)
+    rebuilt = object.__new__(node.type)  # not __init__, which may check the shapes of one item
+    for name, value in zip(node.keys, values, strict=True):
+        object.__setattr__(rebuilt, name, value)
+    return rebuilt
+
+
+def spec_of(leaf: Any) -> Spec:
+    """The spec of one time step's leaf."""
+    if isinstance(leaf, torch.Tensor):
+        return Spec(leaf.dtype, tuple(leaf.shape)) if leaf.layout is torch.strided else Spec(None, ())
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        dtype = _TORCH_OF_NUMPY.get(leaf.dtype.newbyteorder("="))
+        return Spec(None, ()) if dtype is None else Spec(dtype, tuple(leaf.shape))
+    return Spec(_TORCH_OF_NUMBER.get(type(leaf)), ())
+
+
+def window_spec_of(leaf: Any) -> Spec:
+    """The spec of a window's leaf: without its time axis, the first, if it has one."""
+    if type(leaf) is list:
+        return Spec(None, ())
+    spec = spec_of(leaf)
+    timed = spec.dtype is not None and len(spec.shape) > 0
+    return Spec(spec.dtype, spec.shape[1:], timed) if timed else spec._replace(timed=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Structure and leaf specs of an item or window: what must be alike for items to share a tensor."""
+
+    structure: Node
+    specs: tuple[Spec, ...]
+    windowed: bool
+
+    @classmethod
+    def of(cls, item: Any, windowed: bool) -> tuple[Layout, list[Any]]:
+        """The layout of `item`, and its leaves as arrays; `windowed`: leaves lead with a time axis.
+
+        Raises:
+            Misfit: A window none of whose leaves has a time axis, or whose leaves disagree on its length.
+        """
+        structure, leaves = flatten(item)
+        find: Callable[[Any], Spec] = window_spec_of if windowed else spec_of
+        layout = cls(structure, tuple(find(leaf) for leaf in leaves), windowed)
+        if windowed:
+            layout.window_length(leaves)
+        return layout, [as_array(leaf) for leaf in leaves]
+
+    def read(self, item: Any) -> Leaves:
+        """The leaves of `item` as arrays, in this layout's order.
+
+        Raises:
+            Misfit: The item has another structure, or a leaf another dtype or shape.
+        """
+        leaves: list[Any]
+        if self.structure.type is None:
+            leaves = [item]
+        else:
+            leaves = []
+            _collect(item, self.structure, "", leaves)
+        find = window_spec_of if self.windowed else spec_of
+        for i, leaf in enumerate(leaves):
+            spec = find(leaf)
+            if spec != self.specs[i]:
+                raise Misfit(f"{self.paths[i]} is {spec}, and was {self.specs[i]}")
+            if isinstance(leaf, torch.Tensor):
+                leaves[i] = as_array(leaf)
+        return leaves
+
+    def window_length(self, leaves: Leaves) -> int:
+        """How many time steps a window has.
+
+        Raises:
+            Misfit: No leaf has a time axis, or two have different lengths.
+        """
+        lengths = {len(leaf): i for i, leaf in reversed(list(enumerate(leaves))) if self.specs[i].timed}
+        if not lengths:
+            raise Misfit("no leaf of the window has a time axis; pass time_steps= for streams of single steps")
+        if len(lengths) > 1:
+            parts = ", ".join(f"{self.paths[i]} has {n}" for n, i in sorted(lengths.items(), key=lambda p: p[1]))
+            raise Misfit(f"the leaves of one window have different numbers of steps: {parts}")
+        return next(iter(lengths))
+
+    @property
+    def paths(self) -> list[str]:
+        """The leaves' names; see `leaf_paths`."""
+        return leaf_paths(self.structure)
+
+    def build(self, leaves: Iterable[Any]) -> Any:
+        """An item of this structure with other leaves, one for each of `specs`."""
+        return unflatten(self.structure, iter(leaves))
+
+    def difference(self, other: Layout) -> str:
+        """Says how `other` differs from this layout; empty if it does not."""
+        if self.structure != other.structure:
+            if self.paths != other.paths:
+                return f"it has leaves {other.paths}, and the first had {self.paths}"
+            return f"it nests its leaves in {_types(other.structure)}, and the first in {_types(self.structure)}"
+        for path, ours, theirs in zip(self.paths, self.specs, other.specs, strict=True):
+            if ours != theirs:
+                return f"{path} is {theirs}, and in the first was {ours}"
+        return ""
