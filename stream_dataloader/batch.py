@@ -86,7 +86,7 @@ class StreamBatch:
         """
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self, device: Any = None) -> StreamBatch:
+    def pin_memory(self, device: Any = None) -> StreamBatch:  # noqa: ARG002
         """A batch in page-locked memory, from which copies to an accelerator are fast.
 
         Args:

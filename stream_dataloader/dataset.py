@@ -200,14 +200,15 @@ class StreamDataset(IterableDataset[StreamBatch]):
         state = self.__dict__.copy()
         for name in ("open_stream", "on_error"):
             state[name] = ByValue(state[name])
-        if not spawning():
-            state["_table"] = self._table.next_epoch
+        if not spawning():  # a dataset of its own, elsewhere
+            state["_table"] = None
+            state["_next_epoch"] = self._table.next_epoch
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         for name in ("open_stream", "on_error"):
             setattr(self, name, state[name].value)
-        if isinstance(self._table, int):
-            self._table, next_epoch = SessionTable(self.rules), self._table
-            self._table.next_epoch = next_epoch
+        if state["_table"] is None:
+            self._table = SessionTable(self.rules)
+            self._table.next_epoch = self.__dict__.pop("_next_epoch")

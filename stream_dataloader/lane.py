@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, cast
 
 from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, StreamError
 from stream_dataloader.opening import END, OpenedStream, Opener, Reservation
@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
     lane: int
     t: int
-    count: int
+    steps: int
     source: int
     position: int
     fresh: bool
@@ -129,6 +129,7 @@ class Lane:
         """Read single steps; False if the stream ended before the window was full."""
         end = self._options.rules.time_steps
         assert end is not None
+        leaves: Leaves
         while t < end:
             item = self._next_item(stream)
             if item is END:
@@ -146,9 +147,9 @@ class Lane:
             self._position += 1
         return True
 
-    def _read_window(self, stream: OpenedStream, sink: Sink, t: int) -> bool:
+    def _read_window(self, stream: OpenedStream, sink: Sink, _t: int) -> bool:
         """Read one window that the stream cut itself; False if the stream had ended."""
-        count = 0
+        count, leaves = 0, cast(Leaves, ())
         while count == 0:  # a window of no steps holds nothing
             item = self._next_item(stream)
             if item is END:
@@ -167,6 +168,7 @@ class Lane:
             except Misfit as misfit:
                 raise self._misfit(stream, misfit) from None
         self._first_window = self._first_window or count
+        assert self._layout is not None
         sink.put_window(self._row, self._layout, leaves, count, max(count, self._first_window))
         self._position += count
         return True
@@ -185,7 +187,7 @@ class Lane:
                 )
         return item
 
-    def _misfit(self, stream: OpenedStream, misfit: Misfit) -> ItemError:
+    def _misfit(self, stream: OpenedStream, misfit: Misfit) -> StreamError:
         remedy = "; all items of a stream must share structure, dtypes and shapes"
         return stream.error(ItemError, f"{misfit}{remedy}")
 
@@ -193,13 +195,14 @@ class Lane:
         """Take the next source; None, for good, if there is none left for this lane."""
         rules = self._options.rules
         self._layout, self._first_window, self._position = None, 0, 0
-        if self._draws_without_item >= rules.num_sources and rules.padding_mode == "cycle":
+        draws = self._draws_without_item
+        if rules.padding_mode == "cycle" and draws >= 2 * rules.num_sources + rules.lookahead:  # a whole pass for sure
             raise EmptySourcesError(
-                f"lane {self.index} drew {self._draws_without_item} sources in a row, as many as there are, "
-                'and none yielded an item; padding_mode="cycle" would go on for ever',
+                f"lane {self.index} drew {draws} sources in a row, of {rules.num_sources} there are, and none yielded "
+                'an item; padding_mode="cycle" would go on for ever',
                 lane=self.index,
             )
-        if self._draws_without_item < rules.num_sources or rules.padding_mode in ("zeros", "drop"):
+        if rules.padding_mode != "data" or draws < rules.num_sources:
             self._stream = self._take(time)
         self._draws_without_item += 1
         self.idle = self._stream is None

@@ -57,7 +57,7 @@ class OpenedStream:
                 except TypeError as error:
                     what = f"open_stream returned {shorten(self._opened, 80)}, a {type(self._opened).__name__}, "
                     raise self.error(OpenError, what + "which is no iterable; return or yield items") from error
-            self._ahead.append(self._advance())
+                self._ahead.append(self._advance())
         except StreamError as error:
             self._error = error
 

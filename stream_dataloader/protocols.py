@@ -31,18 +31,18 @@ PaddingMode = Literal["zeros", "data", "drop", "cycle"]
 Windows = Literal["aligned", "packed"]
 Schedule = Literal["listed", "longest_first", "balanced"]
 
-Item = TypeVar("Item", covariant=True)
+Item_co = TypeVar("Item_co", covariant=True)
 
 
 @runtime_checkable
-class Stream(Protocol[Item]):
+class Stream(Protocol[Item_co]):
     """What a factory returns: the items of one source, in time order.
 
     Any iterable will do: a generator, a list, a file. A `close()` method, if there is one, is called once
     after the last item, after an error, or when the epoch is left early.
     """
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[Item_co]:
         """Start reading; called once."""
         ...
 

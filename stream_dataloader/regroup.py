@@ -85,9 +85,9 @@ class Regrouper:
         source, position = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
         mask, is_start = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
         for run in runs:
-            row, t, end = run.lane - self._first, run.t, run.t + run.count
+            row, t, end = run.lane - self._first, run.t, run.t + run.steps
             source[t:end, row] = run.source
-            position[t:end, row] = range(run.position, run.position + run.count)
+            position[t:end, row] = range(run.position, run.position + run.steps)
             mask[t:end, row] = run.fresh
             is_start[t, row] = run.position == 0
         owners = [w for w, lanes in zip(worker_ids, self._lanes, strict=True) for _ in lanes]

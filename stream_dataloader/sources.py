@@ -47,7 +47,7 @@ class PackedSources(Sequence[Any]):
     def _view(self) -> None:
         blocks = -(-self._length // _BLOCK)
         self._ends = self._memory.array(np.int64)[: blocks + 1]
-        self._blob = memoryview(self._memory.array(np.uint8))[self._ends.nbytes :]
+        self._blob = memoryview(self._memory.array(np.uint8).data)[self._ends.nbytes :]
 
     def __len__(self) -> int:
         return self._length

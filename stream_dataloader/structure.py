@@ -235,7 +235,7 @@ class Layout:
         if len(lengths) > 1:
             parts = ", ".join(f"{self.paths[i]} has {n}" for n, i in sorted(lengths.items(), key=lambda p: p[1]))
             raise Misfit(f"the leaves of one window have different numbers of steps: {parts}")
-        return next(iter(lengths))
+        return int(next(iter(lengths)))
 
     @property
     def paths(self) -> list[str]:

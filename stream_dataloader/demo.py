@@ -1,0 +1,257 @@
+"""The demo: streams a folder of videos, or clips it draws itself, and films what the loader delivers.
+
+Guarantees: memory stays bounded however long the videos are; a video that cannot be decoded is skipped and
+reported; the drawn clips are made once, and are either all in the cache or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import StreamError
+from stream_dataloader.visualize import Filmstrip, GridVideo
+
+__all__ = ["DemoError", "DemoReport", "OpenClip", "default_clips", "find_clips", "run_demo"]
+
+SUFFIXES = frozenset(".avi .flv .m4v .mkv .mov .mp4 .mpeg .mpg .mts .m2ts .ogv .ts .webm .wmv".split())
+
+Image = NDArray[np.uint8]
+Colour = tuple[int, int, int]
+
+# number of frames, corners (0: a circle), colour, turns over the picture
+_CLIPS: list[tuple[str, int, int, Colour, tuple[int, int]]] = [
+    ("red-circle", 44, 0, (235, 87, 87), (1, 2)),
+    ("amber-star", 96, 10, (242, 180, 60), (2, 1)),
+    ("green-triangle", 64, 3, (60, 190, 120), (1, 3)),
+    ("blue-square", 120, 4, (66, 135, 245), (3, 2)),
+    ("violet-circle", 28, 0, (160, 100, 230), (2, 3)),
+    ("teal-pentagon", 80, 5, (45, 185, 190), (1, 1)),
+    ("pink-star", 110, 10, (240, 120, 180), (3, 1)),
+    ("lime-square", 52, 4, (150, 205, 70), (1, 2)),
+    ("orange-triangle", 72, 3, (245, 135, 55), (2, 1)),
+    ("sky-pentagon", 36, 5, (105, 190, 245), (1, 3)),
+    ("gold-circle", 100, 0, (225, 195, 80), (3, 2)),
+    ("white-star", 60, 10, (225, 228, 235), (2, 3)),
+]
+_CLIPS_FOLDER = "clips-1"  # raise the number when the clips change
+_CLIP_WIDTH, _CLIP_HEIGHT, _CLIP_RATE = 320, 240, 25
+
+
+class DemoError(Exception):
+    """The demo cannot run; the message says why, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class OpenClip:
+    """Opens a video as a stream of RGB frames, `(3, height, width)` uint8; the demo's `open_stream`.
+
+    Frames keep their shape: they are scaled to fit, with black borders.
+    """
+
+    width: int
+    height: int
+
+    def __call__(self, path: str) -> Iterator[Image]:
+        cv2.setNumThreads(1)  # the workers are the parallelism, for OpenCV and for the decoder
+        with av.open(path) as container:
+            if not container.streams.video:
+                raise ValueError("it has no video in it")
+            video = container.streams.video[0]
+            video.thread_type, video.codec_context.thread_count = "NONE", 1
+            empty = True
+            for frame in container.decode(video):
+                image = np.rot90(frame.to_ndarray(format="rgb24"), getattr(frame, "rotation", 0) // 90)
+                yield np.ascontiguousarray(letterbox(image, self.width, self.height).transpose(2, 0, 1))
+                empty = False
+            if empty:
+                raise ValueError("it has no frame that can be decoded")
+
+
+def letterbox(image: Image, width: int, height: int) -> Image:
+    """`image` scaled to fit into `height` x `width`, in the middle of black borders."""
+    scale = min(width / image.shape[1], height / image.shape[0])
+    inner_width, inner_height = max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale))
+    method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+    scaled = cv2.resize(np.ascontiguousarray(image), (inner_width, inner_height), interpolation=method)
+    boxed = np.zeros((height, width, 3), np.uint8)
+    top, left = (height - inner_height) // 2, (width - inner_width) // 2
+    boxed[top : top + inner_height, left : left + inner_width] = scaled
+    return boxed
+
+
+def find_clips(folder: Path) -> list[Path]:
+    """The videos in a folder and those below it, by name, in order.
+
+    Raises:
+        DemoError: There is no such folder, or no video in it.
+    """
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise DemoError(f"{folder} {what}; pass a folder of videos, or none to stream clips made for the demo")
+    clips = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not clips:
+        raise DemoError(
+            f"{folder} has no video in it ({' '.join(sorted(SUFFIXES))}); pass another folder, or none to stream "
+            "clips made for the demo"
+        )
+    return clips
+
+
+def default_clips() -> list[Path]:
+    """A dozen short clips of moving shapes, of different lengths; made at the first call, then kept in the cache.
+
+    Raises:
+        DemoError: The cache cannot be written to.
+    """
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    cache = (xdg if xdg.is_absolute() else Path.home() / ".cache") / "stream_dataloader"
+    folder = cache / _CLIPS_FOLDER
+    if not folder.is_dir():
+        try:
+            _make_clips(folder)
+        except OSError as error:
+            raise DemoError(
+                f"cannot write the demo's clips to {cache} ({error.strerror}); set XDG_CACHE_HOME to a folder that can "
+                "be written to, or pass a folder of videos"
+            ) from error
+    return find_clips(folder)
+
+
+def _make_clips(folder: Path) -> None:
+    """Make the folder of clips under another name, and rename it: whoever comes first wins."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", suffix=".tmp", dir=folder.parent))
+    try:
+        for number, (name, frames, corners, colour, turns) in enumerate(tqdm(_CLIPS, desc="drawing clips", unit="clip")):
+            pictures = (draw_shape(corners, colour, turns, i / _CLIP_RATE) for i in range(frames))
+            encode_clip(unfinished / f"{number:02d}-{name}.mp4", pictures)
+        with contextlib.suppress(FileExistsError):
+            try:
+                unfinished.rename(folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def encode_clip(path: Path, pictures: Iterator[Image], frame_rate: int = _CLIP_RATE) -> None:
+    """Write RGB pictures of one size as an H.264 clip."""
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=frame_rate, options={"crf": "23", "preset": "veryfast"})
+        stream.pix_fmt = "yuv420p"
+        for number, picture in enumerate(pictures):
+            stream.height, stream.width = picture.shape[:2]
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, frame_rate)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+def draw_shape(corners: int, colour: Colour, turns: tuple[int, int], seconds: float) -> Image:
+    """One picture of a shape that turns and moves on a closed curve, with the way it came fading behind it.
+
+    Args:
+        corners: 0 for a circle, 10 for a star, else a polygon.
+        turns: How often it crosses the picture in x and y, in eight seconds.
+    """
+    shade = np.linspace(0.10, 0.26, _CLIP_HEIGHT)[:, None, None] * np.array(colour)
+    image = np.repeat(shade, _CLIP_WIDTH, axis=1).astype(np.uint8)
+    for age in range(8, -1, -1):
+        phase = 2 * math.pi * (seconds - 0.06 * age) / 8
+        centre = np.array([math.sin(turns[0] * phase + 0.4), math.sin(turns[1] * phase + 1.1)])
+        centre = (centre * (0.36, 0.32) + 0.5) * (_CLIP_WIDTH, _CLIP_HEIGHT)
+        angles = 4 * phase + 2 * math.pi * np.arange(corners or 64) / (corners or 64)
+        radii = np.where(np.arange(len(angles)) % 2, 18.0, 42.0) if corners == 10 else np.full(len(angles), 34.0)
+        outline = centre + radii[:, None] * np.stack([np.sin(angles), -np.cos(angles)], axis=1)
+        layer = image.copy()
+        cv2.fillPoly(layer, [np.round(16 * outline).astype(np.int32)], colour, cv2.LINE_AA, shift=4)
+        image = layer if age == 0 else np.asarray(cv2.addWeighted(layer, 0.14, image, 0.86, 0), np.uint8)
+    return image
+
+
+@dataclass
+class DemoReport:
+    """What was streamed.
+
+    Attributes:
+        cells: Time steps of all lanes, padding included.
+        items: Time steps that hold a frame.
+        resets: Streams that started.
+        seconds: From the first batch asked for to the last frame written.
+        skipped: The videos that could not be decoded to their end, and why.
+        files: What was written.
+    """
+
+    batches: int = 0
+    cells: int = 0
+    items: int = 0
+    resets: int = 0
+    seconds: float = 0.0
+    skipped: Sequence[tuple[str, str]] = ()
+    files: Sequence[Path] = ()
+
+    def count(self, batch: StreamBatch) -> None:
+        """Take in one batch."""
+        self.batches += 1
+        self.cells += batch.mask.numel()
+        self.items += int(batch.mask.sum())
+        self.resets += int(batch.is_start.sum())
+
+
+def run_demo(
+    clips: Sequence[Path], output_dir: Path, *, lanes: int, time_steps: int, workers: int, size: tuple[int, int]
+) -> DemoReport:
+    """Stream the clips once, and write `grid.mp4` and `grid.png`.
+
+    Args:
+        size: Width and height of a lane's picture, in pixels.
+
+    Raises:
+        DemoError: Nothing can be written, or no clip can be decoded.
+    """
+    film_path, strip_path = output_dir / "grid.mp4", output_dir / "grid.png"
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        if not os.access(output_dir, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise DemoError(f"cannot write to {output_dir} ({error.strerror}); pass another --output-dir") from error
+    clips = [clip for clip in clips if clip.resolve() != film_path.resolve()]  # the last run's film
+    dataset = StreamDataset(
+        [str(clip) for clip in clips], OpenClip(*size), lanes, time_steps=time_steps, seed=0, on_error="skip"
+    )
+    loader = StreamDataLoader(dataset, num_workers=min(workers, lanes))
+
+    def name(source: int) -> str:
+        return Path(dataset.sources[source]).name
+
+    report, strip, begin = DemoReport(), Filmstrip(name), time.perf_counter()
+    with GridVideo(film_path, name) as film, tqdm(total=len(clips), desc="streaming", unit="video") as progress:
+        for batch in _quietly(loader):
+            report.count(batch)
+            film.write(batch)
+            strip.add(batch)
+            progress.update(...)
+    report.seconds = time.perf_counter() - begin
+    return report

@@ -1,0 +1,259 @@
+"""Pictures of what a loader delivers: `GridVideo`, all lanes as a film, and `Filmstrip`, batch beside batch.
+
+Guarantees: memory does not grow with the number of batches, and nothing is drawn into the batch itself.
+
+::
+
+    grid.mp4, one frame a time step        grid.png, the first frame of each window
+    +--------+--------+                             batch 4    batch 5    batch 6
+    | lane 0 | lane 1 |                    lane 0   clip a     clip a     clip c
+    +--------+--------+                             ========   =====      ========   which source at each step
+    | lane 2 | lane 3 |                    lane 1   clip b     clip b     clip b
+    +--------+--------+                             ========   ========   ========
+
+Batches hold RGB images: `data` is `(T, B, 3, height, width)` uint8 on the CPU. Needs av and OpenCV.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import math
+from collections import deque
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import av
+import av.container
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_dataloader.batch import StreamBatch
+
+__all__ = ["Filmstrip", "GridVideo"]
+
+Image = NDArray[np.uint8]
+Colour = tuple[int, int, int]
+
+FLASH_FRAMES = 6  # how long a lane's border lights up when a new stream starts
+GAP = 4  # pixels between two cells
+TITLE_HEIGHT = 26  # pixels
+LANE_WIDTH = 76  # pixels of the lanes' names, left of a filmstrip
+TRACK_HEIGHT = 8  # pixels of the track under a filmstrip's cell
+MARGIN_HEIGHT = 14  # pixels from there to the next lane
+
+_BACKGROUND: Colour = (24, 26, 30)
+_PADDING: Colour = (128, 128, 128)
+_TEXT: Colour = (236, 238, 240)
+_FLASH: Colour = (255, 255, 255)
+_FONT = cv2.FONT_HERSHEY_SIMPLEX
+
+
+class GridVideo:
+    """Writes a film of all lanes, side by side in a grid; a context manager.
+
+    A lane lights up when a new stream starts in it, and is grey where it is padded.
+
+    Args:
+        path: The mp4 file, written from the first batch on.
+        names: The name to draw for a source, given its index.
+        frame_rate: Time steps a second.
+
+    Attributes:
+        frames: Frames written.
+    """
+
+    def __init__(self, path: Path, names: Callable[[int], str], frame_rate: int = 25) -> None:
+        self.path, self.frames = path, 0
+        self._names, self._frame_rate = names, frame_rate
+        self._container: av.container.OutputContainer | None = None
+        self._stream: Any = None
+
+    def write(self, batch: StreamBatch) -> None:
+        """Add the batch's time steps."""
+        lanes, (height, width) = len(batch), batch.data.shape[-2:]
+        columns = math.ceil(math.sqrt(lanes))
+        rows = math.ceil(lanes / columns)
+        canvas = _canvas(TITLE_HEIGHT + rows * (height + GAP), columns * (width + GAP) + GAP)
+        if self._container is None:
+            self._open(canvas)
+        for t in range(batch.time_steps):
+            canvas[:] = _BACKGROUND
+            title = f"batch {batch.step}"
+            _write(canvas, title, x=GAP + 4, baseline=TITLE_HEIGHT - 8, width=canvas.shape[1])
+            _write(canvas, f"t = {t}", x=GAP + 4 + _text_width(title + "    "), baseline=TITLE_HEIGHT - 8)
+            for lane in range(lanes):
+                top = TITLE_HEIGHT + lane // columns * (height + GAP)
+                left = GAP + lane % columns * (width + GAP)
+                canvas[top : top + height, left : left + width] = _cell(batch, t, lane, self._names)
+            self._encode(canvas)
+
+    def _open(self, canvas: Image) -> None:
+        self._container = av.open(str(self.path), "w", format="mp4")
+        self._stream = self._container.add_stream(
+            "libx264", rate=self._frame_rate, options={"crf": "23", "preset": "veryfast"}
+        )
+        self._stream.height, self._stream.width = canvas.shape[:2]
+        self._stream.pix_fmt = "yuv420p"
+
+    def _encode(self, canvas: Image) -> None:
+        assert self._container is not None
+        frame = av.VideoFrame.from_ndarray(canvas, format="rgb24")
+        frame.pts, frame.time_base = self.frames, Fraction(1, self._frame_rate)
+        self.frames += 1
+        self._container.mux(self._stream.encode(frame))
+
+    def close(self) -> None:
+        """Write what the encoder still holds, and the file's index."""
+        if self._container is not None:
+            self._container.mux(self._stream.encode(None))
+            self._container.close()
+            self._container = None
+
+    def __enter__(self) -> GridVideo:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Filmstrip:
+    """A picture of consecutive batches: each lane is a row that one reads from left to right.
+
+    A cell shows the first frame of a window, and under it a track with a colour for each source, so that a
+    source that goes on from one batch to the next is an unbroken line. Of all batches added it keeps those
+    in which the most streams start and the least is padding.
+
+    Args:
+        names: The name to draw for a source, given its index.
+        batches: How many batches to show.
+    """
+
+    def __init__(self, names: Callable[[int], str], batches: int = 6) -> None:
+        self._names = names
+        self._latest: deque[tuple[float, Image]] = deque(maxlen=batches)
+        self._best: list[Image] = []
+        self._best_score = -math.inf
+        self._lanes: Image | None = None
+
+    def add(self, batch: StreamBatch) -> None:
+        """Take in the next batch."""
+        if self._lanes is None:
+            self._lanes = _lane_names(batch)
+        # starts in the first column shown are worth nothing: what went on before is not seen
+        score = float(batch.is_start.sum()) - float((batch.source < 0).sum()) / batch.time_steps
+        self._latest.append((score, _column(batch, self._names)))
+        total = sum(score for score, _ in list(self._latest)[1:])
+        if len(self._latest) > len(self._best) or total > self._best_score:
+            self._best, self._best_score = [column for _, column in self._latest], total
+
+    def image(self) -> Image:
+        """The picture, (height, width, 3) RGB."""
+        if self._lanes is None:
+            return _canvas(TITLE_HEIGHT, LANE_WIDTH)
+        return np.concatenate([self._lanes, *self._best], axis=1)
+
+    def save(self, path: Path) -> None:
+        """Write the picture as a PNG.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        _, encoded = cv2.imencode(".png", cv2.cvtColor(self.image(), cv2.COLOR_RGB2BGR))
+        path.write_bytes(encoded.tobytes())
+
+
+def _canvas(height: int, width: int) -> Image:
+    """An empty picture, of even size as yuv420p needs it."""
+    canvas = np.empty((height + height % 2, width + width % 2, 3), np.uint8)
+    canvas[:] = _BACKGROUND
+    return canvas
+
+
+def _cell(batch: StreamBatch, t: int, lane: int, names: Callable[[int], str]) -> Image:
+    """One lane at one time step."""
+    source, position = int(batch.source[t, lane]), int(batch.position[t, lane])
+    image: Image = batch.data[t, lane].permute(1, 2, 0).numpy().copy(order="C")
+    height, width = image.shape[:2]
+    if source < 0:
+        image[:] = _PADDING
+        return image
+    band = image[-_band_height(height) :]
+    band[:] = band // 3  # darker, so that the name can be read on any picture
+    count = str(position)
+    count_width = _text_width(count)
+    _write(image, count, x=width - count_width - 7, baseline=height - 7)
+    _write(image, names(source), x=7, baseline=height - 7, width=width - count_width - 24)
+    if position < FLASH_FRAMES:
+        thickness = 2 * (1 + max(3, height // 40) * (FLASH_FRAMES - position) // FLASH_FRAMES)
+        cv2.rectangle(image, (0, 0), (width - 1, height - 1), _FLASH, thickness)
+    return image
+
+
+def _column(batch: StreamBatch, names: Callable[[int], str]) -> Image:
+    """One batch of a filmstrip."""
+    lanes, (height, width) = len(batch), batch.data.shape[-2:]
+    pitch = height + TRACK_HEIGHT + MARGIN_HEIGHT
+    column = np.empty((TITLE_HEIGHT + lanes * pitch, width + GAP, 3), np.uint8)
+    column[:] = _BACKGROUND
+    _write(column, f"batch {batch.step}", x=4, baseline=TITLE_HEIGHT - 8, width=width)
+    for lane in range(lanes):
+        top = TITLE_HEIGHT + lane * pitch
+        column[top : top + height, :width] = _cell(batch, 0, lane, names)
+        _draw_track(column[top + height + 2 : top + height + 2 + TRACK_HEIGHT], batch, lane)
+    return column
+
+
+def _draw_track(track: Image, batch: StreamBatch, lane: int) -> None:
+    """Which source the lane reads at each time step, with a white mark where a stream starts."""
+    edges = np.linspace(0, track.shape[1], batch.time_steps + 1).astype(int)
+    sources, starts = batch.source[:, lane].tolist(), batch.is_start[:, lane].tolist()
+    for left, right, source, start in zip(edges, edges[1:], sources, starts, strict=False):
+        track[:, left:right] = _source_colour(source)
+        if start:
+            track[:, left : left + 3] = _FLASH
+
+
+def _source_colour(source: int) -> Colour:
+    """A colour that differs from those of the sources before and after."""
+    if source < 0:
+        return _PADDING
+    red, green, blue = colorsys.hsv_to_rgb(source * 0.618034 % 1, 0.62, 0.92)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _lane_names(batch: StreamBatch) -> Image:
+    """The left edge of a filmstrip."""
+    height = batch.data.shape[-2]
+    pitch = height + TRACK_HEIGHT + MARGIN_HEIGHT
+    edge = np.empty((TITLE_HEIGHT + len(batch) * pitch, LANE_WIDTH, 3), np.uint8)
+    edge[:] = _BACKGROUND
+    for row, (lane, worker) in enumerate(zip(batch.lane.tolist(), batch.worker_id.tolist(), strict=True)):
+        middle = TITLE_HEIGHT + row * pitch + height // 2
+        _write(edge, f"lane {lane}", x=8, baseline=middle - 3)
+        _write(edge, f"worker {worker}", x=8, baseline=middle + 14, scale=0.36)
+    return edge
+
+
+def _band_height(height: int) -> int:
+    return min(22, height)
+
+
+def _text_width(text: str, scale: float = 0.42) -> int:
+    return int(cv2.getTextSize(text, _FONT, scale, 1)[0][0])
+
+
+def _write(image: Image, text: str, *, x: int, baseline: int, width: int | None = None, scale: float = 0.42) -> None:
+    """Draw `text`, shortened in the middle to fit into `width` pixels."""
+    text = text.encode("ascii", "replace").decode()  # the font has no more
+    kept = len(text)
+    shown = text
+    while width is not None and kept > 0 and _text_width(shown, scale) > width:
+        kept -= 1
+        shown = text[: (kept + 1) // 2] + ".." + text[len(text) - kept // 2 :]
+    cv2.putText(image, shown if kept else "", (x, baseline), _FONT, scale, _TEXT, 1, cv2.LINE_AA)

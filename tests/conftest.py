@@ -1,0 +1,55 @@
+"""No test leaves a process, thread or file descriptor behind."""
+
+import gc
+import multiprocessing
+import os
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("default")
+
+# multiprocessing's own helpers live as long as the interpreter: start them before anything is counted
+_HELPERS = ("forkserver", "resource_tracker")
+
+
+def descriptors():
+    """The open descriptors, but for those of the event loop's and multiprocessing's own machinery."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+    return {fd: target for fd, target in found.items() if "/proc/" not in target}
+
+
+def leaks(threads, fds):
+    new_threads = [thread for thread in threading.enumerate() if thread not in threads]
+    new_fds = {fd: target for fd, target in descriptors().items() if fd not in fds}
+    return multiprocessing.active_children(), new_threads, new_fds
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _helpers_running():
+    multiprocessing.get_context("forkserver").Process(target=int).start()
+    multiprocessing.get_context("spawn").Process(target=int).start()
+    while multiprocessing.active_children():
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks(_helpers_running):
+    gc.collect()
+    threads, fds = set(threading.enumerate()), descriptors()
+    yield
+    deadline = time.monotonic() + 10
+    while any(left := leaks(threads, fds)) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert not any(left), f"left behind: processes {left[0]}, threads {left[1]}, descriptors {left[2]}"

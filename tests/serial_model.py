@@ -1,0 +1,42 @@
+"""The loader's meaning in one place: no process, thread, ticket or tensor."""
+
+
+def serial_batches(lengths, source_of, lanes, time_steps, windows, mode, lookahead):
+    """Yield each batch: for each lane its cells, (source, position, fresh) or None."""
+    total, cursor = len(lengths), 0
+    reading, held, idle, empties = [[] for _ in range(lanes)], [None] * lanes, [False] * lanes, [0] * lanes
+
+    def draw(ahead):
+        nonlocal cursor
+        left = total - cursor if mode != "cycle" else float("inf")
+        if left <= 2 * lanes if ahead else left <= 0 and mode != "data":
+            return None
+        cursor += 1
+        return cursor - 1
+
+    def next_stream(lane):
+        if held[lane] is None:
+            held[lane] = [draw(ahead=True) for _ in range(lookahead)]
+        grant = held[lane].pop(0) if held[lane] else None
+        held[lane] = [] if grant is None else [*held[lane], draw(ahead=True)]
+        grant = draw(ahead=False) if grant is None else grant
+        idle[lane] = grant is None or (mode == "data" and empties[lane] >= total)
+        if not idle[lane]:
+            source, fresh = source_of(grant), grant < total or mode == "cycle"
+            empties[lane] = 0 if lengths[source] else empties[lane] + 1
+            reading[lane] = [(source, position, fresh) for position in range(lengths[source])]
+
+    while True:
+        batch = [[] for _ in range(lanes)]
+        for lane, window in enumerate(batch):
+            while len(window) < time_steps and not idle[lane] and (reading[lane] or not window or windows == "packed"):
+                if reading[lane]:
+                    window.append(reading[lane].pop(0))
+                else:
+                    next_stream(lane)
+            window.extend([None] * (time_steps - len(window)))
+        if not any(c and c[2] for window in batch for c in window) or (
+            mode == "drop" and [None] in [w[:1] for w in batch]
+        ):
+            return
+        yield batch
