@@ -113,7 +113,7 @@ class StreamDataLoader:
         self.dataset, self.num_workers, self.collate_fn = dataset, num_workers, collate_fn
         self.pin_memory, self.timeout = pin_memory, timeout
         self.device = None if device is None else torch.device(device)
-        self.failures: list[Exception] = []
+        self.failures: list[StreamError] = []
         self._mailbox = Mailbox(max(1, num_workers))
         self._dataloader: DataLoader[Any] = DataLoader(
             _WorkerDataset(dataset, self._mailbox, next(_loader_numbers)),
@@ -233,13 +233,14 @@ class Iteration:
         self._step = 0
         self._reader: PartReader | None = None
         self._torch_iterator: Iterator[Part] | None = None
+        self._crew: Crew | None = None
         if loader.num_workers == 0:
             self._reader = dataset.read_locally(epoch, raw=raw)
             return
-        self._crew = Crew(loader._mailbox.pids)
         loader._mailbox.open(epoch, raw)
         with sigint_blocked():
             self._torch_iterator = iter(loader._dataloader)
+        self._crew = Crew(loader._mailbox.pids)
         guard(self._crew)
 
     def __iter__(self) -> Iterator[Any]:
@@ -248,7 +249,11 @@ class Iteration:
     def __next__(self) -> Any:
         parts = self._next_parts()
         if self._loader.collate_fn is not None:
-            return self._loader._finish(self._loader.collate_fn(self._regrouper.windows(parts)))
+            try:
+                batch = self._loader.collate_fn(self._regrouper.windows(parts))
+            except StopIteration as error:  # would look like the epoch's end
+                raise RuntimeError("collate_fn raised StopIteration") from error
+            return self._loader._finish(batch)
         workers = range(len(self._lanes))
         return self._loader._finish(self._regrouper.batch(self._step - 1, self.epoch, workers, parts))
 
@@ -302,8 +307,9 @@ class Iteration:
         """The next part of any worker."""
         if self._reader is not None:
             return next(self._reader)
-        assert self._torch_iterator is not None
         crew = self._crew
+        assert self._torch_iterator is not None
+        assert crew is not None
         crew.waiting = threading.current_thread() is threading.main_thread()
         try:
             if crew.casualty:
@@ -334,10 +340,10 @@ class Iteration:
     def _note_failures(self, parts: list[Part | None]) -> None:
         for report in [report for part in parts if part for report in part.failures]:
             failure = report.unpack()
+            assert isinstance(failure, StreamError)
             self._loader.failures.append(failure)
-            source = getattr(failure, "source_index", -1)
-            if source not in self._skipped:
-                self._skipped.add(source)
+            if failure.source_index not in self._skipped:
+                self._skipped.add(failure.source_index)
                 warn_of_skip(failure)
 
     def _delivered(self, parts: list[Part | None]) -> bool:
@@ -365,7 +371,8 @@ class Iteration:
         if not self.closed:
             self.closed = True
             self._loader._mailbox.close()
-            self._torch_iterator = None  # the last reference, unless workers are persistent: torch ends them
+            with self._crew.leaving() if self._crew else contextlib.nullcontext():
+                self._torch_iterator = None  # the last reference, unless workers are persistent: torch ends them
             if self._reader is not None:
                 self._reader.close()
 

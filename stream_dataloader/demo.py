@@ -6,7 +6,6 @@ reported; the drawn clips are made once, and are either all in the cache or not 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
@@ -15,9 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import av
 import cv2
@@ -29,29 +26,30 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
-from stream_dataloader.visualize import Filmstrip, GridVideo
+from stream_dataloader.visualize import Filmstrip, GridVideo, VideoWriter, source_colour
 
 __all__ = ["DemoError", "DemoReport", "OpenClip", "default_clips", "find_clips", "run_demo"]
 
-SUFFIXES = frozenset(".avi .flv .m4v .mkv .mov .mp4 .mpeg .mpg .mts .m2ts .ogv .ts .webm .wmv".split())
+SUFFIXES = (
+    ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
+)  # fmt: skip
 
 Image = NDArray[np.uint8]
-Colour = tuple[int, int, int]
 
-# number of frames, corners (0: a circle), colour, turns over the picture
-_CLIPS: list[tuple[str, int, int, Colour, tuple[int, int]]] = [
-    ("red-circle", 44, 0, (235, 87, 87), (1, 2)),
-    ("amber-star", 96, 10, (242, 180, 60), (2, 1)),
-    ("green-triangle", 64, 3, (60, 190, 120), (1, 3)),
-    ("blue-square", 120, 4, (66, 135, 245), (3, 2)),
-    ("violet-circle", 28, 0, (160, 100, 230), (2, 3)),
-    ("teal-pentagon", 80, 5, (45, 185, 190), (1, 1)),
-    ("pink-star", 110, 10, (240, 120, 180), (3, 1)),
-    ("lime-square", 52, 4, (150, 205, 70), (1, 2)),
-    ("orange-triangle", 72, 3, (245, 135, 55), (2, 1)),
-    ("sky-pentagon", 36, 5, (105, 190, 245), (1, 3)),
-    ("gold-circle", 100, 0, (225, 195, 80), (3, 2)),
-    ("white-star", 60, 10, (225, 228, 235), (2, 3)),
+# name, number of frames, corners (0: a circle, 10: a star), how often it goes to and fro in x and y
+_CLIPS = [
+    ("red-circle", 64, 0, (1, 2)),
+    ("blue-star", 80, 10, (2, 1)),
+    ("lime-triangle", 44, 3, (1, 3)),
+    ("magenta-square", 110, 4, (3, 2)),
+    ("teal-circle", 100, 0, (2, 3)),
+    ("orange-pentagon", 28, 5, (1, 1)),
+    ("violet-star", 96, 10, (3, 1)),
+    ("green-square", 120, 4, (1, 2)),
+    ("rose-triangle", 36, 3, (2, 1)),
+    ("sky-pentagon", 60, 5, (1, 3)),
+    ("yellow-circle", 72, 0, (3, 2)),
+    ("purple-star", 52, 10, (2, 3)),
 ]
 _CLIPS_FOLDER = "clips-1"  # raise the number when the clips change
 _CLIP_WIDTH, _CLIP_HEIGHT, _CLIP_RATE = 320, 240, 25
@@ -99,21 +97,22 @@ def letterbox(image: Image, width: int, height: int) -> Image:
     return boxed
 
 
-def find_clips(folder: Path) -> list[Path]:
+def find_clips(folder: Path, leave_out: Path | None = None) -> list[Path]:
     """The videos in a folder and those below it, by name, in order.
+
+    Args:
+        leave_out: A file that is not to be read: the film about to be written.
 
     Raises:
         DemoError: There is no such folder, or no video in it.
     """
+    remedy = "; pass a folder of videos, or none to stream clips made for the demo"
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
-        raise DemoError(f"{folder} {what}; pass a folder of videos, or none to stream clips made for the demo")
+        raise DemoError(f"{folder} {'is no folder' if folder.exists() else 'does not exist'}{remedy}")
     clips = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    clips = [clip for clip in clips if leave_out is None or clip.resolve() != leave_out.resolve()]
     if not clips:
-        raise DemoError(
-            f"{folder} has no video in it ({' '.join(sorted(SUFFIXES))}); pass another folder, or none to stream "
-            "clips made for the demo"
-        )
+        raise DemoError(f"{folder} has no video in it ({' '.join(SUFFIXES)}){remedy}")
     return clips
 
 
@@ -126,8 +125,9 @@ def default_clips() -> list[Path]:
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     cache = (xdg if xdg.is_absolute() else Path.home() / ".cache") / "stream_dataloader"
     folder = cache / _CLIPS_FOLDER
-    if not folder.is_dir():
+    if not any(folder.glob("*.mp4")):
         try:
+            cache.mkdir(parents=True, exist_ok=True)
             _make_clips(folder)
         except OSError as error:
             raise DemoError(
@@ -138,49 +138,34 @@ def default_clips() -> list[Path]:
 
 
 def _make_clips(folder: Path) -> None:
-    """Make the folder of clips under another name, and rename it: whoever comes first wins."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", suffix=".tmp", dir=folder.parent))
+    """Fill a folder of another name, and rename it: of several processes that do so at once the first wins."""
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".tmp", dir=folder.parent))
     try:
-        for number, (name, frames, corners, colour, turns) in enumerate(tqdm(_CLIPS, desc="drawing clips", unit="clip")):
-            pictures = (draw_shape(corners, colour, turns, i / _CLIP_RATE) for i in range(frames))
-            encode_clip(unfinished / f"{number:02d}-{name}.mp4", pictures)
-        with contextlib.suppress(FileExistsError):
-            try:
-                unfinished.rename(folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
+        for number, (name, frames, corners, turns) in enumerate(tqdm(_CLIPS, desc="drawing clips", unit="clip")):
+            with VideoWriter(unfinished / f"{number:02d}-{name}.mp4", _CLIP_RATE) as clip:
+                for i in range(frames):
+                    clip.write(draw_shape(corners, source_colour(number), turns, i / _CLIP_RATE))
+        unfinished.rename(folder)
+    except OSError:
+        if not any(folder.glob("*.mp4")):
+            raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def encode_clip(path: Path, pictures: Iterator[Image], frame_rate: int = _CLIP_RATE) -> None:
-    """Write RGB pictures of one size as an H.264 clip."""
-    with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream("libx264", rate=frame_rate, options={"crf": "23", "preset": "veryfast"})
-        stream.pix_fmt = "yuv420p"
-        for number, picture in enumerate(pictures):
-            stream.height, stream.width = picture.shape[:2]
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
-            frame.pts, frame.time_base = number, Fraction(1, frame_rate)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-
-
-def draw_shape(corners: int, colour: Colour, turns: tuple[int, int], seconds: float) -> Image:
+def draw_shape(corners: int, colour: tuple[int, int, int], turns: tuple[int, int], seconds: float) -> Image:
     """One picture of a shape that turns and moves on a closed curve, with the way it came fading behind it.
 
     Args:
         corners: 0 for a circle, 10 for a star, else a polygon.
-        turns: How often it crosses the picture in x and y, in eight seconds.
+        turns: How often it goes to and fro in x and y within eight seconds.
     """
     shade = np.linspace(0.10, 0.26, _CLIP_HEIGHT)[:, None, None] * np.array(colour)
     image = np.repeat(shade, _CLIP_WIDTH, axis=1).astype(np.uint8)
     for age in range(8, -1, -1):
         phase = 2 * math.pi * (seconds - 0.06 * age) / 8
         centre = np.array([math.sin(turns[0] * phase + 0.4), math.sin(turns[1] * phase + 1.1)])
-        centre = (centre * (0.36, 0.32) + 0.5) * (_CLIP_WIDTH, _CLIP_HEIGHT)
+        centre = (centre * (0.36, 0.28) + (0.5, 0.44)) * (_CLIP_WIDTH, _CLIP_HEIGHT)
         angles = 4 * phase + 2 * math.pi * np.arange(corners or 64) / (corners or 64)
         radii = np.where(np.arange(len(angles)) % 2, 18.0, 42.0) if corners == 10 else np.full(len(angles), 34.0)
         outline = centre + radii[:, None] * np.stack([np.sin(angles), -np.cos(angles)], axis=1)
@@ -228,16 +213,10 @@ def run_demo(
         size: Width and height of a lane's picture, in pixels.
 
     Raises:
-        DemoError: Nothing can be written, or no clip can be decoded.
+        DemoError: The output cannot be written, or no clip can be decoded.
     """
+    _check_writable(output_dir)
     film_path, strip_path = output_dir / "grid.mp4", output_dir / "grid.png"
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        if not os.access(output_dir, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        raise DemoError(f"cannot write to {output_dir} ({error.strerror}); pass another --output-dir") from error
-    clips = [clip for clip in clips if clip.resolve() != film_path.resolve()]  # the last run's film
     dataset = StreamDataset(
         [str(clip) for clip in clips], OpenClip(*size), lanes, time_steps=time_steps, seed=0, on_error="skip"
     )
@@ -247,11 +226,50 @@ def run_demo(
         return Path(dataset.sources[source]).name
 
     report, strip, begin = DemoReport(), Filmstrip(name), time.perf_counter()
-    with GridVideo(film_path, name) as film, tqdm(total=len(clips), desc="streaming", unit="video") as progress:
-        for batch in _quietly(loader):
+    seen: set[int] = set()
+    with (
+        warnings.catch_warnings(),
+        tqdm(total=len(clips), desc="streaming", unit="video") as progress,
+        GridVideo(film_path, name) as film,
+    ):
+        warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)  # the report says it
+        for batch in loader:
             report.count(batch)
-            film.write(batch)
+            film.add(batch)
             strip.add(batch)
-            progress.update(...)
+            # a source is done once its lane has gone on to another, or the last step is padding
+            broken = {error.source_index for error in _failures(loader)}
+            seen.update(batch.source.unique().tolist())
+            progress.update(len((seen | broken) - set(batch.source[-1].tolist()) - {-1}) - progress.n)
+        progress.update(len(clips) - progress.n)
     report.seconds = time.perf_counter() - begin
+    report.skipped = [(name(error.source_index), _reason(error)) for error in _failures(loader)]
+    if not report.batches:
+        example, reason = report.skipped[0]
+        raise DemoError(
+            f"none of {len(clips)} videos can be decoded, {example} for one ({reason}); pass a folder of other videos, "
+            "or none to stream clips made for the demo"
+        )
+    strip.save(strip_path)
+    report.files = [film_path, strip_path]
     return report
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise DemoError(f"cannot write to {folder} ({error.strerror}); pass another --output-dir") from error
+
+
+def _failures(loader: StreamDataLoader) -> list[StreamError]:
+    errors = [error for error in loader.failures if isinstance(error, StreamError)]
+    return sorted(errors, key=lambda error: error.source_index)
+
+
+def _reason(error: StreamError) -> str:
+    """Why a stream failed, in the decoder's words, and how far it came."""
+    cause = error.__cause__
+    reason = getattr(cause, "strerror", None) or str(cause or error)
+    return f"{reason} (after {error.position} frames)" if error.position > 0 else reason

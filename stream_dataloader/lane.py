@@ -189,7 +189,7 @@ class Lane:
 
     def _misfit(self, stream: OpenedStream, misfit: Misfit) -> StreamError:
         remedy = "; all items of a stream must share structure, dtypes and shapes"
-        return stream.error(ItemError, f"{misfit}{remedy}")
+        return stream.error(ItemError, f"{misfit}{remedy}", handed_out=True)
 
     def _next_stream(self, time: int) -> OpenedStream | None:
         """Take the next source; None, for good, if there is none left for this lane."""

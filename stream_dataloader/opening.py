@@ -97,15 +97,14 @@ class OpenedStream:
             if self._opened is self._iterator:
                 break
 
-    def error(self, kind: type[StreamError], what: str) -> StreamError:
-        """An error that says where it happened."""
-        info, source = self.info, shorten(self.source)
+    def error(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:
+        """An error that says where it happened: at the item handed out last, or at the next one."""
+        info, source, item = self.info, shorten(self.source), self.items - handed_out
         return kind(
-            f"source {info.source_index} ({source}), item {self.items}, lane {info.lane}, "
-            f"worker {info.worker_id}: {what}",
+            f"source {info.source_index} ({source}), item {item}, lane {info.lane}, worker {info.worker_id}: {what}",
             source_index=info.source_index,
             source=source,
-            position=self.items,
+            position=item,
             lane=info.lane,
             worker_id=info.worker_id,
         )

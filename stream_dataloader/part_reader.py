@@ -18,7 +18,7 @@ from os import getppid
 from typing import Any, Literal, NamedTuple
 
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.errors import ErrorReport, ItemError, StreamError
+from stream_dataloader.errors import ErrorReport, ItemError, OpenError, StreamError
 from stream_dataloader.lane import Lane, LaneOptions, Run
 from stream_dataloader.opening import OpenedStream, Opener
 from stream_dataloader.protocols import StreamFactory
@@ -114,7 +114,10 @@ class PartReader:
 def _open(setup: Setup, worker_id: int, assignment: Assignment, lane: int) -> OpenedStream:
     source, epoch, fresh = assignment
     info = StreamInfo(source, epoch, lane, worker_id, setup.rules.seed)
-    stream = OpenedStream(info, fresh, setup.sources[source])
+    try:
+        stream = OpenedStream(info, fresh, setup.sources[source])
+    except Exception as error:
+        raise OpenedStream(info, fresh, "?").error(OpenError, f"the source cannot be unpickled: {error!r}") from error
     stream.open(setup.open_stream)
     return stream
 

@@ -135,7 +135,9 @@ class Regrouper:
             if part is None or (len(part.blocks) == 1 and part.blocks[0].layout == self._layout):
                 continue
             for run in part.runs:
-                layout = next(b.layout for b in part.blocks if b.counts[run.lane - lanes.start])
+                layout = next((b.layout for b in part.blocks if b.counts[run.lane - lanes.start]), None)
+                if layout is None:  # the worker failed in making the part
+                    continue
                 self._layout = self._layout or layout
                 if layout != self._layout:
                     raise ItemError(

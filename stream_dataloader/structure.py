@@ -48,15 +48,20 @@ class Spec(NamedTuple):
         return kind if self.timed else f"{kind} for the whole window"
 
 
-class Node(NamedTuple):
-    """One level of an item's structure; `keys` name the children, `type` rebuilds it."""
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One level of an item's structure; `keys` name the children, `type` rebuilds it.
 
-    type: type | None  # None: a leaf
+    Types are compared by name: one that is defined in a function is another object in each process.
+    """
+
+    name: str = ""
     keys: tuple[Any, ...] = ()
-    children: tuple[Any, ...] = ()  # of Node
+    children: tuple[Node, ...] = ()
+    type: type | None = dataclasses.field(default=None, compare=False)  # None: a leaf
 
 
-LEAF = Node(None)
+LEAF = Node()
 
 
 def storage_dtype(dtype: torch.dtype) -> np.dtype[Any]:
@@ -109,7 +114,8 @@ def flatten(item: Any) -> tuple[Node, list[Any]]:
         return LEAF, [item]
     keys, values = parts
     flat = [flatten(value) for value in values]
-    node = Node(type(item), keys, tuple(child for child, _ in flat))
+    kind = type(item)
+    node = Node(f"{kind.__module__}.{kind.__qualname__}", keys, tuple(child for child, _ in flat), kind)
     return node, [leaf for _, leaves in flat for leaf in leaves]
 
 

@@ -22,8 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import av
 import av.container
@@ -33,7 +32,10 @@ from numpy.typing import NDArray
 
 from stream_dataloader.batch import StreamBatch
 
-__all__ = ["Filmstrip", "GridVideo"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Filmstrip", "GridVideo", "VideoWriter", "source_colour"]
 
 Image = NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -47,79 +49,86 @@ MARGIN_HEIGHT = 14  # pixels from there to the next lane
 
 _BACKGROUND: Colour = (24, 26, 30)
 _PADDING: Colour = (128, 128, 128)
+_ON_PADDING: Colour = (88, 88, 88)
 _TEXT: Colour = (236, 238, 240)
 _FLASH: Colour = (255, 255, 255)
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
-class GridVideo:
+class VideoWriter:
+    """Writes RGB images as an H.264 mp4, each as soon as it comes; a context manager.
+
+    Args:
+        path: The file; made when the first image comes.
+        frame_rate: Images a second.
+
+    Attributes:
+        frames: Images written.
+    """
+
+    def __init__(self, path: Path, frame_rate: int = 25) -> None:
+        self.path, self.frame_rate, self.frames = path, frame_rate, 0
+        self._container: av.container.OutputContainer | None = None
+        self._stream: Any = None
+
+    def write(self, image: Image) -> None:
+        """Add an image `(height, width, 3)` uint8; sizes are even, and the same for all."""
+        if self._container is None:
+            self._container = av.open(str(self.path), "w", format="mp4")
+            options = {"crf": "23", "preset": "veryfast"}
+            self._stream = self._container.add_stream("libx264", rate=self.frame_rate, options=options)
+            self._stream.height, self._stream.width = image.shape[:2]
+            self._stream.pix_fmt = "yuv420p"
+        frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+        frame.pts, frame.time_base = self.frames, Fraction(1, self.frame_rate)
+        self._container.mux(self._stream.encode(frame))
+        self.frames += 1
+
+    def close(self) -> None:
+        """Write what the encoder still holds, and the file's index."""
+        if self._container is not None:
+            container, self._container = self._container, None
+            container.mux(self._stream.encode(None))
+            container.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class GridVideo(VideoWriter):
     """Writes a film of all lanes, side by side in a grid; a context manager.
 
     A lane lights up when a new stream starts in it, and is grey where it is padded.
 
     Args:
-        path: The mp4 file, written from the first batch on.
+        path: The file; made when the first batch comes.
         names: The name to draw for a source, given its index.
         frame_rate: Time steps a second.
-
-    Attributes:
-        frames: Frames written.
     """
 
     def __init__(self, path: Path, names: Callable[[int], str], frame_rate: int = 25) -> None:
-        self.path, self.frames = path, 0
-        self._names, self._frame_rate = names, frame_rate
-        self._container: av.container.OutputContainer | None = None
-        self._stream: Any = None
+        super().__init__(path, frame_rate)
+        self._names = names
 
-    def write(self, batch: StreamBatch) -> None:
-        """Add the batch's time steps."""
+    def add(self, batch: StreamBatch) -> None:
+        """Write the batch's time steps."""
         lanes, (height, width) = len(batch), batch.data.shape[-2:]
         columns = math.ceil(math.sqrt(lanes))
         rows = math.ceil(lanes / columns)
         canvas = _canvas(TITLE_HEIGHT + rows * (height + GAP), columns * (width + GAP) + GAP)
-        if self._container is None:
-            self._open(canvas)
         for t in range(batch.time_steps):
             canvas[:] = _BACKGROUND
             title = f"batch {batch.step}"
-            _write(canvas, title, x=GAP + 4, baseline=TITLE_HEIGHT - 8, width=canvas.shape[1])
-            _write(canvas, f"t = {t}", x=GAP + 4 + _text_width(title + "    "), baseline=TITLE_HEIGHT - 8)
+            _write(canvas, title, x=GAP + 4, baseline=TITLE_HEIGHT - 8)
+            _write(canvas, f"t = {t}", x=GAP + 28 + _text_width(title), baseline=TITLE_HEIGHT - 8)
             for lane in range(lanes):
                 top = TITLE_HEIGHT + lane // columns * (height + GAP)
                 left = GAP + lane % columns * (width + GAP)
                 canvas[top : top + height, left : left + width] = _cell(batch, t, lane, self._names)
-            self._encode(canvas)
-
-    def _open(self, canvas: Image) -> None:
-        self._container = av.open(str(self.path), "w", format="mp4")
-        self._stream = self._container.add_stream(
-            "libx264", rate=self._frame_rate, options={"crf": "23", "preset": "veryfast"}
-        )
-        self._stream.height, self._stream.width = canvas.shape[:2]
-        self._stream.pix_fmt = "yuv420p"
-
-    def _encode(self, canvas: Image) -> None:
-        assert self._container is not None
-        frame = av.VideoFrame.from_ndarray(canvas, format="rgb24")
-        frame.pts, frame.time_base = self.frames, Fraction(1, self._frame_rate)
-        self.frames += 1
-        self._container.mux(self._stream.encode(frame))
-
-    def close(self) -> None:
-        """Write what the encoder still holds, and the file's index."""
-        if self._container is not None:
-            self._container.mux(self._stream.encode(None))
-            self._container.close()
-            self._container = None
-
-    def __enter__(self) -> GridVideo:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+            self.write(canvas)
 
 
 class Filmstrip:
@@ -182,13 +191,15 @@ def _cell(batch: StreamBatch, t: int, lane: int, names: Callable[[int], str]) ->
     height, width = image.shape[:2]
     if source < 0:
         image[:] = _PADDING
+        x = max(0, width - _text_width("padding")) // 2
+        _write(image, "padding", x=x, baseline=height // 2 + 4, width=width, colour=_ON_PADDING)
         return image
     band = image[-_band_height(height) :]
     band[:] = band // 3  # darker, so that the name can be read on any picture
     count = str(position)
     count_width = _text_width(count)
-    _write(image, count, x=width - count_width - 7, baseline=height - 7)
-    _write(image, names(source), x=7, baseline=height - 7, width=width - count_width - 24)
+    _write(image, count, x=width - count_width - 10, baseline=height - 9)
+    _write(image, names(source), x=10, baseline=height - 9, width=width - count_width - 28)
     if position < FLASH_FRAMES:
         thickness = 2 * (1 + max(3, height // 40) * (FLASH_FRAMES - position) // FLASH_FRAMES)
         cv2.rectangle(image, (0, 0), (width - 1, height - 1), _FLASH, thickness)
@@ -214,15 +225,13 @@ def _draw_track(track: Image, batch: StreamBatch, lane: int) -> None:
     edges = np.linspace(0, track.shape[1], batch.time_steps + 1).astype(int)
     sources, starts = batch.source[:, lane].tolist(), batch.is_start[:, lane].tolist()
     for left, right, source, start in zip(edges, edges[1:], sources, starts, strict=False):
-        track[:, left:right] = _source_colour(source)
+        track[:, left:right] = _PADDING if source < 0 else source_colour(source)
         if start:
             track[:, left : left + 3] = _FLASH
 
 
-def _source_colour(source: int) -> Colour:
-    """A colour that differs from those of the sources before and after."""
-    if source < 0:
-        return _PADDING
+def source_colour(source: int) -> Colour:
+    """The colour of a source's track; differs from those of the sources before and after."""
     red, green, blue = colorsys.hsv_to_rgb(source * 0.618034 % 1, 0.62, 0.92)
     return round(255 * red), round(255 * green), round(255 * blue)
 
@@ -241,19 +250,27 @@ def _lane_names(batch: StreamBatch) -> Image:
 
 
 def _band_height(height: int) -> int:
-    return min(22, height)
+    return min(24, height)
 
 
 def _text_width(text: str, scale: float = 0.42) -> int:
     return int(cv2.getTextSize(text, _FONT, scale, 1)[0][0])
 
 
-def _write(image: Image, text: str, *, x: int, baseline: int, width: int | None = None, scale: float = 0.42) -> None:
+def _write(
+    image: Image,
+    text: str,
+    *,
+    x: int,
+    baseline: int,
+    width: int | None = None,
+    scale: float = 0.42,
+    colour: Colour = _TEXT,
+) -> None:
     """Draw `text`, shortened in the middle to fit into `width` pixels."""
     text = text.encode("ascii", "replace").decode()  # the font has no more
-    kept = len(text)
-    shown = text
+    shown, kept = text, len(text)
     while width is not None and kept > 0 and _text_width(shown, scale) > width:
         kept -= 1
-        shown = text[: (kept + 1) // 2] + ".." + text[len(text) - kept // 2 :]
-    cv2.putText(image, shown if kept else "", (x, baseline), _FONT, scale, _TEXT, 1, cv2.LINE_AA)
+        shown = text[: (kept + 1) // 2] + ".." + text[len(text) - kept // 2 :] if kept else ""
+    cv2.putText(image, shown, (x, baseline), _FONT, scale, colour, 1, cv2.LINE_AA)

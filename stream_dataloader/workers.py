@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -20,9 +22,9 @@ from typing import Any
 
 from stream_dataloader.pickling import ByValue
 from stream_dataloader.schedule import IntArray
-from stream_dataloader.source_queue import is_alive
 
 _WATCH_SECONDS = 1.0
+_FAREWELL_SECONDS = 4.0  # torch gives a worker 5 to finish what it is doing, one after the other
 
 
 @contextlib.contextmanager
@@ -60,21 +62,11 @@ def watch_parent() -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def describe_death(pid: int) -> str | None:
-    """How a child process ended, or None if it runs; leaves it for its parent to be waited for."""
-    try:
-        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # waited for already, or a forkserver's child
-        return None if is_alive(pid) else "ended"
-    if status is None:
-        return None
-    if status.si_code == os.CLD_EXITED:
-        return f"exited with status {status.si_status}"
-    return f"was killed by {signal.Signals(status.si_status).name}"
-
-
 class Crew:
-    """The worker processes of one loader, as the main process knows them.
+    """The worker processes of one loader, as the main process knows them; built once they are started.
+
+    Args:
+        pids: Process id of each worker, which it writes there itself; 0 before it has come.
 
     Attributes:
         waiting: The main thread is inside the loader's `next`.
@@ -83,22 +75,47 @@ class Crew:
 
     def __init__(self, pids: IntArray) -> None:
         self._pids = pids
+        self._children = {child.pid: child for child in multiprocessing.active_children()}
         self.waiting = self.casualty = False
 
+    def _exit_codes(self) -> Iterator[tuple[int, int, int | None]]:
+        """Worker, pid and exit code (None while it runs) of those that have come."""
+        for worker, pid in enumerate(map(int, self._pids)):
+            if (child := self._children.get(pid)) is not None:
+                yield worker, pid, child.exitcode
+
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._children and pid in self._pids
+
     def deaths(self) -> list[str]:
-        """Who died of the workers that have started, and how."""
-        found = ((worker, int(pid), describe_death(int(pid))) for worker, pid in enumerate(self._pids) if pid)
-        return [f"worker {worker} (pid {pid}) {how}" for worker, pid, how in found if how]
+        """Who died, and how."""
+        return [f"worker {w} (pid {pid}) {_describe(code)}" for w, pid, code in self._exit_codes() if code is not None]
 
     def kill(self) -> None:
         """End all workers at once, whatever they do."""
-        for pid in self._pids:
-            if pid and describe_death(int(pid)) is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+        for _, pid, code in self._exit_codes():
+            if code is None:
+                _dismissed.add(pid)
+                self._children[pid].kill()
+
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Around torch's farewell to workers, which waits for one after the other: for all, not longer than once."""
+        patience = threading.Timer(_FAREWELL_SECONDS, self.kill)
+        patience.daemon = True
+        patience.start()
+        try:
+            yield
+        finally:
+            patience.cancel()
+
+
+def _describe(exit_code: int) -> str:
+    return f"exited with status {exit_code}" if exit_code >= 0 else f"was killed by {signal.Signals(-exit_code).name}"
 
 
 _crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+_dismissed: set[int] = set()  # pids of workers that were killed on purpose
 
 
 class _ChildHandler:
@@ -110,11 +127,13 @@ class _ChildHandler:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         try:
             self._torch_handler(number, frame)
-        except RuntimeError:
-            struck = [crew for crew in _crews if crew.deaths()]
-            for crew in struck:
+        except RuntimeError as error:
+            told = re.search(r"pid\D*(\d+)", str(error))
+            pid = int(told[1]) if told else 0
+            crew = next((crew for crew in _crews if pid in crew), None)
+            if crew is not None:
                 crew.casualty = True
-            if not struck or any(crew.waiting for crew in struck):
+            if pid not in _dismissed and (crew is None or crew.waiting):
                 raise
 
 

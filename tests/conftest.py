@@ -48,7 +48,7 @@ def _no_leaks(_helpers_running):
     gc.collect()
     threads, fds = set(threading.enumerate()), descriptors()
     yield
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 5
     while any(left := leaks(threads, fds)) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)

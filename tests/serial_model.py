@@ -9,22 +9,22 @@ def serial_batches(lengths, source_of, lanes, time_steps, windows, mode, lookahe
     def draw(ahead):
         nonlocal cursor
         left = total - cursor if mode != "cycle" else float("inf")
-        if left <= 2 * lanes if ahead else left <= 0 and mode != "data":
-            return None
-        cursor += 1
-        return cursor - 1
+        refused = left <= 2 * lanes if ahead else left <= 0 and mode != "data"
+        cursor += not refused
+        return None if refused else cursor - 1
 
     def next_stream(lane):
         if held[lane] is None:
             held[lane] = [draw(ahead=True) for _ in range(lookahead)]
         grant = held[lane].pop(0) if held[lane] else None
         held[lane] = [] if grant is None else [*held[lane], draw(ahead=True)]
-        grant = draw(ahead=False) if grant is None else grant
-        idle[lane] = grant is None or (mode == "data" and empties[lane] >= total)
+        if grant is None and not (mode == "data" and empties[lane] >= total):
+            grant = draw(ahead=False)
+        idle[lane] = grant is None
         if not idle[lane]:
             source, fresh = source_of(grant), grant < total or mode == "cycle"
-            empties[lane] = 0 if lengths[source] else empties[lane] + 1
             reading[lane] = [(source, position, fresh) for position in range(lengths[source])]
+            empties[lane] = 0 if reading[lane] else empties[lane] + 1
 
     while True:
         batch = [[] for _ in range(lanes)]
@@ -35,8 +35,6 @@ def serial_batches(lengths, source_of, lanes, time_steps, windows, mode, lookahe
                 else:
                     next_stream(lane)
             window.extend([None] * (time_steps - len(window)))
-        if not any(c and c[2] for window in batch for c in window) or (
-            mode == "drop" and [None] in [w[:1] for w in batch]
-        ):
+        if not any(c and c[2] for w in batch for c in w) or (mode == "drop" and [None] in [w[:1] for w in batch]):
             return
         yield batch

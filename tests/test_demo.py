@@ -1,0 +1,283 @@
+"""The demo: what it films, what it reports, and how it says no."""
+
+import functools
+import os
+import pickle
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import av
+import cv2
+import numpy as np
+import pytest
+import torch
+import tqdm
+
+from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset, cli, demo, visualize
+
+# warnings are errors, but for those that pyproject.toml lets pass
+STRICT = ["error", "ignore:This DataLoader will create:UserWarning", "ignore:This process:DeprecationWarning"]
+STRICT = [f"-W{rule}" for rule in STRICT]
+MEDIA = os.environ.get("STREAM_DATALOADER_MEDIA")
+
+
+def run_demo(cache, output, *arguments):
+    """Run the demo in a process of its own, warnings being errors."""
+    return subprocess.run(
+        [sys.executable, *STRICT, "-m", "stream_dataloader", "demo", "--output-dir", output, *map(str, arguments)],
+        check=False,
+        capture_output=True,
+        encoding="utf-8",
+        env=os.environ | {"XDG_CACHE_HOME": str(cache)},
+        timeout=120,
+    )
+
+
+def table(output):
+    """The numbers that the demo printed."""
+    found = re.findall(r"^(videos|batches|items|padding|resets|frames/s) +([\d.]+)", output, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def decode(path):
+    with av.open(str(path)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def write_clip(path, frames, *, size=(64, 48), brightness=80):
+    picture = np.full((size[1], size[0], 3), brightness, np.uint8)
+    with visualize.VideoWriter(path) as clip:
+        for _ in range(frames):
+            clip.write(picture)
+
+
+def write_sound(path):
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=16000, layout="mono")
+        for i in range(8):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = 16000, 1024 * i
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+def count_batches(lengths, lanes, time_steps):
+    return StreamDataset(list(lengths), range, lanes, time_steps=time_steps, seed=0, lengths=lengths).count_steps(0)
+
+
+def filmstrip_shape(batches, lanes, width, height):
+    pitch = height + visualize.TRACK_HEIGHT + visualize.MARGIN_HEIGHT
+    columns = min(6, batches)
+    return visualize.TITLE_HEIGHT + lanes * pitch, visualize.LANE_WIDTH + columns * (width + visualize.GAP), 3
+
+
+@pytest.fixture(autouse=True)
+def _no_monitor_thread(monkeypatch):
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # tqdm keeps one for good
+
+
+@functools.lru_cache
+def drawn(cache, output):
+    """The demo's run over its own clips, once for all tests."""
+    return run_demo(cache, output)
+
+
+@pytest.fixture
+def own_clips(tmp_path_factory):
+    base = tmp_path_factory.getbasetemp()
+    result = drawn(base / "cache", base / "output")
+    assert result.returncode == 0, result.stderr
+    return result, base / "cache", base / "output"
+
+
+def test_own_clips_are_streamed_and_counted(own_clips):
+    result, cache, _ = own_clips
+    clips = sorted(cache.rglob("*.mp4"))
+    lengths = [len(decode(clip)) for clip in clips]
+    assert len(set(lengths)) == len(clips) == 12
+    numbers = table(result.stdout)
+    batches = count_batches(lengths, lanes=4, time_steps=8)
+    assert (numbers["batches"], numbers["items"], numbers["resets"]) == (batches, sum(lengths), 12)
+    assert numbers["padding"] == pytest.approx(100 * (1 - sum(lengths) / (batches * 32)), abs=0.06)
+    assert numbers["frames/s"] > 0
+    assert "12/12" in result.stderr
+
+
+def test_film_shows_every_time_step_with_flashes_and_padding(own_clips):
+    result, _, output = own_clips
+    frames = decode(output / "grid.mp4")
+    assert len(frames) == 8 * table(result.stdout)["batches"]
+    assert {frame.shape for frame in frames} == {(394, 492, 3)}
+    corner = visualize.TITLE_HEIGHT + 1, visualize.GAP + 1  # lane 0's border
+    assert frames[0][corner].min() > 200  # all lanes begin
+    assert frames[7][corner].max() < 100
+    last = frames[-1][visualize.TITLE_HEIGHT :]
+    assert (np.abs(last.astype(int) - 128).max(axis=2) < 6).mean() > 0.5  # lanes without a source are grey
+
+
+def test_filmstrip_shows_six_batches(own_clips):
+    _, _, output = own_clips
+    assert cv2.imread(str(output / "grid.png")).shape == filmstrip_shape(6, lanes=4, width=240, height=180)
+
+
+def test_own_clips_are_made_once(own_clips):
+    _, cache, _ = own_clips
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.mp4")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        clips = demo.default_clips()
+        demo._make_clips(clips[0].parent)  # as a process would that began before they were there
+    assert clips == sorted(cache.rglob("*.mp4"))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert [path.name for path in (cache / "stream_dataloader").iterdir()] == [clips[0].parent.name]
+
+
+def test_half_made_clips_are_never_seen(tmp_path, monkeypatch):
+    def write(self, picture):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(visualize.VideoWriter, "write", write)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(demo.DemoError, match=r"No space left on device\); set XDG_CACHE_HOME"):
+        demo.default_clips()
+    assert list((tmp_path / "stream_dataloader").iterdir()) == []
+
+
+def test_folder_is_streamed_and_what_is_broken_reported(tmp_path):
+    folder, output = tmp_path / "videos", tmp_path / "output"
+    (folder / "below").mkdir(parents=True)
+    write_clip(folder / "a.mp4", 5)
+    write_clip(folder / "below" / "b.MP4", 17, size=(32, 96))
+    write_clip(folder / "c.mkv", 9)
+    (folder / "broken.mp4").write_bytes(bytes(range(256)) * 20)
+    write_sound(folder / "sound.mp4")
+    (folder / "notes.txt").write_text("no video")
+    result = run_demo(tmp_path, output, folder, "--lanes", 2, "--time-steps", 4, "--size", "80x60")
+    assert result.returncode == 0, result.stderr
+    numbers = table(result.stdout)
+    assert (numbers["videos"], numbers["items"], numbers["resets"]) == (5, 31, 3)
+    skipped = re.findall(r"^skipped   (.*?): (.*)$", result.stdout, re.MULTILINE)
+    assert [name for name, _ in skipped] == ["broken.mp4", "sound.mp4"]
+    assert skipped[1][1] == "it has no video in it"
+    assert "5/5" in result.stderr
+    assert "notes.txt" not in result.stdout + result.stderr
+    assert len(decode(output / "grid.mp4")) == 4 * numbers["batches"]
+    shape = filmstrip_shape(int(numbers["batches"]), lanes=2, width=80, height=60)
+    assert cv2.imread(str(output / "grid.png")).shape == shape
+
+
+def test_last_film_is_not_read_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_clip(tmp_path / "a.mp4", 3)
+    for _ in range(2):
+        assert cli.main(["demo", ".", "--workers", "0"]) == 0
+        assert table(capsys.readouterr().out)["videos"] == 1
+
+
+@pytest.mark.skipif(not MEDIA, reason="STREAM_DATALOADER_MEDIA names no folder of videos")
+def test_real_videos_are_streamed(tmp_path):
+    result = run_demo(tmp_path, tmp_path, MEDIA)
+    assert result.returncode == 0, result.stderr
+    numbers = table(result.stdout)
+    skipped = dict(re.findall(r"^skipped   (.*?): (.*)$", result.stdout, re.MULTILINE))
+    frames = [len(decode(clip)) for clip in demo.find_clips(Path(MEDIA)) if clip.name not in skipped]
+    assert numbers["items"] >= sum(frames) > 0
+    assert len(decode(tmp_path / "grid.mp4")) == 8 * numbers["batches"]
+
+
+def test_mistakes_end_the_process_with_one_line(tmp_path):
+    result = run_demo(tmp_path, tmp_path, tmp_path / "missing")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert re.fullmatch(r"stream-dataloader: .*/missing does not exist; pass a folder of videos, .*\n", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["folder"], r"folder has no video in it \(.avi .*\); pass a folder of videos"),
+        (["file.txt"], "file.txt is no folder; pass a folder of videos"),
+        (["broken"], r"none of 1 videos can be decoded, a.mp4 for one \(.*\); pass a folder of other videos"),
+        (["clips", "--output-dir", "file.txt"], r"cannot write to file.txt \(File exists\); pass another --output-dir"),
+        ([], r"cannot write the demo's clips to .*file.txt/.* \(Not a directory\); set XDG_CACHE_HOME"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_with_a_remedy(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file.txt"))
+    for folder in ("folder", "broken", "clips"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "file.txt").write_text("text")
+    (tmp_path / "broken" / "a.mp4").write_text("text")
+    write_clip(tmp_path / "clips" / "a.mp4", 3)
+    assert cli.main(["demo", *arguments, "--workers", "0"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.search(rf"(?m)^stream-dataloader: {message}.*\n\Z", captured.err)
+    assert not (tmp_path / "grid.mp4").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--lanes", "0"], ["--time-steps", "x"], ["--workers", "-1"], ["--size", "8x8"], ["--size", "64"]]
+)
+def test_options_are_checked(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["demo", *arguments])
+    assert f"argument {arguments[0]}: {arguments[1]} is no " in capsys.readouterr().err
+
+
+def test_importing_the_package_loads_no_video_library():
+    code = "import sys, stream_dataloader, stream_dataloader.cli; assert not {'av', 'cv2'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_open_clip_keeps_proportions(tmp_path):
+    write_clip(tmp_path / "tall.mp4", 2, size=(32, 96), brightness=200)
+    frames = list(pickle.loads(pickle.dumps(demo.OpenClip(64, 48)))(str(tmp_path / "tall.mp4")))
+    assert [(frame.shape, frame.dtype) for frame in frames] == [((3, 48, 64), np.uint8)] * 2
+    assert frames[0][:, :, 26:38].min() > 180
+    assert frames[0][:, :, :23].max() < 20
+    assert frames[0][:, :, 41:].max() < 20
+
+
+def test_open_clip_works_in_spawned_workers(tmp_path):
+    write_clip(tmp_path / "a.mp4", 3)
+    dataset = StreamDataset([str(tmp_path / "a.mp4")], demo.OpenClip(32, 32), 1, time_steps=2)
+    batches = list(StreamDataLoader(dataset, num_workers=1, multiprocessing_context="spawn"))
+    assert [batch.mask.sum() for batch in batches] == [2, 1]
+
+
+def open_picture(length):
+    for _ in range(length):
+        yield np.zeros((3, 32, 48), np.uint8)
+
+
+def test_filmstrip_keeps_the_batches_where_most_streams_start():
+    lengths = [30, 2, 2, 2, 40]
+    loader = StreamDataLoader(StreamDataset(lengths, open_picture, 1, time_steps=2, lookahead=0))
+    shown, strip = [], visualize.Filmstrip(lambda source: f"{source}", batches=4)
+    for batch in loader:
+        strip.add(batch)
+        shown.append(batch.step)
+    assert strip.image().shape == filmstrip_shape(4, lanes=1, width=48, height=32)
+    flashes = [bool((column[visualize.TITLE_HEIGHT, 0] == 255).all()) for column in strip._best]
+    assert flashes == [False, True, True, True]
+    assert len(shown) == 15 + 3 + 20
+    assert all(after == before + 1 for before, after in pairwise(shown))
+
+
+def test_drawing_leaves_the_batch_as_it_is(tmp_path):
+    batch: StreamBatch = next(iter(StreamDataLoader(StreamDataset([4, 2], open_picture, 2, time_steps=4))))
+    with visualize.GridVideo(tmp_path / "film.mp4", lambda source: "a name too long for so small a picture") as film:
+        film.add(batch)
+    assert not torch.any(batch.data)
+    assert film.frames == len(decode(film.path)) == 4
+
+
+def test_film_without_batches_writes_no_file(tmp_path):
+    with visualize.GridVideo(tmp_path / "film.mp4", str) as film:
+        pass
+    assert not film.path.exists()

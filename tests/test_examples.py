@@ -1,0 +1,87 @@
+"""The examples run, and print what they promise."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# warnings are errors, but for those that pyproject.toml lets pass
+STRICT = ["error", "ignore:This DataLoader will create:UserWarning", "ignore:This process:DeprecationWarning"]
+STRICT = [f"-W{rule}" for rule in STRICT]
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name, *arguments, cache="/nowhere"):
+    """The example's output; warnings are errors."""
+    result = subprocess.run(
+        [sys.executable, *STRICT, EXAMPLES / name, *map(str, arguments)],
+        check=False,
+        capture_output=True,
+        encoding="utf-8",
+        env=os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONUTF8": "1"},
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def lane_texts(output):
+    """What each lane printed, batch after batch, and how many batches there were."""
+    texts = {}
+    for lane, text in re.findall(r"^  lane (\d+) \(worker \d+\): (.*)$", output, re.MULTILINE):
+        texts.setdefault(int(lane), []).append(text)
+    return texts, len(re.findall(r"^batch \d+$", output, re.MULTILINE))
+
+
+def test_text_goes_on_from_batch_to_batch_in_each_lane(tmp_path):
+    paragraphs = [f"{chr(ord('a') + i)}{'.' * (5 + 7 * i)}{i}" for i in range(20)]
+    file = tmp_path / "text.txt"
+    file.write_text("\n\n".join(paragraphs))
+    texts, batches = lane_texts(run("text.py", file, "--lanes", 3, "--time-steps", 16, "--batches", 1000))
+    assert sorted(texts) == [0, 1, 2]
+    read = []
+    for windows in texts.values():
+        assert len(windows) == batches
+        assert all(len(window.replace("»", "")) == 16 for window in windows[:-6])  # later windows may be padded
+        first, *rest = "".join(windows).split("»")
+        assert first == ""  # a lane starts with a paragraph
+        read += rest
+    assert sorted(read) == paragraphs  # each once, whole, with nothing of another in between
+
+
+def test_text_defaults_to_the_python_documentation():
+    from pydoc_data.topics import topics
+
+    documentation = {" ".join(p.split()) for topic in topics.values() for p in re.split(r"\n\n|\n[*=-]+\n", topic)}
+    texts, batches = lane_texts(run("text.py"))
+    assert batches == 6
+    assert sorted(texts) == [0, 1, 2, 3]
+    for windows in texts.values():
+        first, *whole, last = "".join(windows).split("»")
+        assert first == ""
+        assert set(whole) <= documentation
+        assert any(paragraph.startswith(last) for paragraph in documentation)
+    assert any("»" in window[1:] for windows in texts.values() for window in windows)
+
+
+def test_video_prints_shapes_and_resets(tmp_path):
+    output = run("video.py", cache=tmp_path)
+    batches = re.findall(r"^batch \d+: (.*) torch.uint8, reset \[(.*?)\] ?(.*)$", output, re.MULTILINE)
+    assert {shape for shape, _, _ in batches} == {"(8, 4, 3, 120, 160)"}
+    started = [name for _, _, names in batches for name in names.split()]
+    assert sorted(started) == sorted(path.name for path in tmp_path.rglob("*.mp4"))
+    assert sum(reset.count("1") for _, reset, _ in batches) == len(started) == 12
+    assert re.search(r"^862 frames of 12 videos, 0 of them skipped$", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_per_worker_rnn_learns(workers):
+    output = run("per_worker_rnn.py", "--workers", workers, "--steps", 60)
+    for worker in range(max(1, workers)):
+        losses = [float(x) for x in re.findall(rf"^step +\d+, worker {worker}: loss (.*)$", output, re.MULTILINE)]
+        assert len(losses) == 3
+        assert losses == sorted(losses, reverse=True)
+        assert losses[-1] < 0.85 * losses[0]

@@ -1,0 +1,405 @@
+"""The life of a loader: epochs, early ends, several at once, signals."""
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from cases import Case, key
+
+from stream_dataloader import StaleIteratorError, StreamDataLoader, StreamDataset, WorkerError, get_stream_info
+
+WORKERS = [0, 2]
+CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], 4, 3, shuffle=True, seed=1)
+
+
+def epochs_read(loader, epochs):
+    return [[key(batch) for batch in loader] for _ in range(epochs)]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_epochs_count_on_and_can_be_set(options):
+    first = epochs_read(StreamDataLoader(CASE.dataset()), 4)
+    assert [epoch[0][-1] for epoch in first] == [0, 1, 2, 3]
+    assert first[0] != first[1]
+    loader = StreamDataLoader(CASE.dataset(), **options)
+    assert epochs_read(loader, 2) == first[:2]
+    loader.set_epoch(1)
+    assert epochs_read(loader, 2) == first[1:3]
+    loader.dataset.set_epoch(0)
+    assert epochs_read(loader, 1) == first[:1]
+    loader.set_epoch(3)
+    assert epochs_read(loader, 1) == first[3:]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_early_break_takes_an_epoch_and_leaves_nothing_behind(workers, persistent):
+    loader = StreamDataLoader(CASE.dataset(), workers, persistent_workers=persistent and workers > 0)
+    expected = epochs_read(StreamDataLoader(CASE.dataset()), 6)
+    for epoch in range(5):
+        for step, batch in enumerate(loader):
+            assert key(batch) == expected[epoch][step]
+            if step == epoch % 3:
+                break
+    assert [key(batch) for batch in loader] == expected[5]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_new_iter_ends_the_old_one(workers):
+    loader = StreamDataLoader(CASE.dataset(), workers)
+    old = iter(loader)
+    next(old)
+    new = iter(loader)
+    with pytest.raises(StaleIteratorError, match="newer iter"):
+        next(old)
+    assert next(new).epoch == 1
+    new.close()
+    with pytest.raises(StopIteration):
+        next(new)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_iterator_that_ended_stays_ended(workers):
+    iterator = iter(StreamDataLoader(CASE.dataset(), workers))
+    list(iterator)
+    assert list(iterator) == []
+
+
+@pytest.mark.parametrize("same_dataset", [True, False])
+def test_two_loaders_at_once_do_not_disturb_each_other(same_dataset):
+    dataset = CASE.dataset()
+    loaders = [StreamDataLoader(dataset if same_dataset else CASE.dataset(), workers) for workers in (2, 1, 0, 3)]
+    expected = epochs_read(StreamDataLoader(CASE.dataset()), 1)[0]
+    for batches in zip(*loaders, expected, strict=True):
+        assert all(key(batch) == batches[-1] for batch in batches[:-1])
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_loader_inside_a_loaders_loop(workers):
+    dataset = CASE.dataset()
+    expected = epochs_read(StreamDataLoader(CASE.dataset()), 1)[0]
+    outer = []
+    for batch in StreamDataLoader(dataset, workers):
+        outer.append(key(batch))
+        if len(outer) <= 2:
+            assert [key(inner) for inner in StreamDataLoader(dataset, workers)] == expected
+    assert outer == expected
+
+
+def test_a_loader_inside_a_stream():
+    def read(n):
+        for batch in StreamDataLoader(StreamDataset([n], range, 1, time_steps=1)):
+            assert get_stream_info().source_index == n - 1
+            yield batch.data[0, 0]
+
+    dataset = StreamDataset([1, 2, 3], read, 2, time_steps=2)
+    assert get_stream_info() is None
+    assert [b.data.T.tolist() for b in StreamDataLoader(dataset)] == [
+        [[0, 0], [0, 1]],
+        [[0, 1], [0, 0]],
+        [[2, 0], [0, 0]],
+    ]
+    assert get_stream_info() is None
+
+
+def test_iterating_leaves_torchs_generator_alone():
+    state = torch.get_rng_state()
+    for workers in WORKERS:
+        list(StreamDataLoader(CASE.dataset(), workers))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_streams_are_closed_when_done_and_when_left(workers, tmp_path):
+    def read(n):
+        (tmp_path / f"open{n}").touch()
+        try:
+            yield from range(n)
+        finally:
+            (tmp_path / f"closed{n}").touch()
+
+    def marks(kind):
+        return {path.name.removeprefix(kind) for path in tmp_path.glob(f"{kind}*")}
+
+    dataset = StreamDataset(range(1, 20), read, 3, time_steps=2)
+    for _ in StreamDataLoader(dataset, workers):
+        break
+    gc.collect()
+    assert marks("open")
+    assert marks("open") == marks("closed")
+    list(StreamDataLoader(dataset, workers))
+    assert marks("open") == marks("closed") == {str(n) for n in range(1, 20)}
+
+
+def test_lookahead_opens_early_in_a_thread_of_the_worker_and_lookahead_0_never_does():
+    def threads(lookahead):
+        seen = []
+
+        def read(n):
+            seen.append((threading.current_thread().name, n))
+            yield n
+
+        dataset = StreamDataset(range(40), read, 2, time_steps=1, lookahead=lookahead)
+        for _ in StreamDataLoader(dataset):
+            time.sleep(0.002)
+        return {name for name, _ in seen}, sorted(n for _, n in seen)
+
+    assert threads(0) == ({"MainThread"}, list(range(40)))
+    names, sources = threads(1)
+    assert "stream-opener" in names
+    assert sources == list(range(40))
+
+
+def test_calls_on_one_stream_never_overlap_with_early_opening():
+    def read(n):
+        lock = threading.Lock()
+        for i in range(n):
+            assert lock.acquire(blocking=False)
+            time.sleep(0.0002)
+            lock.release()
+            yield i
+
+    for lookahead in (1, 2, 3):
+        list(StreamDataLoader(StreamDataset([3] * 30, read, 3, time_steps=2, lookahead=lookahead)))
+
+
+def test_collate_fn_gets_the_lanes_windows():
+    case = Case([3, 1], 2, 2)
+    for workers in WORKERS:
+        got = list(StreamDataLoader(case.dataset(), workers, collate_fn=lambda windows: windows))
+        assert [[tuple(w.shape) for w in windows] for windows in got] == [[(2, 3), (2, 3)]] * 2
+        assert got[0][0][:, :2].tolist() == [[0, 0], [0, 1]]
+        assert got[1][1].tolist() == [[0, 0, 0]] * 2
+
+
+def test_collate_fn_gets_windows_as_streams_yield_them():
+    def read(n):
+        for i in range(n):
+            yield f"{n}:{i}", object
+
+    for workers in WORKERS:
+        dataset = StreamDataset([2, 1], read, 2, fill_value="idle")
+        got = list(StreamDataLoader(dataset, workers, lambda windows: windows))
+        assert got == [[("2:0", object), ("1:0", object)], [("2:1", object), "idle"]]
+
+
+def test_collate_fn_may_mix_layouts():
+    for workers in WORKERS:
+        dataset = StreamDataset([2, 3, 1], lambda n: [np.ones(n)] * 2, 2, time_steps=2)
+        got = list(StreamDataLoader(dataset, workers, lambda windows: [tuple(w.shape) for w in windows]))
+        assert got == [[(2, 2), (2, 3)], [(2, 1), (2, 2)]]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_parts_are_the_batches_by_worker(workers):
+    loader = StreamDataLoader(CASE.dataset(), workers, collate_fn=len)
+    parts = list(loader.parts())
+    batches = list(StreamDataLoader(CASE.dataset(), workers))
+    assert {int(w) for part in parts for w in part.worker_id} == set(range(max(1, workers)))
+    for part in parts:
+        assert len(set(part.worker_id.tolist())) == 1
+        whole = batches[part.step]
+        for name in ("data", "mask", "source", "position", "is_start"):
+            assert torch.equal(getattr(part, name), getattr(whole, name)[:, part.lane])
+        assert torch.equal(part.reset, whole.reset[part.lane])
+    assert next(iter(loader)) == CASE.lanes
+
+
+def test_device_moves_batches_and_pinning_without_cuda_warns():
+    loader = StreamDataLoader(CASE.dataset(), device="meta")
+    assert next(iter(loader)).data.device.type == "meta"
+    assert next(iter(loader.cpu())).data.device.type == "cpu"
+    collated = StreamDataLoader(CASE.dataset(), 0, lambda windows: {"x": [torch.stack(windows), "name"]}).to("meta")
+    assert next(iter(collated))["x"][0].device.type == "meta"
+    if not torch.cuda.is_available():
+        with pytest.warns(UserWarning, match="pin_memory"):
+            next(iter(StreamDataLoader(CASE.dataset(), pin_memory=True)))
+
+
+def test_worker_init_fn_runs_in_each_worker(tmp_path):
+    loader = StreamDataLoader(CASE.dataset(), 2, worker_init_fn=lambda worker: (tmp_path / str(worker)).touch())
+    list(loader)
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_lambdas_and_local_functions_go_to_any_start_method(method):
+    offset = 100
+
+    def shifted(n):
+        return (offset + i for i in range(n))
+
+    for factory in (shifted, lambda n: [offset + i for i in range(n)]):
+        loader = StreamDataLoader(
+            StreamDataset([2, 3], factory, 2, time_steps=2, on_error=lambda _: "raise"),
+            2,
+            multiprocessing_context=method,
+        )
+        assert next(iter(loader)).data.T.tolist() == [[100, 101], [100, 101]]
+
+
+def test_a_timeout_is_an_error_and_not_a_hang():
+    def stuck(n):
+        yield 0
+        time.sleep(60)
+
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"timeout=1 seconds, at step 1"):
+        list(StreamDataLoader(StreamDataset([1, 2], stuck, 2, time_steps=1), 2, timeout=1))
+    assert time.monotonic() - started < 5
+
+
+def test_leaving_early_does_not_wait_for_each_stuck_worker_in_turn():
+    def stuck(n):
+        yield n
+        time.sleep(60)
+
+    started = time.monotonic()
+    for _ in StreamDataLoader(StreamDataset(range(4), stuck, 4, time_steps=1), 4):
+        break
+    assert time.monotonic() - started < 9  # torch's DataLoader: 5 seconds a worker
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_killed_worker_is_an_error_that_names_it(in_thread, method):
+    def read(n):
+        for i in range(1000):
+            if n == 3 and i == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield i
+
+    loader = StreamDataLoader(StreamDataset(range(4), read, 4, time_steps=1), 2, multiprocessing_context=method)
+    caught = []
+
+    def run():
+        with pytest.raises(WorkerError, match=r"worker 1 \(pid \d+\) was killed by SIGKILL") as error:
+            list(loader)
+        caught.append(str(error.value))
+
+    if in_thread:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(30)
+    else:
+        run()
+    assert len(caught) == 1
+
+
+def test_a_death_surfaces_in_next_and_not_in_the_users_code():
+    def read(n):
+        yield os.getpid()
+        yield from range(100)
+
+    iterator = iter(StreamDataLoader(StreamDataset([0, 1], read, 2, time_steps=1), 2))
+    pid = int(next(iterator).data[0, 1])
+    os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:  # the user's own code, in which torch's handler would raise
+        pass
+    with pytest.raises(WorkerError, match=f"pid {pid}"):
+        list(iterator)
+
+
+INTERRUPTED = """
+    import os, signal, sys, threading, time
+    from stream_dataloader import StreamDataLoader, StreamDataset
+
+    def read(n):
+        while True:
+            time.sleep(0.01 if len(sys.argv) < 2 else 30)
+            yield n
+
+    if __name__ == "__main__":
+        loader = StreamDataLoader(StreamDataset([0, 1, 2], read, 3, time_steps=1), 2)
+        threading.Timer(2, os.killpg, (0, signal.SIGINT)).start()
+        for batch in loader:
+            pass
+"""
+
+
+@pytest.mark.parametrize("stuck", [[], ["stuck"]])
+def test_ctrl_c_ends_at_once_without_a_word_from_the_workers(stuck, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(INTERRUPTED))
+    done = subprocess.run(
+        [sys.executable, script, *stuck],
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode in (-signal.SIGINT, 130)
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+ORPHANED = """
+    import os, sys, time
+    from stream_dataloader import StreamDataLoader, StreamDataset
+
+    def read(n):
+        yield os.getpid()
+        time.sleep(1000)
+
+    if __name__ == "__main__":
+        loader = StreamDataLoader(StreamDataset([0, 1], read, 2, time_steps=1), 2, multiprocessing_context=sys.argv[1])
+        iterator = iter(loader)
+        print(*next(iterator).data[0].tolist(), flush=True)
+        os.kill(os.getpid(), 9)
+"""
+
+
+def runs(pid):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_end_when_the_main_process_is_killed(method, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(ORPHANED))
+    with subprocess.Popen([sys.executable, script, method], stdout=subprocess.PIPE, text=True) as process:
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(set(pids)) == 2
+    deadline = time.monotonic() + 10
+    while any(map(runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(runs, pids))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_memory_and_descriptors_are_flat_over_many_epochs(workers):
+    loader = StreamDataLoader(CASE.dataset(), workers, persistent_workers=workers > 0)
+    process = psutil.Process()
+
+    def run(loader, epochs):
+        for _ in range(epochs):
+            for step, _batch in enumerate(loader):
+                if step == 3:
+                    break
+        gc.collect()
+        return process.memory_info().rss, process.num_fds(), threading.active_count()
+
+    before, after = run(loader, 100), run(loader, 300)
+    assert after[0] - before[0] < 4 << 20
+    assert after[1] <= before[1]
+    assert after[2] <= before[2]
+    with contextlib.suppress(StopIteration):
+        next(iter(loader))
+    del loader
+    gc.collect()
+    assert not multiprocessing.active_children()

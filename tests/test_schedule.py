@@ -1,0 +1,111 @@
+"""The pure functions: order, assignment, number of steps."""
+
+import numpy as np
+import pytest
+from cases import Case, cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream_dataloader import StreamDataLoader, StreamDataset, split_batch_size
+from stream_dataloader.schedule import Order, lanes_of_worker
+
+
+@given(st.integers(1, 50), st.integers(0, 60))
+def test_lanes_are_split_evenly_and_in_order(batch_size, num_workers):
+    sizes = split_batch_size(batch_size, num_workers)
+    assert sum(sizes) == batch_size
+    assert len(sizes) == max(1, min(batch_size, num_workers))
+    assert max(sizes) - min(sizes) <= 1
+    lanes = [lane for worker in range(num_workers or 1) for lane in lanes_of_worker(batch_size, num_workers, worker)]
+    assert lanes == list(range(batch_size))
+
+
+@settings(max_examples=500)
+@given(cases())
+def test_known_lengths_make_len_exact(case):
+    loader = StreamDataLoader(case.dataset(lengths=case.lengths))
+    for _ in range(2):
+        assert len(loader) == len(list(loader))
+
+
+@settings(max_examples=200)
+@given(cases(), st.sampled_from(["longest_first", "balanced"]))
+def test_known_lengths_make_len_exact_in_other_schedules(case, schedule):
+    dataset = case.dataset(lengths=case.lengths, schedule=schedule)
+    assert len(StreamDataLoader(dataset)) == len(list(StreamDataLoader(dataset))) == len(list(case.expected(dataset)))
+
+
+def test_len_tells_of_the_epoch_being_read_then_of_the_next():
+    lengths = list(np.random.default_rng(0).integers(1, 30, 40))
+    case = Case(lengths, 6, 4, shuffle=True)
+    loader = StreamDataLoader(case.dataset(lengths=lengths))
+    expected = [sum(1 for _ in case.expected(loader.dataset, epoch)) for epoch in range(6)]
+    assert len(set(expected)) > 1
+    for epoch in range(6):
+        assert len(loader) == expected[epoch]
+        for _ in loader:
+            assert len(loader) == expected[epoch]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [({}, "lengths="), ({"lengths": [1], "padding_mode": "cycle"}, "no end")]
+)
+def test_len_is_a_type_error_where_it_is_not_known(options, reason):
+    loader = StreamDataLoader(StreamDataset([1], range, 1, time_steps=1, **options))
+    with pytest.raises(TypeError, match=reason):
+        len(loader)
+    assert len(list(zip(loader, range(1), strict=False))) == 1  # list() and zip() do not trip over it
+
+
+def permutation(epoch, **options):
+    options = {"shuffle": True, "seed": 3} | options
+    dataset = StreamDataset(range(50), range, 4, time_steps=1, **options)
+    order = Order(dataset.rules, epoch, dataset.lengths)
+    return [order[i].source for i in range(50)]
+
+
+def test_shuffle_is_a_new_permutation_each_epoch_and_the_same_in_every_run():
+    assert sorted(permutation(0)) == list(range(50))
+    assert permutation(0) == permutation(0)
+    assert permutation(0) != permutation(1)
+    assert permutation(0) != permutation(0, seed=4)
+    assert permutation(0, shuffle=False) == list(range(50))
+
+
+def test_longest_first_sorts_by_length_and_shuffles_equals():
+    lengths = [i % 5 for i in range(50)]
+    sources = permutation(0, schedule="longest_first", lengths=lengths)
+    assert [lengths[s] for s in sources] == sorted(lengths, reverse=True)
+    assert sources != permutation(1, schedule="longest_first", lengths=lengths)
+
+
+def test_balanced_draws_sources_in_proportion_to_their_length():
+    lengths = [30, 10] + [0] * 48
+    first = [permutation(epoch, schedule="balanced", lengths=lengths, shuffle=False)[0] for epoch in range(2000)]
+    assert set(first) == {0, 1}
+    assert 0.72 < first.count(0) / 2000 < 0.78  # 3 : 1; five standard deviations
+
+
+@pytest.mark.parametrize("schedule", ["longest_first", "balanced"])
+def test_schedules_by_length_waste_less(schedule):
+    lengths = np.random.default_rng(1).integers(1, 200, 60).tolist()
+    steps = [
+        len(
+            StreamDataLoader(
+                StreamDataset(lengths, range, 8, time_steps=1, lengths=lengths, schedule=s, seed=0, lookahead=0)
+            )
+        )
+        for s in ("listed", schedule)
+    ]
+    assert sum(lengths) / 8 <= steps[1] < steps[0]
+
+
+def test_seed_none_follows_torchs_generator():
+    import torch
+
+    def run():
+        torch.manual_seed(5)
+        return permutation(0, seed=None)
+
+    assert run() == run()
+    assert run() != permutation(0, seed=None)
