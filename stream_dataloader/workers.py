@@ -52,10 +52,10 @@ class WorkerInit:
 
 def watch_parent() -> None:
     """Have this process end soon after the one that started it."""
-    parent = os.getppid()
+    parent, started_by = os.getppid(), multiprocessing.parent_process()
 
-    def watch() -> None:
-        while os.getppid() == parent:
+    def watch() -> None:  # a forkserver, the parent of its children, outlives the process that asked for them
+        while os.getppid() == parent and (started_by is None or started_by.is_alive()):
             time.sleep(_WATCH_SECONDS)
         os._exit(1)
 
