@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 
-from stream_dataloader.structure import flatten, leaf_paths, unflatten
+from stream_dataloader.pickling import Message
+from stream_dataloader.structure import INLINE_BYTES, as_array, as_tensor, flatten, leaf_paths, unflatten
 
 __all__ = ["StreamBatch"]
 
@@ -94,6 +96,9 @@ class StreamBatch:
         """
         return self.map(lambda tensor: tensor.pin_memory())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _batch_of, ({field.name: map_leaves(getattr(self, field.name), _inlined) for field in fields(self)},)
+
     def __repr__(self) -> str:
         worker_ids = sorted(set(self.worker_id.tolist()))
         return (
@@ -101,6 +106,49 @@ class StreamBatch:
             f"data={describe(self.data)}, resets={int(self.reset.sum())}, "
             f"padding={1 - float(self.mask.float().mean()):.0%}, worker_id={worker_ids})"
         )
+
+
+class _Inlined:
+    """A small tensor on its way through a pipe: within the message, where torch would open shared memory for it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return as_tensor, (np.ascontiguousarray(as_array(self._tensor)), self._tensor.dtype)
+
+
+def _inlined(leaf: Any) -> Any:
+    small = isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.nbytes <= INLINE_BYTES
+    return _Inlined(leaf) if small else leaf
+
+
+def _batch_of(values: dict[str, Any]) -> StreamBatch:
+    return StreamBatch(**values)
+
+
+class SentBatch(StreamBatch):
+    """A batch that was pickled where it was made, and is read back from that when it is looked at.
+
+    A queue pickles and frees what is put into it in a background thread. An error would be lost there, and a
+    worker that ends while that thread frees a tensor crashes (torch takes the interpreter's lock in between).
+    """
+
+    def __init__(self, batch: StreamBatch) -> None:
+        object.__setattr__(self, "_message", Message(batch))
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in {field.name for field in fields(self)}:
+            raise AttributeError(name)
+        self.__dict__.update(self._message.read().__dict__)
+        return self.__dict__[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (self._message,)
+
+
+def _same(batch: StreamBatch) -> StreamBatch:
+    return batch
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:

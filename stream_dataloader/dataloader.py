@@ -33,13 +33,12 @@ from stream_dataloader.batch import StreamBatch, map_leaves
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import (
     ErrorReport,
-    ItemError,
     StaleIteratorError,
     StreamError,
     WorkerError,
     WorkerTimeoutError,
 )
-from stream_dataloader.part_reader import PartReader, warn_of_skip
+from stream_dataloader.part_reader import PartReader, unsendable, warn_of_skip
 from stream_dataloader.pickling import Message
 from stream_dataloader.protocols import CollateFn
 from stream_dataloader.regroup import Fault, Part, Regrouper
@@ -445,14 +444,8 @@ def _message(part: Part) -> Message:
     try:
         return Message(part)
     except Exception as error:
-        lane = part.runs[0].lane if part.runs else -1
-        unsendable = ItemError(
-            f"step {part.step}, worker {part.worker_id}: an item cannot be pickled, which sending it to the main "
-            f"process needs ({error}); yield arrays, numbers, strings or other plain objects",
-            lane=lane,
-            worker_id=part.worker_id,
-        )
-        return Message(part._replace(blocks=[], objects={}, faults=[Fault(lane, True, ErrorReport(unsendable))]))
+        fault = Fault(part.runs[0].lane if part.runs else 0, True, ErrorReport(unsendable(part, error)))
+        return Message(part._replace(blocks=[], objects={}, faults=[fault]))
 
 
 def _as_it_is(part: Any) -> Any:

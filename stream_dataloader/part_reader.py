@@ -13,11 +13,10 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import current_process
-from multiprocessing.reduction import ForkingPickler
 from os import getppid
 from typing import Any, Literal, NamedTuple
 
-from stream_dataloader.batch import StreamBatch
+from stream_dataloader.batch import SentBatch, StreamBatch
 from stream_dataloader.errors import ErrorReport, ItemError, OpenError, StreamError
 from stream_dataloader.lane import Lane, LaneOptions, Run
 from stream_dataloader.opening import OpenedStream, Opener
@@ -100,7 +99,7 @@ class PartReader:
             part.runs.extend(runs)
             fresh = fresh or any(run.fresh for run in runs)
             if lane.idle:
-                self.queue.end_busy(step)
+                self.queue.end_busy(step + bool(runs))
         if not fresh:
             self.queue.end_fresh(step)
         self.queue.publish((step + 1) * size + self.lanes.start)
@@ -162,9 +161,12 @@ class PlainParts:
             reader.close()
             raise StopIteration
         batch = self._regrouper.batch(part.step, reader.queue.epoch, [part.worker_id], [part])
-        if self._sent:
-            self._check_picklable(part)
-        return batch
+        if not self._sent:
+            return batch
+        try:
+            return SentBatch(batch)
+        except Exception as error:
+            raise unsendable(part, error) from error
 
     def _delivers(self, step: int) -> bool:
         try:
@@ -172,19 +174,15 @@ class PlainParts:
         except Abandoned:
             return False
 
-    def _check_picklable(self, part: Part) -> None:
-        """Raise here for what torch's queue could not send and would lose."""
-        for block in part.blocks:
-            objects = [column for column in block.columns if type(column) is list]
-            try:
-                ForkingPickler.dumps((block.layout, objects))
-            except Exception as error:
-                raise ItemError(
-                    f"step {part.step}, worker {part.worker_id}: a leaf or type of the items cannot be pickled, which "
-                    f"sending it to the main process needs ({error}); yield arrays, numbers, strings or types "
-                    "that are defined at the top of a module",
-                    worker_id=part.worker_id,
-                ) from error
+
+def unsendable(part: Part, error: Exception) -> ItemError:
+    """What to tell of an item that cannot be pickled."""
+    return ItemError(
+        f"step {part.step}, worker {part.worker_id}: an item cannot be pickled, which sending it to the main "
+        f"process needs ({error}); yield arrays, numbers, strings or other plain objects",
+        lane=part.runs[0].lane if part.runs else -1,
+        worker_id=part.worker_id,
+    )
 
 
 def warn_of_skip(failure: Exception) -> None:

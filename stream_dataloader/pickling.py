@@ -55,5 +55,9 @@ class Message:
     def __init__(self, content: Any) -> None:
         self._pickled = dumps(content)
 
+    def read(self) -> Any:
+        """What it carries, anew each time."""
+        return pickle.loads(self._pickled)
+
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
         return pickle.loads, (self._pickled,)

@@ -30,6 +30,10 @@ _TORCH_OF_NUMPY = {dtype: torch_dtype for torch_dtype, dtype in _NUMPY_OF_TORCH.
 _TORCH_OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
+#: Larger arrays travel between processes as shared memory, smaller ones are cheaper within the message.
+INLINE_BYTES = 1 << 18
+
+
 class Misfit(Exception):
     """An item does not fit; the text says which leaf, what it is and what it should be."""
 

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader.structure import Layout, Leaves, Misfit, Spec, as_array, storage_dtype
-
-_INLINE_BYTES = 1 << 18  # larger arrays travel as shared memory, smaller ones are cheaper within the message
+from stream_dataloader.structure import INLINE_BYTES, Layout, Leaves, Misfit, Spec, as_array, storage_dtype
 
 
 class Block:
@@ -79,7 +77,7 @@ class Block:
 
     def __reduce__(self) -> tuple[Any, ...]:
         packed = [
-            torch.from_numpy(column) if isinstance(column, np.ndarray) and column.nbytes > _INLINE_BYTES else column
+            torch.from_numpy(column) if isinstance(column, np.ndarray) and column.nbytes > INLINE_BYTES else column
             for column in self.columns
         ]
         return _unpack_block, (self.layout, packed, self.counts)

@@ -1,0 +1,91 @@
+"""Code written for pytorch-stream-dataloader 1.0 and for OpenEB runs after changing its import.
+
+Both are written here as their users write them: positional arguments, windows cut by the stream itself, a
+collate function of the lanes' windows.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from stream_dataloader import StreamDataLoader, StreamDataset, split_batch_size
+
+
+class LetterStream:
+    """The peers' idea of a streamer: called with a source, gives an iterable of windows."""
+
+    def __init__(self, word, num_tbins=3):
+        self.codes = np.frombuffer(word.encode(), dtype=np.uint8)
+        self.num_tbins = num_tbins
+
+    def __iter__(self):
+        for start in range(0, len(self.codes) - self.num_tbins + 1, self.num_tbins):
+            yield torch.from_numpy(self.codes[start : start + self.num_tbins].copy()), start == 0
+
+
+WORDS = ["aaabbbccc", "ddd", "eeefff", "ggghhh", "iii"]
+
+
+def cat_windows(windows):
+    frames, starts = zip(*windows, strict=True)
+    return {"data": torch.stack(frames, 1), "reset": torch.tensor(starts)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("padding_mode", ["zeros", "data"])
+def test_code_for_pytorch_stream_dataloader(num_workers, padding_mode):
+    fill_value = (torch.zeros(3, dtype=torch.uint8), False) if padding_mode == "zeros" else None
+    dataset = StreamDataset(WORDS, LetterStream, 2, padding_mode, fill_value)
+    loader = StreamDataLoader(dataset, num_workers, cat_windows)
+    rows = ["", ""]
+    for batch in loader:
+        assert batch["data"].shape == (3, 2)
+        for lane in range(2):
+            rows[lane] += bytes(batch["data"][:, lane].tolist()).decode().replace("\0", "")
+    read = "".join(rows)
+    for word in WORDS:
+        assert word in rows[0] or word in rows[1]
+        assert read.count(word) >= 1
+    assert len(read) == sum(map(len, WORDS)) or padding_mode == "data"
+
+
+def events_to_device(batch):
+    """As OpenEB's collate functions do: a dict of tensors and lists."""
+    data = [item["inputs"] for item in batch]
+    return {
+        "inputs": torch.cat([d[:, None] for d in data], 1),
+        "mask_keep_memory": torch.tensor([not item["is_first"] for item in batch]).float().view(-1, 1),
+        "labels": [item["labels"] for item in batch],
+    }
+
+
+def event_stream(path, num_tbins=2, height=4, width=6):
+    count = int(path.split("_")[1])
+    for i in range(count):
+        yield {
+            "inputs": torch.full((num_tbins, 2, height, width), float(i)),
+            "is_first": i == 0,
+            "labels": [f"{path}:{i}"],
+        }
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_code_for_openeb(num_workers):
+    paths = [f"rec_{n}" for n in (3, 1, 4, 2, 5, 1)]
+    idle = {"inputs": torch.zeros(2, 2, 4, 6), "is_first": True, "labels": []}
+    dataset = StreamDataset(paths, event_stream, 3, "zeros", idle, 42)
+    loader = StreamDataLoader(dataset, num_workers, events_to_device).to(torch.device("cpu"))
+    assert loader.batch_size == 3
+    seen = []
+    for batch in loader:
+        assert batch["inputs"].shape == (2, 3, 2, 4, 6)
+        assert batch["mask_keep_memory"].shape == (3, 1)
+        seen += [label for lane in batch["labels"] for label in lane]
+        assert batch["inputs"].device.type == "cpu"
+    assert sorted(seen) == sorted(f"{path}:{i}" for path in paths for i in range(int(path[4:])))
+
+
+def test_split_batch_size_is_where_their_users_look_for_it():
+    assert split_batch_size(8, 4) == [2, 2, 2, 2]
+    assert split_batch_size(7, 3) == [3, 2, 2]
+    assert split_batch_size(2, 9) == [1, 1]

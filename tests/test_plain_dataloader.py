@@ -1,0 +1,139 @@
+"""torch's own `DataLoader` over a `StreamDataset`: parts tagged with their worker id."""
+
+import os
+import signal
+
+import pytest
+import torch
+from cases import Case, cases, key
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from stream_dataloader import ItemError, ReadError, StreamDataLoader, StreamDataset
+
+CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], 4, 3, shuffle=True, seed=1)
+
+
+def plain(dataset, workers, **options):
+    return DataLoader(dataset, batch_size=None, num_workers=workers, **options)
+
+
+def check_parts(parts, batches, workers):
+    """Parts are what the batches hold, by worker, each worker's in order of step."""
+    read = torch.zeros(sum(int(batch.mask.sum()) for batch in batches))
+    seen, count = {}, 0
+    for part in parts:
+        worker = int(part.worker_id[0])
+        assert part.step == seen.get(worker, -1) + 1
+        seen[worker] = part.step
+        whole = batches[part.step]
+        for name in ("data", "mask", "source", "position", "is_start"):
+            assert torch.equal(getattr(part, name), getattr(whole, name)[:, part.lane])
+        count += int(part.mask.sum())
+    assert count == len(read)
+
+
+@settings(max_examples=60)
+@given(cases(max_streams=12, max_length=8, max_lanes=5), st.integers(0, 4), st.integers(1, 3))
+def test_parts_are_those_of_the_batches(case, workers, prefetch_factor):
+    batches = list(StreamDataLoader(case.dataset()))
+    options = {"prefetch_factor": prefetch_factor} if workers else {}
+    check_parts(list(plain(case.dataset(), workers, **options)), batches, workers)
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop"])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_epochs_count_on_early_breaks_included(padding_mode, persistent, method):
+    case = Case(CASE.lengths, 4, 3, "aligned", padding_mode, 1, True, 1, jitter=True)
+    loader = StreamDataLoader(case.dataset())
+    epochs = [list(loader) for _ in range(4)]
+    parts = plain(case.dataset(), 2, persistent_workers=persistent, multiprocessing_context=method)
+    for epoch, batches in enumerate(epochs):
+        if epoch == 1:
+            for part, _ in zip(parts, range(3), strict=False):
+                assert part.epoch == epoch
+        else:
+            check_parts(list(parts), batches, 2)
+
+
+def test_many_short_iterations_reuse_the_shared_memory():
+    dataset = CASE.dataset()
+    for epoch in range(80):  # more than there are places for sessions
+        for part in plain(dataset, 2):
+            assert part.epoch == epoch
+            break
+
+
+def test_several_loaders_over_one_dataset_at_once():
+    dataset = StreamDataset(range(5, 15), range, 3, time_steps=2)
+    torch.manual_seed(0)
+    first = iter(plain(dataset, 3))
+    torch.manual_seed(0)  # the same base seed for other workers
+    second = iter(plain(dataset, 2))
+    total = 0
+    for parts in (first, second):
+        for part in parts:
+            total += int(part.mask.sum())
+    assert total == 2 * sum(range(5, 15))
+
+
+def test_set_epoch_of_the_dataset_works_across_processes():
+    dataset = CASE.dataset()
+    parts = plain(dataset, 2, persistent_workers=True)
+    first = [key(part, worker_id=True) for part in parts]
+    list(parts)
+    dataset.set_epoch(0)
+    again = [key(part, worker_id=True) for part in parts]
+    assert again == first
+
+
+def test_more_workers_than_lanes_leave_some_without_work():
+    parts = list(plain(StreamDataset([3, 2], range, 2, time_steps=2), 4))
+    assert {int(part.worker_id[0]) for part in parts} == {0, 1}
+
+
+def test_a_state_for_each_worker_reads_every_stream_in_order():
+    state = {}
+    for part in plain(CASE.dataset(), 2):
+        previous = state.setdefault(int(part.worker_id[0]), torch.full((len(part),), -1))
+        previous[part.reset] = -1
+        for lane in range(len(part)):
+            positions = part.position[part.mask[:, lane], lane]
+            assert (positions == previous[lane] + 1 + torch.arange(len(positions))).all()
+            if len(positions):
+                previous[lane] = positions[-1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_stream_is_an_error_that_names_it(workers):
+    def read(n):
+        yield n
+        raise OSError("disk gone")
+
+    with pytest.raises(ReadError, match=r"source 0 .*item 1, lane 0"):
+        list(plain(StreamDataset([0, 1], read, 2, time_steps=2), workers))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_item_that_cannot_be_sent_is_an_error_and_not_a_hang(workers):
+    with pytest.raises(ItemError, match="cannot be pickled"):
+        list(plain(StreamDataset([0, 1], lambda _: iter([(i for i in ())]), 2, time_steps=1), workers))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_custom_collate_fn_gets_the_part(workers):
+    sums = list(plain(StreamDataset([3, 2], range, 2, time_steps=3), workers, collate_fn=lambda part: part.data.sum()))
+    assert sum(int(s) for s in sums) == 4
+
+
+def test_a_killed_worker_ends_the_epoch_with_an_error_and_without_a_long_wait():
+    def read(n):
+        for i in range(200):
+            if n == 1 and i == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield i
+
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        list(plain(StreamDataset(range(12), read, 2, "data", time_steps=1), 2))

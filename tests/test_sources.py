@@ -1,0 +1,101 @@
+"""The list of sources: packed, shared, and cheap to start with."""
+
+import copy
+import pathlib
+import pickle
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.sources import PackedSources
+
+MILLION = 1_000_000
+
+
+def paths(count):
+    return [f"/data/recordings/day_{i % 365:03d}/camera_{i % 17:02d}/{i:09d}.mp4" for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        paths(1000),
+        [(p, 0, 10) for p in paths(70)],
+        [pathlib.Path("/x")] * 3,
+        range(65),
+        [{"a": np.ones(2)}],
+        (1, "x", None),
+    ],
+    ids=["paths", "segments", "Path", "range", "dicts", "tuple"],
+)
+def test_packed_sources_are_a_sequence_of_equal_sources(sources):
+    packed = PackedSources(sources)
+    assert len(packed) == len(sources)
+    for given in (packed, pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
+        assert all(repr(a) == repr(b) for a, b in zip(given, sources, strict=True))
+    assert repr(packed[-1]) == repr(list(sources)[-1])
+    assert repr(packed[1:5]) == repr(list(sources)[1:5])
+    with pytest.raises(IndexError, match="out of range"):
+        packed[len(sources)]
+
+
+def test_sources_may_hold_lambdas():
+    assert PackedSources([lambda: 3])[0]() == 3
+
+
+def memory_of_workers(count, method):
+    """Private bytes that each worker adds by reading all of `count` sources."""
+
+    def read(source):
+        yield private()
+
+    dataset = StreamDataset(paths(count), read, 2, time_steps=1, lookahead=0)
+    values = [
+        int(value) for batch in StreamDataLoader(dataset, 2, multiprocessing_context=method) for value in batch.data[0]
+    ]
+    return max(values) - values[0]
+
+
+def private():
+    info = psutil.Process().memory_full_info()
+    return info.uss
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_share_the_sources(method):
+    grown = memory_of_workers(20_000, method)
+    listed = sum(map(len, paths(20_000))) + 20_000 * 57
+    assert grown < listed / 2, "a copy of the list would be larger"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_starting_with_a_million_sources_costs_little_more_than_with_a_thousand(method):
+    def start(sources):
+        begun = time.perf_counter()
+        loader = StreamDataLoader(StreamDataset(sources, range, 2, time_steps=1), 2, multiprocessing_context=method)
+        iterator = iter(loader)
+        with pytest.raises(Exception, match="open_stream raised TypeError"):
+            next(iterator)
+        return time.perf_counter() - begun
+
+    def pickling(sources):
+        begun = time.perf_counter()
+        pickle.dumps(sources)
+        return time.perf_counter() - begun
+
+    few, many = paths(1000), paths(MILLION)
+    short = min(start(few) for _ in range(3))
+    once = min(pickling(many) for _ in range(3))
+    assert min(start(many) for _ in range(3)) < 2 * short + once
+
+
+def test_a_dataset_copied_elsewhere_is_a_dataset_of_its_own():
+    dataset = StreamDataset([4, 3, 2], range, 2, time_steps=2, shuffle=True, seed=5)
+    dataset.set_epoch(3)
+    other = pickle.loads(pickle.dumps(dataset))
+    first = [batch.source.tolist() for batch in dataset]
+    assert [batch.source.tolist() for batch in other] == first
+    assert next(batch.epoch for batch in other) == 4
