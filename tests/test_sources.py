@@ -3,11 +3,13 @@
 import copy
 import pathlib
 import pickle
+import sys
 import time
 
 import numpy as np
 import psutil
 import pytest
+from torch.utils.data import DataLoader, get_worker_info
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.sources import PackedSources
@@ -46,29 +48,24 @@ def test_sources_may_hold_lambdas():
     assert PackedSources([lambda: 3])[0]() == 3
 
 
-def memory_of_workers(count, method):
-    """Private bytes that each worker adds by reading all of `count` sources."""
-
-    def read(source):
-        yield private()
-
-    dataset = StreamDataset(paths(count), read, 2, time_steps=1, lookahead=0)
-    values = [
-        int(value) for batch in StreamDataLoader(dataset, 2, multiprocessing_context=method) for value in batch.data[0]
-    ]
-    return max(values) - values[0]
-
-
-def private():
-    info = psutil.Process().memory_full_info()
-    return info.uss
+def growth_by_reading_all(_):
+    """Bytes of its own that a worker adds by looking at every source."""
+    sources, process = get_worker_info().dataset.sources, psutil.Process()
+    before = process.memory_full_info().uss
+    for i in range(len(sources)):
+        assert sources[i]
+    yield process.memory_full_info().uss - before
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_share_the_sources(method):
-    grown = memory_of_workers(20_000, method)
-    listed = sum(map(len, paths(20_000))) + 20_000 * 57
-    assert grown < listed / 2, "a copy of the list would be larger"
+    count = 200_000
+    dataset = StreamDataset(paths(count), growth_by_reading_all, 2, time_steps=1, lookahead=0)
+    parts = iter(DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method))
+    grown = max(int(next(parts).data) for _ in range(2))
+    a_copy = sum(map(sys.getsizeof, paths(count)))
+    assert grown < a_copy / 20
+    del parts
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
