@@ -264,8 +264,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _failures(loader: StreamDataLoader) -> list[StreamError]:
-    errors = [error for error in loader.failures if isinstance(error, StreamError)]
-    return sorted(errors, key=lambda error: error.source_index)
+    return sorted(loader.failures, key=lambda error: error.source_index)
 
 
 def _reason(error: StreamError) -> str:

@@ -13,7 +13,7 @@ LEVELS = [
     {"schedule", "options"},
     {"source_queue", "sources", "lane", "opening", "shared_memory", "transport", "regroup", "workers"},
     {"part_reader", "dataset"},
-    {"dataloader"},
+    {"feed", "iteration", "dataloader"},
     {"visualize", "demo", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}

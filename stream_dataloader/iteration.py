@@ -1,0 +1,168 @@
+"""One epoch being read: puts the parts of all workers together, step after step, and knows where it ends.
+
+One FIFO a worker; a step is complete when each worker that has not ended has a part for it::
+
+    worker 0   part 0 | part 1 | part 2 |                 lanes 0, 1
+    worker 1   part 0 | part 1 |                          lanes 2, 3
+                  |        |
+               step 0   step 1   ...
+
+Guarantees: a step is delivered if and only if its mask has a step set (`"drop"`: and no lane idles); an error
+is raised at its own step, after all earlier ones, that of the lowest lane first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import StaleIteratorError, StreamError
+from stream_dataloader.feed import Feed
+from stream_dataloader.part_reader import warn_of_skip
+from stream_dataloader.protocols import CollateFn
+from stream_dataloader.regroup import Part, Regrouper
+from stream_dataloader.schedule import lanes_of_worker
+
+
+class Iteration:
+    """An iterator over the batches of one epoch.
+
+    Args:
+        dataset: What is read.
+        num_workers: How its lanes are dealt; 0 counts as 1.
+        feed: The workers' parts.
+        epoch: The epoch's number.
+        collate_fn: Makes what is yielded of the lanes' windows; None yields `StreamBatch`es.
+        finish: The last touch to what is yielded.
+        failures: Where errors of streams that were skipped go.
+
+    Attributes:
+        epoch: The epoch's number.
+        closed: It is over, or was left.
+        stale: A newer iteration of the same loader has begun.
+    """
+
+    def __init__(
+        self,
+        dataset: StreamDataset,
+        num_workers: int,
+        feed: Feed,
+        epoch: int,
+        collate_fn: CollateFn | None,
+        finish: Callable[[Any], Any],
+        failures: list[StreamError],
+    ) -> None:
+        workers = max(1, num_workers)
+        self.epoch, self.closed, self.stale = epoch, False, False
+        self._feed, self._rules, self._fill_value = feed, dataset.rules, dataset.fill_value
+        self._collate_fn, self._finish, self._failures = collate_fn, finish, failures
+        self._lanes = [lanes_of_worker(dataset.batch_size, workers, worker) for worker in range(workers)]
+        self._regrouper = self._regrouper_of(self._lanes)
+        self._fifos: list[deque[Part]] = [deque() for _ in range(workers)]
+        self._ended = [False] * workers
+        self._skipped: set[int] = set()
+        self._step = 0
+
+    def _regrouper_of(self, lanes: list[range]) -> Regrouper:
+        return Regrouper(lanes, self._rules.time_steps, self._fill_value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        step = self._step
+        parts = self._next_parts()
+        if self._collate_fn is None:
+            return self._finish(self._regrouper.batch(step, self.epoch, range(len(self._lanes)), parts))
+        try:
+            batch = self._collate_fn(self._regrouper.windows(parts))
+        except StopIteration as error:  # would look like the epoch's end
+            raise RuntimeError("collate_fn raised StopIteration") from error
+        return self._finish(batch)
+
+    def parts(self) -> Iterator[StreamBatch]:
+        """The epoch not regrouped: each worker's part of each step, in order of step and worker."""
+        regroupers = [self._regrouper_of([lanes]) for lanes in self._lanes]
+        while True:
+            try:
+                parts = self._next_parts()
+            except StopIteration:
+                return
+            for worker, part in enumerate(parts):
+                if part is not None:
+                    yield self._finish(regroupers[worker].batch(part.step, self.epoch, [worker], [part]))
+
+    def _next_parts(self) -> list[Part | None]:
+        """Each worker's part of the next step; None for one that has ended."""
+        if self.stale:
+            raise StaleIteratorError(
+                "a newer iter() of this StreamDataLoader has begun, which ended this iteration; "
+                "to read twice at once, build a StreamDataLoader for each"
+            )
+        if self.closed:
+            raise StopIteration
+        try:
+            parts = self._collect()
+            delivered = self._delivers(parts)
+            if delivered:
+                self._raise_first_error(parts)
+        except BaseException:
+            self.close()
+            raise
+        if not delivered:
+            self.close()
+            raise StopIteration
+        self._step += 1
+        return parts
+
+    def _collect(self) -> list[Part | None]:
+        while any(not fifo and not ended for fifo, ended in zip(self._fifos, self._ended, strict=True)):
+            part = self._feed.receive(self._step)
+            self._fifos[part.worker_id].append(part)
+            self._ended[part.worker_id] = part.end or bool(part.faults)
+        parts = [fifo.popleft() if fifo else None for fifo in self._fifos]
+        for sent in parts:
+            if sent is not None and sent.failures:
+                self._note_failures(sent)
+        return [None if sent is None or sent.end else sent for sent in parts]
+
+    def _note_failures(self, part: Part) -> None:
+        for report in part.failures:
+            failure = report.unpack()
+            assert isinstance(failure, StreamError)
+            self._failures.append(failure)
+            if failure.source_index not in self._skipped:
+                self._skipped.add(failure.source_index)
+                warn_of_skip(failure)
+
+    def _delivers(self, parts: list[Part | None]) -> bool:
+        """Whether the step belongs to the epoch: a pure function of what lanes read in it."""
+        runs = [run for part in parts if part for run in part.runs]
+        faults = [fault for part in parts if part for fault in part.faults]
+        if self._rules.padding_mode == "drop":
+            return len({run.lane for run in runs} | {fault.lane for fault in faults}) == self._rules.lanes
+        return any(run.fresh for run in runs) or any(fault.fresh for fault in faults)
+
+    def _raise_first_error(self, parts: list[Part | None]) -> None:
+        """Raise the error of the lowest lane, if there is one."""
+        errors = [(fault.lane, fault.error.unpack()) for part in parts if part for fault in part.faults]
+        if self._collate_fn is None:
+            try:
+                self._regrouper.judge(parts)
+            except StreamError as misfit:
+                errors.append((misfit.lane, misfit))
+        if errors:
+            raise min(errors, key=lambda error: error[0])[1]
+
+    def close(self) -> None:
+        """End the iteration: workers that are not kept end, streams are closed."""
+        if not self.closed:
+            self.closed = True
+            self._feed.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_feed"):
+            self.close()
