@@ -60,14 +60,14 @@ class Iteration:
         self._feed, self._rules, self._fill_value = feed, dataset.rules, dataset.fill_value
         self._collate_fn, self._finish, self._failures = collate_fn, finish, failures
         self._lanes = [lanes_of_worker(dataset.batch_size, workers, worker) for worker in range(workers)]
-        self._regrouper = self._regrouper_of(self._lanes)
+        self._regrouper = self._regrouper_of(list(range(workers)))
         self._fifos: list[deque[Part]] = [deque() for _ in range(workers)]
         self._ended = [False] * workers
         self._skipped: set[int] = set()
         self._step = 0
 
-    def _regrouper_of(self, lanes: list[range]) -> Regrouper:
-        return Regrouper(lanes, self._rules.time_steps, self._fill_value)
+    def _regrouper_of(self, workers: list[int]) -> Regrouper:
+        return Regrouper([self._lanes[w] for w in workers], workers, self._rules.time_steps, self._fill_value)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -76,7 +76,7 @@ class Iteration:
         step = self._step
         parts = self._next_parts()
         if self._collate_fn is None:
-            return self._finish(self._regrouper.batch(step, self.epoch, range(len(self._lanes)), parts))
+            return self._finish(self._regrouper.batch(step, self.epoch, parts))
         try:
             batch = self._collate_fn(self._regrouper.windows(parts))
         except StopIteration as error:  # would look like the epoch's end
@@ -85,7 +85,7 @@ class Iteration:
 
     def parts(self) -> Iterator[StreamBatch]:
         """The epoch not regrouped: each worker's part of each step, in order of step and worker."""
-        regroupers = [self._regrouper_of([lanes]) for lanes in self._lanes]
+        regroupers = [self._regrouper_of([worker]) for worker in range(len(self._lanes))]
         while True:
             try:
                 parts = self._next_parts()
@@ -93,7 +93,7 @@ class Iteration:
                 return
             for worker, part in enumerate(parts):
                 if part is not None:
-                    yield self._finish(regroupers[worker].batch(part.step, self.epoch, [worker], [part]))
+                    yield self._finish(regroupers[worker].batch(part.step, self.epoch, [part]))
 
     def _next_parts(self) -> list[Part | None]:
         """Each worker's part of the next step; None for one that has ended."""
@@ -140,15 +140,17 @@ class Iteration:
 
     def _delivers(self, parts: list[Part | None]) -> bool:
         """Whether the step belongs to the epoch: a pure function of what lanes read in it."""
-        runs = [run for part in parts if part for run in part.runs]
-        faults = [fault for part in parts if part for fault in part.faults]
         if self._rules.padding_mode == "drop":
-            return len({run.lane for run in runs} | {fault.lane for fault in faults}) == self._rules.lanes
-        return any(run.fresh for run in runs) or any(fault.fresh for fault in faults)
+            runs = {run.lane for part in parts if part for run in part.runs}
+            return len(runs | {fault.lane for part in parts if part for fault in part.faults}) == self._rules.lanes
+        return any(_has_fresh(part) for part in parts if part is not None)
 
     def _raise_first_error(self, parts: list[Part | None]) -> None:
         """Raise the error of the lowest lane, if there is one."""
-        errors = [(fault.lane, fault.error.unpack()) for part in parts if part for fault in part.faults]
+        errors: list[tuple[int, Exception]] = []
+        for part in parts:
+            if part is not None and part.faults:
+                errors += [(fault.lane, fault.error.unpack()) for fault in part.faults]
         if self._collate_fn is None:
             try:
                 self._regrouper.judge(parts)
@@ -166,3 +168,11 @@ class Iteration:
     def __del__(self) -> None:
         if hasattr(self, "_feed"):
             self.close()
+
+
+def _has_fresh(part: Part) -> bool:
+    """Whether a part has something that is read for the first time."""
+    for run in part.runs:  # mostly the first has
+        if run.fresh:
+            return True
+    return any(fault.fresh for fault in part.faults)

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol, cast
 from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, StreamError
 from stream_dataloader.opening import END, OpenedStream, Opener, Reservation
 from stream_dataloader.schedule import IntArray, Rules
-from stream_dataloader.stream_info import running
+from stream_dataloader.stream_info import run_as
 from stream_dataloader.structure import Layout, Leaves, Misfit
 
 
@@ -108,11 +108,13 @@ class Lane:
             if stream is None:
                 break
             position, error = self._position, None
+            before = run_as(stream.info)
             try:
-                with running(stream.info):
-                    full = read(stream, sink, t)
+                full = read(stream, sink, t)
             except StreamError as broken:
                 error = broken
+            finally:
+                run_as(before)
             if count := self._position - position:
                 runs.append(Run(self.index, t, count, stream.info.source_index, position, stream.fresh))
                 t += count
@@ -174,9 +176,8 @@ class Lane:
         return True
 
     def _next_item(self, stream: OpenedStream) -> object:
-        lengths = self._options.lengths
         item = stream.next_item()
-        if lengths is not None:
+        if (lengths := self._options.lengths) is not None:
             promised = int(lengths[stream.info.source_index])
             if stream.items > promised or (item is END and stream.items < promised):
                 has = "only" if item is END else "at least"

@@ -18,7 +18,7 @@ from typing import Any
 from stream_dataloader.errors import OpenError, ReadError, StreamError, shorten
 from stream_dataloader.schedule import NONE, PENDING, Assignment
 from stream_dataloader.source_queue import SourceQueue
-from stream_dataloader.stream_info import StreamInfo, running
+from stream_dataloader.stream_info import StreamInfo, run_as
 
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 100e-6, 5e-3
 _LONGEST_JOIN_SECONDS = 5.0
@@ -46,20 +46,27 @@ class OpenedStream:
 
     def open(self, factory: Callable[[Any], Any]) -> None:
         """Call the factory and take the first item; an error is kept for `next_item`."""
+        before = run_as(self.info)
         try:
-            with running(self.info):
-                try:
-                    self._opened = factory(self.source)
-                except Exception as error:
-                    raise self.error(OpenError, f"open_stream raised {error!r}") from error
-                try:
-                    self._iterator = iter(self._opened)
-                except TypeError as error:
-                    what = f"open_stream returned {shorten(self._opened, 80)}, a {type(self._opened).__name__}, "
-                    raise self.error(OpenError, what + "which is no iterable; return or yield items") from error
-                self._ahead.append(self._advance())
+            self._start(factory)
+            first = self.next_item()
+            self.items = 0
+            self._ahead.append(first)
         except StreamError as error:
             self._error = error
+        finally:
+            run_as(before)
+
+    def _start(self, factory: Callable[[Any], Any]) -> None:
+        try:
+            self._opened = factory(self.source)
+        except Exception as error:
+            raise self.error(OpenError, f"open_stream raised {error!r}") from error
+        try:
+            self._iterator = iter(self._opened)
+        except TypeError as error:
+            what = f"open_stream returned {shorten(self._opened, 80)}, a {type(self._opened).__name__}, "
+            raise self.error(OpenError, what + "which is no iterable; return or yield items") from error
 
     def next_item(self) -> Any:
         """The next item, or `END`. The caller makes `running(info)` true around it.
@@ -69,24 +76,24 @@ class OpenedStream:
         """
         if self._error is not None:
             raise self._error
-        item = self._ahead.pop() if self._ahead else self._advance()
+        if self._ahead:
+            item = self._ahead.pop()
+        else:
+            try:
+                item = next(self._iterator, END)
+            except Exception as error:
+                raise self.error(ReadError, f"the stream raised {error!r}") from error
         if item is not END:
             self.items += 1
         return item
-
-    def _advance(self) -> Any:
-        try:
-            return next(self._iterator, END)
-        except Exception as error:
-            raise self.error(ReadError, f"the stream raised {error!r}") from error
 
     def close(self) -> None:
         """Close what the factory returned, and its iterator; an error in that becomes a warning."""
         for closable in (self._iterator, self._opened):
             if callable(close := getattr(closable, "close", None)):
+                before = run_as(self.info)
                 try:
-                    with running(self.info):
-                        close()
+                    close()
                 except Exception as error:
                     warnings.warn(
                         f"closing the stream of source {self.info.source_index} ({shorten(self.source)}) "
@@ -94,6 +101,8 @@ class OpenedStream:
                         RuntimeWarning,
                         stacklevel=2,
                     )
+                finally:
+                    run_as(before)
             if self._opened is self._iterator:
                 break
 

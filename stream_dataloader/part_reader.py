@@ -145,7 +145,7 @@ class PlainParts:
         self._reader, self._sent = reader, sent
         rules = reader.setup.rules
         self._decides_end = rules.padding_mode in ("data", "drop")
-        self._regrouper = Regrouper([reader.lanes], rules.time_steps, reader.setup.fill_value)
+        self._regrouper = Regrouper([reader.lanes], [reader.worker_id], rules.time_steps, reader.setup.fill_value)
 
     def __iter__(self) -> Iterator[StreamBatch]:
         return self
@@ -160,7 +160,7 @@ class PlainParts:
         if part.end or not self._delivers(part.step):
             reader.close()
             raise StopIteration
-        batch = self._regrouper.batch(part.step, reader.queue.epoch, [part.worker_id], [part])
+        batch = self._regrouper.batch(part.step, reader.queue.epoch, [part])
         if not self._sent:
             return batch
         try:

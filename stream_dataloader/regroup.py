@@ -57,40 +57,34 @@ class Regrouper:
 
     Args:
         lanes: The lanes of each worker, consecutive.
+        worker_ids: Whose they are.
         time_steps: Steps of a window; None if the streams cut windows.
         fill_value: Pads what no item was read for.
     """
 
-    def __init__(self, lanes: Sequence[range], time_steps: int | None, fill_value: Any) -> None:
+    def __init__(
+        self, lanes: Sequence[range], worker_ids: Sequence[int], time_steps: int | None, fill_value: Any
+    ) -> None:
         self._lanes, self._time_steps, self._fill_value = lanes, time_steps, fill_value
         self._layout: Layout | None = None
         self._first = lanes[0].start
         self._width = lanes[-1].stop - self._first
         self._lane = torch.arange(self._first, self._first + self._width)
+        self._owners = torch.tensor([w for w, rows in zip(worker_ids, lanes, strict=True) for _ in rows])
 
-    def batch(self, step: int, epoch: int, worker_ids: Sequence[int], parts: Sequence[Part | None]) -> StreamBatch:
+    def batch(self, step: int, epoch: int, parts: Sequence[Part | None]) -> StreamBatch:
         """The batch of a step.
 
         Args:
-            worker_ids: Whose lanes each entry of `lanes` and `parts` is.
             parts: One a worker; None for one that has ended.
 
         Raises:
             ItemError: A stream's items do not fit those of the streams before it.
         """
         self.judge(parts)
-        runs = [run for part in parts if part for run in part.runs]
         time_steps = max(block.time_steps for part in parts if part for block in part.blocks)
-        shape = (time_steps, self._width)
-        source, position = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
-        mask, is_start = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-        for run in runs:
-            row, t, end = run.lane - self._first, run.t, run.t + run.steps
-            source[t:end, row] = run.source
-            position[t:end, row] = range(run.position, run.position + run.steps)
-            mask[t:end, row] = run.fresh
-            is_start[t, row] = run.position == 0
-        owners = [w for w, lanes in zip(worker_ids, self._lanes, strict=True) for _ in lanes]
+        runs = [run for part in parts if part for run in part.runs]
+        source, position, mask, is_start = self._bookkeeping(runs, time_steps)
         starts = torch.from_numpy(is_start)
         return StreamBatch(
             data=self._data(parts, time_steps),
@@ -99,11 +93,31 @@ class Regrouper:
             mask=torch.from_numpy(mask),
             source=torch.from_numpy(source),
             position=torch.from_numpy(position),
-            worker_id=torch.tensor(owners),
+            worker_id=self._owners,
             lane=self._lane,
             step=step,
             epoch=epoch,
         )
+
+    def _bookkeeping(self, runs: list[Run], time_steps: int) -> tuple[np.ndarray[Any, Any], ...]:
+        """What was read where: source, position, mask and is_start, each `(T, B)`."""
+        shape = (time_steps, self._width)
+        if len(runs) == self._width and not any(run.t for run in runs):  # a run a lane, from t = 0: at once
+            _, _, steps, indices, starts, fresh = map(np.array, zip(*runs, strict=True))
+            t = np.arange(time_steps)[:, None]
+            real = t < steps
+            is_start = np.zeros(shape, np.bool_)
+            is_start[0] = starts == 0
+            return np.where(real, indices, -1), np.where(real, t + starts, -1), real & fresh, is_start
+        source, position = np.full((2, *shape), -1, np.int64)
+        mask, is_start = np.zeros((2, *shape), np.bool_)
+        for run in runs:
+            row, end = run.lane - self._first, run.t + run.steps
+            source[run.t : end, row] = run.source
+            position[run.t : end, row] = np.arange(run.position, run.position + run.steps)
+            mask[run.t : end, row] = run.fresh
+            is_start[run.t, row] = run.position == 0
+        return source, position, mask, is_start
 
     def windows(self, parts: Sequence[Part | None]) -> list[Any]:
         """The B lanes' windows of a step, for `collate_fn`."""

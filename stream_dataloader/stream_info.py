@@ -7,8 +7,6 @@ augmentation is the same whichever worker, lane or process runs the stream.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,12 +86,7 @@ def get_stream_info() -> StreamInfo | None:
     return _current.info
 
 
-@contextmanager
-def running(info: StreamInfo) -> Iterator[None]:
-    """Make `info` what `get_stream_info` returns in this thread, for the time of the block."""
-    before = _current.info
-    _current.info = info
-    try:
-        yield
-    finally:
-        _current.info = before
+def run_as(info: StreamInfo | None) -> StreamInfo | None:
+    """Make `info` what `get_stream_info` returns in this thread; returns what it was before."""
+    before, _current.info = _current.info, info
+    return before

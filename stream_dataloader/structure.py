@@ -218,12 +218,12 @@ class Layout:
         Raises:
             Misfit: The item has another structure, or a leaf another dtype or shape.
         """
-        leaves: list[Any]
         if self.structure.type is None:
-            leaves = [item]
-        else:
-            leaves = []
-            _collect(item, self.structure, "", leaves)
+            array = self._read_alone(item)
+            if array is not None:
+                return (array,)
+        leaves: list[Any] = []
+        _collect(item, self.structure, "", leaves)
         find = window_spec_of if self.windowed else spec_of
         for i, leaf in enumerate(leaves):
             spec = find(leaf)
@@ -233,12 +233,28 @@ class Layout:
                 leaves[i] = as_array(leaf)
         return leaves
 
+    def _read_alone(self, item: Any) -> np.ndarray[Any, Any] | None:
+        """The quick way for the most frequent case: an item that is one array or tensor, as the first was."""
+        dtype, shape, _ = self.specs[0]
+        if type(item) is torch.Tensor:
+            if item.dtype is dtype and item.shape[self.windowed :] == shape:
+                try:
+                    array: np.ndarray[Any, Any] = item.numpy()
+                except (RuntimeError, TypeError):  # bfloat16, or on a GPU, sparse, part of a graph
+                    return None
+                return array
+        elif type(item) is np.ndarray and item.shape[self.windowed :] == shape:
+            return item if _TORCH_OF_NUMPY.get(item.dtype) is dtype else None
+        return None
+
     def window_length(self, leaves: Leaves) -> int:
         """How many time steps a window has.
 
         Raises:
             Misfit: No leaf has a time axis, or two have different lengths.
         """
+        if len(leaves) == 1 and self.specs[0].timed:
+            return len(leaves[0])
         lengths = {len(leaf): i for i, leaf in reversed(list(enumerate(leaves))) if self.specs[i].timed}
         if not lengths:
             raise Misfit("no leaf of the window has a time axis; pass time_steps= for streams of single steps")

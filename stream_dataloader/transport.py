@@ -24,19 +24,17 @@ class Block:
     Attributes:
         columns: One entry a leaf: an array `(T, width, ...)` of `storage_dtype`, or a list `[t][row]`.
         counts: How many steps each row holds; 0 for rows that are in no or another block.
+        time_steps: T.
     """
 
     def __init__(self, layout: Layout, columns: list[Any], counts: list[int]) -> None:
         self.layout, self.columns, self.counts = layout, columns, counts
+        self.time_steps = len(columns[0])
 
     @classmethod
     def empty(cls, layout: Layout, time_steps: int, width: int) -> Block:
         """Room for windows of `time_steps` in `width` rows; arrays are not initialised."""
         return cls(layout, [new_column(spec, time_steps, width) for spec in layout.specs], [0] * width)
-
-    @property
-    def time_steps(self) -> int:
-        return len(self.columns[0])
 
     def grown(self, time_steps: int) -> Block:
         """A copy with room for longer windows."""
@@ -48,19 +46,21 @@ class Block:
 
     def put_step(self, row: int, t: int, leaves: Leaves) -> None:
         """Write one time step."""
-        for column, leaf in zip(self.columns, leaves, strict=True):
+        for i, column in enumerate(self.columns):
             if type(column) is list:
-                column[t][row] = leaf
+                column[t][row] = leaves[i]
             else:
-                column[t, row] = leaf
+                column[t, row] = leaves[i]
         self.counts[row] = t + 1
 
     def put_window(self, row: int, count: int, leaves: Leaves) -> None:
         """Write a whole window; leaves without a time axis are repeated."""
-        for spec, column, leaf in zip(self.layout.specs, self.columns, leaves, strict=True):
+        for i, column in enumerate(self.columns):
+            leaf = leaves[i]
             if type(column) is list:
+                timed = self.layout.specs[i].timed
                 for t in range(count):
-                    column[t][row] = leaf[t] if spec.timed else leaf
+                    column[t][row] = leaf[t] if timed else leaf
             else:
                 column[:count, row] = leaf
         self.counts[row] = count
@@ -131,7 +131,8 @@ class PartWriter:
         self._start()
 
     def _start(self) -> None:
-        self._blocks: list[Block] = []
+        self._blocks: dict[int, Block] = {}  # by the id of an interned layout
+        self._latest: Block | None = None
         self._block_of_row: list[Block | None] = [None] * self._width
         self._objects: dict[int, Any] = {}
 
@@ -154,21 +155,23 @@ class PartWriter:
 
     def put_window(self, row: int, layout: Layout, leaves: Leaves, count: int, padded: int) -> None:
         """See `lane.Sink`."""
-        self._block(row, layout, padded).put_window(row, count, leaves)
+        block = self._latest
+        if block is None or block.layout is not layout or block.time_steps < padded:
+            block = self._latest = self._block(row, layout, padded)
+        block.put_window(row, count, leaves)
 
     def put_object(self, row: int, item: object) -> None:
         """See `lane.Sink`."""
         self._objects[row] = item
 
     def _block(self, row: int, layout: Layout, time_steps: int) -> Block:
-        i = next((i for i, block in enumerate(self._blocks) if block.layout is layout), None)
-        if i is None:
-            i = len(self._blocks)
-            self._blocks.append(Block.empty(layout, time_steps, self._width))
-        elif self._blocks[i].time_steps < time_steps:
-            self._blocks[i] = self._blocks[i].grown(time_steps)
-        self._block_of_row[row] = self._blocks[i]
-        return self._blocks[i]
+        block = self._blocks.get(id(layout))
+        if block is None:
+            block = Block.empty(layout, time_steps, self._width)
+        elif block.time_steps < time_steps:
+            block = block.grown(time_steps)
+        self._blocks[id(layout)] = self._block_of_row[row] = block
+        return block
 
     def finish(self) -> tuple[list[Block], dict[int, Any]]:
         """The step's blocks, padded, and the windows to be passed on as they are, by row.
@@ -176,7 +179,7 @@ class PartWriter:
         Raises:
             ValueError: `fill_value` cannot pad a leaf.
         """
-        blocks, objects = self._blocks, self._objects
+        blocks, objects = list(self._blocks.values()), self._objects
         for block in blocks:
             block.pad(self._fill_value)
         self._start()
