@@ -119,15 +119,17 @@ class Iteration:
         return parts
 
     def _collect(self) -> list[Part | None]:
-        while any(not fifo and not ended for fifo, ended in zip(self._fifos, self._ended, strict=True)):
-            part = self._feed.receive(self._step)
-            self._fifos[part.worker_id].append(part)
-            self._ended[part.worker_id] = part.end or bool(part.faults)
-        parts = [fifo.popleft() if fifo else None for fifo in self._fifos]
-        for sent in parts:
+        parts: list[Part | None] = []
+        for worker, fifo in enumerate(self._fifos):
+            while not fifo and not self._ended[worker]:
+                part = self._feed.receive(self._step)
+                self._fifos[part.worker_id].append(part)
+                self._ended[part.worker_id] = part.end or bool(part.faults)
+            sent = fifo.popleft() if fifo else None
             if sent is not None and sent.failures:
                 self._note_failures(sent)
-        return [None if sent is None or sent.end else sent for sent in parts]
+            parts.append(None if sent is None or sent.end else sent)
+        return parts
 
     def _note_failures(self, part: Part) -> None:
         for report in part.failures:

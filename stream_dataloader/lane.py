@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, Protocol
 
 from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, StreamError
 from stream_dataloader.opening import END, OpenedStream, Opener, Reservation
@@ -82,6 +82,9 @@ class Lane:
 
     def __init__(self, index: int, row: int, opener: Opener, options: LaneOptions) -> None:
         self.index, self._row, self._opener, self._options = index, row, opener, options
+        self._rules = options.rules
+        self._read = self._read_window if options.rules.time_steps is None else self._read_steps
+        self._next_item = OpenedStream.next_item if options.lengths is None else self._promised_item
         self._stream: OpenedStream | None = None
         self._layout: Layout | None = None  # of the stream's first item
         self._first_window = 0  # steps of the stream's first window
@@ -90,27 +93,25 @@ class Lane:
         self._draws_without_item = 0
         self.idle, self.fresh = False, True
 
-    def fill(self, step: int, sink: Sink, failures: list[StreamError]) -> list[Run]:
-        """Read one window into the sink.
+    def fill(self, step: int, sink: Sink, runs: list[Run], failures: list[StreamError]) -> None:
+        """Read one window into the sink; nothing, once no source is left.
 
-        Returns:
-            What was read; empty once the lane is idle.
+        Args:
+            runs: What was read is added here.
+            failures: Errors of streams that were skipped are added here.
 
         Raises:
             StreamError: A stream is broken, and the policy is to raise.
         """
-        rules = self._options.rules
-        read = self._read_steps if rules.time_steps is not None else self._read_window
-        runs: list[Run] = []
-        t, full = 0, False
-        while not full and (self._stream is not None or t == 0 or rules.windows == "packed"):
+        rules, t, full = self._rules, 0, False
+        while not full and (t == 0 or self._stream is not None or rules.windows == "packed"):
             stream = self._stream or self._next_stream(step * rules.lanes + self.index)
             if stream is None:
-                break
+                return
             position, error = self._position, None
             before = run_as(stream.info)
             try:
-                full = read(stream, sink, t)
+                full = self._read(stream, sink, t)
             except StreamError as broken:
                 error = broken
             finally:
@@ -125,11 +126,10 @@ class Lane:
                 failures.append(error)
             if not full:
                 self._close_stream()
-        return runs
 
     def _read_steps(self, stream: OpenedStream, sink: Sink, t: int) -> bool:
         """Read single steps; False if the stream ended before the window was full."""
-        end = self._options.rules.time_steps
+        end = self._rules.time_steps
         assert end is not None
         leaves: Leaves
         while t < end:
@@ -151,7 +151,8 @@ class Lane:
 
     def _read_window(self, stream: OpenedStream, sink: Sink, _t: int) -> bool:
         """Read one window that the stream cut itself; False if the stream had ended."""
-        count, leaves = 0, cast(Leaves, ())
+        count = 0
+        leaves: Leaves = ()
         while count == 0:  # a window of no steps holds nothing
             item = self._next_item(stream)
             if item is END:
@@ -175,17 +176,17 @@ class Lane:
         self._position += count
         return True
 
-    def _next_item(self, stream: OpenedStream) -> object:
-        item = stream.next_item()
-        if (lengths := self._options.lengths) is not None:
-            promised = int(lengths[stream.info.source_index])
-            if stream.items > promised or (item is END and stream.items < promised):
-                has = "only" if item is END else "at least"
-                raise stream.error(
-                    LengthError,
-                    f"the stream has {has} {stream.items} items, and lengths[{stream.info.source_index}] is "
-                    f"{promised}; correct it, or build the dataset without lengths",
-                )
+    def _promised_item(self, stream: OpenedStream) -> object:
+        """The next item of a stream whose length is known."""
+        assert self._options.lengths is not None
+        item, promised = stream.next_item(), int(self._options.lengths[stream.info.source_index])
+        if stream.items > promised or (item is END and stream.items < promised):
+            has = "only" if item is END else "at least"
+            raise stream.error(
+                LengthError,
+                f"the stream has {has} {stream.items} items, and lengths[{stream.info.source_index}] is "
+                f"{promised}; correct it, or build the dataset without lengths",
+            )
         return item
 
     def _misfit(self, stream: OpenedStream, misfit: Misfit) -> StreamError:
@@ -194,7 +195,7 @@ class Lane:
 
     def _next_stream(self, time: int) -> OpenedStream | None:
         """Take the next source; None, for good, if there is none left for this lane."""
-        rules = self._options.rules
+        rules = self._rules
         self._layout, self._first_window, self._position = None, 0, 0
         draws = self._draws_without_item
         if rules.padding_mode == "cycle" and draws >= 2 * rules.num_sources + rules.lookahead:  # a whole pass for sure
@@ -212,7 +213,7 @@ class Lane:
 
     def _take(self, time: int) -> OpenedStream | None:
         if self._reserved is not None:
-            missing = 1 if self._reserved else self._options.rules.lookahead + 1
+            missing = 1 if self._reserved else self._rules.lookahead + 1
             self._reserved.extend(self._opener.reserve(self.index, time) for _ in range(missing))
             stream = self._opener.take(self._reserved.popleft())
             if stream is not None:

@@ -8,6 +8,7 @@ is closed, and nobody waits for this worker any more.
 from __future__ import annotations
 
 import functools
+import operator
 import re
 import warnings
 import weakref
@@ -25,7 +26,9 @@ from stream_dataloader.regroup import Fault, Part, Regrouper
 from stream_dataloader.schedule import Assignment, IntArray, Rules
 from stream_dataloader.source_queue import Abandoned, SessionKey, SourceQueue
 from stream_dataloader.stream_info import StreamInfo
-from stream_dataloader.transport import PartWriter
+from stream_dataloader.transport import Block, PartWriter
+
+_IS_FRESH = operator.attrgetter("fresh")
 
 
 class Setup(NamedTuple):
@@ -68,41 +71,42 @@ class PartReader:
             self.close()
             raise StopIteration
         step, self._step = self._step, self._step + 1
-        part = Part(self.worker_id, step, [], [], {}, [], [])
+        runs: list[Run] = []
+        blocks: list[Block] = []
+        objects: dict[int, Any] = {}
+        failures: list[StreamError] = []
+        faults: list[Fault] = []
         try:
-            self._read(step, part)
+            self._read(step, runs, failures, faults)
             blocks, objects = self._writer.finish()
-            part = part._replace(blocks=blocks, objects=objects, end=not part.runs and not part.faults)
+            end = not runs and not faults
         except Abandoned:
-            part = part._replace(end=True)
+            end = True
         except ValueError as error:  # fill_value
-            part.faults.append(Fault(self.lanes.start, True, ErrorReport(error)))
-        if part.end or part.faults:
+            faults.append(Fault(self.lanes.start, True, ErrorReport(error)))
+            end = False
+        if end or faults:
             self._ended = True
             self.queue.finish()
-        return part
+        return Part(self.worker_id, step, runs, blocks, objects, [ErrorReport(f) for f in failures], faults, end)
 
-    def _read(self, step: int, part: Part) -> None:
+    def _read(self, step: int, runs: list[Run], failures: list[StreamError], faults: list[Fault]) -> None:
         """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
-        size = self.setup.rules.lanes
-        fresh = False
+        queue, writer, begin = self.queue, self._writer, step * self.setup.rules.lanes
         for lane in self._lanes:
-            self.queue.publish(step * size + lane.index)
-            runs: list[Run] = []
-            failures: list[StreamError] = []
-            try:
-                if not lane.idle:
-                    runs = lane.fill(step, self._writer, failures)
-            except StreamError as error:
-                part.faults.append(Fault(lane.index, lane.fresh, ErrorReport(error)))
-            part.failures.extend(map(ErrorReport, failures))
-            part.runs.extend(runs)
-            fresh = fresh or any(run.fresh for run in runs)
+            queue.publish(begin + lane.index)
             if lane.idle:
-                self.queue.end_busy(step + bool(runs))
-        if not fresh:
-            self.queue.end_fresh(step)
-        self.queue.publish((step + 1) * size + self.lanes.start)
+                continue
+            before = len(runs)
+            try:
+                lane.fill(step, writer, runs, failures)
+            except StreamError as error:
+                faults.append(Fault(lane.index, lane.fresh, ErrorReport(error)))
+            if lane.idle:
+                queue.end_busy(step + (len(runs) > before))
+        if not any(map(_IS_FRESH, runs)):
+            queue.end_fresh(step)
+        queue.publish(begin + self.setup.rules.lanes + self.lanes.start)
 
     def close(self) -> None:
         """Close all streams and leave the session; no part follows."""

@@ -82,7 +82,7 @@ class Regrouper:
             ItemError: A stream's items do not fit those of the streams before it.
         """
         self.judge(parts)
-        time_steps = max(block.time_steps for part in parts if part for block in part.blocks)
+        time_steps = self._time_steps or max(block.time_steps for part in parts if part for block in part.blocks)
         runs = [run for part in parts if part for run in part.runs]
         source, position, mask, is_start = self._bookkeeping(runs, time_steps)
         starts = torch.from_numpy(is_start)
@@ -103,7 +103,7 @@ class Regrouper:
         """What was read where: source, position, mask and is_start, each `(T, B)`."""
         shape = (time_steps, self._width)
         if len(runs) == self._width and not any(run.t for run in runs):  # a run a lane, from t = 0: at once
-            _, _, steps, indices, starts, fresh = map(np.array, zip(*runs, strict=True))
+            steps, indices, starts, fresh = map(np.array, list(zip(*runs, strict=True))[2:])
             t = np.arange(time_steps)[:, None]
             real = t < steps
             is_start = np.zeros(shape, np.bool_)

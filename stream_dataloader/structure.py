@@ -218,10 +218,8 @@ class Layout:
         Raises:
             Misfit: The item has another structure, or a leaf another dtype or shape.
         """
-        if self.structure.type is None:
-            array = self._read_alone(item)
-            if array is not None:
-                return (array,)
+        if self.structure is LEAF and (array := self._read_alone(item)) is not None:
+            return (array,)
         leaves: list[Any] = []
         _collect(item, self.structure, "", leaves)
         find = window_spec_of if self.windowed else spec_of
