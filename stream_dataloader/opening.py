@@ -64,12 +64,13 @@ class OpenedStream:
             raise self.error(OpenError, f"open_stream raised {error!r}") from error
         try:
             self._iterator = iter(self._opened)
-        except TypeError as error:
+        except Exception as error:
             what = f"open_stream returned {shorten(self._opened, 80)}, a {type(self._opened).__name__}, "
-            raise self.error(OpenError, what + "which is no iterable; return or yield items") from error
+            why = "which is no iterable" if isinstance(error, TypeError) else f"whose iter() raised {error!r}"
+            raise self.error(OpenError, f"{what}{why}; return or yield items") from error
 
     def next_item(self) -> Any:
-        """The next item, or `END`. The caller makes `running(info)` true around it.
+        """The next item, or `END`. The caller runs it as `info`, see `run_as`.
 
         Raises:
             StreamError: The stream could not be opened, or raised.
