@@ -6,6 +6,7 @@ a step set; an iteration left early leaves no process, thread or file behind.
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
 from stream_dataloader.feed import Feed, LocalFeed, WorkerPool
 from stream_dataloader.iteration import Iteration
+from stream_dataloader.pickling import ByValue
 from stream_dataloader.protocols import CollateFn
 
 __all__ = ["StreamDataLoader"]
@@ -86,15 +88,14 @@ class StreamDataLoader:
         self.pin_memory = pin_memory
         self.device = None if device is None else torch.device(device)
         self.failures: list[StreamError] = []
-        self._pool = WorkerPool(
-            dataset,
-            num_workers,
-            worker_init_fn,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            multiprocessing_context=multiprocessing_context,
-            timeout=timeout,
-        )
+        self._pool_options: dict[str, Any] = {
+            "worker_init_fn": worker_init_fn,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "multiprocessing_context": multiprocessing_context,
+            "timeout": timeout,
+        }
+        self._pool = WorkerPool(dataset, num_workers, **self._pool_options)
         self._next_epoch = 0
         self._requests_heeded = 0  # of the dataset's set_epoch
         self._lengths: dict[int, int] = {}
@@ -138,6 +139,8 @@ class StreamDataLoader:
         self.set_epoch(epoch + 1)
         feed: Feed
         if self.num_workers:
+            if self._pool.owner != os.getpid():  # the loader was built before this process was forked
+                self._pool = WorkerPool(self.dataset, self.num_workers, **self._pool_options)
             feed = self._pool.start(epoch, raw=collate_fn is not None)
         else:
             feed = LocalFeed(self.dataset.read_locally(epoch, raw=collate_fn is not None))
@@ -171,6 +174,15 @@ class StreamDataLoader:
         if epoch not in self._lengths:
             self._lengths = {epoch: self.dataset.count_steps(epoch)}
         return self._lengths[epoch]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__ | {"_pool": None, "_iteration": None, "collate_fn": ByValue(self.collate_fn)}
+        return state | {"_pool_options": ByValue(self._pool_options)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.collate_fn, self._pool_options = state["collate_fn"].value, state["_pool_options"].value
+        self._pool = WorkerPool(self.dataset, self.num_workers, **self._pool_options)
 
     def to(self, device: torch.device | str | int) -> StreamDataLoader:
         """Move batches to `device` from now on; returns the loader."""

@@ -7,6 +7,7 @@ them on as they are.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -123,8 +124,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iteration reads; the ones after count on from it."""
-        self._table.next_epoch = options.integer("epoch", epoch, 0)
-        self.epoch_request = (self.epoch_request[0] + 1, self._table.next_epoch)
+        epoch = options.integer("epoch", epoch, 0)
+        self._table.set_epoch(os.getpid(), epoch)
+        self.epoch_request = (self.epoch_request[0] + 1, epoch)
 
     def count_steps(self, epoch: int) -> int:
         """Number of batches of an epoch.
@@ -147,9 +149,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self._iterations += 1
         worker = get_worker_info()
         if worker is None:
-            epoch = self._table.next_epoch
-            self._table.next_epoch = epoch + 1
-            return PlainParts(self.read_locally(epoch), sent=False)
+            return PlainParts(self.read_locally(self._table.take_epoch(os.getpid())), sent=False)
         if worker.id >= self.batch_size:
             return iter(())  # more workers than lanes
         return PlainParts(self.read_as_worker(plain_session(worker.id, self._iterations)), sent=True)
@@ -202,7 +202,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
             state[name] = ByValue(state[name])
         if not spawning():  # a dataset of its own, elsewhere
             state["_table"] = None
-            state["_next_epoch"] = self._table.next_epoch
+            state["_next_epoch"] = self._table.take_epoch(os.getpid())
+            self._table.set_epoch(os.getpid(), state["_next_epoch"])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -211,4 +212,4 @@ class StreamDataset(IterableDataset[StreamBatch]):
             setattr(self, name, state[name].value)
         if state["_table"] is None:
             self._table = SessionTable(self.rules)
-            self._table.next_epoch = self.__dict__.pop("_next_epoch")
+            self._table.set_epoch(os.getpid(), self.__dict__.pop("_next_epoch"))

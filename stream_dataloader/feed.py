@@ -9,9 +9,11 @@ Guarantee: whatever ends a worker, or keeps it from delivering, is an error that
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -61,56 +63,73 @@ class LocalFeed:
 
 
 class Mailbox:
-    """What the main process tells workers that already run, and they it; each value is written by one side."""
+    """What the main process tells workers that already run, and they it; each value is written by one side.
+
+    Sessions are numbered from 1. A worker that is kept counts them itself, as often as it is iterated; it may
+    still look at one when the next is announced, so the last few stay readable.
+    """
+
+    _KEPT = 4
 
     def __init__(self, workers: int) -> None:
-        self._memory = SharedMemory(8 * (3 + workers))
-
-    @property
-    def _told(self) -> IntArray:
-        return self._memory.array()[:3]
+        self._memory = SharedMemory(8 * (2 + 2 * self._KEPT + workers))
 
     @property
     def pids(self) -> IntArray:
         """Process id of each worker, which it writes itself; 0 before it has come."""
-        return self._memory.array()[3:]
+        return self._memory.array()[2 + 2 * self._KEPT :]
 
-    def open(self, epoch: int, raw: bool) -> None:
-        """Announce a session."""
-        self._told[1:] = epoch, raw
-        self._told[0] += 1
+    def open(self, epoch: int, raw: bool) -> int:
+        """Announce a session; returns its number."""
+        told = self._memory.array()
+        session = int(told[0]) + 1
+        place = 2 + 2 * (session % self._KEPT)
+        told[place : place + 2] = epoch, raw
+        told[0] = session
+        return session
 
-    def close(self) -> None:
-        """End the session; its workers give up."""
-        self._told[0] += 1
+    def close(self, session: int) -> None:
+        """End a session; its workers give up."""
+        self._memory.array()[1] = session
 
-    def read(self) -> tuple[int, int, bool]:
-        """The session's number, its epoch, and whether windows are passed on as they are."""
-        session, epoch, raw = (int(value) for value in self._told)
-        return session, epoch, bool(raw)
+    def closed(self, session: int) -> bool:
+        """Whether a session has ended."""
+        return bool(self._memory.array()[1] >= session)
+
+    def read(self, session: int) -> tuple[int, bool]:
+        """A session's epoch, and whether windows are passed on as they are."""
+        place = 2 + 2 * (session % self._KEPT)
+        epoch, raw = self._memory.array()[place : place + 2]
+        return int(epoch), bool(raw)
 
 
 class WorkerPool:
-    """The worker processes of one loader.
+    """The worker processes of one loader; of the process that built it alone.
 
     Args:
         dataset: What they read.
         num_workers: How many there are; 0 only checks the options.
         options: Further options of torch's `DataLoader`.
+
+    Attributes:
+        owner: The process that built it.
     """
 
     def __init__(
         self, dataset: StreamDataset, num_workers: int, worker_init_fn: Callable[[int], Any] | None, **options: Any
     ) -> None:
+        self.owner = os.getpid()
         self._dataset, self._num_workers, self._options = dataset, num_workers, options
         self._init = WorkerInit(worker_init_fn) if num_workers else None
         self._mailbox = Mailbox(num_workers)
-        self._number = next(_pool_numbers)
+        self._parts = _Parts(dataset, self._mailbox, SessionKey(self.owner, -next(_pool_numbers), 0))
+        self._crew: Crew | None  # kept, so that a death between two iterations is noticed
         self._hire()
 
     def _hire(self) -> None:
+        self._crew = None
         self._dataloader: DataLoader[Any] = DataLoader(
-            _Parts(self._dataset, self._mailbox, self._number),
+            self._parts,
             batch_size=None,
             num_workers=self._num_workers,
             collate_fn=_as_it_is,
@@ -121,12 +140,18 @@ class WorkerPool:
 
     def start(self, epoch: int, *, raw: bool) -> WorkerFeed:
         """Start an iteration; the one before must be closed."""
-        self._mailbox.open(epoch, raw)
+        persistent = self._dataloader.persistent_workers
+        if persistent and self._crew is not None and (deaths := self._crew.deaths()):
+            warnings.warn(f"{'; '.join(deaths)} between two epochs; all workers are started anew", stacklevel=4)
+            self._crew.kill()
+            self._hire()
+        session = self._mailbox.open(epoch, raw)
+        self._parts.sessions = session - 1  # for workers that start now; others count themselves
         with sigint_blocked():
             iterator = iter(self._dataloader)
-        crew = Crew(self._mailbox.pids)
-        guard(crew)
-        return WorkerFeed(iterator, crew, self._mailbox, self._hire)
+        self._crew = Crew(self._mailbox.pids)
+        guard(self._crew)
+        return WorkerFeed(iterator, self._crew, functools.partial(self._mailbox.close, session), self._hire)
 
 
 class WorkerFeed:
@@ -135,13 +160,15 @@ class WorkerFeed:
     Args:
         iterator: torch's iterator.
         crew: The workers.
-        mailbox: Through which they are told of its end.
+        tell_end: Tells them of its end.
         replace: Called when the workers are no more: the pool needs others.
     """
 
-    def __init__(self, iterator: Iterator[Part], crew: Crew, mailbox: Mailbox, replace: Callable[[], None]) -> None:
+    def __init__(
+        self, iterator: Iterator[Part], crew: Crew, tell_end: Callable[[], None], replace: Callable[[], None]
+    ) -> None:
         self._iterator: Iterator[Part] | None = iterator
-        self._crew, self._mailbox, self._replace = crew, mailbox, replace
+        self._crew, self._tell_end, self._replace = crew, tell_end, replace
 
     def receive(self, step: int) -> Part:
         """See `Feed`."""
@@ -180,7 +207,7 @@ class WorkerFeed:
 
     def close(self) -> None:
         """See `Feed`. Workers that are not kept end."""
-        self._mailbox.close()
+        self._tell_end()
         with self._crew.leaving():
             self._iterator = None  # the last reference, unless workers are persistent: torch ends them
 
@@ -188,20 +215,26 @@ class WorkerFeed:
 class _Parts(IterableDataset[Any]):
     """What torch's `DataLoader` iterates over in each worker: its parts, in the session that the mailbox names."""
 
-    def __init__(self, dataset: StreamDataset, mailbox: Mailbox, pool_number: int) -> None:
-        self._dataset, self._mailbox, self._pool_number = dataset, mailbox, pool_number
-        self._owner = os.getpid()
+    def __init__(self, dataset: StreamDataset, mailbox: Mailbox, key: SessionKey) -> None:
+        self._dataset, self._mailbox, self._key = dataset, mailbox, key
+        self.sessions = 0  # before the one that is iterated next, here
 
     def __iter__(self) -> Iterator[Message]:
         worker = get_worker_info()
         assert worker is not None
         self._mailbox.pids[worker.id] = os.getpid()
-        session, epoch, raw = self._mailbox.read()
+        self.sessions += 1
+        return self._read(self.sessions)
+
+    def _read(self, session: int) -> Iterator[Message]:
+        if self._mailbox.closed(session):
+            return
+        epoch, raw = self._mailbox.read(session)
         reader = self._dataset.read_as_worker(
-            SessionKey(self._owner, -self._pool_number, session),
+            self._key._replace(iteration=session),
             epoch=epoch,
             raw=raw,
-            closed=lambda: self._mailbox.read()[0] != session,
+            closed=functools.partial(self._mailbox.closed, session),
         )
         try:
             for part in reader:

@@ -13,6 +13,7 @@ is raised at its own step, after all earlier ones, that of the lowest lane first
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,6 +65,7 @@ class Iteration:
         self._fifos: list[deque[Part]] = [deque() for _ in range(workers)]
         self._ended = [False] * workers
         self._skipped: set[int] = set()
+        self._owner = os.getpid()
         self._step = 0
 
     def _regrouper_of(self, workers: list[int]) -> Regrouper:
@@ -163,7 +165,7 @@ class Iteration:
 
     def close(self) -> None:
         """End the iteration: workers that are not kept end, streams are closed."""
-        if not self.closed:
+        if not self.closed and self._owner == os.getpid():  # not in a process the user forked meanwhile
             self.closed = True
             self._feed.close()
 

@@ -43,11 +43,15 @@ class Sink(Protocol):
         """Time step `t` of a row.
 
         Raises:
-            Misfit: The row's window has steps of another layout.
+            Misfit: The row's window has steps of another layout, or a value does not fit its dtype.
         """
 
     def put_window(self, row: int, layout: Layout, leaves: Leaves, count: int, padded: int) -> None:
-        """A row's whole window of `count` steps, to be padded to at least `padded`."""
+        """A row's whole window of `count` steps, to be padded to at least `padded`.
+
+        Raises:
+            Misfit: A value does not fit its dtype.
+        """
 
     def put_object(self, row: int, item: object) -> None:
         """A row's whole window, as it is."""
@@ -151,9 +155,8 @@ class Lane:
 
     def _read_window(self, stream: OpenedStream, sink: Sink, _t: int) -> bool:
         """Read one window that the stream cut itself; False if the stream had ended."""
-        count = 0
-        leaves: Leaves = ()
-        while count == 0:  # a window of no steps holds nothing
+        leaves: Leaves
+        while True:
             item = self._next_item(stream)
             if item is END:
                 return False
@@ -168,13 +171,14 @@ class Lane:
                 else:
                     leaves = self._layout.read(item)
                 count = self._layout.window_length(leaves)
+                if count == 0:  # a window of no steps holds nothing
+                    continue
+                self._first_window = self._first_window or count
+                sink.put_window(self._row, self._layout, leaves, count, max(count, self._first_window))
             except Misfit as misfit:
                 raise self._misfit(stream, misfit) from None
-        self._first_window = self._first_window or count
-        assert self._layout is not None
-        sink.put_window(self._row, self._layout, leaves, count, max(count, self._first_window))
-        self._position += count
-        return True
+            self._position += count
+            return True
 
     def _promised_item(self, stream: OpenedStream) -> object:
         """The next item of a stream whose length is known."""

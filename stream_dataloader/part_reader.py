@@ -13,8 +13,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import current_process
-from os import getppid
+from multiprocessing import current_process, parent_process
 from typing import Any, Literal, NamedTuple
 
 from stream_dataloader.batch import SentBatch, StreamBatch
@@ -139,7 +138,8 @@ def plain_session(worker_id: int, iteration: int) -> SessionKey:
     those of another.
     """
     ordinal = re.search(r"(\d+)$", current_process().name)
-    return SessionKey(getppid(), int(ordinal[1]) - worker_id if ordinal else 0, iteration)
+    parent = parent_process()
+    return SessionKey(parent.pid or 0 if parent else 0, int(ordinal[1]) - worker_id if ordinal else 0, iteration)
 
 
 class PlainParts:

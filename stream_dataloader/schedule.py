@@ -108,11 +108,12 @@ class Order:
         turn, index = divmod(grant, rules.num_sources)
         cycles = rules.padding_mode == "cycle"
         epoch = self._epoch + turn if cycles else self._epoch
-        if epoch not in self._passes:
-            if len(self._passes) > 1:  # at most two passes are being read at once, mostly
-                del self._passes[min(self._passes)]
-            self._passes[epoch] = epoch_order(rules, epoch, self._lengths)
-        order = self._passes[epoch]
+        passes = self._passes
+        if epoch not in passes:  # replaced, never changed: two threads may look at once
+            kept = sorted(passes)[-1:]  # at most two passes are being read at once, mostly
+            passes = {known: passes[known] for known in kept} | {epoch: epoch_order(rules, epoch, self._lengths)}
+            self._passes = passes
+        order = passes[epoch]
         return Assignment(index if order is None else int(order[index]), epoch, cycles or turn == 0)
 
 

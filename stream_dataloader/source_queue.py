@@ -196,23 +196,43 @@ def local_queue(rules: Rules, epoch: int, lengths: IntArray | None) -> SourceQue
 
 
 class SessionTable:
-    """All sessions of one dataset, in shared memory, and the number of its next epoch."""
+    """All sessions of one dataset, in shared memory, and the number of its next epoch for each owner.
+
+    Owners are processes that iterate over the dataset; several may, if it was sent or forked to them.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._memory = SharedMemory(8 * (2 + _SESSIONS * _Slot.size(rules)))
+        self._head = 2 + 2 * _SESSIONS  # sessions created, the epoch to begin with, then owners and their epochs
+        self._memory = SharedMemory(8 * (self._head + _SESSIONS * _Slot.size(rules)))
 
-    def _next(self) -> IntArray:
-        return self._memory.array()[:2]  # epoch, number of sessions created
+    def take_epoch(self, owner: int) -> int:
+        """The number of an owner's next epoch, which then counts as taken."""
+        with self._memory.locked():
+            return self._take_epoch(owner)
 
-    @property
-    def next_epoch(self) -> int:
-        """The epoch that the next session created without a number of its own gets."""
-        return int(self._next()[0])
+    def _take_epoch(self, owner: int) -> int:
+        row = self._row(owner)
+        row[1] += 1
+        return int(row[1]) - 1
 
-    @next_epoch.setter
-    def next_epoch(self, epoch: int) -> None:
-        self._next()[0] = epoch
+    def set_epoch(self, owner: int, epoch: int) -> None:
+        """Set the number of an owner's next epoch, and of the first of owners to come."""
+        with self._memory.locked():
+            self._memory.array()[1] = epoch
+            self._row(owner)[1] = epoch
+
+    def _row(self, owner: int) -> IntArray:
+        """An owner's pid and next epoch."""
+        array: IntArray = self._memory.array()
+        rows: IntArray = array[2 : self._head].reshape(_SESSIONS, 2)
+        found = np.flatnonzero(rows[:, 0] == owner)
+        if len(found):
+            existing: IntArray = rows[int(found[0])]
+            return existing
+        row: IntArray = rows[next((i for i in range(_SESSIONS) if not rows[i, 0] or not is_alive(int(rows[i, 0]))), 0)]
+        row[:] = owner, array[1]
+        return row
 
     def join(
         self,
@@ -229,21 +249,18 @@ class SessionTable:
         Args:
             key: Names the session; the same for all of its workers.
             worker: This worker's number, below `workers`, the number of those with lanes.
-            epoch: The session's epoch; None takes the dataset's next.
+            epoch: The session's epoch; None takes the owner's next.
             closed: Whether the session was closed from outside; asked while waiting.
         """
-        size = _Slot.size(self._rules)
-        memory = self._memory.array()[2:].reshape(-1)
+        size, array = _Slot.size(self._rules), self._memory.array()
+        places = array[self._head :].reshape(_SESSIONS, size)
         with self._memory.locked():
-            slots = [_Slot(memory[i * size : (i + 1) * size], self._rules) for i in range(_SESSIONS)]
+            slots = [_Slot(place, self._rules) for place in places]
             slot = next((slot for slot in slots if tuple(slot.key) == key), None)
             if slot is None:
                 slot = _free_slot(slots)
-                if epoch is None:
-                    epoch = self.next_epoch
-                    self.next_epoch = epoch + 1
-                self._next()[1] += 1
-                slot.create(key, epoch, workers, int(self._next()[1]))
+                array[0] += 1
+                slot.create(key, self._take_epoch(key.owner) if epoch is None else epoch, workers, int(array[0]))
             slot.status[worker], slot.pid[worker] = _RUNNING, os.getpid()
         return SourceQueue(slot, worker, self._rules, lengths, self._memory.locked, closed)
 

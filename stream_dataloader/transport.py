@@ -144,7 +144,7 @@ class PartWriter:
         """See `lane.Sink`."""
         block = self._block_of_row[row]
         if block is None or block.layout is not layout:
-            if block is not None:
+            if block is not None and block.counts[row]:
                 raise Misfit(f"the window goes on with another stream, and {block.layout.difference(layout)}")
             assert self._time_steps is not None
             block = self._block(row, layout, self._time_steps)
@@ -158,7 +158,10 @@ class PartWriter:
         block = self._latest
         if block is None or block.layout is not layout or block.time_steps < padded:
             block = self._latest = self._block(row, layout, padded)
-        block.put_window(row, count, leaves)
+        try:
+            block.put_window(row, count, leaves)
+        except OverflowError as error:
+            raise Misfit(f"a number does not fit its dtype: {error}") from None
 
     def put_object(self, row: int, item: object) -> None:
         """See `lane.Sink`."""
@@ -179,7 +182,8 @@ class PartWriter:
         Raises:
             ValueError: `fill_value` cannot pad a leaf.
         """
-        blocks, objects = list(self._blocks.values()), self._objects
+        blocks = [block for block in self._blocks.values() if any(block.counts)]  # none of a broken first item
+        objects = self._objects
         for block in blocks:
             block.pad(self._fill_value)
         self._start()

@@ -88,8 +88,10 @@ class Crew:
         return pid in self._children and pid in self._pids
 
     def deaths(self) -> list[str]:
-        """Who died, and how."""
-        return [f"worker {w} (pid {pid}) {_describe(code)}" for w, pid, code in self._exit_codes() if code is not None]
+        """Who died, and how; those that just ended only if no other did."""
+        ended = [(w, pid, code) for w, pid, code in self._exit_codes() if code is not None]
+        died = [end for end in ended if end[2] != 0] or ended
+        return [f"worker {worker} (pid {pid}) {_describe(code)}" for worker, pid, code in died]
 
     def kill(self) -> None:
         """End all workers at once, whatever they do."""

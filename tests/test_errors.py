@@ -239,3 +239,18 @@ def test_a_source_whose_repr_is_broken_or_long_is_still_named(workers):
     with pytest.raises(OpenError) as caught:
         list(StreamDataLoader(StreamDataset(["x" * 10_000] * 2, raising, 2, time_steps=1), workers))
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("lengths", [[0, 2], [1, 4, 0]], ids=str)
+def test_a_skipped_item_that_fits_no_dtype_leaves_others_alone(workers, lengths):
+    def read(source):
+        if lengths[source] == 0:
+            yield 1 << 70
+        yield from (source + 1 + i / 10 for i in range(lengths[source]))
+
+    dataset = StreamDataset(range(len(lengths)), read, 2, time_steps=2, on_error="skip", lookahead=0)
+    with pytest.warns(RuntimeWarning, match="does not fit its dtype"):
+        batches = list(StreamDataLoader(dataset, workers))
+    read_values = sorted(float(v) for b in batches for v in b.data[b.mask])
+    assert read_values == sorted(s + 1 + i / 10 for s, n in enumerate(lengths) for i in range(n))

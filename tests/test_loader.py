@@ -4,6 +4,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -403,3 +404,66 @@ def test_memory_and_descriptors_are_flat_over_many_epochs(workers):
     del loader
     gc.collect()
     assert not multiprocessing.active_children()
+
+
+def test_kept_workers_are_told_apart_by_iteration_however_fast_they_follow():
+    loader = StreamDataLoader(CASE.dataset(), 2, persistent_workers=True)
+    expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
+    for _ in range(30):
+        for _ in range(2):
+            loader.set_epoch(0)
+            iterator = iter(loader)
+        assert [key(batch) for batch in iterator] == expected
+
+
+def read_all(loader, queue):
+    queue.put([key(batch) for batch in loader])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_that_a_loader_was_sent_to_read_each_for_themselves(method):
+    context = multiprocessing.get_context(method)
+    loader, queue = StreamDataLoader(CASE.dataset(), 2), context.Queue()
+    processes = [context.Process(target=read_all, args=(loader, queue)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
+    assert [queue.get(timeout=60) for _ in processes] == [expected] * 2
+    for process in processes:
+        process.join()
+        process.close()
+    queue.close()
+    queue.join_thread()
+
+
+def test_a_loader_is_picklable_and_starts_anew():
+    loader = StreamDataLoader(CASE.dataset(), 2, collate_fn=lambda windows: [w.sum() for w in windows])
+    copy = pickle.loads(pickle.dumps(loader))
+    assert list(copy) == list(loader)
+
+
+def test_a_kept_worker_that_dies_between_epochs_is_replaced_with_a_warning():
+    loader = StreamDataLoader(CASE.dataset(), 2, persistent_workers=True)
+    expected = epochs_read(StreamDataLoader(CASE.dataset()), 2)
+    assert [key(batch) for batch in loader] == expected[0]
+    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:  # the user's own code, in which torch's handler would raise
+        pass
+    with pytest.warns(UserWarning, match="was killed by SIGKILL between two epochs"):
+        assert [key(batch) for batch in loader] == expected[1]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loader_can_be_used_again_after_a_worker_died(persistent, tmp_path):
+    def read(n):
+        for i in range(20):
+            if n == 3 and i == 5 and not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield i
+
+    loader = StreamDataLoader(StreamDataset(range(4), read, 4, time_steps=1), 2, persistent_workers=persistent)
+    with pytest.raises(WorkerError):
+        list(loader)
+    assert len(list(loader)) == 20
