@@ -84,6 +84,10 @@ class StreamDataLoader:
                 stacklevel=2,
             )
             num_workers = dataset.batch_size
+        if prefetch_factor is not None:
+            options.integer("prefetch_factor", prefetch_factor, 1)
+        if worker_init_fn is not None:
+            options.check_callable("worker_init_fn", worker_init_fn, "a function of the worker's id, or None")
         self.dataset, self.num_workers, self.collate_fn = dataset, num_workers, collate_fn
         self.pin_memory = pin_memory
         self.device = None if device is None else torch.device(device)
@@ -112,7 +116,7 @@ class StreamDataLoader:
         Without it the first is 0, and each `iter()` takes the next number, finished or not. The last call
         counts, here or on the dataset.
         """
-        self._next_epoch = options.integer("epoch", epoch, 0)
+        self._next_epoch = options.integer("epoch", epoch, 0, 2**62)
         self._requests_heeded = self.dataset.epoch_request[0]
 
     def _coming_epoch(self) -> int:

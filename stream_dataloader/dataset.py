@@ -124,7 +124,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iteration reads; the ones after count on from it."""
-        epoch = options.integer("epoch", epoch, 0)
+        epoch = options.integer("epoch", epoch, 0, 2**62)
         self._table.set_epoch(os.getpid(), epoch)
         self.epoch_request = (self.epoch_request[0] + 1, epoch)
 

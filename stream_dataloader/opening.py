@@ -21,7 +21,7 @@ from stream_dataloader.source_queue import SourceQueue
 from stream_dataloader.stream_info import StreamInfo, run_as
 
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 100e-6, 5e-3
-_LONGEST_JOIN_SECONDS = 5.0
+_LONGEST_JOIN_SECONDS = 1.0
 
 #: What `OpenedStream.next_item` returns after the last item; None may be an item.
 END = object()

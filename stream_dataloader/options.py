@@ -12,11 +12,11 @@ from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 from stream_dataloader.schedule import IntArray, Rules
 
-_LARGEST_SEED = 2**63 - 1
+_LARGEST = 2**63 - 1
 
 
-def integer(name: str, value: Any, least: int) -> int:
-    """`value` as an int of at least `least`."""
+def integer(name: str, value: Any, least: int, most: int = _LARGEST) -> int:
+    """`value` as an int from `least` to `most`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -25,6 +25,8 @@ def integer(name: str, value: Any, least: int) -> int:
         raise TypeError(f"{name} must be an integer, and is {value}")
     if number < least:
         raise ValueError(f"{name} is {number}, and must be at least {least}")
+    if number > most:
+        raise ValueError(f"{name} is {number}, and must be at most {most}")
     return number
 
 
@@ -91,8 +93,6 @@ def check_rules(
         seed=integer("seed", seed, 0),
         deterministic=bool(deterministic),
     )
-    if rules.seed > _LARGEST_SEED:
-        raise ValueError(f"seed is {rules.seed}, and must be at most {_LARGEST_SEED}")
     if num_sources == 0:
         raise ValueError("sources is empty; pass at least one source")
     if rules.schedule != "listed" and not has_lengths:

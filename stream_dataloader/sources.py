@@ -8,7 +8,7 @@ into one buffer; a worker unpickles the block it reads from and writes nothing.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import cloudpickle
@@ -19,6 +19,7 @@ from stream_dataloader.pickling import spawning
 from stream_dataloader.shared_memory import SharedMemory
 
 _BLOCK = 64  # sources: reading one costs a few microseconds, packing little more than one pickling of the list
+_LARGEST_BLOCK_BYTES = 1 << 16  # sources that make a larger one are packed one by one
 
 
 class PackedSources(Sequence[Any]):
@@ -33,21 +34,24 @@ class PackedSources(Sequence[Any]):
 
     def __init__(self, sources: Iterable[Any]) -> None:
         listed = list(sources)
-        blocks = [_pickle(listed[i : i + _BLOCK], i) for i in range(0, len(listed), _BLOCK)]
+        blocks = list(_blocks(listed))
         self._length = len(listed)
-        self._set(b"".join(blocks), [len(block) for block in blocks])
+        self._set(b"".join(block for _, block in blocks), [(first, len(block)) for first, block in blocks])
 
-    def _set(self, blob: bytes, sizes: Sequence[int]) -> None:
-        ends = np.cumsum([0, *sizes], dtype=np.int64)
-        self._memory = SharedMemory(ends.nbytes + len(blob))
-        self._memory.array(np.int64)[: len(ends)] = ends
-        self._memory.array(np.uint8)[ends.nbytes :] = np.frombuffer(blob, np.uint8)
+    def _set(self, blob: bytes, blocks: Sequence[tuple[int, int]]) -> None:
+        """Lay out the number of blocks, the first source and the end of each, and the blocks."""
+        firsts, sizes = zip(*blocks, strict=True) if blocks else ((), ())
+        head = np.array([len(blocks), *firsts, *np.cumsum(sizes, dtype=np.int64)], np.int64)
+        self._memory = SharedMemory(head.nbytes + len(blob))
+        self._memory.array(np.int64)[: len(head)] = head
+        self._memory.array(np.uint8)[head.nbytes :] = np.frombuffer(blob, np.uint8)
         self._view()
 
     def _view(self) -> None:
-        blocks = -(-self._length // _BLOCK)
-        self._ends = self._memory.array(np.int64)[: blocks + 1]
-        self._blob = memoryview(self._memory.array(np.uint8).data)[self._ends.nbytes :]
+        array = self._memory.array(np.int64)
+        count = int(array[0])
+        self._firsts, self._ends = array[1 : 1 + count], array[1 + count : 1 + 2 * count]
+        self._blob = memoryview(self._memory.array(np.uint8).data)[8 * (1 + 2 * count) :]
 
     def __len__(self) -> int:
         return self._length
@@ -61,13 +65,16 @@ class PackedSources(Sequence[Any]):
             return [self[i] for i in range(*index.indices(self._length))]
         if not -self._length <= index < self._length:
             raise IndexError(f"source index {index} is out of range for {self._length} sources")
-        block, offset = divmod(index % self._length, _BLOCK)
-        return pickle.loads(self._blob[self._ends[block] : self._ends[block + 1]])[offset]
+        index %= self._length
+        block = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        begin = self._ends[block - 1] if block else 0
+        return pickle.loads(self._blob[begin : self._ends[block]])[index - int(self._firsts[block])]
 
     def __getstate__(self) -> tuple[Any, ...]:
         if spawning():  # on the way to a worker: share
             return self._length, self._memory
-        return self._length, bytes(self._blob), np.diff(self._ends).tolist()
+        sizes = np.diff(self._ends, prepend=0).tolist()
+        return self._length, bytes(self._blob), list(zip(self._firsts.tolist(), sizes, strict=True))
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._length = state[0]
@@ -76,6 +83,17 @@ class PackedSources(Sequence[Any]):
             self._view()
         else:
             self._set(*state[1:])
+
+
+def _blocks(sources: list[Any]) -> Iterator[tuple[int, bytes]]:
+    """Pickled lists of sources, in order, each with the index of its first."""
+    for first in range(0, len(sources), _BLOCK):
+        block = _pickle(sources[first : first + _BLOCK], first)
+        if len(block) <= _LARGEST_BLOCK_BYTES:
+            yield first, block
+        else:
+            for i in range(first, min(first + _BLOCK, len(sources))):
+                yield i, _pickle(sources[i : i + 1], i)
 
 
 def _pickle(block: list[Any], start: int) -> bytes:

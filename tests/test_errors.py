@@ -61,6 +61,8 @@ def test_a_wrong_option_of_the_dataset_is_an_error_where_it_is_built(options, ki
         ({"collate_fn": 3}, TypeError, "collate_fn must be callable"),
         ({"dataset": [1, 2]}, TypeError, "dataset must be a StreamDataset, and is a list"),
         ({"prefetch_factor": 2}, ValueError, "prefetch_factor"),
+        ({"num_workers": 1, "prefetch_factor": 0}, ValueError, "prefetch_factor is 0, and must be at least 1"),
+        ({"num_workers": 1, "worker_init_fn": 3}, TypeError, "worker_init_fn must be callable"),
         ({"persistent_workers": True}, ValueError, "persistent_workers"),
         ({"timeout": -1}, ValueError, "timeout"),
         ({"num_workers": 1, "multiprocessing_context": "thread"}, ValueError, "multiprocessing_context"),

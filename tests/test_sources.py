@@ -5,6 +5,7 @@ import pathlib
 import pickle
 import sys
 import time
+import tracemalloc
 
 import numpy as np
 import psutil
@@ -25,20 +26,22 @@ def paths(count):
     "sources",
     [
         paths(1000),
+        [],
+        ["a", "b" * 100_000, "c"] * 50,
         [(p, 0, 10) for p in paths(70)],
         [pathlib.Path("/x")] * 3,
         range(65),
         [{"a": np.ones(2)}],
         (1, "x", None),
     ],
-    ids=["paths", "segments", "Path", "range", "dicts", "tuple"],
+    ids=["paths", "none", "texts", "segments", "Path", "range", "dicts", "tuple"],
 )
 def test_packed_sources_are_a_sequence_of_equal_sources(sources):
     packed = PackedSources(sources)
     assert len(packed) == len(sources)
     for given in (packed, pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
         assert all(repr(a) == repr(b) for a, b in zip(given, sources, strict=True))
-    assert repr(packed[-1]) == repr(list(sources)[-1])
+    assert repr(packed[-1:]) == repr(list(sources)[-1:])
     assert repr(packed[1:5]) == repr(list(sources)[1:5])
     with pytest.raises(IndexError, match="out of range"):
         packed[len(sources)]
@@ -96,3 +99,12 @@ def test_a_dataset_copied_elsewhere_is_a_dataset_of_its_own():
     first = [batch.source.tolist() for batch in dataset]
     assert [batch.source.tolist() for batch in other] == first
     assert next(batch.epoch for batch in other) == 4
+
+
+def test_reading_a_large_source_does_not_read_its_neighbours():
+    packed = PackedSources(["x" * 1_000_000 for _ in range(64)])
+    tracemalloc.start()
+    packed[17]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3_000_000
