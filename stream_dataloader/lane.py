@@ -135,18 +135,13 @@ class Lane:
         """Read single steps; False if the stream ended before the window was full."""
         end = self._rules.time_steps
         assert end is not None
-        leaves: Leaves
         while t < end:
             item = self._next_item(stream)
             if item is END:
                 return False
             try:
-                if self._layout is None:
-                    layout, leaves = Layout.of(item, windowed=False)
-                    self._layout = sink.intern(layout)
-                else:
-                    leaves = self._layout.read(item)
-                sink.put_step(self._row, t, self._layout, leaves)
+                layout, leaves = self._take_apart(item, sink)
+                sink.put_step(self._row, t, layout, leaves)
             except Misfit as misfit:
                 raise self._misfit(stream, misfit) from None
             t += 1
@@ -155,7 +150,6 @@ class Lane:
 
     def _read_window(self, stream: OpenedStream, sink: Sink, _t: int) -> bool:
         """Read one window that the stream cut itself; False if the stream had ended."""
-        leaves: Leaves
         while True:
             item = self._next_item(stream)
             if item is END:
@@ -165,20 +159,24 @@ class Lane:
                 self._position += 1
                 return True
             try:
-                if self._layout is None:
-                    layout, leaves = Layout.of(item, windowed=True)
-                    self._layout = sink.intern(layout)
-                else:
-                    leaves = self._layout.read(item)
-                count = self._layout.window_length(leaves)
+                layout, leaves = self._take_apart(item, sink)
+                count = layout.window_length(leaves)
                 if count == 0:  # a window of no steps holds nothing
                     continue
                 self._first_window = self._first_window or count
-                sink.put_window(self._row, self._layout, leaves, count, max(count, self._first_window))
+                sink.put_window(self._row, layout, leaves, count, max(count, self._first_window))
             except Misfit as misfit:
                 raise self._misfit(stream, misfit) from None
             self._position += count
             return True
+
+    def _take_apart(self, item: object, sink: Sink) -> tuple[Layout, Leaves]:
+        """An item's leaves; the stream's first item says what they must be."""
+        if self._layout is not None:
+            return self._layout, self._layout.read(item)
+        layout, leaves = Layout.of(item, windowed=self._rules.time_steps is None)
+        self._layout = sink.intern(layout)
+        return self._layout, leaves
 
     def _promised_item(self, stream: OpenedStream) -> object:
         """The next item of a stream whose length is known."""
