@@ -22,7 +22,7 @@ from stream_dataloader.errors import StreamError
 from stream_dataloader.feed import Feed, LocalFeed, WorkerPool
 from stream_dataloader.iteration import Iteration
 from stream_dataloader.pickling import ByValue
-from stream_dataloader.protocols import CollateFn
+from stream_dataloader.protocols import CollateFn, Transport
 
 __all__ = ["StreamDataLoader"]
 
@@ -46,10 +46,15 @@ class StreamDataLoader:
         worker_init_fn: Called with the worker's id in each worker when it starts.
         timeout: Seconds to wait for a worker before `WorkerTimeoutError`; 0 waits for ever.
         device: Move batches there; see also `to`.
+        transport: How batches come from workers. `"shared_memory"`: they are put together in place, in memory
+            that is used again when nobody holds a tensor, view or array over it any more (a process that you
+            fork meanwhile must clone what it keeps). `"queue"`: through torch's queue. `"auto"`: the first, where
+            the system offers it, else the second, with a warning.
 
     Raises:
         TypeError: The dataset is no `StreamDataset`.
         ValueError: An option is out of range, or needs workers and there are none.
+        RuntimeError: The system offers no shared memory, and `transport` insists on it.
 
     Example:
         >>> from stream_dataloader import StreamDataset, StreamDataLoader
@@ -71,6 +76,7 @@ class StreamDataLoader:
         worker_init_fn: Callable[[int], Any] | None = None,
         timeout: float = 0,
         device: torch.device | str | int | None = None,
+        transport: Transport = "auto",
     ) -> None:
         if not isinstance(dataset, StreamDataset):
             raise TypeError(f"dataset must be a StreamDataset, and is a {type(dataset).__name__}")
@@ -98,6 +104,7 @@ class StreamDataLoader:
             "persistent_workers": persistent_workers,
             "multiprocessing_context": multiprocessing_context,
             "timeout": timeout,
+            "transport": options.choice("transport", transport, Transport),
         }
         self._pool = WorkerPool(dataset, num_workers, **self._pool_options)
         self._next_epoch = 0

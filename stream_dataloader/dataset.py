@@ -19,9 +19,11 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.part_reader import PartReader, PlainParts, Setup, plain_session
 from stream_dataloader.pickling import ByValue, spawning
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
+from stream_dataloader.ring import Ring
 from stream_dataloader.schedule import IntArray, count_steps, lanes_of_worker, split_batch_size
 from stream_dataloader.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
 from stream_dataloader.sources import PackedSources
+from stream_dataloader.transport import SlotWriter
 
 __all__ = ["StreamDataset"]
 
@@ -161,7 +163,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             epoch: The epoch's number.
             raw: Pass on windows that the streams cut as they are.
         """
-        return self._reader(local_queue(self.rules, epoch, self.lengths), range(self.batch_size), 0, raw)
+        return self._reader(local_queue(self.rules, epoch, self.lengths), range(self.batch_size), 0, raw, None)
 
     def read_as_worker(
         self,
@@ -169,6 +171,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         *,
         epoch: int | None = None,
         raw: bool = False,
+        ring: Ring | None = None,
         closed: Callable[[], bool] = lambda: False,
     ) -> PartReader:
         """Read this worker's lanes, as one of torch's `DataLoader` workers that take part in a session.
@@ -177,6 +180,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             session: Names the session.
             epoch: The epoch's number; None takes the dataset's next.
             raw: Pass on windows that the streams cut as they are.
+            ring: Where the windows are to go.
             closed: Whether the session was closed by the main process.
         """
         worker = get_worker_info()
@@ -189,12 +193,16 @@ class StreamDataset(IterableDataset[StreamBatch]):
             epoch=epoch,
             closed=closed,
         )
-        return self._reader(queue, lanes_of_worker(self.batch_size, worker.num_workers, worker.id), worker.id, raw)
+        lanes = lanes_of_worker(self.batch_size, worker.num_workers, worker.id)
+        slots = None if ring is None else SlotWriter(ring, lanes, session.iteration, by_lane=raw)
+        return self._reader(queue, lanes, worker.id, raw, slots)
 
-    def _reader(self, queue: SourceQueue, lanes: range, worker_id: int, raw: bool) -> PartReader:
+    def _reader(
+        self, queue: SourceQueue, lanes: range, worker_id: int, raw: bool, slots: SlotWriter | None
+    ) -> PartReader:
         policy = self.on_error if callable(self.on_error) else lambda _: self.on_error
         setup = Setup(self.rules, self.sources, self.open_stream, self.lengths, self.fill_value, policy, raw)
-        return PartReader(setup, queue, lanes, worker_id)
+        return PartReader(setup, queue, lanes, worker_id, slots)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -9,12 +9,14 @@ Guarantee: whatever ends a worker, or keeps it from delivering, is an error that
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import threading
+import time as clock
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,9 +24,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport, WorkerError, WorkerTimeoutError
+from stream_dataloader.pace import Pace
 from stream_dataloader.part_reader import PartReader, unsendable
 from stream_dataloader.pickling import Message
+from stream_dataloader.protocols import Transport
 from stream_dataloader.regroup import Fault, Part
+from stream_dataloader.ring import MESSAGE_BYTES, MOST_STEPS_A_MESSAGE, Ring, RingReader, Slot
 from stream_dataloader.schedule import IntArray
 from stream_dataloader.shared_memory import SharedMemory
 from stream_dataloader.source_queue import SessionKey
@@ -36,12 +41,15 @@ _pool_numbers = itertools.count(1)
 class Feed(Protocol):
     """The parts of one iteration."""
 
-    def receive(self, step: int) -> Part:
-        """The next part of any worker that has not ended; waits for it while `step` is being put together.
+    def receive(self, step: int) -> Sequence[Part]:
+        """The next parts of any worker that has not ended; waits for them while `step` is being put together.
 
         Raises:
             WorkerError: A worker died, or none delivered in time.
         """
+
+    def slot(self, step: int) -> Slot | None:
+        """The slot of the ring that a step's parts were put into, if there is one; asked for once a step."""
 
     def close(self) -> None:
         """No part is wanted any more."""
@@ -53,9 +61,13 @@ class LocalFeed:
     def __init__(self, reader: PartReader) -> None:
         self._reader = reader
 
-    def receive(self, step: int) -> Part:  # noqa: ARG002
+    def receive(self, step: int) -> Sequence[Part]:  # noqa: ARG002
         """See `Feed`."""
-        return next(self._reader)
+        return (next(self._reader),)
+
+    def slot(self, step: int) -> Slot | None:  # noqa: ARG002
+        """See `Feed`."""
+        return None
 
     def close(self) -> None:
         """See `Feed`."""
@@ -109,25 +121,42 @@ class WorkerPool:
     Args:
         dataset: What they read.
         num_workers: How many there are; 0 only checks the options.
+        transport: How batches come from workers; see `StreamDataLoader`.
         options: Further options of torch's `DataLoader`.
+
+    Raises:
+        RuntimeError: There is no shared memory, and `transport` is `"shared_memory"`.
 
     Attributes:
         owner: The process that built it.
     """
 
     def __init__(
-        self, dataset: StreamDataset, num_workers: int, worker_init_fn: Callable[[int], Any] | None, **options: Any
+        self,
+        dataset: StreamDataset,
+        num_workers: int,
+        *,
+        worker_init_fn: Callable[[int], Any] | None,
+        transport: Transport,
+        **options: Any,
     ) -> None:
         self.owner = os.getpid()
         self._dataset, self._num_workers, self._options = dataset, num_workers, options
         self._init = WorkerInit(worker_init_fn) if num_workers else None
         self._mailbox = Mailbox(num_workers)
-        self._parts = _Parts(dataset, self._mailbox, SessionKey(self.owner, -next(_pool_numbers), 0))
+        # one worker may be asked for all messages that are on their way, once the others have ended
+        self._messages = (options.get("prefetch_factor") or 2) * num_workers + 2
+        pace = Pace(num_workers, self._messages)
+        self._parts = _Parts(dataset, self._mailbox, pace, SessionKey(self.owner, -next(_pool_numbers), 0))
+        self._transport = transport
+        self._ring_reader: RingReader | None = None
         self._crew: Crew | None  # kept, so that a death between two iterations is noticed
         self._hire()
 
     def _hire(self) -> None:
         self._crew = None
+        self._ring_reader = self._new_ring() if self._num_workers and self._transport != "queue" else None
+        self._parts.ring = None if self._ring_reader is None else self._ring_reader.ring
         self._dataloader: DataLoader[Any] = DataLoader(
             self._parts,
             batch_size=None,
@@ -138,6 +167,20 @@ class WorkerPool:
             **self._options,
         )
 
+    def _new_ring(self) -> RingReader | None:
+        try:
+            return RingReader(Ring(self._dataset.batch_size, self._messages))
+        except OSError as error:
+            self._do_without_ring(error)
+            return None
+
+    def _do_without_ring(self, reason: object) -> None:
+        told = f"there is no shared memory for batches ({reason})"
+        if self._transport == "shared_memory":
+            raise RuntimeError(f'{told}; pass transport="auto" to have them sent through torch\'s queue')
+        warnings.warn(f"{told}; they are sent through torch's queue, which is slower", RuntimeWarning, stacklevel=4)
+        self._transport = "queue"
+
     def start(self, epoch: int, *, raw: bool) -> WorkerFeed:
         """Start an iteration; the one before must be closed."""
         persistent = self._dataloader.persistent_workers
@@ -145,13 +188,29 @@ class WorkerPool:
             warnings.warn(f"{'; '.join(deaths)} between two epochs; all workers are started anew", stacklevel=4)
             self._crew.kill()
             self._hire()
+        if self._ring_reader is not None and not persistent and self._ring_reader.unfit:
+            self._hire()  # items have changed: new workers, and a ring that fits them
         session = self._mailbox.open(epoch, raw)
         self._parts.sessions = session - 1  # for workers that start now; others count themselves
         with sigint_blocked():
             iterator = iter(self._dataloader)
         self._crew = Crew(self._mailbox.pids)
         guard(self._crew)
-        return WorkerFeed(iterator, self._crew, functools.partial(self._mailbox.close, session), self._hire)
+        return WorkerFeed(
+            iterator,
+            self._crew,
+            functools.partial(self._slot, self._ring_reader, session, raw),
+            functools.partial(self._mailbox.close, session),
+            self._hire,
+        )
+
+    def _slot(self, ring_reader: RingReader | None, session: int, raw: bool, step: int) -> Slot | None:
+        if ring_reader is None:
+            return None
+        slot = ring_reader.lease(session, step, by_lane=raw)
+        if slot is None and ring_reader.ring.refused and self._transport != "queue":
+            self._do_without_ring("it could not be made large enough")
+        return slot
 
 
 class WorkerFeed:
@@ -160,17 +219,27 @@ class WorkerFeed:
     Args:
         iterator: torch's iterator.
         crew: The workers.
+        slot: Leases a step's slot of the ring.
         tell_end: Tells them of its end.
         replace: Called when the workers are no more: the pool needs others.
     """
 
     def __init__(
-        self, iterator: Iterator[Part], crew: Crew, tell_end: Callable[[], None], replace: Callable[[], None]
+        self,
+        iterator: Iterator[Sequence[Part]],
+        crew: Crew,
+        slot: Callable[[int], Slot | None],
+        tell_end: Callable[[], None],
+        replace: Callable[[], None],
     ) -> None:
-        self._iterator: Iterator[Part] | None = iterator
-        self._crew, self._tell_end, self._replace = crew, tell_end, replace
+        self._iterator: Iterator[Sequence[Part]] | None = iterator
+        self._crew, self._slot, self._tell_end, self._replace = crew, slot, tell_end, replace
 
-    def receive(self, step: int) -> Part:
+    def slot(self, step: int) -> Slot | None:
+        """See `Feed`."""
+        return self._slot(step)
+
+    def receive(self, step: int) -> Sequence[Part]:
         """See `Feed`."""
         crew = self._crew
         assert self._iterator is not None
@@ -213,20 +282,21 @@ class WorkerFeed:
 
 
 class _Parts(IterableDataset[Any]):
-    """What torch's `DataLoader` iterates over in each worker: its parts, in the session that the mailbox names."""
+    """What torch's `DataLoader` iterates over in each worker: messages with its parts in a session."""
 
-    def __init__(self, dataset: StreamDataset, mailbox: Mailbox, key: SessionKey) -> None:
-        self._dataset, self._mailbox, self._key = dataset, mailbox, key
+    def __init__(self, dataset: StreamDataset, mailbox: Mailbox, pace: Pace, key: SessionKey) -> None:
+        self._dataset, self._mailbox, self._pace, self._key = dataset, mailbox, pace, key
         self.sessions = 0  # before the one that is iterated next, here
+        self.ring: Ring | None = None
 
     def __iter__(self) -> Iterator[Message]:
         worker = get_worker_info()
         assert worker is not None
         self._mailbox.pids[worker.id] = os.getpid()
         self.sessions += 1
-        return self._read(self.sessions)
+        return self._read(self.sessions, worker.id)
 
-    def _read(self, session: int) -> Iterator[Message]:
+    def _read(self, session: int, worker_id: int) -> Iterator[Message]:
         if self._mailbox.closed(session):
             return
         epoch, raw = self._mailbox.read(session)
@@ -234,21 +304,32 @@ class _Parts(IterableDataset[Any]):
             self._key._replace(iteration=session),
             epoch=epoch,
             raw=raw,
+            ring=self.ring,
             closed=functools.partial(self._mailbox.closed, session),
         )
-        try:
-            for part in reader:
-                yield _message(part)
-        finally:
-            reader.close()
+        with contextlib.closing(reader):
+            messages = self._pace.messages(session, worker_id, together=self._dataset.rules.deterministic)
+            for steps in messages:
+                begin = clock.monotonic()
+                parts = list(itertools.islice(reader, steps))
+                if not parts:
+                    return
+                message = _message(parts)
+                most_steps = self.ring.most_steps if self.ring and parts[-1].in_slot else MOST_STEPS_A_MESSAGE
+                most_steps = min(most_steps, MESSAGE_BYTES * len(parts) // len(message))
+                messages.filled(clock.monotonic() - begin, most_steps)
+                yield message
 
 
-def _message(part: Part) -> Message:
+def _message(parts: list[Part]) -> Message:
     try:
-        return Message(part)
+        return Message(parts)
     except Exception as error:
+        if len(parts) > 1:  # those before the one that cannot be pickled can
+            return Message([part for one in parts for part in _message([one]).read()])
+        (part,) = parts
         fault = Fault(part.runs[0].lane if part.runs else 0, True, ErrorReport(unsendable(part, error)))
-        return Message(part._replace(blocks=[], objects={}, faults=[fault]))
+        return Message([part._replace(in_slot=False, blocks=[], objects={}, faults=[fault])])
 
 
 def _as_it_is(part: Any) -> Any:

@@ -25,6 +25,7 @@ from stream_dataloader.feed import Feed
 from stream_dataloader.part_reader import warn_of_skip
 from stream_dataloader.protocols import CollateFn
 from stream_dataloader.regroup import Part, Regrouper
+from stream_dataloader.ring import Slot
 from stream_dataloader.schedule import lanes_of_worker
 
 
@@ -76,11 +77,11 @@ class Iteration:
 
     def __next__(self) -> Any:
         step = self._step
-        parts = self._next_parts()
+        parts, slot = self._next_parts()
         if self._collate_fn is None:
-            return self._finish(self._regrouper.batch(step, self.epoch, parts))
+            return self._finish(self._regrouper.batch(step, self.epoch, parts, slot))
         try:
-            batch = self._collate_fn(self._regrouper.windows(parts))
+            batch = self._collate_fn(self._regrouper.windows(parts, slot))
         except StopIteration as error:  # would look like the epoch's end
             raise RuntimeError("collate_fn raised StopIteration") from error
         return self._finish(batch)
@@ -90,15 +91,15 @@ class Iteration:
         regroupers = [self._regrouper_of([worker]) for worker in range(len(self._lanes))]
         while True:
             try:
-                parts = self._next_parts()
+                parts, slot = self._next_parts()
             except StopIteration:
                 return
             for worker, part in enumerate(parts):
                 if part is not None:
-                    yield self._finish(regroupers[worker].batch(part.step, self.epoch, [part]))
+                    yield self._finish(regroupers[worker].batch(part.step, self.epoch, [part], slot))
 
-    def _next_parts(self) -> list[Part | None]:
-        """Each worker's part of the next step; None for one that has ended."""
+    def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
+        """Each worker's part of the next step, None for one that has ended; and the step's slot of the ring."""
         if self.stale:
             raise StaleIteratorError(
                 "a newer iter() of this StreamDataLoader has begun, which ended this iteration; "
@@ -108,9 +109,10 @@ class Iteration:
             raise StopIteration
         try:
             parts = self._collect()
+            slot = self._feed.slot(self._step)
             delivered = self._delivers(parts)
             if delivered:
-                self._raise_first_error(parts)
+                self._raise_first_error(parts, slot)
         except BaseException:
             self.close()
             raise
@@ -118,15 +120,15 @@ class Iteration:
             self.close()
             raise StopIteration
         self._step += 1
-        return parts
+        return parts, slot
 
     def _collect(self) -> list[Part | None]:
         parts: list[Part | None] = []
         for worker, fifo in enumerate(self._fifos):
             while not fifo and not self._ended[worker]:
-                part = self._feed.receive(self._step)
-                self._fifos[part.worker_id].append(part)
-                self._ended[part.worker_id] = part.end or bool(part.faults)
+                for part in self._feed.receive(self._step):
+                    self._fifos[part.worker_id].append(part)
+                    self._ended[part.worker_id] = part.end or bool(part.faults)
             sent = fifo.popleft() if fifo else None
             if sent is not None and sent.failures:
                 self._note_failures(sent)
@@ -144,12 +146,12 @@ class Iteration:
 
     def _delivers(self, parts: list[Part | None]) -> bool:
         """Whether the step belongs to the epoch: a pure function of what lanes read in it."""
+        given = [part for part in parts if part is not None]
         if self._rules.padding_mode == "drop":
-            runs = {run.lane for part in parts if part for run in part.runs}
-            return len(runs | {fault.lane for part in parts if part for fault in part.faults}) == self._rules.lanes
-        return any(_has_fresh(part) for part in parts if part is not None)
+            return sum([part.lanes_read for part in given]) == self._rules.lanes
+        return any(part.fresh for part in given)
 
-    def _raise_first_error(self, parts: list[Part | None]) -> None:
+    def _raise_first_error(self, parts: list[Part | None], slot: Slot | None) -> None:
         """Raise the error of the lowest lane, if there is one."""
         errors: list[tuple[int, Exception]] = []
         for part in parts:
@@ -157,7 +159,7 @@ class Iteration:
                 errors += [(fault.lane, fault.error.unpack()) for fault in part.faults]
         if self._collate_fn is None:
             try:
-                self._regrouper.judge(parts)
+                self._regrouper.judge(parts, slot)
             except StreamError as misfit:
                 errors.append((misfit.lane, misfit))
         if errors:
@@ -172,11 +174,3 @@ class Iteration:
     def __del__(self) -> None:
         if hasattr(self, "_feed"):
             self.close()
-
-
-def _has_fresh(part: Part) -> bool:
-    """Whether a part has something that is read for the first time."""
-    for run in part.runs:  # mostly the first has
-        if run.fresh:
-            return True
-    return any(fault.fresh for fault in part.faults)

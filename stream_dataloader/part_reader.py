@@ -25,13 +25,18 @@ from stream_dataloader.regroup import Fault, Part, Regrouper
 from stream_dataloader.schedule import Assignment, IntArray, Rules
 from stream_dataloader.source_queue import Abandoned, SessionKey, SourceQueue
 from stream_dataloader.stream_info import StreamInfo
-from stream_dataloader.transport import Block, PartWriter
+from stream_dataloader.transport import Gathered, PartWriter, SlotWriter
 
 _IS_FRESH = operator.attrgetter("fresh")
+_NOTHING = Gathered(in_slot=False, time_steps=0, blocks=[], objects={})
 
 
 class Setup(NamedTuple):
-    """What a worker reads, and how; the options of a `StreamDataset`."""
+    """What a worker reads, and how; the options of a `StreamDataset`.
+
+    Attributes:
+        raw: Windows are wanted one by one: those that streams cut themselves as they are, others in one piece each.
+    """
 
     rules: Rules
     sources: Sequence[Any]
@@ -50,14 +55,17 @@ class PartReader:
         lanes: The lanes.
         worker_id: Whose they are.
         queue: Where sources come from; its `epoch` is the epoch read.
+        slots: The ring, if parts are to go there.
     """
 
-    def __init__(self, setup: Setup, queue: SourceQueue, lanes: range, worker_id: int) -> None:
+    def __init__(
+        self, setup: Setup, queue: SourceQueue, lanes: range, worker_id: int, slots: SlotWriter | None = None
+    ) -> None:
         self.setup, self.queue, self.lanes, self.worker_id = setup, queue, lanes, worker_id
         self._opener = Opener(queue, functools.partial(_open, setup, worker_id))
         options = LaneOptions(setup.rules, setup.lengths, setup.raw, setup.policy)
         self._lanes = [Lane(lane, row, self._opener, options) for row, lane in enumerate(lanes)]
-        self._writer = PartWriter(len(lanes), setup.rules.time_steps, setup.fill_value)
+        self._writer = PartWriter(len(lanes), setup.rules.time_steps, setup.fill_value, slots, by_lane=setup.raw)
         self._step = 0
         self._ended = False
         self._close = weakref.finalize(self, _close, self._opener, self._lanes, queue)
@@ -71,13 +79,13 @@ class PartReader:
             raise StopIteration
         step, self._step = self._step, self._step + 1
         runs: list[Run] = []
-        blocks: list[Block] = []
-        objects: dict[int, Any] = {}
+        gathered = _NOTHING
         failures: list[StreamError] = []
         faults: list[Fault] = []
         try:
+            self._writer.begin(step)
             self._read(step, runs, failures, faults)
-            blocks, objects = self._writer.finish()
+            gathered = self._writer.finish(runs)
             end = not runs and not faults
         except Abandoned:
             end = True
@@ -87,7 +95,20 @@ class PartReader:
         if end or faults:
             self._ended = True
             self.queue.finish()
-        return Part(self.worker_id, step, runs, blocks, objects, [ErrorReport(f) for f in failures], faults, end)
+        return Part(
+            self.worker_id,
+            step,
+            gathered.in_slot,
+            gathered.time_steps,
+            any(map(_IS_FRESH, runs)) or any(map(_IS_FRESH, faults)),
+            len({run.lane for run in runs} | {fault.lane for fault in faults}),
+            [] if gathered.in_slot else runs,
+            gathered.blocks,
+            gathered.objects,
+            [ErrorReport(failure) for failure in failures],
+            faults,
+            end,
+        )
 
     def _read(self, step: int, runs: list[Run], failures: list[StreamError], faults: list[Fault]) -> None:
         """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
@@ -164,7 +185,7 @@ class PlainParts:
         if part.end or not self._delivers(part.step):
             reader.close()
             raise StopIteration
-        batch = self._regrouper.batch(part.step, reader.queue.epoch, [part])
+        batch = self._regrouper.batch(part.step, reader.queue.epoch, [part], None)
         if not self._sent:
             return batch
         try:

@@ -55,6 +55,10 @@ class Message:
     def __init__(self, content: Any) -> None:
         self._pickled = dumps(content)
 
+    def __len__(self) -> int:
+        """Bytes of it."""
+        return len(self._pickled)
+
     def read(self) -> Any:
         """What it carries, anew each time."""
         return pickle.loads(self._pickled)

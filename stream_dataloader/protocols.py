@@ -24,11 +24,13 @@ __all__ = [
     "Schedule",
     "Stream",
     "StreamFactory",
+    "Transport",
     "Windows",
 ]
 
 PaddingMode = Literal["zeros", "data", "drop", "cycle"]
 Windows = Literal["aligned", "packed"]
+Transport = Literal["auto", "shared_memory", "queue"]
 Schedule = Literal["listed", "longest_first", "balanced"]
 
 Item_co = TypeVar("Item_co", covariant=True)

@@ -6,7 +6,7 @@ fit together is judged here, in (step, lane) order, so an error does not depend 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +15,9 @@ import torch
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import ErrorReport, ItemError
 from stream_dataloader.lane import Run
+from stream_dataloader.ring import Array, Slot
 from stream_dataloader.structure import Layout, Spec, as_tensor
-from stream_dataloader.transport import Block, fill_for, new_column
+from stream_dataloader.transport import Block, WindowKind, fill_for, new_column, rows_of, write_bookkeeping
 
 
 class Fault(NamedTuple):
@@ -31,8 +32,12 @@ class Part(NamedTuple):
     """What one worker contributes to one step.
 
     Attributes:
-        runs: What its lanes read, in lane order.
-        blocks: The windows, see `transport`.
+        in_slot: The windows and their bookkeeping are in the step's slot of the ring.
+        time_steps: How many of its time steps count; 0 if windows are passed on as they are.
+        fresh: Something in it is read for the first time.
+        lanes_read: How many of its lanes are not idle.
+        runs: What its lanes read, in lane order; not if it is in the slot.
+        blocks: The windows, see `transport`; if they are in the slot, only leaves that are objects.
         objects: Windows passed on as they are, by row.
         failures: Errors of streams that were skipped.
         faults: Errors of streams that were not; the worker sends no further part.
@@ -41,6 +46,10 @@ class Part(NamedTuple):
 
     worker_id: int
     step: int
+    in_slot: bool
+    time_steps: int
+    fresh: bool
+    lanes_read: int
     runs: list[Run]
     blocks: list[Block]
     objects: dict[int, Any]
@@ -72,22 +81,27 @@ class Regrouper:
         self._lane = torch.arange(self._first, self._first + self._width)
         self._owners = torch.tensor([w for w, rows in zip(worker_ids, lanes, strict=True) for _ in rows])
 
-    def batch(self, step: int, epoch: int, parts: Sequence[Part | None]) -> StreamBatch:
+    def batch(self, step: int, epoch: int, parts: Sequence[Part | None], slot: Slot | None) -> StreamBatch:
         """The batch of a step.
 
         Args:
             parts: One a worker; None for one that has ended.
+            slot: The step's slot of the ring, if it has one.
 
         Raises:
             ItemError: A stream's items do not fit those of the streams before it.
         """
-        self.judge(parts)
-        time_steps = self._time_steps or max(block.time_steps for part in parts if part for block in part.blocks)
-        runs = [run for part in parts if part for run in part.runs]
-        source, position, mask, is_start = self._bookkeeping(runs, time_steps)
+        self.judge(parts, slot)
+        time_steps = self._time_steps or max([part.time_steps for part in parts if part])
+        if slot is not None and all(part is None or part.in_slot for part in parts):
+            source, position, mask, is_start, columns = self._finished(parts, slot, time_steps)
+        else:
+            source, position, mask, is_start = self._bookkeeping(parts, slot, time_steps)
+            columns = self._columns([_block_of(part, slot, lanes) for part, lanes in self._dealt(parts)], time_steps)
+        assert self._layout is not None
         starts = torch.from_numpy(is_start)
         return StreamBatch(
-            data=self._data(parts, time_steps),
+            data=self._layout.build(map(_leaf, self._layout.specs, columns)),
             reset=starts[0],
             is_start=starts,
             mask=torch.from_numpy(mask),
@@ -99,9 +113,38 @@ class Regrouper:
             epoch=epoch,
         )
 
-    def _bookkeeping(self, runs: list[Run], time_steps: int) -> tuple[np.ndarray[Any, Any], ...]:
+    def _dealt(self, parts: Sequence[Part | None]) -> Iterator[tuple[Part | None, range]]:
+        return zip(parts, self._lanes, strict=True)
+
+    def _finished(
+        self, parts: Sequence[Part | None], slot: Slot, time_steps: int
+    ) -> tuple[Array, Array, Array, Array, list[Any]]:
+        """The arrays of a slot that holds all parts; only the lanes of workers that have ended are to be padded."""
+        for part, lanes in self._dealt(parts):
+            if part is None:
+                ended = rows_of(slot, slice(lanes.start, lanes.stop))
+                write_bookkeeping(ended, (), lanes.start)
+                for spec, path, column in zip(slot.layout.specs, slot.layout.paths, ended.columns, strict=True):
+                    if spec.dtype is not None:
+                        column[:] = fill_for(self._fill_value, spec, path)
+        if self._width < slot.source.shape[1]:
+            slot = rows_of(slot, slice(self._first, self._first + self._width))
+        _, source, position, mask, is_start, columns = slot
+        if time_steps < len(source):
+            source, position, mask, is_start = (a[:time_steps] for a in (source, position, mask, is_start))
+            columns = [None if column is None else column[:time_steps] for column in columns]
+        if None in slot.layout.dtypes:
+            blocks = [part.blocks[0] if part else None for part in parts]
+            columns = [
+                self._column(i, spec, blocks, time_steps) if spec.dtype is None else column
+                for i, (spec, column) in enumerate(zip(slot.layout.specs, columns, strict=True))
+            ]
+        return source, position, mask, is_start, columns
+
+    def _bookkeeping(self, parts: Sequence[Part | None], slot: Slot | None, time_steps: int) -> tuple[Array, ...]:
         """What was read where: source, position, mask and is_start, each `(T, B)`."""
         shape = (time_steps, self._width)
+        runs = [run for part in parts if part for run in part.runs]
         if len(runs) == self._width and not any(run.t for run in runs):  # a run a lane, from t = 0: at once
             steps, indices, starts, fresh = map(np.array, list(zip(*runs, strict=True))[2:])
             t = np.arange(time_steps)[:, None]
@@ -109,81 +152,119 @@ class Regrouper:
             is_start = np.zeros(shape, np.bool_)
             is_start[0] = starts == 0
             return np.where(real, indices, -1), np.where(real, t + starts, -1), real & fresh, is_start
-        source, position = np.full((2, *shape), -1, np.int64)
-        mask, is_start = np.zeros((2, *shape), np.bool_)
-        for run in runs:
-            row, end = run.lane - self._first, run.t + run.steps
-            source[run.t : end, row] = run.source
-            position[run.t : end, row] = np.arange(run.position, run.position + run.steps)
-            mask[run.t : end, row] = run.fresh
-            is_start[run.t, row] = run.position == 0
+        source, position = np.empty((2, *shape), np.int64)
+        mask, is_start = np.empty((2, *shape), np.bool_)
+        assert self._layout is not None
+        write_bookkeeping(Slot(self._layout, source, position, mask, is_start, []), runs, self._first)
+        for part, lanes in self._dealt(parts):
+            if part and part.in_slot and slot:
+                rows, count = slice(lanes.start - self._first, lanes.stop - self._first), part.time_steps
+                there = rows_of(slot, slice(lanes.start, lanes.stop))
+                source[:count, rows], position[:count, rows] = there.source[:count], there.position[:count]
+                mask[:count, rows], is_start[:count, rows] = there.mask[:count], there.is_start[:count]
         return source, position, mask, is_start
 
-    def windows(self, parts: Sequence[Part | None]) -> list[Any]:
-        """The B lanes' windows of a step, for `collate_fn`."""
+    def _columns(self, blocks: list[Block | None], time_steps: int) -> list[Any]:
+        assert self._layout is not None
+        if len(blocks) == 1 and blocks[0] is not None:
+            return blocks[0].columns
+        return [self._column(i, spec, blocks, time_steps) for i, spec in enumerate(self._layout.specs)]
+
+    def _column(self, i: int, spec: Spec, blocks: list[Block | None], time_steps: int) -> Any:
+        """One leaf of all workers, side by side."""
+        assert self._layout is not None
+        column = new_column(spec, time_steps, self._width)
+        for lanes, block in zip(self._lanes, blocks, strict=True):
+            rows = slice(lanes.start - self._first, lanes.stop - self._first)
+            count = block.time_steps if block else 0
+            if spec.dtype is None:
+                for t in range(count):
+                    column[t][rows] = block.columns[i][t] if block else []
+            else:
+                if block:
+                    column[:count, rows] = block.columns[i][:count]
+                if count < time_steps:
+                    column[count:, rows] = fill_for(self._fill_value, spec, self._layout.paths[i])
+        return column
+
+    def windows(self, parts: Sequence[Part | None], slot: Slot | None) -> list[Any]:
+        """The B lanes' windows of a step, for `collate_fn`; those in the slot are views into it."""
         windows: list[Any] = []
-        for lanes, part in zip(self._lanes, parts, strict=True):
+        for part, lanes in self._dealt(parts):
+            block = _block_of(part, slot, lanes) if part and part.in_slot else None
             for row in range(len(lanes)):
-                block = next((b for b in part.blocks if b.counts[row]), None) if part else None
-                if block is not None:
-                    self._layout = self._layout or block.layout
-                    windows.append(_window(block, row))
-                else:
-                    windows.append(part.objects.get(row, _IDLE) if part else _IDLE)
+                given = part.objects.get(row, _IDLE) if part else _IDLE
+                if isinstance(given, WindowKind):
+                    assert block is not None
+                    windows.append(_whole_window(block, row, given))
+                    continue
+                if part and not part.objects:
+                    held = next((b for b in ([block] if block else part.blocks) if b.counts[row]), None)
+                    if held is not None:
+                        self._layout = self._layout or held.layout
+                        given = _window(held, row)
+                windows.append(given)
         return [self._idle_window() if window is _IDLE else window for window in windows]
 
     def _idle_window(self) -> Any:
         if self._time_steps is None or self._layout is None:
             return self._fill_value
-        block = Block.empty(self._layout, self._time_steps, 1)
+        block = Block.empty(self._layout, self._time_steps, 1, by_lane=True)
         block.pad(self._fill_value)
         return _window(block, 0)
 
-    def judge(self, parts: Sequence[Part | None]) -> None:
+    def judge(self, parts: Sequence[Part | None], slot: Slot | None) -> None:
         """Check that the streams of a step share the layout of the epoch's first.
 
         Raises:
             ItemError: One does not; the first in lane order.
         """
-        for lanes, part in zip(self._lanes, parts, strict=True):
-            if part is None or (len(part.blocks) == 1 and part.blocks[0].layout == self._layout):
+        for part, lanes in self._dealt(parts):
+            if part is None or (slot is not None and part.in_slot and slot.layout is self._layout):
                 continue
-            for run in part.runs:
-                layout = next((b.layout for b in part.blocks if b.counts[run.lane - lanes.start]), None)
-                if layout is None:  # the worker failed in making the part
+            for lane, source, position, layout in _reads(part, slot, lanes):
+                if self._layout is None or layout == self._layout:
+                    self._layout = layout
                     continue
-                self._layout = self._layout or layout
-                if layout != self._layout:
-                    raise ItemError(
-                        f"source {run.source}, item {run.position}, lane {run.lane}, worker {part.worker_id}: the "
-                        f"stream does not fit beside the epoch's first: {self._layout.difference(layout)}; make "
-                        "all streams alike (resize, crop, convert), or pass a collate_fn, which may mix them",
-                        source_index=run.source,
-                        position=run.position,
-                        lane=run.lane,
-                        worker_id=part.worker_id,
-                    )
+                raise ItemError(
+                    f"source {source}, item {position}, lane {lane}, worker {part.worker_id}: the "
+                    f"stream does not fit beside the epoch's first: {self._layout.difference(layout)}; make "
+                    "all streams alike (resize, crop, convert), or pass a collate_fn, which may mix them",
+                    source_index=source,
+                    position=position,
+                    lane=lane,
+                    worker_id=part.worker_id,
+                )
 
-    def _data(self, parts: Sequence[Part | None], time_steps: int) -> Any:
-        assert self._layout is not None
-        blocks = [part.blocks[0] if part and part.blocks else None for part in parts]
-        if len(blocks) == 1 and blocks[0] is not None:
-            columns = blocks[0].columns
-        else:
-            columns = [new_column(spec, time_steps, self._width) for spec in self._layout.specs]
-            for i, (spec, column) in enumerate(zip(self._layout.specs, columns, strict=True)):
-                for lanes, block in zip(self._lanes, blocks, strict=True):
-                    rows = slice(lanes.start - self._first, lanes.stop - self._first)
-                    count = block.time_steps if block else 0
-                    if spec.dtype is None:
-                        for t in range(count):
-                            column[t][rows] = block.columns[i][t] if block else []
-                    else:
-                        if block:
-                            column[:count, rows] = block.columns[i]
-                        if count < time_steps:
-                            column[count:, rows] = fill_for(self._fill_value, spec, self._layout.paths[i])
-        return self._layout.build(map(_leaf, self._layout.specs, columns))
+
+def _reads(part: Part, slot: Slot | None, lanes: range) -> Iterator[tuple[int, int, int, Layout]]:
+    """What a part's lanes read: lane, source, position and layout, in lane order."""
+    if part.in_slot and slot is not None:
+        for lane in lanes:
+            if slot.source[0, lane] >= 0:
+                yield lane, int(slot.source[0, lane]), int(slot.position[0, lane]), slot.layout
+        return
+    for run in part.runs:
+        layout = next((b.layout for b in part.blocks if b.counts[run.lane - lanes.start]), None)
+        if layout is not None:  # else the worker failed in making the part
+            yield run.lane, run.source, run.position, layout
+
+
+def _block_of(part: Part | None, slot: Slot | None, lanes: range) -> Block | None:
+    """The block of a part whose windows share a layout; over the slot's memory if it is there."""
+    if part is None:
+        return None
+    if not part.in_slot:
+        return part.blocks[0] if part.blocks else None
+    assert slot is not None
+    rows = rows_of(slot, slice(lanes.start, lanes.stop))
+    columns = rows.columns
+    if part.blocks:
+        columns = [
+            sent if column is None else column for column, sent in zip(columns, part.blocks[0].columns, strict=True)
+        ]
+    counts = [int(source >= 0) * part.time_steps for source in rows.source[0]]
+    return Block(slot.layout, columns, counts, len(rows.source), part.time_steps)
 
 
 def _leaf(spec: Spec, column: Any) -> Any:
@@ -193,6 +274,15 @@ def _leaf(spec: Spec, column: Any) -> Any:
 def _window(block: Block, row: int) -> Any:
     """One row of a block as a user sees it: tensors `(T, ...)` and lists `[t]`."""
     return block.layout.build(
-        [step[row] for step in column] if spec.dtype is None else as_tensor(column[:, row], spec.dtype)
+        [step[row] for step in column] if spec.dtype is None else as_tensor(column[: block.time_steps, row], spec.dtype)
         for spec, column in zip(block.layout.specs, block.columns, strict=True)
+    )
+
+
+def _whole_window(block: Block, row: int, kind: WindowKind) -> Any:
+    """One row of a block as the stream yielded it."""
+    leaves = [column[: kind.steps, row] for column in block.columns]
+    return block.layout.build(
+        as_tensor(leaf, spec.dtype) if is_tensor and spec.dtype is not None else leaf
+        for leaf, spec, is_tensor in zip(leaves, block.layout.specs, kind.tensors, strict=True)
     )

@@ -1,10 +1,10 @@
 """Memory that a loader's processes share, free of `/dev/shm` and of names.
 
-`SharedMemory` is an anonymous file: `memfd_create` on Linux, an unlinked temporary file elsewhere. Forked
-workers inherit it; `spawn` and `forkserver` workers are passed its descriptor while they start. The kernel
-frees it with its last user, however that one ends.
+`SharedFile` is an anonymous file: `memfd_create` on Linux, elsewhere a POSIX shared-memory object that loses
+its name at once. Forked workers inherit it; `spawn` and `forkserver` workers are passed its descriptor while
+they start. The kernel frees it with its last user, however that one ends.
 
-The file also carries locks: `fcntl.lockf` locks belong to a process and are freed by the kernel when it
+The file also carries a lock: `fcntl.lockf` locks belong to a process and are freed by the kernel when it
 dies, even by SIGKILL, so a dead worker cannot leave the others locked out.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import tempfile
 import threading
 import weakref
@@ -30,34 +31,49 @@ except ImportError:  # pragma: no cover - no POSIX: num_workers=0 still works
     fcntl = None
 
 
-def _anonymous_file(size: int) -> int:
+def anonymous_file() -> int:
+    """A descriptor of an empty file in memory, without a name.
+
+    Raises:
+        OSError: The system offers none.
+    """
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("stream_dataloader", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, size)
+        return os.memfd_create("stream_dataloader", os.MFD_CLOEXEC)
+    try:
+        import _posixshmem  # what multiprocessing.shared_memory is made of, which cannot grow what it made
+    except ImportError:
+        raise OSError("there is neither memfd_create nor POSIX shared memory") from None
+    name = f"/stream_{secrets.token_hex(8)}"
+    fd: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    _posixshmem.shm_unlink(name)
     return fd
 
 
-class SharedMemory:
-    """A block of zeroed memory shared with workers, and a lock that covers it.
+class SharedFile:
+    """An anonymous file, empty at first, shared with workers, and a lock that covers it."""
 
-    Args:
-        size: Bytes; memory is taken from the system as pages are written, not before.
-    """
-
-    def __init__(self, size: int, fd: int | None = None) -> None:
-        self.size = max(size, 1)
-        self._fd = _anonymous_file(self.size) if fd is None else fd
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = anonymous_file() if fd is None else fd
         self._close = weakref.finalize(self, os.close, self._fd)
         self._close.atexit = False
-        self._map = mmap.mmap(self._fd, self.size)
         self._thread_lock = threading.Lock()
 
-    def array(self, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
-        """The memory as a flat numpy array, which keeps the mapping alive on its own."""
-        return np.frombuffer(self._map, dtype=dtype, count=self.size // np.dtype(dtype).itemsize)
+    def grow(self, size: int) -> None:
+        """Make room for `size` bytes, all zero; once.
+
+        Memory is taken from the system as pages are written, where that cannot fail any more; where the
+        system limits it (`/dev/shm`), all of it now, as writing to what is not there is a fatal SIGBUS.
+
+        Raises:
+            OSError: There is not enough.
+        """
+        os.ftruncate(self._fd, size)
+        if not hasattr(os, "memfd_create") and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._fd, 0, size)
+
+    def map(self) -> mmap.mmap:
+        """The file's memory, which lives on its own from now on."""
+        return mmap.mmap(self._fd, os.fstat(self._fd).st_size)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -72,9 +88,45 @@ class SharedMemory:
             finally:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
-    def __reduce__(self) -> tuple[Callable[..., SharedMemory], tuple[Any, ...]]:
-        return _attach, (reduction.DupFd(self._fd), self.size)
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _attach_file, (reduction.DupFd(self._fd),)
 
 
-def _attach(handle: Any, size: int) -> SharedMemory:
+def _attach_file(handle: Any) -> SharedFile:
+    return SharedFile(handle.detach())
+
+
+class SharedMemory(SharedFile):
+    """A block of zeroed memory of a size that is known beforehand.
+
+    Args:
+        size: Bytes.
+    """
+
+    def __init__(self, size: int, fd: int | None = None) -> None:
+        self.size = max(size, 1)
+        if fd is None:
+            try:
+                fd = anonymous_file()
+            except OSError:  # what is small may lie on a disk
+                with tempfile.TemporaryFile() as file:
+                    fd = os.dup(file.fileno())
+            os.ftruncate(fd, self.size)
+        super().__init__(fd)
+        self._map = mmap.mmap(fd, self.size)
+
+    def array(self, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
+        """The memory as a flat numpy array, which keeps the mapping alive on its own."""
+        return np.frombuffer(self._map, dtype=dtype, count=self.size // np.dtype(dtype).itemsize)
+
+    def find(self, byte: int, start: int, stop: int) -> int | None:
+        """How far behind `start` the first such byte lies, before `stop`; None if there is none."""
+        found = self._map.find(bytes((byte,)), start, stop)
+        return found - start if found >= 0 else None
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _attach_memory, (reduction.DupFd(self._fd), self.size)
+
+
+def _attach_memory(handle: Any, size: int) -> SharedMemory:
     return SharedMemory(size, handle.detach())

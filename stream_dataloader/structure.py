@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,6 +122,12 @@ def flatten(item: Any) -> tuple[Node, list[Any]]:
     kind = type(item)
     node = Node(f"{kind.__module__}.{kind.__qualname__}", keys, tuple(child for child, _ in flat), kind)
     return node, [leaf for _, leaves in flat for leaf in leaves]
+
+
+def in_key_order(item: Any) -> bool:
+    """Whether `unflatten` would give dicts their keys in the order they have in `item`."""
+    keys, values = _children(item) or ((), [])
+    return (type(item) is not dict or tuple(item) == keys) and all(map(in_key_order, values))
 
 
 def _collect(item: Any, node: Node, path: str, into: list[Any]) -> None:
@@ -261,7 +268,12 @@ class Layout:
             raise Misfit(f"the leaves of one window have different numbers of steps: {parts}")
         return int(next(iter(lengths)))
 
-    @property
+    @cached_property
+    def dtypes(self) -> tuple[torch.dtype | None, ...]:
+        """Each leaf's dtype, None for objects."""
+        return tuple(spec.dtype for spec in self.specs)
+
+    @cached_property
     def paths(self) -> list[str]:
         """The leaves' names; see `leaf_paths`."""
         return leaf_paths(self.structure)

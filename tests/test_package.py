@@ -11,7 +11,7 @@ PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
 LEVELS = [
     {"errors", "protocols", "batch", "structure", "stream_info", "pickling"},
     {"schedule", "options"},
-    {"source_queue", "sources", "lane", "opening", "shared_memory", "transport", "regroup", "workers"},
+    {"source_queue", "sources", "lane", "opening", "shared_memory", "ring", "pace", "transport", "regroup", "workers"},
     {"part_reader", "dataset"},
     {"feed", "iteration", "dataloader"},
     {"visualize", "demo", "cli", "__main__", "__init__"},
