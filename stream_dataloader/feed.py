@@ -28,7 +28,7 @@ from stream_dataloader.pace import Pace
 from stream_dataloader.part_reader import PartReader, unsendable
 from stream_dataloader.pickling import Message
 from stream_dataloader.protocols import Transport
-from stream_dataloader.regroup import Fault, Part
+from stream_dataloader.regroup import Fault, Part, pack, unpack
 from stream_dataloader.ring import MESSAGE_BYTES, MOST_STEPS_A_MESSAGE, Ring, RingReader, Slot
 from stream_dataloader.schedule import IntArray
 from stream_dataloader.shared_memory import SharedMemory
@@ -226,13 +226,13 @@ class WorkerFeed:
 
     def __init__(
         self,
-        iterator: Iterator[Sequence[Part]],
+        iterator: Iterator[Sequence[Any]],
         crew: Crew,
         slot: Callable[[int], Slot | None],
         tell_end: Callable[[], None],
         replace: Callable[[], None],
     ) -> None:
-        self._iterator: Iterator[Sequence[Part]] | None = iterator
+        self._iterator: Iterator[Sequence[Any]] | None = iterator
         self._crew, self._slot, self._tell_end, self._replace = crew, slot, tell_end, replace
 
     def slot(self, step: int) -> Slot | None:
@@ -247,7 +247,7 @@ class WorkerFeed:
         try:
             if crew.casualty:
                 raise RuntimeError("a worker died while nobody waited for it")
-            return next(self._iterator)
+            return unpack(next(self._iterator))
         except StopIteration:
             raise WorkerError(f"the workers ended before the epoch did, at step {step}: a bug in the loader") from None
         except KeyboardInterrupt:
@@ -323,10 +323,10 @@ class _Parts(IterableDataset[Any]):
 
 def _message(parts: list[Part]) -> Message:
     try:
-        return Message(parts)
+        return Message(pack(parts))
     except Exception as error:
         if len(parts) > 1:  # those before the one that cannot be pickled can
-            return Message([part for one in parts for part in _message([one]).read()])
+            return Message([packed for part in parts for packed in _message([part]).read()])
         (part,) = parts
         fault = Fault(part.runs[0].lane if part.runs else 0, True, ErrorReport(unsendable(part, error)))
         return Message([part._replace(in_slot=False, blocks=[], objects={}, faults=[fault])])

@@ -13,7 +13,9 @@ is raised at its own step, after all earlier ones, that of the lowest lane first
 
 from __future__ import annotations
 
+import atexit
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,6 +70,7 @@ class Iteration:
         self._skipped: set[int] = set()
         self._owner = os.getpid()
         self._step = 0
+        _running.add(self)
 
     def _regrouper_of(self, workers: list[int]) -> Regrouper:
         return Regrouper([self._lanes[w] for w in workers], workers, self._rules.time_steps, self._fill_value)
@@ -174,3 +177,13 @@ class Iteration:
     def __del__(self) -> None:
         if hasattr(self, "_feed"):
             self.close()
+
+
+_running: weakref.WeakSet[Iteration] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End what is still being read while threads can be started and joined, which `__del__` could not any more."""
+    for iteration in list(_running):
+        iteration.close()

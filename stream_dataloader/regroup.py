@@ -58,6 +58,23 @@ class Part(NamedTuple):
     end: bool = False
 
 
+def pack(parts: Sequence[Part]) -> list[Any]:
+    """Parts of one worker for a message; those of which all is in the slot, which are most, become five numbers."""
+    return [
+        part[:_NUMBERS]
+        if part.in_slot and not (part.blocks or part.objects or part.failures or part.faults or part.end)
+        else part
+        for part in parts
+    ]
+
+
+def unpack(packed: Sequence[Any]) -> list[Part]:
+    """What `pack` was given."""
+    return [Part(*entry, *_NO_MORE) if len(entry) == _NUMBERS else entry for entry in packed]
+
+
+_NUMBERS = Part._fields.index("runs")
+_NO_MORE: tuple[Any, ...] = ([], [], {}, [], [])
 _IDLE = object()  # stands for an idle lane's window until the layout is known
 
 

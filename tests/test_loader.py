@@ -467,3 +467,15 @@ def test_a_loader_can_be_used_again_after_a_worker_died(persistent, tmp_path):
     with pytest.raises(WorkerError):
         list(loader)
     assert len(list(loader)) == 20
+
+
+@pytest.mark.parametrize("options", ["", ", persistent_workers=True"])
+def test_a_program_ends_with_an_iterator_left_open(options):
+    code = f"""
+        from stream_dataloader import StreamDataLoader, StreamDataset
+        loader = StreamDataLoader(StreamDataset([100] * 4, range, 4, time_steps=2), 2{options})
+        iterator = iter(loader)
+        next(iterator)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=30, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
