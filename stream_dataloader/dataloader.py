@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from stream_dataloader import options
-from stream_dataloader.batch import StreamBatch, map_leaves
+from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.device import OneAhead, moved, pinned
 from stream_dataloader.errors import StreamError
 from stream_dataloader.feed import Feed, LocalFeed, WorkerPool
 from stream_dataloader.iteration import Iteration
@@ -40,12 +41,13 @@ class StreamDataLoader:
             B lanes' windows, in lane order: pytrees of tensors `(T, ...)`, or, without the dataset's
             `time_steps`, the windows as the streams yield them. Runs in the main process.
         prefetch_factor: Batches that workers read ahead; None stands for 2 with workers.
-        pin_memory: Put batches into page-locked memory, for fast copies to an accelerator.
+        pin_memory: Put batches into page-locked memory, for fast copies to an accelerator: the shared memory is
+            locked once. Who copies on a stream of their own must hold the batch until the copy is done.
         persistent_workers: Keep the workers from one epoch to the next.
         multiprocessing_context: `"fork"`, `"spawn"`, `"forkserver"` or a context; None is the default one.
         worker_init_fn: Called with the worker's id in each worker when it starts.
         timeout: Seconds to wait for a worker before `WorkerTimeoutError`; 0 waits for ever.
-        device: Move batches there; see also `to`.
+        device: Move batches there, to a CUDA device one ahead of use on a stream of its own; see also `to`.
         transport: How batches come from workers. `"shared_memory"`: they are put together in place, in memory
             that is used again when nobody holds a tensor, view or array over it any more (a process that you
             fork meanwhile must clone what it keeps). `"queue"`: through torch's queue. `"auto"`: the first, where
@@ -104,6 +106,7 @@ class StreamDataLoader:
             "persistent_workers": persistent_workers,
             "multiprocessing_context": multiprocessing_context,
             "timeout": timeout,
+            "pin_memory": pin_memory,
             "transport": options.choice("transport", transport, Transport),
         }
         self._pool = WorkerPool(dataset, num_workers, **self._pool_options)
@@ -132,7 +135,7 @@ class StreamDataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Start the next epoch. The iterator before, if any, is closed, and raises from now on."""
-        return self._start(self.collate_fn)
+        return self._ahead(self._start(self.collate_fn))
 
     def parts(self) -> Iterator[StreamBatch]:
         """Start the next epoch, not regrouped: iterate over the parts of each worker, step after step.
@@ -140,7 +143,11 @@ class StreamDataLoader:
         Each part is a `StreamBatch` of one worker's lanes, for a model with a state for each `worker_id`.
         `collate_fn` takes no part in it.
         """
-        return self._start(None).parts()
+        return self._ahead(self._start(None).parts())
+
+    def _ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Batches on the device, if that is one that copies by itself."""
+        return OneAhead(batches, self.device) if self.device is not None and self.device.type == "cuda" else batches
 
     def _start(self, collate_fn: CollateFn | None) -> Iteration:
         if (old := self._running()) is not None:
@@ -166,12 +173,11 @@ class StreamDataLoader:
         """The last touch on the way to the user: page-locked memory, and the device."""
         if self.pin_memory:
             if torch.cuda.is_available():
-                batch = map_leaves(batch, lambda leaf: leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf)
+                batch = pinned(batch)
             else:
                 warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=3)
-        if self.device is not None:
-            device, non_blocking = self.device, self.pin_memory
-            batch = map_leaves(batch, lambda leaf: _move(leaf, device, non_blocking))
+        if self.device is not None and self.device.type != "cuda":
+            batch = moved(batch, self.device, non_blocking=self.pin_memory)
         return batch
 
     def __len__(self) -> int:
@@ -207,9 +213,3 @@ class StreamDataLoader:
     def cpu(self) -> StreamDataLoader:
         """`to` the CPU."""
         return self.to("cpu")
-
-
-def _move(leaf: Any, device: torch.device, non_blocking: bool) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.to(device, non_blocking=non_blocking)
-    return leaf.to(device) if hasattr(leaf, "to") else leaf

@@ -122,6 +122,7 @@ class WorkerPool:
         dataset: What they read.
         num_workers: How many there are; 0 only checks the options.
         transport: How batches come from workers; see `StreamDataLoader`.
+        pin_memory: Whether shared memory is to be page-locked, where there is CUDA.
         options: Further options of torch's `DataLoader`.
 
     Raises:
@@ -138,6 +139,7 @@ class WorkerPool:
         *,
         worker_init_fn: Callable[[int], Any] | None,
         transport: Transport,
+        pin_memory: bool,
         **options: Any,
     ) -> None:
         self.owner = os.getpid()
@@ -148,7 +150,7 @@ class WorkerPool:
         self._messages = (options.get("prefetch_factor") or 2) * num_workers + 2
         pace = Pace(num_workers, self._messages)
         self._parts = _Parts(dataset, self._mailbox, pace, SessionKey(self.owner, -next(_pool_numbers), 0))
-        self._transport = transport
+        self._transport, self._pin_memory = transport, pin_memory
         self._ring_reader: RingReader | None = None
         self._crew: Crew | None  # kept, so that a death between two iterations is noticed
         self._hire()
@@ -169,7 +171,7 @@ class WorkerPool:
 
     def _new_ring(self) -> RingReader | None:
         try:
-            return RingReader(Ring(self._dataset.batch_size, self._messages))
+            return RingReader(Ring(self._dataset.batch_size, self._messages), pin_memory=self._pin_memory)
         except OSError as error:
             self._do_without_ring(error)
             return None

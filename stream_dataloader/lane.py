@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, StreamError
 from stream_dataloader.opening import END, OpenedStream, Opener, Reservation
@@ -45,6 +45,16 @@ class Sink(Protocol):
         Raises:
             Misfit: The row's window has steps of another layout, or a value does not fit its dtype.
         """
+
+    def room(self, row: int, t: int, layout: Layout) -> Any:
+        """Where an item's structure of time steps `t` and on may be written to; see `ReadsInto.read_into`.
+
+        Raises:
+            Misfit: As `put_step`.
+        """
+
+    def wrote(self, row: int, stop: int) -> None:
+        """The row's time steps before `stop` were written where there was `room`."""
 
     def put_window(self, row: int, layout: Layout, leaves: Leaves, count: int, padded: int) -> None:
         """A row's whole window of `count` steps, to be padded to at least `padded`.
@@ -136,6 +146,13 @@ class Lane:
         end = self._rules.time_steps
         assert end is not None
         while t < end:
+            if stream.writes and self._layout is not None and None not in self._layout.dtypes:
+                count = self._write_steps(stream, sink, t, end, self._layout)
+                if count == 0:
+                    return False
+                t += count
+                self._position += count
+                continue
             item = self._next_item(stream)
             if item is END:
                 return False
@@ -147,6 +164,19 @@ class Lane:
             t += 1
             self._position += 1
         return True
+
+    def _write_steps(self, stream: OpenedStream, sink: Sink, t: int, end: int, layout: Layout) -> int:
+        """Have the stream write time steps itself; how many it wrote, 0 if it had ended."""
+        try:
+            room = sink.room(self._row, t, layout)
+        except Misfit as misfit:
+            raise self._misfit(stream, misfit) from None
+        count = stream.read_into(room, end - t)
+        if self._options.lengths is not None:
+            self._check_length(stream, ended=count == 0)
+        if count:
+            sink.wrote(self._row, t + count)
+        return count
 
     def _read_window(self, stream: OpenedStream, sink: Sink, _t: int) -> bool:
         """Read one window that the stream cut itself; False if the stream had ended."""
@@ -180,16 +210,20 @@ class Lane:
 
     def _promised_item(self, stream: OpenedStream) -> object:
         """The next item of a stream whose length is known."""
+        item = stream.next_item()
+        self._check_length(stream, ended=item is END)
+        return item
+
+    def _check_length(self, stream: OpenedStream, *, ended: bool) -> None:
         assert self._options.lengths is not None
-        item, promised = stream.next_item(), int(self._options.lengths[stream.info.source_index])
-        if stream.items > promised or (item is END and stream.items < promised):
-            has = "only" if item is END else "at least"
+        promised = int(self._options.lengths[stream.info.source_index])
+        if stream.items > promised or (ended and stream.items < promised):
+            has = "only" if ended else "at least"
             raise stream.error(
                 LengthError,
                 f"the stream has {has} {stream.items} items, and lengths[{stream.info.source_index}] is "
                 f"{promised}; correct it, or build the dataset without lengths",
             )
-        return item
 
     def _misfit(self, stream: OpenedStream, misfit: Misfit) -> StreamError:
         remedy = "; all items of a stream must share structure, dtypes and shapes"

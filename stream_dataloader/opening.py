@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stream_dataloader.errors import OpenError, ReadError, StreamError, shorten
+from stream_dataloader.errors import ItemError, OpenError, ReadError, StreamError, shorten
 from stream_dataloader.schedule import NONE, PENDING, Assignment
 from stream_dataloader.source_queue import SourceQueue
 from stream_dataloader.stream_info import StreamInfo, run_as
@@ -34,6 +34,7 @@ class OpenedStream:
         info: Source, epoch, lane and worker.
         fresh: Whether its items are read for the first time this epoch.
         items: Number of items handed out.
+        writes: Items can be written where they are wanted, by `read_into`.
     """
 
     def __init__(self, info: StreamInfo, fresh: bool, source: Any) -> None:
@@ -42,6 +43,7 @@ class OpenedStream:
         self._ahead: list[Any] = []  # the first item, taken while opening
         self._error: StreamError | None = None
         self._opened: Any = None
+        self.writes = False
         self._iterator: Iterator[Any] = iter(())
 
     def open(self, factory: Callable[[Any], Any]) -> None:
@@ -68,6 +70,7 @@ class OpenedStream:
             what = f"open_stream returned {shorten(self._opened, 80)}, a {type(self._opened).__name__}, "
             why = "which is no iterable" if isinstance(error, TypeError) else f"whose iter() raised {error!r}"
             raise self.error(OpenError, f"{what}{why}; return or yield items") from error
+        self.writes = callable(getattr(self._opened, "read_into", None))
 
     def next_item(self) -> Any:
         """The next item, or `END`. The caller runs it as `info`, see `run_as`.
@@ -87,6 +90,25 @@ class OpenedStream:
         if item is not END:
             self.items += 1
         return item
+
+    def read_into(self, out: Any, most: int) -> int:
+        """Have the stream write its next items to `out`, `most` at most; 0 at its end. Otherwise as `next_item`.
+
+        Raises:
+            StreamError: The stream raised, or did not say how many items it wrote.
+        """
+        try:
+            count = self._opened.read_into(out)
+        except Exception as error:
+            raise self.error(ReadError, f"the stream's read_into raised {error!r}") from error
+        if not isinstance(count, int) or not 0 <= count <= most:
+            raise self.error(
+                ItemError,
+                f"the stream's read_into returned {shorten(count)}; return how many time steps were written, "
+                f"0 (the stream's end) to {most} (the length of `out`)",
+            )
+        self.items += count
+        return count
 
     def close(self) -> None:
         """Close what the factory returned, and its iterator; an error in that becomes a warning."""

@@ -9,6 +9,9 @@ cache, say) does. The factory must be picklable for `spawn` and `forkserver`, by
 A *stream* is iterated once, from its first item to its last, and then closed, if it has a `close` method
 (generators do). It is also closed when an epoch is left early. It is always closed in the process that
 opened it.
+
+A stream that can write its items to memory it is given may offer `read_into` (`ReadsInto`): the batch itself
+is that memory then, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ __all__ = [
     "ErrorPolicy",
     "OnError",
     "PaddingMode",
+    "ReadsInto",
     "Schedule",
     "Stream",
     "StreamFactory",
@@ -46,6 +50,48 @@ class Stream(Protocol[Item_co]):
 
     def __iter__(self) -> Iterator[Item_co]:
         """Start reading; called once."""
+        ...
+
+
+@runtime_checkable
+class ReadsInto(Stream[Item_co], Protocol[Item_co]):
+    """A stream of single time steps that writes them where they are wanted: into the batch.
+
+    Its first item is taken from its iterator, and tells what items look like. From then on, with the dataset's
+    `time_steps`, only `read_into` is called, in the worker's main thread; it goes on behind what was iterated.
+    Items with leaves that are objects, and streams that cut their own windows, are iterated as ever.
+
+    Example:
+        >>> import numpy as np
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> class Ramp:
+        ...     def __init__(self, stop):
+        ...         self.position, self.stop = 0, stop
+        ...     def __iter__(self):
+        ...         while self.position < self.stop:
+        ...             self.position += 1
+        ...             yield np.array([self.position - 1])
+        ...     def read_into(self, out):
+        ...         count = min(len(out), self.stop - self.position)
+        ...         out[:count, 0] = np.arange(self.position, self.position + count)
+        ...         self.position += count
+        ...         return count
+        >>> loader = StreamDataLoader(StreamDataset([5, 2], Ramp, batch_size=2, time_steps=3))
+        >>> [batch.data[..., 0].T.tolist() for batch in loader]
+        [[[0, 1, 2], [0, 1, 0]], [[3, 4, 0], [0, 0, 0]]]
+    """
+
+    def read_into(self, out: Any) -> int:
+        """Write the next items, at most as many as there is room for.
+
+        Args:
+            out: An item's structure, whose leaves are NumPy arrays `(n, ...)` to be written to, of the first
+                item's dtypes and shapes; tensors where NumPy lacks the dtype (bfloat16). Not to be kept.
+
+        Returns:
+            How many time steps were written, from the first on: 1 to n, or 0 at the stream's end. What was
+            read before an error belongs to this call, the error to the next.
+        """
         ...
 
 

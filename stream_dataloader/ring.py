@@ -18,6 +18,7 @@ it must clone what it wants to keep.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import pickle
@@ -27,7 +28,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from stream_dataloader.device import PendingCopies, lock_pages
 from stream_dataloader.pickling import dumps
 from stream_dataloader.shared_memory import SharedFile, SharedMemory
 from stream_dataloader.structure import Layout, storage_dtype
@@ -245,16 +248,22 @@ class _Lease(weakref.ref[Array]):
 class RingReader:
     """The main process's end: leases slots to batches.
 
+    Args:
+        ring: The shared side.
+        pin_memory: Have the slots' memory page-locked, where there is CUDA.
+
     Attributes:
         ring: The shared side.
         unfit: Nothing of the iteration that asked last fits the slots.
     """
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Ring, *, pin_memory: bool = False) -> None:
         self.ring = ring
         self.unfit = False
+        self._to_be_locked = pin_memory and torch.cuda.is_available()
+        self._copies: list[PendingCopies] = []  # one, once the memory is page-locked
         self._leases: dict[int, _Lease] = {}
-        self._release = _releaser(ring, self._leases)
+        self._release = _releaser(ring, self._leases, self._copies)
 
     def lease(self, session: int, step: int, *, by_lane: bool) -> Slot | None:
         """The slot of a step that all workers are done with; None if it has none.
@@ -265,6 +274,12 @@ class RingReader:
         self.unfit = slot is None and self.ring.laid_out and (step == 0 or self.unfit)
         if slot is None:
             return None
+        if self._to_be_locked:
+            self._to_be_locked = False
+            if lock_pages(self.ring.memory):
+                self._copies.append(PendingCopies())
+        for copies in self._copies:
+            copies.poll()
         geometry = self.ring.geometry
         assert geometry is not None
         memory = np.ndarray(geometry.slot_bytes, np.uint8, self.ring.memory, self.ring.offset(slot))
@@ -279,11 +294,16 @@ class RingReader:
         return geometry.slot(memory, by_lane=by_lane)
 
 
-def _releaser(ring: Ring, leases: dict[int, _Lease]) -> Callable[[Any], None]:
-    owner, getpid, give_back = os.getpid(), os.getpid, ring.set_leased
+def _releaser(ring: Ring, leases: dict[int, _Lease], pending: list[PendingCopies]) -> Callable[[Any], None]:
+    owner, getpid = os.getpid(), os.getpid
 
     def release(lease: Any) -> None:
-        if getpid() == owner and leases.pop(lease.slot, None) is not None:  # not in a process forked meanwhile
-            give_back(lease.slot, False)
+        if getpid() != owner or leases.pop(lease.slot, None) is None:  # in a process that was forked meanwhile
+            return
+        give_back = functools.partial(ring.set_leased, lease.slot, False)
+        if pending:
+            pending[0].free_after(give_back)
+        else:
+            give_back()
 
     return release

@@ -20,14 +20,15 @@ import torch
 
 Leaves = Sequence[Any]
 
-_NUMPY_OF_TORCH: dict[torch.dtype, np.dtype[Any]] = {
+#: The torch dtypes that NumPy has too.
+DTYPES_OF_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     getattr(torch, name): np.dtype(name)
     for name in (
         *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 }
-_TORCH_OF_NUMPY = {dtype: torch_dtype for torch_dtype, dtype in _NUMPY_OF_TORCH.items()}
+_TORCH_OF_NUMPY = {dtype: torch_dtype for torch_dtype, dtype in DTYPES_OF_NUMPY.items()}
 _TORCH_OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
@@ -71,7 +72,7 @@ LEAF = Node()
 
 def storage_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """The numpy dtype that holds the bits of `dtype`: itself, or unsigned integers for bfloat16 and the like."""
-    known = _NUMPY_OF_TORCH.get(dtype)
+    known = DTYPES_OF_NUMPY.get(dtype)
     return np.dtype(f"u{dtype.itemsize}") if known is None else known
 
 
@@ -86,7 +87,7 @@ def as_array(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     tensor = leaf.detach().cpu().resolve_conj().resolve_neg()
-    if tensor.dtype in _NUMPY_OF_TORCH:
+    if tensor.dtype in DTYPES_OF_NUMPY:
         return tensor.numpy()
     bits = getattr(torch, f"uint{8 * tensor.element_size()}")
     return tensor.view(bits).numpy()

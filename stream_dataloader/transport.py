@@ -21,12 +21,14 @@ import torch
 from stream_dataloader.lane import Run
 from stream_dataloader.ring import Ring, Slot
 from stream_dataloader.structure import (
+    DTYPES_OF_NUMPY,
     INLINE_BYTES,
     Layout,
     Leaves,
     Misfit,
     Spec,
     as_array,
+    as_tensor,
     flatten,
     in_key_order,
     storage_dtype,
@@ -305,6 +307,24 @@ class PartWriter:
             block.put_step(row, t, leaves)
         except OverflowError as error:
             raise Misfit(f"a number does not fit its dtype: {error}") from None
+
+    def room(self, row: int, t: int, layout: Layout) -> Any:
+        """See `lane.Sink`."""
+        block = self._block_of_row[row]
+        if block is None or block.layout is not layout:
+            block = self._block_for_steps(row, layout)
+        return layout.build(
+            column[t:, row]
+            if spec.dtype is None or spec.dtype in DTYPES_OF_NUMPY
+            else as_tensor(column[t:, row], spec.dtype)
+            for spec, column in zip(layout.specs, block.columns, strict=True)
+        )
+
+    def wrote(self, row: int, stop: int) -> None:
+        """See `lane.Sink`."""
+        block = self._block_of_row[row]
+        assert block is not None
+        block.counts[row] = stop
 
     def _block_for_steps(self, row: int, layout: Layout) -> Block:
         block = self._block_of_row[row]

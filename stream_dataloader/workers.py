@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -46,8 +47,16 @@ class WorkerInit:
     def __call__(self, worker_id: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # forkserver does not pass on a blocked one
         watch_parent()
+        cap_opencv()
         if self._user_init.value is not None:
             self._user_init.value(worker_id)
+
+
+def cap_opencv() -> None:
+    """Keep OpenCV to this thread, as torch keeps itself: workers together are as many as there are cores."""
+    os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when it is loaded
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
 
 
 def watch_parent() -> None:

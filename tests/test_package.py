@@ -10,7 +10,7 @@ import stream_dataloader
 PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
 LEVELS = [
     {"errors", "protocols", "batch", "structure", "stream_info", "pickling"},
-    {"schedule", "options"},
+    {"schedule", "options", "device"},
     {"source_queue", "sources", "lane", "opening", "shared_memory", "ring", "pace", "transport", "regroup", "workers"},
     {"part_reader", "dataset"},
     {"feed", "iteration", "dataloader"},
@@ -25,6 +25,14 @@ def imports(path):
             yield from (alias.name if alias.name in LEVEL else "__init__" for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stream_dataloader."):
             yield node.module.split(".")[1]
+
+
+def test_streams_import_nothing_above_the_lowest_level():
+    for path in PACKAGE.glob("streams/*.py"):
+        above = [name for name in imports(path) if name != "streams" and LEVEL[name] > 0]
+        assert not above, (path, above)
+    for name, level in LEVEL.items():
+        assert level == 5 or "streams" not in imports(PACKAGE / f"{name}.py")
 
 
 def test_modules_import_only_their_own_level_or_lower_ones_and_never_in_a_circle():

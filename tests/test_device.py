@@ -1,0 +1,100 @@
+"""The way to an accelerator, with a stand-in for `torch.cuda` that records what is asked of it."""
+
+import contextlib
+import gc
+import mmap
+
+import pytest
+import torch
+from test_ring import loader_of
+
+from stream_dataloader.device import OneAhead, PendingCopies, lock_pages
+
+
+class StandIn:
+    """A `torch.cuda` whose streams and events only note what happens; `done` says whether copies are."""
+
+    def __init__(self, status=0):
+        self.log, self.done, self.status = [], False, status
+        self.Event, self.Stream = self, self
+
+    def __call__(self, *args):
+        return self
+
+    def __getattr__(self, name):
+        def note(*args):
+            self.log.append(name)
+            return self.status if name == "cudaHostRegister" else self
+
+        return note
+
+    def query(self):
+        return self.done
+
+    def cudart(self):
+        return self
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        yield
+
+
+def test_batches_are_copied_one_ahead_and_held_until_the_copy_is_done():
+    fetched, host = [], []
+
+    def batches():
+        for i in range(3):
+            fetched.append(i)
+            yield torch.tensor([i])
+        raise OSError("broken")
+
+    backend = StandIn()
+    ahead = OneAhead(batches(), torch.device("cpu"), backend)
+    assert next(ahead).tolist() == [0]
+    assert fetched == [0, 1]
+    assert backend.log.index("wait_event") < backend.log.index("synchronize")
+    assert [next(ahead).tolist(), next(ahead).tolist()] == [[1], [2]], "the error comes at its own batch"
+    with pytest.raises(OSError, match="broken"):
+        next(ahead)
+    assert not host
+
+
+def test_memory_that_may_still_be_read_is_not_freed():
+    backend, freed = StandIn(), []
+    copies = PendingCopies(backend)
+    copies.free_after(lambda: freed.append(1))
+    copies.poll()
+    assert not freed
+    backend.done = True
+    copies.poll()
+    assert freed == [1]
+
+
+def test_pages_are_locked_for_as_long_as_they_are_mapped():
+    backend, memory = StandIn(), mmap.mmap(-1, 8192)
+    assert lock_pages(memory, backend)
+    assert backend.log == ["cudaHostRegister"]
+    del memory
+    gc.collect()
+    assert backend.log == ["cudaHostRegister", "cudaHostUnregister"]
+    with pytest.warns(RuntimeWarning, match="error 2, 8192 bytes"):
+        assert not lock_pages(mmap.mmap(-1, 8192), StandIn(2))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="without CUDA only")
+def test_without_cuda_pinning_warns_as_torch_does():
+    with pytest.warns(UserWarning, match="pin_memory=True has no effect"):
+        batches = list(loader_of(pin_memory=True))
+    assert len(batches) == 25
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_pinned_batches_on_a_device(device):
+    expected = [batch.data.tolist() for batch in loader_of()]
+    loader = loader_of(pin_memory=True, device=device)
+    found = []
+    for batch in loader:
+        assert device or batch.data.is_pinned()
+        found.append(batch.to("cuda", non_blocking=True).data)
+    assert [data.tolist() for data in found] == expected

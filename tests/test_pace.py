@@ -1,0 +1,55 @@
+"""How many steps a message carries."""
+
+import time
+
+import numpy as np
+from cases import key
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.pace import steps_of_next
+
+
+@given(st.integers(1, 16), st.floats(0, 1), st.integers(1, 16))
+def test_messages_grow_where_steps_are_cheap_and_shrink_where_they_are_not(steps, seconds, most):
+    following = steps_of_next(steps, seconds, most)
+    assert 1 <= following <= most
+    if seconds < 1e-3:
+        assert following >= min(steps, most)
+    if seconds > 4e-3:
+        assert following <= max(1, steps // 2)
+
+
+def uneven(source):
+    """Items that take no time, then some that take a while, then none again."""
+    rng = np.random.default_rng(source)
+    for i in range(300):
+        if 100 < i < 110:
+            time.sleep(rng.uniform(0, 0.01))
+        yield np.array([source, i])
+
+
+def test_batches_are_the_same_however_messages_are_filled():
+    dataset = StreamDataset(range(9), uneven, 3, time_steps=2)
+    expected = [key(batch) for batch in StreamDataLoader(dataset)]
+    for transport in ("shared_memory", "queue"):
+        for workers in (1, 2, 3):
+            loader = StreamDataLoader(dataset, workers, transport=transport, persistent_workers=True)
+            for _ in range(2):
+                assert [key(batch)[:-1] for batch in loader] == [fields[:-1] for fields in expected]
+
+
+def test_a_slow_stream_is_delivered_step_by_step():
+    def slow(_):
+        for i in range(12):
+            time.sleep(0.02)
+            yield i
+
+    iterator = iter(StreamDataLoader(StreamDataset([0, 1], slow, 2, time_steps=1), 2, prefetch_factor=1))
+    begin = time.monotonic()
+    next(iterator)
+    assert time.monotonic() - begin < 12 * 0.02 * 0.9 + 1  # not the whole stream in one message
+    arrivals = [time.monotonic() for _ in iterator]
+    gaps = np.diff(arrivals)
+    assert np.median(gaps) > 0.01, "batches came in lumps"

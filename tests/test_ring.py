@@ -1,0 +1,403 @@
+"""Batches put together in shared memory: whose they are, what does not fit, where the memory comes from."""
+
+import collections
+import dataclasses
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from cases import key
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stream_dataloader import ItemError, StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader.batch import map_leaves
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+def in_shared_memory(array):
+    """Whether an array or tensor lies in the loader's anonymous memory."""
+    address = array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            if begin <= address < end:
+                return "memfd:stream_dataloader" in line
+    return False
+
+
+def count_up(length, size=4):
+    return iter([np.full(size, 1000 * get_stream_info().source_index + i) for i in range(length)])
+
+
+def loader_of(lengths=(50,) * 4, lanes=4, time_steps=2, workers=2, open_stream=count_up, **options):
+    return StreamDataLoader(StreamDataset(lengths, open_stream, lanes, time_steps=time_steps), workers, **options)
+
+
+def plain(value):
+    """Anything a loader may yield, as lists."""
+    return map_leaves(value, lambda leaf: (str(leaf.dtype), leaf.tolist()) if hasattr(leaf, "tolist") else leaf)
+
+
+# Whose memory it is
+
+
+class Holding(RuleBasedStateMachine):
+    """A user who keeps some of what a loader yields, and drops it again: contents never change."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = []
+        self.loader = loader_of((400,) * 3, 3, 2, persistent_workers=True)
+        self.iterator, self.step = iter(self.loader), 0
+
+    @rule(how=st.sampled_from(["batch", "data", "view", "numpy", "mask", "position", "closure", "nothing"]))
+    def take(self, how):
+        try:
+            batch = next(self.iterator)
+        except StopIteration:
+            self.restart()
+            return
+        step, self.step = self.step, self.step + 1
+        full = [[[1000 * lane + 2 * step + t] * 4 for lane in range(3)] for t in range(2)]
+        assert batch.data.tolist() == full
+        if how == "batch":
+            self.held.append((lambda kept=batch: kept.data.tolist(), full))
+        elif how == "data":
+            self.held.append((batch.data.tolist, full))
+        elif how == "view":
+            self.held.append((batch.data[1, 2:, 1].tolist, [2000 + 2 * step + 1]))
+        elif how == "numpy":
+            self.held.append((batch.data.numpy()[1, ::2, 0].tolist, [2 * step + 1, 2000 + 2 * step + 1]))
+        elif how == "mask":
+            self.held.append((batch.mask.all(0).tolist, [True] * 3))
+        elif how == "position":
+            self.held.append((batch.position[:, 0].tolist, [2 * step, 2 * step + 1]))
+        elif how == "closure":
+            rows = batch.data.unbind(1)
+            self.held.append((lambda kept=rows: kept[0].tolist(), [[2 * step] * 4, [2 * step + 1] * 4]))
+
+    @rule()
+    def take_many(self):
+        for _ in range(30):
+            self.take("nothing")
+
+    @rule()
+    def hold_many(self):
+        for _ in range(30):
+            self.take("view")
+
+    @rule()
+    def restart(self):
+        self.iterator, self.step = iter(self.loader), 0
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def drop(self, data):
+        del self.held[data.draw(st.integers(0, len(self.held) - 1))]
+
+    @rule()
+    def drop_all(self):
+        self.held.clear()
+        self.take_many()
+        batch = next(self.iterator, None)
+        if batch is not None:
+            self.step += 1
+            assert in_shared_memory(batch.data), "the ring is not used again"
+
+    @invariant()
+    def contents_never_change(self):
+        for content, expected in self.held:
+            assert content() == expected
+
+    def teardown(self):
+        self.held.clear()
+        self.iterator.close()
+        del self.iterator, self.loader
+        gc.collect()
+
+
+Holding.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+TestHolding = Holding.TestCase
+
+
+@pytest.mark.parametrize("big", [False, True])
+def test_a_whole_epoch_may_be_kept(big):
+    size = 300_000 if big else 4
+    loader = loader_of((60,) * 4, open_stream=lambda n: count_up(n, size))
+    first = [batch.data[..., :3] for batch in loader]
+    list(loader)
+    for step, data in enumerate(first):
+        for lane in range(4):
+            assert data[:, lane, 0].tolist() == [1000 * lane + 2 * step, 1000 * lane + 2 * step + 1]
+
+
+def test_memory_grows_by_what_is_held_and_no_more():
+    loader = loader_of((200,) * 4, time_steps=1, open_stream=lambda n: count_up(n, 100_000))  # 3.2 MB a batch
+    shared = [in_shared_memory(batch.data) for batch in list(loader)]
+    assert 2 <= sum(shared) <= 8, "the first few are leased, the others are copies"
+    assert all(in_shared_memory(batch.data) for batch in loader)
+
+
+def test_a_batch_outlives_its_loader_and_workers():
+    kept = next(iter(loader_of())).data
+    gc.collect()
+    assert not multiprocessing.active_children()
+    assert kept[:, :, 0].tolist() == [[0, 1000, 2000, 3000], [1, 1001, 2001, 3001]]
+
+
+def test_another_thread_may_hold_a_batch():
+    held, seen = threading.Event(), threading.Event()
+    result = []
+
+    def keep(data):
+        held.set()
+        seen.wait()
+        result.append(data[:, 0, 0].tolist())
+
+    iterator = iter(loader_of())
+    thread = threading.Thread(target=keep, args=(next(iterator).data,))
+    thread.start()
+    held.wait()
+    list(iterator)
+    seen.set()
+    thread.join()
+    assert result == [[0, 1]]
+
+
+def test_a_forked_process_that_ends_gives_back_nothing_of_the_parents():
+    iterator = iter(loader_of((2000,) * 4))
+    kept = next(iterator).data
+    child = multiprocessing.get_context("fork").Process(target=kept.__class__.numel, args=(kept,))
+    child.start()
+    child.join()
+    pid = os.fork()
+    if pid == 0:
+        del kept
+        gc.collect()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    for batch in iterator:
+        assert batch.data.data_ptr() != kept.data_ptr()
+    assert kept[:, :, 0].tolist() == [[0, 1000, 2000, 3000], [1, 1001, 2001, 3001]]
+
+
+def test_what_a_user_writes_into_a_batch_is_gone_in_the_next():
+    loader = loader_of((7, 3, 30), lanes=3)
+    expected = [key(batch) for batch in loader_of((7, 3, 30), lanes=3, workers=0)]
+    for batch, fields in zip(loader, expected, strict=True):
+        assert key(batch) == fields
+        for tensor in (batch.data, batch.mask, batch.position, batch.source, batch.is_start):
+            tensor.fill_(1)
+
+
+# What fits
+
+
+DTYPES = [torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.bool]
+
+
+def test_leaves_of_all_kinds_lie_side_by_side():
+    def items(n):
+        for i in range(n):
+            yield {
+                **{str(dtype): torch.full((3, 5), i % 2).to(dtype) for dtype in DTYPES},
+                "scalar": i,
+                "empty": np.zeros((0, 3), np.float32),
+                "nested": Pair(np.float64(i), (i, torch.tensor(i))),
+            }
+
+    batches = list(loader_of((7, 4, 9), lanes=3, open_stream=items))
+    for batch, other in zip(batches, loader_of((7, 4, 9), lanes=3, open_stream=items, workers=0), strict=True):
+        assert plain(batch.data) == plain(other.data)
+    leaves = []
+    map_leaves(batches[0].data, leaves.append)
+    for leaf in [*leaves, batches[0].mask, batches[0].source, batches[0].position, batches[0].is_start]:
+        assert leaf.is_contiguous()
+        assert leaf.shape[:2] == (2, 3)
+        assert leaf.data_ptr() % 64 == 0
+        assert in_shared_memory(leaf) or leaf.numel() == 0
+
+
+@dataclasses.dataclass
+class Varied:
+    """Streams whose items fit the first one's layout, or do not, in all the ways there are."""
+
+    seed: int
+    alike: bool  # within a stream and between streams
+    windowed: bool
+
+    def __call__(self, source):
+        index, length = source
+        rng = np.random.default_rng(self.seed + (0 if self.alike else index))
+        kind = rng.integers(8)
+        for i in range(length):
+            steps = (np.random.default_rng((self.seed, index, i)).integers(1, 5),) if self.windowed else ()
+            whole = np.full((*steps, 2), 100 * index + i, np.int32)
+            yield [
+                whole,
+                torch.from_numpy(whole).to(torch.bfloat16),
+                {"z": whole, "a": torch.from_numpy(whole)},
+                {"a": torch.from_numpy(whole), "name": [str(i)] * len(whole)},
+                Pair(whole, whole[..., 0].astype("i2")),
+                str(i),
+                None if self.windowed else i,
+                whole[..., :1],
+            ][kind]
+
+
+@pytest.mark.parametrize("collate", [True, False])
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 1000),
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    lanes=st.integers(1, 4),
+    windowed=st.booleans(),
+    alike=st.booleans(),
+    workers=st.integers(1, 3),
+)
+@pytest.mark.filterwarnings("ignore:num_workers is")
+def test_the_transport_makes_no_difference(collate, seed, lengths, lanes, windowed, alike, workers):
+    dataset = StreamDataset(
+        list(enumerate(lengths)), Varied(seed, alike, windowed), lanes, time_steps=None if windowed else 3, fill_value=0
+    )
+
+    def outcome(workers, transport):
+        batches = []
+        loader = StreamDataLoader(dataset, workers, collate_fn=list if collate else None, transport=transport)
+        try:
+            for batch in loader:
+                if collate:
+                    kinds = map_leaves(batch, lambda leaf: type(leaf).__name__)
+                    batches.append((plain(batch), kinds, [leaf.is_contiguous() for leaf in tensors(batch)]))
+                else:
+                    batches.append([plain(field) for field in (batch.data, batch.source, batch.position, batch.mask)])
+        except ItemError as error:
+            batches.append((type(error), error.lane, error.source_index, error.position))
+        return batches
+
+    assert outcome(workers, "queue") == outcome(0, "auto") == outcome(workers, "shared_memory")
+
+
+def tensors(batch):
+    found = []
+    map_leaves(batch, lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None)
+    return found
+
+
+def test_collate_fn_gets_views_into_the_slot():
+    def collate(windows):
+        assert all(in_shared_memory(window) and window.is_contiguous() for window in windows)
+        return torch.stack(windows, 1)
+
+    def windows(n):
+        for i in range(n):
+            yield torch.full((3, 2), i) if get_stream_info().source_index else np.full((3, 2), i)
+
+    batches = list(loader_of((9, 9), 2, 3, collate_fn=collate))
+    assert batches[2][:, 1, 0].tolist() == [1006, 1007, 1008]
+    batches = list(loader_of((9, 9), 2, None, open_stream=windows, collate_fn=list))
+    assert [type(window) for window in batches[0]] == [np.ndarray, torch.Tensor]
+    assert all(in_shared_memory(window) for batch in batches[1:3] for window in batch)
+
+
+def test_a_ring_that_fits_nothing_is_replaced_with_the_next_epochs_workers():
+    sizes = [3]
+    loader = loader_of((9,) * 4, open_stream=lambda n: count_up(n, sizes[0]))
+    assert in_shared_memory(next(iter(loader)).data)
+    sizes[0] = 5
+    assert not in_shared_memory(next(iter(loader)).data)
+    assert in_shared_memory(next(iter(loader)).data)
+
+
+# Where the memory comes from
+
+
+SMALL_SHM = """
+    import os, warnings, numpy as np
+    from stream_dataloader import StreamDataLoader, StreamDataset
+
+    def open_stream(n):
+        rng = np.random.default_rng(0)
+        for i in range(n):
+            yield rng.integers(0, 255, (300, 400 + (i if n == 5 else 0)), np.uint8)  # those of n = 5 do not fit
+
+    if __name__ == "__main__":
+        warnings.simplefilter("ignore")
+        before = set(os.listdir("/dev/shm"))
+        system = os.statvfs("/dev/shm")
+        fitting, ragged = ([30] * 6, 4, {}), ([30, 5, 5], 1, {"collate_fn": list})
+        for method in ("fork", "spawn", "forkserver"):
+            for lengths, time_steps, options in (fitting, ragged, ([30], 4, {"transport": "queue"})):
+                dataset = StreamDataset(lengths, open_stream, 3, time_steps=time_steps, on_error="skip")
+                kept = list(StreamDataLoader(dataset, 2, multiprocessing_context=method, **options))
+                assert len(kept) >= 8, len(kept)
+                if not options:
+                    new = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}  # of torch's queues
+                    assert new <= before, new
+        print("free", system.f_bavail * system.f_frsize)
+"""
+
+
+def test_dev_shm_may_be_as_small_as_it_likes(tmp_path):
+    script = tmp_path / "small.py"
+    script.write_text(textwrap.dedent(SMALL_SHM))
+    command = [sys.executable, str(script)]
+    mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1M tmpfs /dev/shm && exec "$@"', "sh"]
+    allowed = subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode == 0
+    done = subprocess.run(
+        (mounted if allowed else []) + command, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not allowed or int(done.stdout.split()[1]) <= 1 << 20
+
+
+def test_without_memfd_it_is_posix_shared_memory(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    before = os.listdir("/dev/shm")
+    loader = loader_of(multiprocessing_context="fork")
+    batches = list(loader)
+    assert [key(batch) for batch in batches] == [key(batch) for batch in loader_of(workers=0)]
+    assert not in_shared_memory(batches[0].data)
+    with open("/proc/self/maps") as maps:
+        assert "/dev/shm" in maps.read()
+    assert os.listdir("/dev/shm") == before, "it has no name"
+
+
+@pytest.mark.parametrize("grown", [True, False])
+def test_without_shared_memory_it_is_the_queue_with_one_warning(monkeypatch, grown):
+    expected = [key(batch) for batch in loader_of(workers=0)]
+    if grown:  # there is some, and not enough: ftruncate fails in the worker that lays out the slots
+        monkeypatch.setattr("stream_dataloader.shared_memory.SharedFile.grow", _no_room)
+    else:
+        monkeypatch.delattr(os, "memfd_create")
+        monkeypatch.setitem(sys.modules, "_posixshmem", None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = loader_of(multiprocessing_context="fork")
+        for _ in range(2):
+            assert [key(batch)[:-1] for batch in loader] == [fields[:-1] for fields in expected]
+    assert [
+        "no shared memory" in str(warning.message) for warning in caught if "multi-thr" not in str(warning.message)
+    ] == [True]
+    with pytest.raises(RuntimeError, match=r"no shared memory.*transport"):
+        list(loader_of(transport="shared_memory", multiprocessing_context="fork"))
+
+
+def _no_room(self, size):
+    raise OSError("no room")
+
+
+def test_transport_is_checked():
+    with pytest.raises(ValueError, match=r"transport.*'pigeon'.*queue"):
+        loader_of(transport="pigeon")
