@@ -5,11 +5,13 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import (
     EmptySourcesError,
+    FailureLimitError,
     ItemError,
     LengthError,
     OpenError,
     ReadError,
     StaleIteratorError,
+    StateError,
     StreamDataLoaderError,
     StreamError,
     WorkerError,
@@ -22,11 +24,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "EmptySourcesError",
+    "FailureLimitError",
     "ItemError",
     "LengthError",
     "OpenError",
     "ReadError",
     "StaleIteratorError",
+    "StateError",
     "StreamBatch",
     "StreamDataLoader",
     "StreamDataLoaderError",

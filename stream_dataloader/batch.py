@@ -77,7 +77,25 @@ class StreamBatch:
         def on_tensor(leaf: Any) -> Any:
             return function(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-        return StreamBatch(**{f.name: map_leaves(getattr(self, f.name), on_tensor) for f in fields(self)})
+        batch = StreamBatch(**{f.name: map_leaves(getattr(self, f.name), on_tensor) for f in fields(self)})
+        if (state := self.__dict__.get("_state")) is not None:
+            batch.remember(state)
+        return batch
+
+    def remember(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Have `state_dict` return what `state` does; the loader's."""
+        object.__setattr__(self, "_state", state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state as of this batch: loaded, it goes on with the next one.
+
+        Raises:
+            ValueError: The batch did not come from a `StreamDataLoader`, or went through a pickle, or is a part.
+        """
+        state: Callable[[], dict[str, Any]] | None = self.__dict__.get("_state")
+        if state is None:
+            raise ValueError("only batches that come straight from a StreamDataLoader know its state")
+        return state()
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> StreamBatch:
         """A batch whose tensors are on `device`; see `torch.Tensor.to`.

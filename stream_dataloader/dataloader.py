@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -19,11 +19,12 @@ from stream_dataloader import options
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.device import OneAhead, moved, pinned
-from stream_dataloader.errors import StreamError
+from stream_dataloader.errors import FailureLimitError, StreamError
 from stream_dataloader.feed import Feed, LocalFeed, WorkerPool
 from stream_dataloader.iteration import Iteration
 from stream_dataloader.pickling import ByValue
 from stream_dataloader.protocols import CollateFn, Transport
+from stream_dataloader.state import Progress, Record, Snapshot, from_plain, read, to_plain
 
 __all__ = ["StreamDataLoader"]
 
@@ -100,6 +101,7 @@ class StreamDataLoader:
         self.pin_memory = pin_memory
         self.device = None if device is None else torch.device(device)
         self.failures: list[StreamError] = []
+        self._failures_before = 0  # those of a state that was loaded
         self._pool_options: dict[str, Any] = {
             "worker_init_fn": worker_init_fn,
             "prefetch_factor": prefetch_factor,
@@ -114,6 +116,8 @@ class StreamDataLoader:
         self._requests_heeded = 0  # of the dataset's set_epoch
         self._lengths: dict[int, int] = {}
         self._iteration: weakref.ref[Iteration] | None = None
+        self._progress: Progress | None = None  # of the last iteration
+        self._resume: tuple[int, Snapshot | None] | None = None  # epoch and place that were loaded
 
     @property
     def batch_size(self) -> int:
@@ -127,6 +131,7 @@ class StreamDataLoader:
         counts, here or on the dataset.
         """
         self._next_epoch = options.integer("epoch", epoch, 0, 2**62)
+        self._progress = None
         self._requests_heeded = self.dataset.epoch_request[0]
 
     def _coming_epoch(self) -> int:
@@ -150,21 +155,97 @@ class StreamDataLoader:
         return OneAhead(batches, self.device) if self.device is not None and self.device.type == "cuda" else batches
 
     def _start(self, collate_fn: CollateFn | None) -> Iteration:
-        if (old := self._running()) is not None:
-            old.close()
-            old.stale = True
-        epoch = self._coming_epoch()
+        self._end_running()
+        epoch, resume = self._coming_epoch(), None
+        if self._resume is not None and self._resume[0] == epoch:
+            resume = self._resume[1]
+        self._resume = None
         self.set_epoch(epoch + 1)
         feed: Feed
         if self.num_workers:
             if self._pool.owner != os.getpid():  # the loader was built before this process was forked
                 self._pool = WorkerPool(self.dataset, self.num_workers, **self._pool_options)
-            feed = self._pool.start(epoch, raw=collate_fn is not None)
+            feed = self._pool.start(epoch, raw=collate_fn is not None, resume=resume)
         else:
-            feed = LocalFeed(self.dataset.read_locally(epoch, raw=collate_fn is not None))
-        iteration = Iteration(self.dataset, self.num_workers, feed, epoch, collate_fn, self._finish, self.failures)
+            feed = LocalFeed(self.dataset.read_locally(epoch, raw=collate_fn is not None, resume=resume))
+        progress = self._progress = Progress(self.dataset.rules, epoch, resume, max(1, self.num_workers))
+        iteration = Iteration(
+            self.dataset,
+            self.num_workers,
+            feed,
+            epoch,
+            collate_fn=collate_fn,
+            finish=self._finish,
+            note_failure=self._note_failure,
+            progress=progress,
+            state=self._state,
+        )
         self._iteration = weakref.ref(iteration)
         return iteration
+
+    def _end_running(self) -> None:
+        if (running := self._running()) is not None:
+            running.close()
+            running.stale = True
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Where the loader stands: what was delivered, not what workers have read ahead.
+
+        Plain data, which json can hold (unless a stream's own `state_dict` is not): lanes and a cursor, and a
+        hash of the sources. In mid-epoch, also after a `break`, it is a place in that epoch; before the first
+        `iter()`, after an epoch's end and after `set_epoch` the next epoch's beginning.
+
+        Args:
+            step: Number of batches delivered, if not all of them are meant: trainers fetch ahead of what they
+                have used. One of the last 64. See also `StreamBatch.state_dict`.
+
+        Raises:
+            ValueError: `step` was not delivered, or is too long ago.
+        """
+        progress = self._progress
+        other_is_set = self.dataset.epoch_request[0] != self._requests_heeded
+        if progress is not None and not progress.finished and not other_is_set:
+            return self._state(progress.epoch, progress.record(step))
+        epoch = self._coming_epoch()
+        loaded = self._resume is not None and self._resume[0] == epoch
+        return self._state(epoch, self._resume[1] if self._resume and loaded else None)
+
+    def _state(self, epoch: int, place: Snapshot | Record | None) -> dict[str, Any]:
+        rules = self.dataset.rules
+        snapshot = read(place, rules) if isinstance(place, Record) else place
+        return to_plain(rules, epoch, snapshot, self.dataset.fingerprint, self._failure_count)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state with the next `iter()`, with any number of workers, bit for bit as without break.
+
+        The state's seed is adopted. An iteration that is running ends. If another epoch is set before `iter()`,
+        that one is read from its beginning.
+
+        Raises:
+            StateError: The state is of other sources or options; it says which.
+        """
+        seed, epoch, snapshot, failures = from_plain(state, self.dataset.rules, self.dataset.fingerprint)
+        self._end_running()
+        if seed != self.dataset.rules.seed:
+            self.dataset.adopt_seed(seed)
+            self._pool = WorkerPool(self.dataset, self.num_workers, **self._pool_options)
+        self._progress, self._resume = None, (epoch, snapshot)
+        self._failures_before = failures - len(self.failures)
+        self.set_epoch(epoch)
+
+    @property
+    def _failure_count(self) -> int:
+        return self._failures_before + len(self.failures)
+
+    def _note_failure(self, failure: StreamError) -> None:
+        """A stream was skipped."""
+        self.failures.append(failure)
+        most = self.dataset.max_failures
+        if most is not None and self._failure_count > most:
+            raise FailureLimitError(
+                f"{self._failure_count} streams were skipped, and max_failures is {most}; the last one: {failure}",
+                **failure.place,
+            ) from failure
 
     def _running(self) -> Iteration | None:
         return None if self._iteration is None else self._iteration()
@@ -193,7 +274,12 @@ class StreamDataLoader:
         return self._lengths[epoch]
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"_pool": None, "_iteration": None, "collate_fn": ByValue(self.collate_fn)}
+        state = self.__dict__ | {
+            "_pool": None,
+            "_iteration": None,
+            "_progress": None,
+            "collate_fn": ByValue(self.collate_fn),
+        }
         return state | {"_pool_options": ByValue(self._pool_options)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ them on as they are.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from stream_dataloader.ring import Ring
 from stream_dataloader.schedule import IntArray, count_steps, lanes_of_worker, split_batch_size
 from stream_dataloader.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
 from stream_dataloader.sources import PackedSources
+from stream_dataloader.state import Snapshot, fingerprint_of
 from stream_dataloader.transport import SlotWriter
 
 __all__ = ["StreamDataset"]
@@ -60,6 +62,11 @@ class StreamDataset(IterableDataset[StreamBatch]):
         on_error: `"raise"`, `"skip"` (the lane goes on with its next source), or a callable that is given the
             `StreamError`, in the worker, and answers one of the two. Streams that do not fit beside each
             other always raise.
+        max_failures: The most streams that may be skipped, over all epochs; one more is an error of
+            `StreamDataLoader`. None: any number.
+        retries: How often in a row a stream that raises is opened again, at the item it had reached, before that
+            counts as an error; after 0.1 s, then twice as long each time, 30 s at most.
+        fingerprint: Names the list of sources in saved states; None hashes it. Give one where paths move.
 
     Raises:
         ValueError: An option's value is out of range, unknown, or does not go with another.
@@ -91,6 +98,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
         lookahead: int = 1,
         lengths: Sequence[int] | IntArray | None = None,
         on_error: OnError = "raise",
+        max_failures: int | None = None,
+        retries: int = 0,
+        fingerprint: str | None = None,
     ) -> None:
         super().__init__()
         self.open_stream = options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
@@ -102,6 +112,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.on_error = (
             on_error if callable(on_error) else options.choice("on_error", on_error, Literal["raise", "skip"])
         )
+        self.max_failures = None if max_failures is None else options.integer("max_failures", max_failures, 0)
+        self._retries = options.integer("retries", retries, 0)
+        self._fingerprint = fingerprint
         self.rules = options.check_rules(
             num_sources=len(self.sources),
             batch_size=batch_size,
@@ -130,6 +143,17 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self._table.set_epoch(os.getpid(), epoch)
         self.epoch_request = (self.epoch_request[0] + 1, epoch)
 
+    @property
+    def fingerprint(self) -> str:
+        """Tells one list of sources from another."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint_of(self.sources)
+        return self._fingerprint
+
+    def adopt_seed(self, seed: int) -> None:
+        """Have the seed that a saved state was made with."""
+        self.rules = self._table.rules = dataclasses.replace(self.rules, seed=seed)
+
     def count_steps(self, epoch: int) -> int:
         """Number of batches of an epoch.
 
@@ -156,14 +180,16 @@ class StreamDataset(IterableDataset[StreamBatch]):
             return iter(())  # more workers than lanes
         return PlainParts(self.read_as_worker(plain_session(worker.id, self._iterations)), sent=True)
 
-    def read_locally(self, epoch: int, *, raw: bool = False) -> PartReader:
+    def read_locally(self, epoch: int, *, raw: bool = False, resume: Snapshot | None = None) -> PartReader:
         """Read all lanes in this process.
 
         Args:
             epoch: The epoch's number.
             raw: Pass on windows that the streams cut as they are.
+            resume: Where in the epoch to begin; None at its beginning.
         """
-        return self._reader(local_queue(self.rules, epoch, self.lengths), range(self.batch_size), 0, raw, None)
+        queue = local_queue(self.rules, epoch, self.lengths, resume)
+        return self._reader(queue, range(self.batch_size), 0, raw, None, resume)
 
     def read_as_worker(
         self,
@@ -172,6 +198,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         epoch: int | None = None,
         raw: bool = False,
         ring: Ring | None = None,
+        resume: Snapshot | None = None,
         closed: Callable[[], bool] = lambda: False,
     ) -> PartReader:
         """Read this worker's lanes, as one of torch's `DataLoader` workers that take part in a session.
@@ -181,6 +208,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             epoch: The epoch's number; None takes the dataset's next.
             raw: Pass on windows that the streams cut as they are.
             ring: Where the windows are to go.
+            resume: Where in the epoch to begin; None at its beginning.
             closed: Whether the session was closed by the main process.
         """
         worker = get_worker_info()
@@ -191,18 +219,34 @@ class StreamDataset(IterableDataset[StreamBatch]):
             workers=len(split_batch_size(self.batch_size, worker.num_workers)),
             lengths=self.lengths,
             epoch=epoch,
+            resume=resume,
             closed=closed,
         )
         lanes = lanes_of_worker(self.batch_size, worker.num_workers, worker.id)
         slots = None if ring is None else SlotWriter(ring, lanes, session.iteration, by_lane=raw)
-        return self._reader(queue, lanes, worker.id, raw, slots)
+        return self._reader(queue, lanes, worker.id, raw, slots, resume)
 
     def _reader(
-        self, queue: SourceQueue, lanes: range, worker_id: int, raw: bool, slots: SlotWriter | None
+        self,
+        queue: SourceQueue,
+        lanes: range,
+        worker_id: int,
+        raw: bool,
+        slots: SlotWriter | None,
+        resume: Snapshot | None,
     ) -> PartReader:
         policy = self.on_error if callable(self.on_error) else lambda _: self.on_error
-        setup = Setup(self.rules, self.sources, self.open_stream, self.lengths, self.fill_value, policy, raw)
-        return PartReader(setup, queue, lanes, worker_id, slots)
+        setup = Setup(
+            rules=self.rules,
+            sources=self.sources,
+            open_stream=self.open_stream,
+            lengths=self.lengths,
+            fill_value=self.fill_value,
+            policy=policy,
+            retries=self._retries,
+            raw=raw,
+        )
+        return PartReader(setup, queue, lanes, worker_id, slots, resume)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -8,9 +8,11 @@
     │   ├── ReadError                      the stream raised between two items
     │   ├── ItemError (ValueError)         an item does not fit the items before it
     │   ├── LengthError (ValueError)       `lengths` says otherwise
+    │   ├── FailureLimitError              more streams were skipped than `max_failures`
     │   └── EmptySourcesError (ValueError) a lane drew every source and got no item
     ├── WorkerError (RuntimeError)         a worker process died or ended too early
     │   └── WorkerTimeoutError (TimeoutError)
+    ├── StateError (ValueError)            a state does not belong to the dataset it is loaded for
     └── StaleIteratorError (RuntimeError)  a newer `iter()` of the same loader has begun
 
 Options that are wrong where a dataset or loader is built raise plain `ValueError` or `TypeError`.
@@ -23,14 +25,17 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from typing import Any
 
 __all__ = [
     "EmptySourcesError",
+    "FailureLimitError",
     "ItemError",
     "LengthError",
     "OpenError",
     "ReadError",
     "StaleIteratorError",
+    "StateError",
     "StreamDataLoaderError",
     "StreamError",
     "WorkerError",
@@ -70,6 +75,12 @@ class StreamError(StreamDataLoaderError, RuntimeError):
         self.lane = lane
         self.worker_id = worker_id
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """All of the attributes, for another error about the same place."""
+        names = ("source_index", "source", "position", "lane", "worker_id")
+        return {name: getattr(self, name) for name in names}
+
 
 class OpenError(StreamError):
     """The factory raised for a source, or returned something that is no iterable."""
@@ -91,6 +102,10 @@ class EmptySourcesError(StreamError, ValueError):
     """A lane drew as many sources in a row as there are, and none yielded an item."""
 
 
+class FailureLimitError(StreamError):
+    """More streams were skipped than `max_failures` allows; names the last one."""
+
+
 class WorkerError(StreamDataLoaderError, RuntimeError):
     """A worker process died, or ended before its lanes did."""
 
@@ -108,6 +123,10 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f'\n"""\n{self.text}"""'
+
+
+class StateError(StreamDataLoaderError, ValueError):
+    """A state cannot be loaded: it is of other sources or options, or no state at all."""
 
 
 class StaleIteratorError(StreamDataLoaderError, RuntimeError):

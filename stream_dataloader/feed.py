@@ -33,6 +33,7 @@ from stream_dataloader.ring import MESSAGE_BYTES, MOST_STEPS_A_MESSAGE, Ring, Ri
 from stream_dataloader.schedule import IntArray
 from stream_dataloader.shared_memory import SharedMemory
 from stream_dataloader.source_queue import SessionKey
+from stream_dataloader.state import Snapshot
 from stream_dataloader.workers import Crew, WorkerInit, guard, sigint_blocked
 
 _pool_numbers = itertools.count(1)
@@ -183,9 +184,17 @@ class WorkerPool:
         warnings.warn(f"{told}; they are sent through torch's queue, which is slower", RuntimeWarning, stacklevel=4)
         self._transport = "queue"
 
-    def start(self, epoch: int, *, raw: bool) -> WorkerFeed:
-        """Start an iteration; the one before must be closed."""
+    def start(self, epoch: int, *, raw: bool, resume: Snapshot | None = None) -> WorkerFeed:
+        """Start an iteration; the one before must be closed.
+
+        Args:
+            epoch: The epoch's number.
+            raw: Pass on windows that the streams cut as they are.
+            resume: Where in the epoch to begin; None at its beginning.
+        """
         persistent = self._dataloader.persistent_workers
+        if persistent and resume is not None:
+            self._hire()  # only workers that start now learn where to begin
         if persistent and self._crew is not None and (deaths := self._crew.deaths()):
             warnings.warn(f"{'; '.join(deaths)} between two epochs; all workers are started anew", stacklevel=4)
             self._crew.kill()
@@ -194,6 +203,7 @@ class WorkerPool:
             self._hire()  # items have changed: new workers, and a ring that fits them
         session = self._mailbox.open(epoch, raw)
         self._parts.sessions = session - 1  # for workers that start now; others count themselves
+        self._parts.resume = resume
         with sigint_blocked():
             iterator = iter(self._dataloader)
         self._crew = Crew(self._mailbox.pids)
@@ -290,6 +300,7 @@ class _Parts(IterableDataset[Any]):
         self._dataset, self._mailbox, self._pace, self._key = dataset, mailbox, pace, key
         self.sessions = 0  # before the one that is iterated next, here
         self.ring: Ring | None = None
+        self.resume: Snapshot | None = None  # where the first session here begins
 
     def __iter__(self) -> Iterator[Message]:
         worker = get_worker_info()
@@ -302,11 +313,13 @@ class _Parts(IterableDataset[Any]):
         if self._mailbox.closed(session):
             return
         epoch, raw = self._mailbox.read(session)
+        resume, self.resume = self.resume, None
         reader = self._dataset.read_as_worker(
             self._key._replace(iteration=session),
             epoch=epoch,
             raw=raw,
             ring=self.ring,
+            resume=resume,
             closed=functools.partial(self._mailbox.closed, session),
         )
         with contextlib.closing(reader):

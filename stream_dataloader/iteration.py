@@ -14,6 +14,7 @@ is raised at its own step, after all earlier ones, that of the lowest lane first
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import weakref
 from collections import deque
@@ -29,6 +30,7 @@ from stream_dataloader.protocols import CollateFn
 from stream_dataloader.regroup import Part, Regrouper
 from stream_dataloader.ring import Slot
 from stream_dataloader.schedule import lanes_of_worker
+from stream_dataloader.state import Progress, Record, Told
 
 
 class Iteration:
@@ -41,7 +43,9 @@ class Iteration:
         epoch: The epoch's number.
         collate_fn: Makes what is yielded of the lanes' windows; None yields `StreamBatch`es.
         finish: The last touch to what is yielded.
-        failures: Where errors of streams that were skipped go.
+        note_failure: Is told of streams that were skipped.
+        progress: Follows what is delivered.
+        state: Makes a state of an epoch and a record of its progress.
 
     Attributes:
         epoch: The epoch's number.
@@ -55,21 +59,24 @@ class Iteration:
         num_workers: int,
         feed: Feed,
         epoch: int,
+        *,
         collate_fn: CollateFn | None,
         finish: Callable[[Any], Any],
-        failures: list[StreamError],
+        note_failure: Callable[[StreamError], None],
+        progress: Progress,
+        state: Callable[[int, Record], dict[str, Any]],
     ) -> None:
         workers = max(1, num_workers)
         self.epoch, self.closed, self.stale = epoch, False, False
         self._feed, self._rules, self._fill_value = feed, dataset.rules, dataset.fill_value
-        self._collate_fn, self._finish, self._failures = collate_fn, finish, failures
+        self._collate_fn, self._finish, self._note_failure = collate_fn, finish, note_failure
         self._lanes = [lanes_of_worker(dataset.batch_size, workers, worker) for worker in range(workers)]
         self._regrouper = self._regrouper_of(list(range(workers)))
         self._fifos: list[deque[Part]] = [deque() for _ in range(workers)]
         self._ended = [False] * workers
         self._skipped: set[int] = set()
         self._owner = os.getpid()
-        self._step = 0
+        self._progress, self._state, self._step = progress, state, progress.step
         _running.add(self)
 
     def _regrouper_of(self, workers: list[int]) -> Regrouper:
@@ -82,7 +89,9 @@ class Iteration:
         step = self._step
         parts, slot = self._next_parts()
         if self._collate_fn is None:
-            return self._finish(self._regrouper.batch(step, self.epoch, parts, slot))
+            batch = self._regrouper.batch(step, self.epoch, parts, slot)
+            batch.remember(functools.partial(self._state, self.epoch, self._progress.record()))
+            return self._finish(batch)
         try:
             batch = self._collate_fn(self._regrouper.windows(parts, slot))
         except StopIteration as error:  # would look like the epoch's end
@@ -111,7 +120,7 @@ class Iteration:
         if self.closed:
             raise StopIteration
         try:
-            parts = self._collect()
+            parts, told = self._collect()
             slot = self._feed.slot(self._step)
             delivered = self._delivers(parts)
             if delivered:
@@ -120,13 +129,16 @@ class Iteration:
             self.close()
             raise
         if not delivered:
+            self._progress.finished = True
             self.close()
             raise StopIteration
+        self._progress.advance(told)
         self._step += 1
         return parts, slot
 
-    def _collect(self) -> list[Part | None]:
+    def _collect(self) -> tuple[list[Part | None], list[Told | None]]:
         parts: list[Part | None] = []
+        told: list[Told | None] = []
         for worker, fifo in enumerate(self._fifos):
             while not fifo and not self._ended[worker]:
                 for part in self._feed.receive(self._step):
@@ -136,13 +148,14 @@ class Iteration:
             if sent is not None and sent.failures:
                 self._note_failures(sent)
             parts.append(None if sent is None or sent.end else sent)
-        return parts
+            told.append(None if sent is None else sent.told)
+        return parts, told
 
     def _note_failures(self, part: Part) -> None:
         for report in part.failures:
             failure = report.unpack()
             assert isinstance(failure, StreamError)
-            self._failures.append(failure)
+            self._note_failure(failure)
             if failure.source_index not in self._skipped:
                 self._skipped.add(failure.source_index)
                 warn_of_skip(failure)

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
 from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, StreamError
-from stream_dataloader.opening import END, OpenedStream, Opener, Reservation
-from stream_dataloader.schedule import IntArray, Rules
+from stream_dataloader.opened_stream import END, OpenedStream
+from stream_dataloader.opening import Opener, Reservation
+from stream_dataloader.schedule import NONE, IntArray, Rules
+from stream_dataloader.state import After, LaneState
 from stream_dataloader.stream_info import run_as
 from stream_dataloader.structure import Layout, Leaves, Misfit
 
@@ -88,13 +90,17 @@ class Lane:
         index: The lane's row in the batch.
         row: Its row among the worker's lanes.
         opener: Opens the sources it is granted.
+        start: Where it begins; None at the epoch's beginning.
 
     Attributes:
+        taken: The sources taken since this was emptied: lane and grant.
         idle: No source is left for it; it stays idle.
         fresh: It reads, or may yet read, something new.
     """
 
-    def __init__(self, index: int, row: int, opener: Opener, options: LaneOptions) -> None:
+    def __init__(
+        self, index: int, row: int, opener: Opener, options: LaneOptions, start: LaneState | None = None
+    ) -> None:
         self.index, self._row, self._opener, self._options = index, row, opener, options
         self._rules = options.rules
         self._read = self._read_window if options.rules.time_steps is None else self._read_steps
@@ -106,6 +112,23 @@ class Lane:
         self._reserved: deque[Reservation] | None = deque() if options.rules.lookahead else None
         self._draws_without_item = 0
         self.idle, self.fresh = False, True
+        self.taken: list[tuple[int, int]] = []
+        self._start = start
+        if start is not None:
+            self.idle, self.fresh = bool(start.after.idle), not start.after.idle
+            self._draws_without_item = start.after.draws_without_item
+            self._reserved = None if start.reserved is None else opener.restore(index, start.reserved)
+
+    def after(self) -> After:
+        """How far it has read."""
+        stream = self._stream
+        if stream is None:
+            return After(0, 0, 0, 0, self._draws_without_item, self.idle)
+        return After(1, stream.items, self._position, self._first_window, self._draws_without_item, 0)
+
+    def stream_state(self) -> Any:
+        """The open stream's own state, if it has one and needs it to be opened again."""
+        return None if self._stream is None else self._stream.state()
 
     def fill(self, step: int, sink: Sink, runs: list[Run], failures: list[StreamError]) -> None:
         """Read one window into the sink; nothing, once no source is left.
@@ -119,6 +142,8 @@ class Lane:
         """
         rules, t, full = self._rules, 0, False
         while not full and (t == 0 or self._stream is not None or rules.windows == "packed"):
+            if self._start is not None:
+                self._stream = self._resumed_stream(self._start)
             stream = self._stream or self._next_stream(step * rules.lanes + self.index)
             if stream is None:
                 return
@@ -146,12 +171,12 @@ class Lane:
         end = self._rules.time_steps
         assert end is not None
         while t < end:
-            if stream.writes and self._layout is not None and None not in self._layout.dtypes:
+            if stream.writes and self._layout is not None and None not in self._layout.dtypes and not stream.has_item:
                 count = self._write_steps(stream, sink, t, end, self._layout)
                 if count == 0:
                     return False
-                t += count
-                self._position += count
+                t += max(count, 0)
+                self._position += max(count, 0)
                 continue
             item = self._next_item(stream)
             if item is END:
@@ -166,7 +191,7 @@ class Lane:
         return True
 
     def _write_steps(self, stream: OpenedStream, sink: Sink, t: int, end: int, layout: Layout) -> int:
-        """Have the stream write time steps itself; how many it wrote, 0 if it had ended."""
+        """Have the stream write time steps itself; how many it wrote, 0 if it had ended, -1 for an item to take."""
         try:
             room = sink.room(self._row, t, layout)
         except Misfit as misfit:
@@ -174,7 +199,7 @@ class Lane:
         count = stream.read_into(room, end - t)
         if self._options.lengths is not None:
             self._check_length(stream, ended=count == 0)
-        if count:
+        if count > 0:
             sink.wrote(self._row, t + count)
         return count
 
@@ -247,7 +272,22 @@ class Lane:
         self.fresh = self._stream is not None and self._stream.fresh
         return self._stream
 
+    def _resumed_stream(self, start: LaneState) -> OpenedStream | None:
+        """The stream that was being read before, opened where it stood."""
+        self._start = None
+        if start.grant == NONE:
+            return None
+        self._position, self._first_window = start.after.position, start.after.first_window
+        stream = self._opener.open_at(start.grant, self.index, start.after.items, start.stream)
+        self.fresh = stream.fresh
+        return stream
+
     def _take(self, time: int) -> OpenedStream | None:
+        stream = self._take_next(time)
+        self.taken.append((self.index, NONE if stream is None else stream.grant))
+        return stream
+
+    def _take_next(self, time: int) -> OpenedStream | None:
         if self._reserved is not None:
             missing = 1 if self._reserved else self._rules.lookahead + 1
             self._reserved.extend(self._opener.reserve(self.index, time) for _ in range(missing))

@@ -1,8 +1,7 @@
-"""Opens streams, in time or ahead of it.
+"""Opens sources, in time or ahead of it.
 
-`open_stream` calls the user's factory and takes the first item, since calling a generator function alone
-opens nothing. `Opener` does so in a background thread for sources that a lane has reserved. Whoever comes
-first, that thread or the lane, opens; the other waits or keeps off, so calls on one stream never overlap.
+`Opener` opens the sources that a lane has reserved in a background thread. Whoever comes first, that thread or
+the lane, opens; the other waits or keeps off, so calls on one stream never overlap.
 
 Guarantee: errors are kept and raised where the lane takes the stream, never earlier or elsewhere.
 """
@@ -10,143 +9,29 @@ Guarantee: errors are kept and raised where the lane takes the stream, never ear
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from stream_dataloader.errors import ItemError, OpenError, ReadError, StreamError, shorten
-from stream_dataloader.schedule import NONE, PENDING, Assignment
+from stream_dataloader.opened_stream import OpenedStream
+from stream_dataloader.schedule import NONE, PENDING
 from stream_dataloader.source_queue import SourceQueue
-from stream_dataloader.stream_info import StreamInfo, run_as
 
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 100e-6, 5e-3
 _LONGEST_JOIN_SECONDS = 1.0
 
-#: What `OpenedStream.next_item` returns after the last item; None may be an item.
-END = object()
-
-
-class OpenedStream:
-    """A stream being read: its iterator, what it belongs to and how far it was read.
-
-    Attributes:
-        info: Source, epoch, lane and worker.
-        fresh: Whether its items are read for the first time this epoch.
-        items: Number of items handed out.
-        writes: Items can be written where they are wanted, by `read_into`.
-    """
-
-    def __init__(self, info: StreamInfo, fresh: bool, source: Any) -> None:
-        self.info, self.fresh, self.source = info, fresh, source
-        self.items = 0
-        self._ahead: list[Any] = []  # the first item, taken while opening
-        self._error: StreamError | None = None
-        self._opened: Any = None
-        self.writes = False
-        self._iterator: Iterator[Any] = iter(())
-
-    def open(self, factory: Callable[[Any], Any]) -> None:
-        """Call the factory and take the first item; an error is kept for `next_item`."""
-        before = run_as(self.info)
-        try:
-            self._start(factory)
-            first = self.next_item()
-            self.items = 0
-            self._ahead.append(first)
-        except StreamError as error:
-            self._error = error
-        finally:
-            run_as(before)
-
-    def _start(self, factory: Callable[[Any], Any]) -> None:
-        try:
-            self._opened = factory(self.source)
-        except Exception as error:
-            raise self.error(OpenError, f"open_stream raised {error!r}") from error
-        try:
-            self._iterator = iter(self._opened)
-        except Exception as error:
-            what = f"open_stream returned {shorten(self._opened, 80)}, a {type(self._opened).__name__}, "
-            why = "which is no iterable" if isinstance(error, TypeError) else f"whose iter() raised {error!r}"
-            raise self.error(OpenError, f"{what}{why}; return or yield items") from error
-        self.writes = callable(getattr(self._opened, "read_into", None))
-
-    def next_item(self) -> Any:
-        """The next item, or `END`. The caller runs it as `info`, see `run_as`.
-
-        Raises:
-            StreamError: The stream could not be opened, or raised.
-        """
-        if self._error is not None:
-            raise self._error
-        if self._ahead:
-            item = self._ahead.pop()
-        else:
-            try:
-                item = next(self._iterator, END)
-            except Exception as error:
-                raise self.error(ReadError, f"the stream raised {error!r}") from error
-        if item is not END:
-            self.items += 1
-        return item
-
-    def read_into(self, out: Any, most: int) -> int:
-        """Have the stream write its next items to `out`, `most` at most; 0 at its end. Otherwise as `next_item`.
-
-        Raises:
-            StreamError: The stream raised, or did not say how many items it wrote.
-        """
-        try:
-            count = self._opened.read_into(out)
-        except Exception as error:
-            raise self.error(ReadError, f"the stream's read_into raised {error!r}") from error
-        if not isinstance(count, int) or not 0 <= count <= most:
-            raise self.error(
-                ItemError,
-                f"the stream's read_into returned {shorten(count)}; return how many time steps were written, "
-                f"0 (the stream's end) to {most} (the length of `out`)",
-            )
-        self.items += count
-        return count
-
-    def close(self) -> None:
-        """Close what the factory returned, and its iterator; an error in that becomes a warning."""
-        for closable in (self._iterator, self._opened):
-            if callable(close := getattr(closable, "close", None)):
-                before = run_as(self.info)
-                try:
-                    close()
-                except Exception as error:
-                    warnings.warn(
-                        f"closing the stream of source {self.info.source_index} ({shorten(self.source)}) "
-                        f"raised {error!r}; it was read all the same",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
-                finally:
-                    run_as(before)
-            if self._opened is self._iterator:
-                break
-
-    def error(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:
-        """An error that says where it happened: at the item handed out last, or at the next one."""
-        info, source, item = self.info, shorten(self.source), self.items - handed_out
-        return kind(
-            f"source {info.source_index} ({source}), item {item}, lane {info.lane}, worker {info.worker_id}: {what}",
-            source_index=info.source_index,
-            source=source,
-            position=item,
-            lane=info.lane,
-            worker_id=info.worker_id,
-        )
-
 
 class Reservation:
-    """A ticket taken out ahead, and, once it is granted and opened, its stream."""
+    """A ticket taken out ahead, and, once it is granted and opened, its stream.
 
-    def __init__(self, lane: int, ticket: int) -> None:
-        self.lane, self.ticket = lane, ticket
+    Args:
+        lane: Whose it is.
+        ticket: Its number.
+        decision: What it was granted, if that is known from before.
+    """
+
+    def __init__(self, lane: int, ticket: int, decision: int = PENDING) -> None:
+        self.lane, self.ticket, self.decision = lane, ticket, decision
         self.stream: OpenedStream | None = None
         self._claim = threading.Lock()
         self._settled = threading.Event()
@@ -179,11 +64,14 @@ class Opener:
 
     Args:
         queue: Where tickets are taken out.
-        open_assignment: Opens the stream of an assignment for a lane.
+        open_grant: Opens the stream of a grant for a lane, at an item, with the stream's state there or None.
+        early: Open reservations early.
     """
 
-    def __init__(self, queue: SourceQueue, open_assignment: Callable[[Assignment, int], OpenedStream]) -> None:
-        self._queue, self._open_assignment = queue, open_assignment
+    def __init__(
+        self, queue: SourceQueue, open_grant: Callable[[int, int, int, Any], OpenedStream], *, early: bool = True
+    ) -> None:
+        self._queue, self._open_grant, self._early = queue, open_grant, early
         self._reservations: deque[Reservation] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -196,22 +84,39 @@ class Opener:
     def reserve(self, lane: int, time: int) -> Reservation:
         """Take out a ticket ahead, to be opened in the background."""
         reservation = Reservation(lane, self._queue.take(lane, time, ahead=True))
+        self._prepare((reservation,))
+        return reservation
+
+    def restore(self, lane: int, grants: Iterable[int]) -> deque[Reservation]:
+        """Reservations of a lane that were granted, or refused, before."""
+        reservations = deque(Reservation(lane, -1, grant) for grant in grants)
+        self._prepare(reservations)
+        return reservations
+
+    def _prepare(self, reservations: Iterable[Reservation]) -> None:
+        if not self._early:
+            return
         with self._changed:
-            self._reservations.append(reservation)
+            self._reservations.extend(reservations)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="stream-opener", daemon=True)
                 self._thread.start()
             self._changed.notify()
-        return reservation
 
     def take(self, reservation: Reservation) -> OpenedStream | None:
         """The stream of a reservation, opened here if the thread has not begun to; None if it was refused."""
         if not reservation.claim():
             return reservation.result()
-        return self._open(reservation.lane, self._queue.wait(reservation.lane, reservation.ticket))
+        if (grant := reservation.decision) == PENDING:
+            grant = self._queue.wait(reservation.lane, reservation.ticket)
+        return self._open(reservation.lane, grant)
 
     def _open(self, lane: int, grant: int) -> OpenedStream | None:
-        return None if grant == NONE else self._open_assignment(self._queue.assignment(grant), lane)
+        return None if grant == NONE else self._open_grant(self._queue.order.grant(grant), lane, 0, None)
+
+    def open_at(self, grant: int, lane: int, items: int, state: Any) -> OpenedStream:
+        """Open a stream that was being read before where it stood; see `OpenedStream.open`."""
+        return self._open_grant(grant, lane, items, state)
 
     def close(self) -> None:
         """Open nothing early any more, and end the thread; one stuck in user code is left to end by itself."""
@@ -242,7 +147,9 @@ class Opener:
         """Open a reservation's stream if it is granted; False if that is not decided yet."""
         if reservation.claimed:
             return True
-        decision = self._queue.decision(reservation.lane, reservation.ticket)
+        decision = reservation.decision
+        if decision == PENDING:
+            decision = self._queue.decision(reservation.lane, reservation.ticket)
         if decision == PENDING:
             return False
         if reservation.claim():

@@ -19,11 +19,13 @@ from typing import Any, Literal, NamedTuple
 from stream_dataloader.batch import SentBatch, StreamBatch
 from stream_dataloader.errors import ErrorReport, ItemError, OpenError, StreamError
 from stream_dataloader.lane import Lane, LaneOptions, Run
-from stream_dataloader.opening import OpenedStream, Opener
+from stream_dataloader.opened_stream import OpenedStream
+from stream_dataloader.opening import Opener
 from stream_dataloader.protocols import StreamFactory
 from stream_dataloader.regroup import Fault, Part, Regrouper
-from stream_dataloader.schedule import Assignment, IntArray, Rules
+from stream_dataloader.schedule import IntArray, Rules
 from stream_dataloader.source_queue import Abandoned, SessionKey, SourceQueue
+from stream_dataloader.state import Snapshot, Told, pack_after
 from stream_dataloader.stream_info import StreamInfo
 from stream_dataloader.transport import Gathered, PartWriter, SlotWriter
 
@@ -44,29 +46,44 @@ class Setup(NamedTuple):
     lengths: IntArray | None
     fill_value: Any
     policy: Callable[[StreamError], Literal["raise", "skip"]]
+    retries: int
     raw: bool
 
 
 class PartReader:
     """Iterates over the parts of consecutive lanes.
 
+    Args:
+        setup: What is read.
+        queue: Where sources come from.
+        lanes: The lanes.
+        worker_id: Whose they are.
+        slots: The ring, if parts are to go there.
+        resume: Where in the epoch to begin; None at its beginning.
+
     Attributes:
         setup: What is read.
         lanes: The lanes.
         worker_id: Whose they are.
         queue: Where sources come from; its `epoch` is the epoch read.
-        slots: The ring, if parts are to go there.
     """
 
     def __init__(
-        self, setup: Setup, queue: SourceQueue, lanes: range, worker_id: int, slots: SlotWriter | None = None
+        self,
+        setup: Setup,
+        queue: SourceQueue,
+        lanes: range,
+        worker_id: int,
+        slots: SlotWriter | None = None,
+        resume: Snapshot | None = None,
     ) -> None:
         self.setup, self.queue, self.lanes, self.worker_id = setup, queue, lanes, worker_id
-        self._opener = Opener(queue, functools.partial(_open, setup, worker_id))
+        self._opener = Opener(queue, functools.partial(_open, setup, queue, worker_id))
         options = LaneOptions(setup.rules, setup.lengths, setup.raw, setup.policy)
-        self._lanes = [Lane(lane, row, self._opener, options) for row, lane in enumerate(lanes)]
+        starts = [None if resume is None else resume.lanes[lane] for lane in lanes]
+        self._lanes = [Lane(lane, row, self._opener, options, starts[row]) for row, lane in enumerate(lanes)]
         self._writer = PartWriter(len(lanes), setup.rules.time_steps, setup.fill_value, slots, by_lane=setup.raw)
-        self._step = 0
+        self._step = resume.step if resume else 0
         self._ended = False
         self._close = weakref.finalize(self, _close, self._opener, self._lanes, queue)
 
@@ -102,6 +119,7 @@ class PartReader:
             gathered.time_steps,
             any(map(_IS_FRESH, runs)) or any(map(_IS_FRESH, faults)),
             len({run.lane for run in runs} | {fault.lane for fault in faults}),
+            self._tell(),
             [] if gathered.in_slot else runs,
             gathered.blocks,
             gathered.objects,
@@ -109,6 +127,14 @@ class PartReader:
             faults,
             end,
         )
+
+    def _tell(self) -> Told:
+        """What there is to know of the lanes after the step, to go on from there another time."""
+        taken = [one for lane in self._lanes for one in lane.taken]
+        for lane in self._lanes:
+            lane.taken.clear()
+        states = {lane.index: state for lane in self._lanes if (state := lane.stream_state()) is not None}
+        return Told(tuple(taken), pack_after([lane.after() for lane in self._lanes]), states)
 
     def _read(self, step: int, runs: list[Run], failures: list[StreamError], faults: list[Fault]) -> None:
         """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
@@ -134,14 +160,17 @@ class PartReader:
         self._close()
 
 
-def _open(setup: Setup, worker_id: int, assignment: Assignment, lane: int) -> OpenedStream:
-    source, epoch, fresh = assignment
-    info = StreamInfo(source, epoch, lane, worker_id, setup.rules.seed)
+def _open(
+    setup: Setup, queue: SourceQueue, worker_id: int, grant: int, lane: int, items: int, state: Any
+) -> OpenedStream:
+    index, epoch, fresh = queue.order[grant]
+    info = StreamInfo(index, epoch, lane, worker_id, setup.rules.seed)
+    opened = functools.partial(OpenedStream, info, fresh, factory=setup.open_stream, retries=setup.retries, grant=grant)
     try:
-        stream = OpenedStream(info, fresh, setup.sources[source])
+        stream = opened(setup.sources[index])
     except Exception as error:
-        raise OpenedStream(info, fresh, "?").error(OpenError, f"the source cannot be unpickled: {error!r}") from error
-    stream.open(setup.open_stream)
+        raise opened("?").error(OpenError, f"the source cannot be unpickled: {error!r}") from error
+    stream.open(items, state)
     return stream
 
 

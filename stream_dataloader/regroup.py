@@ -16,6 +16,7 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import ErrorReport, ItemError
 from stream_dataloader.lane import Run
 from stream_dataloader.ring import Array, Slot
+from stream_dataloader.state import Told
 from stream_dataloader.structure import Layout, Spec, as_tensor
 from stream_dataloader.transport import Block, WindowKind, fill_for, new_column, rows_of, write_bookkeeping
 
@@ -36,6 +37,7 @@ class Part(NamedTuple):
         time_steps: How many of its time steps count; 0 if windows are passed on as they are.
         fresh: Something in it is read for the first time.
         lanes_read: How many of its lanes are not idle.
+        told: What there is to know to go on from here another time.
         runs: What its lanes read, in lane order; not if it is in the slot.
         blocks: The windows, see `transport`; if they are in the slot, only leaves that are objects.
         objects: Windows passed on as they are, by row.
@@ -50,6 +52,7 @@ class Part(NamedTuple):
     time_steps: int
     fresh: bool
     lanes_read: int
+    told: Told
     runs: list[Run]
     blocks: list[Block]
     objects: dict[int, Any]
@@ -59,9 +62,9 @@ class Part(NamedTuple):
 
 
 def pack(parts: Sequence[Part]) -> list[Any]:
-    """Parts of one worker for a message; those of which all is in the slot, which are most, become five numbers."""
+    """Parts of one worker for a message; those of which all is in the slot, which are most, become a few numbers."""
     return [
-        part[:_NUMBERS]
+        (*part[:_NUMBERS], *part.told)
         if part.in_slot and not (part.blocks or part.objects or part.failures or part.faults or part.end)
         else part
         for part in parts
@@ -70,11 +73,14 @@ def pack(parts: Sequence[Part]) -> list[Any]:
 
 def unpack(packed: Sequence[Any]) -> list[Part]:
     """What `pack` was given."""
-    return [Part(*entry, *_NO_MORE) if len(entry) == _NUMBERS else entry for entry in packed]
+    return [entry if type(entry) is Part else _whole(*entry) for entry in packed]
 
 
-_NUMBERS = Part._fields.index("runs")
-_NO_MORE: tuple[Any, ...] = ([], [], {}, [], [])
+def _whole(worker_id: int, step: int, in_slot: bool, time_steps: int, fresh: bool, lanes_read: int, *told: Any) -> Part:
+    return Part(worker_id, step, in_slot, time_steps, fresh, lanes_read, Told(*told), [], [], {}, [], [])
+
+
+_NUMBERS = Part._fields.index("told")
 _IDLE = object()  # stands for an idle lane's window until the layout is known
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,11 +97,27 @@ class Assignment(NamedTuple):
 
 
 class Order:
-    """The sources in the order in which they are handed out, over all passes of one epoch."""
+    """The sources in the order in which they are handed out, over all passes of one epoch.
 
-    def __init__(self, rules: Rules, epoch: int, lengths: IntArray | None) -> None:
+    Args:
+        rules: Those of the dataset.
+        epoch: The epoch's number.
+        lengths: Items of each source, if known.
+        cursor: Grants given before this order is used.
+        returned: Grants among them that are to be given again, first.
+    """
+
+    def __init__(
+        self, rules: Rules, epoch: int, lengths: IntArray | None, cursor: int = 0, returned: Sequence[int] = ()
+    ) -> None:
         self._rules, self._epoch, self._lengths = rules, epoch, lengths
+        self._returned, self.first = returned, cursor - len(returned)
         self._passes: dict[int, IntArray | None] = {}
+
+    def grant(self, number: int) -> int:
+        """The grant that a ledger that starts with `first` means by a number."""
+        place = number - self.first
+        return self._returned[place] if 0 <= place < len(self._returned) else number
 
     def __getitem__(self, grant: int) -> Assignment:
         """The `grant`-th source; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
@@ -159,6 +176,10 @@ class Ledger:
     def size(rules: Rules) -> int:
         """Number of int64 values a ledger takes; all zero is an empty one."""
         return 1 + rules.lanes * (2 + 3 * (rules.lookahead + 1))
+
+    def start(self, cursor: int) -> None:
+        """Begin with a cursor other than 0."""
+        self._cursor[0] = cursor
 
     def take(self, lane: int, time: int, ahead: bool) -> int:
         """Take out a lane's next ticket and return its number."""

@@ -26,8 +26,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stream_dataloader.schedule import NEVER, PENDING, Assignment, IntArray, Ledger, Order, Rules
+from stream_dataloader.schedule import NEVER, PENDING, IntArray, Ledger, Order, Rules
 from stream_dataloader.shared_memory import SharedMemory
+from stream_dataloader.state import Snapshot
 
 _SESSIONS = 64  # iterations over one dataset that can be alive at once
 _ABSENT, _RUNNING, _FINISHED, _LEFT = range(4)
@@ -62,12 +63,13 @@ class _Slot:
     def size(rules: Rules) -> int:
         return 6 + 5 * rules.lanes + Ledger.size(rules)
 
-    def create(self, key: SessionKey, epoch: int, workers: int, number: int) -> None:
+    def create(self, key: SessionKey, epoch: int, workers: int, number: int, first: int) -> None:
         self.key[:], self.epoch[0], self.workers[0], self.created[0] = key, epoch, workers, number
         self.status[:] = _ABSENT
         self.time[:workers], self.time[workers:] = 0, NEVER
         self.fresh_end[:] = self.idle_from[:] = NEVER
         self.ledger_memory[:] = 0
+        self.ledger.start(first)
 
     def gone(self, all_arrived: bool) -> bool:
         """Whether every worker that came has left or died; `all_arrived`: and none is still to come."""
@@ -83,6 +85,7 @@ class SourceQueue:
 
     Attributes:
         epoch: The session's epoch number.
+        order: What grants stand for.
     """
 
     def __init__(
@@ -90,14 +93,14 @@ class SourceQueue:
         slot: _Slot,
         worker: int,
         rules: Rules,
-        lengths: IntArray | None,
+        order: Order,
         lock: Callable[[], AbstractContextManager[object]],
         closed: Callable[[], bool],
     ) -> None:
         self._slot, self._worker, self._rules = slot, worker, rules
         self._lock, self._closed = lock, closed
         self.epoch = int(slot.epoch[0])
-        self._order = Order(rules, self.epoch, lengths)
+        self.order = order
 
     def publish(self, time: int) -> None:
         """Promise to take out no ticket for an earlier time any more."""
@@ -125,10 +128,6 @@ class SourceQueue:
         """
         self._poll(lambda: self.decision(lane, ticket) != PENDING)
         return self.decision(lane, ticket)
-
-    def assignment(self, grant: int) -> Assignment:
-        """What source a grant stands for."""
-        return self._order[grant]
 
     def end_fresh(self, step: int) -> None:
         """Tell that from `step` on none of this worker's lanes reads anything new."""
@@ -186,23 +185,31 @@ class SourceQueue:
             delay = min(1.5 * delay, _LONGEST_WAIT_SECONDS)
 
 
-def local_queue(rules: Rules, epoch: int, lengths: IntArray | None) -> SourceQueue:
+def local_queue(rules: Rules, epoch: int, lengths: IntArray | None, resume: Snapshot | None = None) -> SourceQueue:
     """The queue of a session without workers, in ordinary memory."""
+    order = _order(rules, epoch, lengths, resume)
     slot = _Slot(np.zeros(_Slot.size(rules), np.int64), rules)
-    slot.create(SessionKey(os.getpid(), 0, 0), epoch, workers=1, number=0)
+    slot.create(SessionKey(os.getpid(), 0, 0), epoch, workers=1, number=0, first=order.first)
     slot.status[0], slot.pid[0] = _RUNNING, os.getpid()
     lock = threading.Lock()
-    return SourceQueue(slot, 0, rules, lengths, lambda: lock, lambda: False)
+    return SourceQueue(slot, 0, rules, order, lambda: lock, lambda: False)
+
+
+def _order(rules: Rules, epoch: int, lengths: IntArray | None, resume: Snapshot | None) -> Order:
+    return Order(rules, epoch, lengths, *(resume.cursor, resume.returned) if resume else ())
 
 
 class SessionTable:
     """All sessions of one dataset, in shared memory, and the number of its next epoch for each owner.
 
     Owners are processes that iterate over the dataset; several may, if it was sent or forked to them.
+
+    Attributes:
+        rules: Those of the dataset.
     """
 
     def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._head = 2 + 2 * _SESSIONS  # sessions created, the epoch to begin with, then owners and their epochs
         self._memory = SharedMemory(8 * (self._head + _SESSIONS * _Slot.size(rules)))
 
@@ -242,6 +249,7 @@ class SessionTable:
         *,
         lengths: IntArray | None,
         epoch: int | None = None,
+        resume: Snapshot | None = None,
         closed: Callable[[], bool] = lambda: False,
     ) -> SourceQueue:
         """Take part in a session; the first to come creates it.
@@ -250,19 +258,23 @@ class SessionTable:
             key: Names the session; the same for all of its workers.
             worker: This worker's number, below `workers`, the number of those with lanes.
             epoch: The session's epoch; None takes the owner's next.
+            resume: Where in the epoch it begins, the same for all workers; None at its beginning.
             closed: Whether the session was closed from outside; asked while waiting.
         """
-        size, array = _Slot.size(self._rules), self._memory.array()
+        size, array = _Slot.size(self.rules), self._memory.array()
         places = array[self._head :].reshape(_SESSIONS, size)
         with self._memory.locked():
-            slots = [_Slot(place, self._rules) for place in places]
+            slots = [_Slot(place, self.rules) for place in places]
             slot = next((slot for slot in slots if tuple(slot.key) == key), None)
             if slot is None:
                 slot = _free_slot(slots)
                 array[0] += 1
-                slot.create(key, self._take_epoch(key.owner) if epoch is None else epoch, workers, int(array[0]))
+                first = resume.cursor - len(resume.returned) if resume else 0
+                begun = self._take_epoch(key.owner) if epoch is None else epoch
+                slot.create(key, begun, workers, int(array[0]), first)
             slot.status[worker], slot.pid[worker] = _RUNNING, os.getpid()
-        return SourceQueue(slot, worker, self._rules, lengths, self._memory.locked, closed)
+            order = _order(self.rules, int(slot.epoch[0]), lengths, resume)
+        return SourceQueue(slot, worker, self.rules, order, self._memory.locked, closed)
 
 
 def _free_slot(slots: list[_Slot]) -> _Slot:

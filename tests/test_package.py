@@ -10,8 +10,20 @@ import stream_dataloader
 PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
 LEVELS = [
     {"errors", "protocols", "batch", "structure", "stream_info", "pickling"},
-    {"schedule", "options", "device"},
-    {"source_queue", "sources", "lane", "opening", "shared_memory", "ring", "pace", "transport", "regroup", "workers"},
+    {"schedule", "options", "device", "state"},
+    {
+        "source_queue",
+        "sources",
+        "lane",
+        "opening",
+        "opened_stream",
+        "shared_memory",
+        "ring",
+        "pace",
+        "transport",
+        "regroup",
+        "workers",
+    },
     {"part_reader", "dataset"},
     {"feed", "iteration", "dataloader"},
     {"visualize", "demo", "cli", "__main__", "__init__"},
