@@ -14,6 +14,7 @@ from stream_dataloader.errors import (
     StateError,
     StreamDataLoaderError,
     StreamError,
+    WorkerDeathError,
     WorkerError,
     WorkerTimeoutError,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "StreamDataset",
     "StreamError",
     "StreamInfo",
+    "WorkerDeathError",
     "WorkerError",
     "WorkerTimeoutError",
     "get_stream_info",

@@ -24,6 +24,7 @@ from stream_dataloader.feed import Feed, LocalFeed, WorkerPool
 from stream_dataloader.iteration import Iteration
 from stream_dataloader.pickling import ByValue
 from stream_dataloader.protocols import CollateFn, Transport
+from stream_dataloader.rescue import Rescue
 from stream_dataloader.state import Progress, Record, Snapshot, from_plain, read, to_plain
 
 __all__ = ["StreamDataLoader"]
@@ -53,6 +54,9 @@ class StreamDataLoader:
             that is used again when nobody holds a tensor, view or array over it any more (a process that you
             fork meanwhile must clone what it keeps). `"queue"`: through torch's queue. `"auto"`: the first, where
             the system offers it, else the second, with a warning.
+        max_restarts: How often in an epoch a worker may die and new workers go on after the last batch delivered,
+            with not an item lost or doubled. A source at which workers died twice, at the same place, is an error,
+            or skipped with the dataset's `on_error="skip"`.
 
     Raises:
         TypeError: The dataset is no `StreamDataset`.
@@ -80,6 +84,7 @@ class StreamDataLoader:
         timeout: float = 0,
         device: torch.device | str | int | None = None,
         transport: Transport = "auto",
+        max_restarts: int = 0,
     ) -> None:
         if not isinstance(dataset, StreamDataset):
             raise TypeError(f"dataset must be a StreamDataset, and is a {type(dataset).__name__}")
@@ -101,6 +106,7 @@ class StreamDataLoader:
         self.pin_memory = pin_memory
         self.device = None if device is None else torch.device(device)
         self.failures: list[StreamError] = []
+        self._max_restarts = options.integer("max_restarts", max_restarts, 0)
         self._failures_before = 0  # those of a state that was loaded
         self._pool_options: dict[str, Any] = {
             "worker_init_fn": worker_init_fn,
@@ -162,9 +168,11 @@ class StreamDataLoader:
         self._resume = None
         self.set_epoch(epoch + 1)
         feed: Feed
+        rescue: Rescue | None = None
         if self.num_workers:
             if self._pool.owner != os.getpid():  # the loader was built before this process was forked
                 self._pool = WorkerPool(self.dataset, self.num_workers, **self._pool_options)
+            rescue = Rescue(self._pool, self.dataset, epoch, raw=collate_fn is not None, most=self._max_restarts)
             feed = self._pool.start(epoch, raw=collate_fn is not None, resume=resume)
         else:
             feed = LocalFeed(self.dataset.read_locally(epoch, raw=collate_fn is not None, resume=resume))
@@ -179,6 +187,7 @@ class StreamDataLoader:
             note_failure=self._note_failure,
             progress=progress,
             state=self._state,
+            restart=rescue,
         )
         self._iteration = weakref.ref(iteration)
         return iteration

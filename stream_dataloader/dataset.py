@@ -17,7 +17,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from stream_dataloader import options
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.part_reader import PartReader, PlainParts, Setup, plain_session
+from stream_dataloader.board import Board
+from stream_dataloader.part_reader import NO_RECOVERY, PartReader, PlainParts, Recovery, Setup, plain_session
 from stream_dataloader.pickling import ByValue, spawning
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 from stream_dataloader.ring import Ring
@@ -199,6 +200,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         raw: bool = False,
         ring: Ring | None = None,
         resume: Snapshot | None = None,
+        board: Board | None = None,
+        recovery: Recovery = NO_RECOVERY,
         closed: Callable[[], bool] = lambda: False,
     ) -> PartReader:
         """Read this worker's lanes, as one of torch's `DataLoader` workers that take part in a session.
@@ -209,6 +212,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
             raw: Pass on windows that the streams cut as they are.
             ring: Where the windows are to go.
             resume: Where in the epoch to begin; None at its beginning.
+            board: Where to say what is being done.
+            recovery: What is different after a worker died.
             closed: Whether the session was closed by the main process.
         """
         worker = get_worker_info()
@@ -224,7 +229,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         )
         lanes = lanes_of_worker(self.batch_size, worker.num_workers, worker.id)
         slots = None if ring is None else SlotWriter(ring, lanes, session.iteration, by_lane=raw)
-        return self._reader(queue, lanes, worker.id, raw, slots, resume)
+        return self._reader(queue, lanes, worker.id, raw, slots, resume, board, recovery)
 
     def _reader(
         self,
@@ -234,6 +239,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         raw: bool,
         slots: SlotWriter | None,
         resume: Snapshot | None,
+        board: Board | None = None,
+        recovery: Recovery = NO_RECOVERY,
     ) -> PartReader:
         policy = self.on_error if callable(self.on_error) else lambda _: self.on_error
         setup = Setup(
@@ -244,6 +251,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
             fill_value=self.fill_value,
             policy=policy,
             retries=self._retries,
+            board=board or Board(self.batch_size, worker_id + 1, shared=False),
+            recovery=recovery,
             raw=raw,
         )
         return PartReader(setup, queue, lanes, worker_id, slots, resume)

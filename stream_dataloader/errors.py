@@ -11,6 +11,7 @@
     │   ├── FailureLimitError              more streams were skipped than `max_failures`
     │   └── EmptySourcesError (ValueError) a lane drew every source and got no item
     ├── WorkerError (RuntimeError)         a worker process died or ended too early
+    │   ├── WorkerDeathError               it was killed, or exited
     │   └── WorkerTimeoutError (TimeoutError)
     ├── StateError (ValueError)            a state does not belong to the dataset it is loaded for
     └── StaleIteratorError (RuntimeError)  a newer `iter()` of the same loader has begun
@@ -38,6 +39,7 @@ __all__ = [
     "StateError",
     "StreamDataLoaderError",
     "StreamError",
+    "WorkerDeathError",
     "WorkerError",
     "WorkerTimeoutError",
 ]
@@ -108,6 +110,18 @@ class FailureLimitError(StreamError):
 
 class WorkerError(StreamDataLoaderError, RuntimeError):
     """A worker process died, or ended before its lanes did."""
+
+
+class WorkerDeathError(WorkerError):
+    """A worker process died.
+
+    Attributes:
+        suspects: The sources that it was reading, with the logical time, or opening, with -1.
+    """
+
+    def __init__(self, message: str, suspects: frozenset[tuple[int, int]] = frozenset()) -> None:
+        super().__init__(message)
+        self.suspects = suspects
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):

@@ -22,10 +22,11 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from stream_dataloader.board import Board
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import ErrorReport, WorkerError, WorkerTimeoutError
+from stream_dataloader.errors import ErrorReport, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
 from stream_dataloader.pace import Pace
-from stream_dataloader.part_reader import PartReader, unsendable
+from stream_dataloader.part_reader import NO_RECOVERY, PartReader, Recovery, unsendable
 from stream_dataloader.pickling import Message
 from stream_dataloader.protocols import Transport
 from stream_dataloader.regroup import Fault, Part, pack, unpack
@@ -85,6 +86,7 @@ class Mailbox:
     _KEPT = 4
 
     def __init__(self, workers: int) -> None:
+        self.workers = workers
         self._memory = SharedMemory(8 * (2 + 2 * self._KEPT + workers))
 
     @property
@@ -184,26 +186,32 @@ class WorkerPool:
         warnings.warn(f"{told}; they are sent through torch's queue, which is slower", RuntimeWarning, stacklevel=4)
         self._transport = "queue"
 
-    def start(self, epoch: int, *, raw: bool, resume: Snapshot | None = None) -> WorkerFeed:
+    def start(
+        self, epoch: int, *, raw: bool, resume: Snapshot | None = None, recovery: Recovery = NO_RECOVERY
+    ) -> WorkerFeed:
         """Start an iteration; the one before must be closed.
 
         Args:
             epoch: The epoch's number.
             raw: Pass on windows that the streams cut as they are.
             resume: Where in the epoch to begin; None at its beginning.
+            recovery: What is different after a worker died.
         """
         persistent = self._dataloader.persistent_workers
         if persistent and resume is not None:
             self._hire()  # only workers that start now learn where to begin
-        if persistent and self._crew is not None and (deaths := self._crew.deaths()):
-            warnings.warn(f"{'; '.join(deaths)} between two epochs; all workers are started anew", stacklevel=4)
+        if persistent and self._crew is not None and (died := self._crew.died()):
+            told = "; ".join(map(self._crew.describe, died))
+            warnings.warn(f"{told} between two epochs; all workers are started anew", stacklevel=4)
             self._crew.kill()
             self._hire()
         if self._ring_reader is not None and not persistent and self._ring_reader.unfit:
             self._hire()  # items have changed: new workers, and a ring that fits them
+        if self._crew is None:
+            self._parts.board.clear()
         session = self._mailbox.open(epoch, raw)
         self._parts.sessions = session - 1  # for workers that start now; others count themselves
-        self._parts.resume = resume
+        self._parts.resume, self._parts.recovery = resume, recovery
         with sigint_blocked():
             iterator = iter(self._dataloader)
         self._crew = Crew(self._mailbox.pids)
@@ -214,6 +222,8 @@ class WorkerPool:
             functools.partial(self._slot, self._ring_reader, session, raw),
             functools.partial(self._mailbox.close, session),
             self._hire,
+            self._parts.board,
+            self._dataset.sources,
         )
 
     def _slot(self, ring_reader: RingReader | None, session: int, raw: bool, step: int) -> Slot | None:
@@ -234,6 +244,8 @@ class WorkerFeed:
         slot: Leases a step's slot of the ring.
         tell_end: Tells them of its end.
         replace: Called when the workers are no more: the pool needs others.
+        board: What they are doing.
+        sources: The dataset's.
     """
 
     def __init__(
@@ -243,9 +255,12 @@ class WorkerFeed:
         slot: Callable[[int], Slot | None],
         tell_end: Callable[[], None],
         replace: Callable[[], None],
+        board: Board,
+        sources: Sequence[Any],
     ) -> None:
         self._iterator: Iterator[Sequence[Any]] | None = iterator
         self._crew, self._slot, self._tell_end, self._replace = crew, slot, tell_end, replace
+        self._board, self._sources = board, sources
 
     def slot(self, step: int) -> Slot | None:
         """See `Feed`."""
@@ -266,21 +281,30 @@ class WorkerFeed:
             self._dismiss()  # the user wants to leave now, and a worker may be in the middle of something long
             raise
         except RuntimeError as error:
-            if deaths := crew.deaths():
+            if died := crew.died():
+                told = "; ".join(f"{crew.describe(w)} {self._doing(w)}" for w in died)
+                suspects = [self._board.doing(worker).suspects for worker in died]
                 self._dismiss()
-                raise WorkerError(
-                    f"{'; '.join(deaths)}, at step {step}; if it was out of memory, use fewer workers, a smaller "
-                    "prefetch_factor or smaller items"
+                raise WorkerDeathError(
+                    f"{told}; batch {step} was being put together. If it was out of memory, use fewer workers, a "
+                    "smaller prefetch_factor or smaller items; max_restarts= goes on with new workers",
+                    suspects=frozenset().union(*suspects),
                 ) from error
             if "timed out" in str(error):
+                lanes = self._board.lanes
+                late = [w for w in crew.workers if self._board.doing(w).time < (step + 1) * lanes]
+                told = "; ".join(f"worker {w} is {self._doing(w)}" for w in late)
                 self._dismiss()
                 raise WorkerTimeoutError(
-                    f"no worker delivered in time, at step {step} ({error}); raise timeout=, or find out which "
-                    "stream hangs"
+                    f"no worker delivered in time, at step {step} ({error}): {told}; raise timeout=, or find out why "
+                    "the stream hangs"
                 ) from error
             raise
         finally:
             crew.waiting = False
+
+    def _doing(self, worker: int) -> str:
+        return self._board.describe(worker, self._sources, functools.partial(shorten, limit=80))
 
     def _dismiss(self) -> None:
         self._crew.kill()
@@ -301,6 +325,8 @@ class _Parts(IterableDataset[Any]):
         self.sessions = 0  # before the one that is iterated next, here
         self.ring: Ring | None = None
         self.resume: Snapshot | None = None  # where the first session here begins
+        self.recovery = NO_RECOVERY
+        self.board = Board(dataset.batch_size, mailbox.workers)
 
     def __iter__(self) -> Iterator[Message]:
         worker = get_worker_info()
@@ -320,6 +346,8 @@ class _Parts(IterableDataset[Any]):
             raw=raw,
             ring=self.ring,
             resume=resume,
+            board=self.board,
+            recovery=self.recovery,
             closed=functools.partial(self._mailbox.closed, session),
         )
         with contextlib.closing(reader):

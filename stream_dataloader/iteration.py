@@ -23,7 +23,7 @@ from typing import Any
 
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import StaleIteratorError, StreamError
+from stream_dataloader.errors import StaleIteratorError, StreamError, WorkerDeathError
 from stream_dataloader.feed import Feed
 from stream_dataloader.part_reader import warn_of_skip
 from stream_dataloader.protocols import CollateFn
@@ -46,6 +46,7 @@ class Iteration:
         note_failure: Is told of streams that were skipped.
         progress: Follows what is delivered.
         state: Makes a state of an epoch and a record of its progress.
+        restart: Has new workers go on from a record after one died, or raises; None if none can die.
 
     Attributes:
         epoch: The epoch's number.
@@ -65,6 +66,7 @@ class Iteration:
         note_failure: Callable[[StreamError], None],
         progress: Progress,
         state: Callable[[int, Record], dict[str, Any]],
+        restart: Callable[[WorkerDeathError, Record], Feed] | None,
     ) -> None:
         workers = max(1, num_workers)
         self.epoch, self.closed, self.stale = epoch, False, False
@@ -75,6 +77,7 @@ class Iteration:
         self._fifos: list[deque[Part]] = [deque() for _ in range(workers)]
         self._ended = [False] * workers
         self._skipped: set[int] = set()
+        self._restart = restart
         self._owner = os.getpid()
         self._progress, self._state, self._step = progress, state, progress.step
         _running.add(self)
@@ -120,7 +123,7 @@ class Iteration:
         if self.closed:
             raise StopIteration
         try:
-            parts, told = self._collect()
+            parts, told = self._collect_again()
             slot = self._feed.slot(self._step)
             delivered = self._delivers(parts)
             if delivered:
@@ -136,20 +139,32 @@ class Iteration:
         self._step += 1
         return parts, slot
 
+    def _collect_again(self) -> tuple[list[Part | None], list[Told | None]]:
+        """`_collect`; if a worker dies over it, with new workers, which begin with this step."""
+        while True:
+            try:
+                return self._collect()
+            except WorkerDeathError as death:
+                if self._restart is None:
+                    raise
+                self._feed.close()
+                self._fifos = [deque() for _ in self._fifos]
+                self._ended = [False] * len(self._ended)
+                self._feed = self._restart(death, self._progress.record())
+
     def _collect(self) -> tuple[list[Part | None], list[Told | None]]:
-        parts: list[Part | None] = []
-        told: list[Told | None] = []
+        gathered: list[Part | None] = []
         for worker, fifo in enumerate(self._fifos):
             while not fifo and not self._ended[worker]:
                 for part in self._feed.receive(self._step):
                     self._fifos[part.worker_id].append(part)
                     self._ended[part.worker_id] = part.end or bool(part.faults)
-            sent = fifo.popleft() if fifo else None
+            gathered.append(fifo.popleft() if fifo else None)
+        for sent in gathered:
             if sent is not None and sent.failures:
                 self._note_failures(sent)
-            parts.append(None if sent is None or sent.end else sent)
-            told.append(None if sent is None else sent.told)
-        return parts, told
+        parts = [None if sent is None or sent.end else sent for sent in gathered]
+        return parts, [None if sent is None else sent.told for sent in gathered]
 
     def _note_failures(self, part: Part) -> None:
         for report in part.failures:

@@ -75,12 +75,14 @@ class LaneOptions(NamedTuple):
     Attributes:
         raw: Windows that streams cut themselves go to the sink as they are.
         policy: Decides whether a `StreamError` ends the epoch or the stream.
+        reading: Where to note, for each lane, one more than the source that is open.
     """
 
     rules: Rules
     lengths: IntArray | None
     raw: bool
     policy: Callable[[StreamError], Literal["raise", "skip"]]
+    reading: IntArray
 
 
 class Lane:
@@ -278,6 +280,7 @@ class Lane:
         if start.grant == NONE:
             return None
         self._position, self._first_window = start.after.position, start.after.first_window
+        self._options.reading[self.index] = self._opener.source(start.grant) + 1
         stream = self._opener.open_at(start.grant, self.index, start.after.items, start.stream)
         self.fresh = stream.fresh
         return stream
@@ -285,6 +288,7 @@ class Lane:
     def _take(self, time: int) -> OpenedStream | None:
         stream = self._take_next(time)
         self.taken.append((self.index, NONE if stream is None else stream.grant))
+        self._options.reading[self.index] = 0 if stream is None else stream.info.source_index + 1
         return stream
 
     def _take_next(self, time: int) -> OpenedStream | None:
@@ -303,6 +307,7 @@ class Lane:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+            self._options.reading[self.index] = 0
 
     def close(self) -> None:
         """Close the stream that is open, and those opened early; after the opener's `close`."""

@@ -87,6 +87,10 @@ class OpenedStream:
         finally:
             run_as(before)
 
+    def fail(self, error: StreamError) -> None:
+        """Have `next_item` raise an error, and open nothing."""
+        self._error = error
+
     def _begin(self) -> Iterator[Any]:
         """Open the stream behind the items that were handed out."""
         skipped, known = self.items, {}

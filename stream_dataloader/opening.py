@@ -114,6 +114,10 @@ class Opener:
     def _open(self, lane: int, grant: int) -> OpenedStream | None:
         return None if grant == NONE else self._open_grant(self._queue.order.grant(grant), lane, 0, None)
 
+    def source(self, grant: int) -> int:
+        """The source that a grant stands for."""
+        return self._queue.order[grant].source
+
     def open_at(self, grant: int, lane: int, items: int, state: Any) -> OpenedStream:
         """Open a stream that was being read before where it stood; see `OpenedStream.open`."""
         return self._open_grant(grant, lane, items, state)

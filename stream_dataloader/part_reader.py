@@ -17,7 +17,8 @@ from multiprocessing import current_process, parent_process
 from typing import Any, Literal, NamedTuple
 
 from stream_dataloader.batch import SentBatch, StreamBatch
-from stream_dataloader.errors import ErrorReport, ItemError, OpenError, StreamError
+from stream_dataloader.board import Board
+from stream_dataloader.errors import ErrorReport, ItemError, OpenError, ReadError, StreamError
 from stream_dataloader.lane import Lane, LaneOptions, Run
 from stream_dataloader.opened_stream import OpenedStream
 from stream_dataloader.opening import Opener
@@ -33,10 +34,27 @@ _IS_FRESH = operator.attrgetter("fresh")
 _NOTHING = Gathered(in_slot=False, time_steps=0, blocks=[], objects={})
 
 
+class Recovery(NamedTuple):
+    """What workers do differently after one of them died.
+
+    Attributes:
+        killers: Sources that killed their worker, and are not to be opened.
+        cautious: Open no source early, so that one that kills its worker is known for sure.
+    """
+
+    killers: frozenset[int]
+    cautious: bool
+
+
+NO_RECOVERY = Recovery(frozenset(), cautious=False)
+
+
 class Setup(NamedTuple):
     """What a worker reads, and how; the options of a `StreamDataset`.
 
     Attributes:
+        board: Where to say what is being done.
+        recovery: What is different after a worker died.
         raw: Windows are wanted one by one: those that streams cut themselves as they are, others in one piece each.
     """
 
@@ -47,6 +65,8 @@ class Setup(NamedTuple):
     fill_value: Any
     policy: Callable[[StreamError], Literal["raise", "skip"]]
     retries: int
+    board: Board
+    recovery: Recovery
     raw: bool
 
 
@@ -78,8 +98,10 @@ class PartReader:
         resume: Snapshot | None = None,
     ) -> None:
         self.setup, self.queue, self.lanes, self.worker_id = setup, queue, lanes, worker_id
-        self._opener = Opener(queue, functools.partial(_open, setup, queue, worker_id))
-        options = LaneOptions(setup.rules, setup.lengths, setup.raw, setup.policy)
+        self._opener = Opener(
+            queue, functools.partial(_open, setup, queue, worker_id), early=not setup.recovery.cautious
+        )
+        options = LaneOptions(setup.rules, setup.lengths, setup.raw, setup.policy, setup.board.reading)
         starts = [None if resume is None else resume.lanes[lane] for lane in lanes]
         self._lanes = [Lane(lane, row, self._opener, options, starts[row]) for row, lane in enumerate(lanes)]
         self._writer = PartWriter(len(lanes), setup.rules.time_steps, setup.fill_value, slots, by_lane=setup.raw)
@@ -139,11 +161,12 @@ class PartReader:
     def _read(self, step: int, runs: list[Run], failures: list[StreamError], faults: list[Fault]) -> None:
         """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
         queue, writer, begin = self.queue, self._writer, step * self.setup.rules.lanes
+        working, worker = self.setup.board.working, self.worker_id
         for lane in self._lanes:
             queue.publish(begin + lane.index)
             if lane.idle:
                 continue
-            before = len(runs)
+            before, working[worker] = len(runs), begin + lane.index + 1
             try:
                 lane.fill(step, writer, runs, failures)
             except StreamError as error:
@@ -167,10 +190,18 @@ def _open(
     info = StreamInfo(index, epoch, lane, worker_id, setup.rules.seed)
     opened = functools.partial(OpenedStream, info, fresh, factory=setup.open_stream, retries=setup.retries, grant=grant)
     try:
-        stream = opened(setup.sources[index])
+        stream: OpenedStream = opened(setup.sources[index])
     except Exception as error:
         raise opened("?").error(OpenError, f"the source cannot be unpickled: {error!r}") from error
-    stream.open(items, state)
+    if index in setup.recovery.killers:
+        stream.items = items
+        stream.fail(stream.error(ReadError, "its worker died twice while reading it there"))
+        return stream
+    setup.board.opening[worker_id] = index + 1
+    try:
+        stream.open(items, state)
+    finally:
+        setup.board.opening[worker_id] = 0
     return stream
 
 

@@ -96,11 +96,20 @@ class Crew:
     def __contains__(self, pid: int) -> bool:
         return pid in self._children and pid in self._pids
 
-    def deaths(self) -> list[str]:
-        """Who died, and how; those that just ended only if no other did."""
-        ended = [(w, pid, code) for w, pid, code in self._exit_codes() if code is not None]
-        died = [end for end in ended if end[2] != 0] or ended
-        return [f"worker {worker} (pid {pid}) {_describe(code)}" for worker, pid, code in died]
+    @property
+    def workers(self) -> list[int]:
+        """Those that have come."""
+        return [worker for worker, _, _ in self._exit_codes()]
+
+    def died(self) -> list[int]:
+        """Who died; those that just ended only if no other did."""
+        ended = {worker: code for worker, _, code in self._exit_codes() if code is not None}
+        return [worker for worker, code in ended.items() if code != 0] or list(ended)
+
+    def describe(self, worker: int) -> str:
+        """How a worker ended."""
+        pid, code = next((pid, code) for w, pid, code in self._exit_codes() if w == worker)
+        return f"worker {worker} (pid {pid}) {'runs' if code is None else _describe(code)}"
 
     def kill(self) -> None:
         """End all workers at once, whatever they do."""

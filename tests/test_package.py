@@ -17,6 +17,7 @@ LEVELS = [
         "lane",
         "opening",
         "opened_stream",
+        "board",
         "shared_memory",
         "ring",
         "pace",
@@ -25,7 +26,7 @@ LEVELS = [
         "workers",
     },
     {"part_reader", "dataset"},
-    {"feed", "iteration", "dataloader"},
+    {"feed", "rescue", "iteration", "dataloader"},
     {"visualize", "demo", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}

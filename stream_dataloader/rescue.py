@@ -1,0 +1,63 @@
+"""Goes on after a worker died: new workers, from the last batch that was delivered.
+
+A source is blamed if workers died over it twice: reading it at the same logical time, or opening it. After a
+first death nothing is opened early any more, so that the second names one source.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import WorkerDeathError, shorten
+from stream_dataloader.feed import Feed, WorkerPool
+from stream_dataloader.part_reader import Recovery
+from stream_dataloader.state import Record, read
+
+_log = logging.getLogger("stream_dataloader")
+
+
+class Rescue:
+    """Restarts the workers of one epoch.
+
+    Args:
+        pool: Starts workers.
+        dataset: What they read.
+        epoch: The epoch's number.
+        raw: Windows are passed on as they are.
+        most: How many restarts there may be.
+    """
+
+    def __init__(self, pool: WorkerPool, dataset: StreamDataset, epoch: int, *, raw: bool, most: int) -> None:
+        self._pool, self._dataset, self._epoch, self._raw, self._most = pool, dataset, epoch, raw, most
+        self._restarts = 0
+        self._suspects: set[tuple[int, int]] = set()
+        self._killers: set[int] = set()
+
+    def __call__(self, death: WorkerDeathError, record: Record) -> Feed:
+        """Start workers that go on from a record.
+
+        Raises:
+            WorkerDeathError: There were too many deaths, or two over one source, which is not to be skipped.
+        """
+        if self._restarts >= self._most:
+            raise death
+        killers = {source for source, _ in death.suspects & self._suspects}
+        self._suspects |= death.suspects
+        if killers - self._killers:
+            named = ", ".join(f"{index} ({shorten(self._dataset.sources[index], 80)})" for index in sorted(killers))
+            if self._dataset.on_error == "raise":
+                raise WorkerDeathError(
+                    f'source {named} killed its worker twice; leave it out, or pass on_error="skip": {death}',
+                    death.suspects,
+                ) from death
+            _log.warning("source %s killed its worker twice and is skipped", named)
+            self._killers |= killers
+        self._restarts += 1
+        _log.warning("%s; restart %d of %d, at step %d", death, self._restarts, self._most, record.step)
+        return self._pool.start(
+            self._epoch,
+            raw=self._raw,
+            resume=read(record, self._dataset.rules),
+            recovery=Recovery(frozenset(self._killers), cautious=True),
+        )
