@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import multiprocessing
 import os
 import threading
 import time as clock
@@ -201,20 +202,23 @@ class WorkerPool:
         if persistent and resume is not None:
             self._hire()  # only workers that start now learn where to begin
         if persistent and self._crew is not None and (died := self._crew.died()):
-            told = "; ".join(map(self._crew.describe, died))
-            warnings.warn(f"{told} between two epochs; all workers are started anew", stacklevel=4)
+            warnings.warn(f"{'; '.join(died.values())} between two epochs; all workers are started anew", stacklevel=4)
             self._crew.kill()
             self._hire()
         if self._ring_reader is not None and not persistent and self._ring_reader.unfit:
             self._hire()  # items have changed: new workers, and a ring that fits them
         if self._crew is None:
             self._parts.board.clear()
+            self._mailbox.pids[:] = 0
         session = self._mailbox.open(epoch, raw)
         self._parts.sessions = session - 1  # for workers that start now; others count themselves
         self._parts.resume, self._parts.recovery = resume, recovery
+        before = {child.pid for child in multiprocessing.active_children()}
         with sigint_blocked():
             iterator = iter(self._dataloader)
-        self._crew = Crew(self._mailbox.pids)
+        started = [child for child in multiprocessing.active_children() if child.pid not in before]
+        kept = self._crew.children.values() if persistent and self._crew is not None else ()
+        self._crew = Crew(self._mailbox.pids, kept or started)
         guard(self._crew)
         return WorkerFeed(
             iterator,
@@ -282,8 +286,8 @@ class WorkerFeed:
             raise
         except RuntimeError as error:
             if died := crew.died():
-                told = "; ".join(f"{crew.describe(w)} {self._doing(w)}" for w in died)
-                suspects = [self._board.doing(worker).suspects for worker in died]
+                told = "; ".join(f"{how} {self._doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
+                suspects = [self._board.doing(worker).suspects for worker in died if worker >= 0]
                 self._dismiss()
                 raise WorkerDeathError(
                     f"{told}; batch {step} was being put together. If it was out of memory, use fewer workers, a "

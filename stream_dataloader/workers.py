@@ -17,9 +17,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
+
+import numpy as np
 
 from stream_dataloader.pickling import ByValue
 from stream_dataloader.schedule import IntArray
@@ -75,48 +78,49 @@ class Crew:
     """The worker processes of one loader, as the main process knows them; built once they are started.
 
     Args:
-        pids: Process id of each worker, which it writes there itself; 0 before it has come.
+        pids: Process id of each worker, which it writes there itself; another before it has come.
+        children: The processes.
 
     Attributes:
+        children: The processes, by process id.
         waiting: The main thread is inside the loader's `next`.
         casualty: A worker died while it was not; the next `next` tells.
     """
 
-    def __init__(self, pids: IntArray) -> None:
+    def __init__(self, pids: IntArray, children: Iterable[BaseProcess]) -> None:
         self._pids = pids
-        self._children = {child.pid: child for child in multiprocessing.active_children()}
+        self.children = {child.pid: child for child in children if child.pid is not None}
         self.waiting = self.casualty = False
 
-    def _exit_codes(self) -> Iterator[tuple[int, int, int | None]]:
-        """Worker, pid and exit code (None while it runs) of those that have come."""
-        for worker, pid in enumerate(map(int, self._pids)):
-            if (child := self._children.get(pid)) is not None:
-                yield worker, pid, child.exitcode
-
     def __contains__(self, pid: int) -> bool:
-        return pid in self._children and pid in self._pids
+        return pid in self.children
+
+    def _number(self, pid: int) -> int:
+        """A worker's number, -1 before it has come."""
+        found = np.flatnonzero(self._pids == pid)
+        return int(found[0]) if len(found) else -1
 
     @property
     def workers(self) -> list[int]:
         """Those that have come."""
-        return [worker for worker, _, _ in self._exit_codes()]
+        return sorted(number for pid in self.children if (number := self._number(pid)) >= 0)
 
-    def died(self) -> list[int]:
-        """Who died; those that just ended only if no other did."""
-        ended = {worker: code for worker, _, code in self._exit_codes() if code is not None}
-        return [worker for worker, code in ended.items() if code != 0] or list(ended)
-
-    def describe(self, worker: int) -> str:
-        """How a worker ended."""
-        pid, code = next((pid, code) for w, pid, code in self._exit_codes() if w == worker)
-        return f"worker {worker} (pid {pid}) {'runs' if code is None else _describe(code)}"
+    def died(self) -> dict[int, str]:
+        """Who died, -1 for one that was only starting, and how; those that just ended only if no other did."""
+        ended = {pid: code for pid, child in self.children.items() if (code := child.exitcode) is not None}
+        died = {pid: code for pid, code in ended.items() if code != 0} or ended
+        numbers = {pid: self._number(pid) for pid in died}
+        return {
+            numbers[pid]: f"{f'worker {n}' if (n := numbers[pid]) >= 0 else 'a worker'} (pid {pid}) {_describe(code)}"
+            for pid, code in sorted(died.items(), key=lambda end: numbers[end[0]])
+        }
 
     def kill(self) -> None:
         """End all workers at once, whatever they do."""
-        for _, pid, code in self._exit_codes():
-            if code is None:
+        for pid, child in self.children.items():
+            if child.exitcode is None:
                 _dismissed.add(pid)
-                self._children[pid].kill()
+                child.kill()
 
     @contextlib.contextmanager
     def leaving(self) -> Iterator[None]:
