@@ -293,7 +293,7 @@ class WorkerFeed:
                     f"{told}; batch {step} was being put together. If it was out of memory, use fewer workers, a "
                     "smaller prefetch_factor or smaller items; max_restarts= goes on with new workers",
                     suspects=frozenset().union(*suspects),
-                ) from error
+                ) from error.with_traceback(None)  # whose frames hold on to torch's iterator
             if "timed out" in str(error):
                 lanes = self._board.lanes
                 late = [w for w in crew.workers if self._board.doing(w).time < (step + 1) * lanes]
@@ -302,7 +302,7 @@ class WorkerFeed:
                 raise WorkerTimeoutError(
                     f"no worker delivered in time, at step {step} ({error}): {told}; raise timeout=, or find out why "
                     "the stream hangs"
-                ) from error
+                ) from error.with_traceback(None)
             raise
         finally:
             crew.waiting = False

@@ -46,7 +46,7 @@ class Iteration:
         note_failure: Is told of streams that were skipped.
         progress: Follows what is delivered.
         state: Makes a state of an epoch and a record of its progress.
-        restart: Has new workers go on from a record after one died, or raises; None if none can die.
+        restart: Has new workers go on from a record after one died, if it may; None if none can die.
 
     Attributes:
         epoch: The epoch's number.
@@ -66,7 +66,7 @@ class Iteration:
         note_failure: Callable[[StreamError], None],
         progress: Progress,
         state: Callable[[int, Record], dict[str, Any]],
-        restart: Callable[[WorkerDeathError, Record], Feed] | None,
+        restart: Callable[[WorkerDeathError, Record], Feed | None] | None,
     ) -> None:
         workers = max(1, num_workers)
         self.epoch, self.closed, self.stale = epoch, False, False
@@ -145,12 +145,13 @@ class Iteration:
             try:
                 return self._collect()
             except WorkerDeathError as death:
-                if self._restart is None:
-                    raise
                 self._feed.close()
+                feed = self._restart(death, self._progress.record()) if self._restart else None
+                if feed is None:
+                    raise
+                self._feed = feed
                 self._fifos = [deque() for _ in self._fifos]
                 self._ended = [False] * len(self._ended)
-                self._feed = self._restart(death, self._progress.record())
 
     def _collect(self) -> tuple[list[Part | None], list[Told | None]]:
         gathered: list[Part | None] = []

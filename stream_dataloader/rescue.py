@@ -34,14 +34,14 @@ class Rescue:
         self._suspects: set[tuple[int, int]] = set()
         self._killers: set[int] = set()
 
-    def __call__(self, death: WorkerDeathError, record: Record) -> Feed:
-        """Start workers that go on from a record.
+    def __call__(self, death: WorkerDeathError, record: Record) -> Feed | None:
+        """Start workers that go on from a record; None if there were too many deaths already.
 
         Raises:
-            WorkerDeathError: There were too many deaths, or two over one source, which is not to be skipped.
+            WorkerDeathError: There were two over one source, which is not to be skipped.
         """
         if self._restarts >= self._most:
-            raise death
+            return None
         killers = {source for source, _ in death.suspects & self._suspects}
         self._suspects |= death.suspects
         if killers - self._killers:

@@ -27,7 +27,7 @@ LEVELS = [
     },
     {"part_reader", "dataset"},
     {"feed", "rescue", "iteration", "dataloader"},
-    {"visualize", "demo", "cli", "__main__", "__init__"},
+    {"testing", "visualize", "demo", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 

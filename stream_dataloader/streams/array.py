@@ -32,16 +32,20 @@ class ArrayStream:
         [[[0, 1, 2, 3, 4], [4, 5, 6, 0, 0]], [[5, 6, 7, 8, 9], [0, 0, 0, 0, 0]]]
     """
 
-    def __call__(self, source: Any) -> _Rows:
+    def __call__(self, source: Any, *, start: int = 0) -> _Rows:
         """Open one source.
+
+        Args:
+            source: See the class.
+            start: The first row wanted, counted from the source's own first.
 
         Raises:
             ValueError: The array has no rows, or fewer than asked for.
             OSError: The file cannot be read.
         """
-        start, stop = 0, None
+        first, stop = 0, None
         if isinstance(source, tuple):
-            source, start, stop = source
+            source, first, stop = source
         if isinstance(source, (str, os.PathLike)):
             array = np.load(source, mmap_mode="r", allow_pickle=False)
         else:
@@ -50,9 +54,9 @@ class ArrayStream:
             raise ValueError("the array is a single number, without an axis for time steps; give it one")
         if stop is None:
             stop = len(array)
-        if not 0 <= start <= stop <= len(array):
-            raise ValueError(f"rows {start} to {stop} were asked for, and the array has {len(array)}")
-        return _Rows(array, start, stop)
+        if not 0 <= first <= stop <= len(array):
+            raise ValueError(f"rows {first} to {stop} were asked for, and the array has {len(array)}")
+        return _Rows(array, min(first + start, stop), stop)
 
 
 class _Rows:

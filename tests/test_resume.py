@@ -1,0 +1,356 @@
+"""Resuming: the batches that follow a saved state are bit for bit those of a run without a break."""
+
+import itertools
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from cases import Case, Counting, cases, key
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader.streams import ArrayStream
+from stream_dataloader.testing import batch_key, check_resume
+
+CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], 4, 3, shuffle=True, seed=1)
+
+
+def resumed(loader, taken, other):
+    """Take some batches, save, load into another loader, and take the rest."""
+    iterator = iter(loader)
+    head = [key(batch) for batch in itertools.islice(iterator, taken)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    if hasattr(iterator, "close"):
+        iterator.close()
+    other.load_state_dict(state)
+    return head + [key(batch) for batch in other]
+
+
+@settings(max_examples=1000)
+@given(cases(max_streams=14, max_length=7, max_lanes=5), st.integers(0, 12))
+def test_any_state_resumes_in_process(case, taken):
+    expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
+    taken = min(taken, len(expected))
+    other = case.dataset(seed=case.seed + 1)  # the state's is adopted
+    assert resumed(StreamDataLoader(case.dataset()), taken, StreamDataLoader(other)) == expected
+
+
+@settings(max_examples=150)
+@given(cases(), st.integers(0, 12), st.integers(0, 5), st.integers(0, 5), st.integers(1, 3), st.booleans())
+@pytest.mark.filterwarnings("ignore:num_workers is")
+def test_any_state_resumes_with_other_workers(case, taken, before, after, prefetch, queue):
+    expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
+    taken = min(taken, len(expected))
+    options = {"prefetch_factor": prefetch, "transport": "queue" if queue else "auto"} if after else {}
+    loader, other = StreamDataLoader(case.dataset(), before), StreamDataLoader(case.dataset(seed=5), after, **options)
+    assert resumed(loader, taken, other) == expected
+
+
+@settings(max_examples=300)
+@given(cases(modes=("cycle",)), st.integers(0, 8))
+def test_endless_epochs_resume(case, taken):
+    case.lengths[0] = max(1, case.lengths[0])
+
+    def first(loader, number):
+        return [key(batch) for batch in itertools.islice(loader, number)]
+
+    expected = first(StreamDataLoader(case.dataset()), taken + 6)
+    loader, other = StreamDataLoader(case.dataset()), StreamDataLoader(case.dataset())
+    head = first(loader, taken)
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert head + first(other, 6) == expected
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop", "cycle"])
+@pytest.mark.parametrize("windows", ["aligned", "packed"])
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_every_place_resumes(padding_mode, windows, lookahead):
+    case = Case(CASE.lengths, 4, 3, windows, padding_mode, lookahead, True, 3)
+    workers = (0, 2, 3) if lookahead else (0,)
+    check_resume(
+        lambda n: StreamDataLoader(case.dataset(), n),
+        num_workers=workers,
+        limit=8 if padding_mode == "cycle" else None,
+    )
+
+
+def ragged_windows(source):
+    index, length = source
+    for i in range(length):
+        yield np.full((1 + (i + index) % 3, 2), 10 * index + i)
+
+
+def failing(source):
+    for item in Counting()(source):
+        if item[1] == 4:
+            raise OSError("broken")
+        yield item
+
+
+KINDS = {
+    "windows": (ragged_windows, {}, {}),
+    "collated": (Counting(), {"time_steps": 3}, {"collate_fn": lambda windows: torch.stack(windows, 1)}),
+    "collated windows": (ragged_windows, {}, {"collate_fn": list}),
+    "kept workers": (Counting(), {"time_steps": 2}, {"persistent_workers": True}),
+    "queue": (Counting(), {"time_steps": 2}, {"transport": "queue"}),
+    "known lengths": (Counting(), {"time_steps": 2, "lengths": CASE.lengths, "schedule": "balanced"}, {}),
+    "skipping": (failing, {"time_steps": 2, "on_error": "skip"}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:skipped the rest")
+def test_every_kind_of_loader_resumes(kind):
+    open_stream, rest, options = KINDS[kind]
+
+    def make_loader(workers):
+        kept = {name: value for name, value in options.items() if workers or name == "collate_fn"}
+        dataset = StreamDataset(list(enumerate(CASE.lengths)), open_stream, 4, shuffle=True, seed=1, **rest)
+        return StreamDataLoader(dataset, workers, **kept)
+
+    check_resume(make_loader, num_workers=(2, 0))
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_other_start_methods_resume(method):
+    expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
+    other = StreamDataLoader(CASE.dataset(), 2, multiprocessing_context=method)
+    assert resumed(StreamDataLoader(CASE.dataset(), 3), 3, other) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_determinism_every_item_still_comes_once(workers):
+    for taken in range(0, 12, 3):
+        case = Case(CASE.lengths * 2, 4, 3, shuffle=True, seed=taken, jitter=True)
+        loader = StreamDataLoader(case.dataset(deterministic=False), workers)
+        read = resumed(loader, taken, StreamDataLoader(case.dataset(deterministic=False), 2))
+        items = [
+            (source, position)
+            for data, _, _, mask, sources, positions, *_ in read
+            for row_mask, row_source, row_position in zip(mask, sources, positions, strict=True)
+            for real, source, position in zip(row_mask, row_source, row_position, strict=True)
+            if real
+        ]
+        assert sorted(items) == [(s, p) for s, length in enumerate(case.lengths) for p in range(length)]
+
+
+# When
+
+
+def test_states_between_epochs_and_before_the_first():
+    expected = []
+    loader = StreamDataLoader(CASE.dataset(), 2)
+    before = loader.state_dict()
+    for _ in range(3):
+        expected.append([key(batch) for batch in loader])
+    assert (before["epoch"], before["step"]) == (0, 0)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (3, 0)
+    loader.load_state_dict(before)
+    assert [key(batch) for batch in loader] == expected[0]
+    loader.set_epoch(2)
+    other = StreamDataLoader(CASE.dataset())
+    other.load_state_dict(loader.state_dict())
+    assert [key(batch) for batch in other] == expected[2]
+
+
+def test_after_a_break_the_state_is_where_the_epoch_was_left():
+    loader = StreamDataLoader(CASE.dataset(), 2)
+    for batch in loader:
+        if batch.step == 2:
+            break
+    state = loader.state_dict()
+    assert (state["epoch"], state["step"]) == (0, 3)
+    assert batch.state_dict() == state
+    expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
+    loader.load_state_dict(state)
+    assert [key(batch) for batch in loader] == expected[3:]
+    assert next(iter(loader)).epoch == 1
+
+
+def test_the_last_batch_resumes_to_nothing_and_the_end_to_the_next_epoch():
+    loader = StreamDataLoader(CASE.dataset(), 2)
+    iterator = iter(loader)
+    count = len(list(StreamDataLoader(CASE.dataset())))
+    for _ in range(count):
+        next(iterator)
+    last = loader.state_dict()
+    assert next(iterator, None) is None
+    end = loader.state_dict()
+    other = StreamDataLoader(CASE.dataset())
+    other.load_state_dict(last)
+    assert list(other) == []
+    assert next(iter(other)).epoch == 1
+    other.load_state_dict(end)
+    assert {batch.epoch for batch in other} == {1}
+
+
+def test_a_state_as_of_an_earlier_batch():
+    loader = StreamDataLoader(CASE.dataset(), 2)
+    batches = list(itertools.islice(loader, 5))
+    other = StreamDataLoader(CASE.dataset())
+    for step, batch in enumerate(batches[:-1]):
+        for state in (batch.state_dict(), batch.to("cpu").state_dict(), loader.state_dict(step + 1)):
+            other.load_state_dict(state)
+            assert key(next(iter(other))) == key(batches[step + 1])
+    with pytest.raises(ValueError, match="step 9 is not known: steps 0 to 5"):
+        loader.state_dict(9)
+    with pytest.raises(ValueError, match="straight from a StreamDataLoader"):
+        next(iter(loader.parts())).state_dict()
+
+
+def test_another_epoch_set_after_loading_is_read_from_its_beginning():
+    loader = StreamDataLoader(CASE.dataset())
+    next(iter(loader))
+    state = loader.state_dict()
+    for epoch, first in ((0, 1), (1, 0)):
+        loader.load_state_dict(state)
+        loader.set_epoch(epoch)
+        batch = next(iter(loader))
+        assert (batch.epoch, batch.step) == (epoch, first)
+
+
+def test_parts_resume_too():
+    expected = [key(part, worker_id=True) for part in StreamDataLoader(CASE.dataset(), 2).parts()]
+    loader = StreamDataLoader(CASE.dataset(), 3)
+    list(itertools.islice(loader, 2))
+    other = StreamDataLoader(CASE.dataset(), 2)
+    other.load_state_dict(loader.state_dict())
+    assert [key(part, worker_id=True) for part in other.parts()] == expected[4:]
+
+
+# How
+
+
+class Seekable:
+    """Items that know where they are, counting what is read; offers what it is told to."""
+
+    read = 0
+
+    def __init__(self, length, way):
+        self.length, self.position = length, 0
+        if way == "seek":
+            self.seek = self._go
+        elif way == "state":
+            self.state_dict = lambda: {"at": self.position}
+            self.load_state_dict = lambda state: self._go(state["at"])
+
+    def _go(self, position):
+        self.position = position
+
+    def __iter__(self):
+        while self.position < self.length:
+            type(self).read += 1
+            self.position += 1
+            yield get_stream_info().rng_at(self.position - 1).integers(1 << 30)
+
+
+def open_at(length, start=0):
+    stream = Seekable(length, None)
+    stream.position = start
+    return stream
+
+
+def file_like(length):
+    stream = Seekable(length, "seek")
+    stream.readline = None
+    return stream
+
+
+@pytest.mark.parametrize("way", ["start", "seek", "state", "forward", "file"])
+def test_streams_go_on_in_the_cheapest_way_they_offer(way):
+    ways = {"start": open_at, "forward": lambda n: Seekable(n, None), "file": file_like}
+    open_stream = ways.get(way, lambda n: Seekable(n, way))
+    lengths = [100, 80, 90]
+
+    def loader():
+        return StreamDataLoader(StreamDataset(lengths, open_stream, 2, time_steps=4, seed=0))
+
+    expected = [key(batch) for batch in loader()]
+    before, after = loader(), loader()
+    head = [key(batch) for batch in itertools.islice(before, 15)]
+    after.load_state_dict(before.state_dict())
+    Seekable.read = 0
+    assert head + [key(batch) for batch in after] == expected
+    again = 60 + 60 if way in ("forward", "file") else 0
+    assert Seekable.read <= sum(lengths) - 120 + again + 4
+
+
+def test_array_streams_seek():
+    tables = [np.arange(50), np.arange(100, 130), (np.arange(200), 150, 190)]
+    check_resume(
+        lambda n: StreamDataLoader(StreamDataset(tables, ArrayStream(), 2, time_steps=7), n), num_workers=(0, 2)
+    )
+
+
+def test_half_read_epochs_of_seekable_streams_resume_at_once():
+    dataset = StreamDataset([100_000] * 64, open_at, 64, time_steps=50, seed=0)
+    snapshot = StreamDataLoader(dataset)
+    next(iter(snapshot))
+    state = snapshot.state_dict()
+    state["step"] = 1000
+    for lane in state["lane_states"]:
+        lane["after"][1:3] = 50_000, 50_000
+    other = StreamDataLoader(dataset, 2)
+    other.load_state_dict(state)
+    begin = time.monotonic()
+    batch = next(iter(other))
+    assert batch.position[0].tolist() == [50_000] * 64
+    assert time.monotonic() - begin < 2
+
+
+def test_a_stream_that_is_shorter_now_is_an_error():
+    lengths = [9]
+    loader = StreamDataLoader(StreamDataset([0], lambda _: range(lengths[0]), 1, time_steps=2))
+    list(itertools.islice(loader, 3))
+    loader.load_state_dict(loader.state_dict())
+    lengths[0] = 4
+    with pytest.raises(ReadError, match="ended at item 4, and had 6 before"):
+        list(loader)
+
+
+# What is refused
+
+
+def test_states_of_another_dataset_are_refused():
+    state = StreamDataLoader(CASE.dataset()).state_dict()
+    for options, reason in [
+        ({"time_steps": 4}, "time_steps 3, and the dataset has 4"),
+        ({"padding_mode": "data"}, "padding_mode 'zeros', and the dataset has 'data'"),
+        ({"lookahead": 2}, "lookahead 1, and the dataset has 2"),
+        ({"shuffle": False}, "shuffle True, and the dataset has False"),
+    ]:
+        with pytest.raises(StateError, match=reason):
+            StreamDataLoader(CASE.dataset(**options)).load_state_dict(state)
+    with pytest.raises(StateError, match="batch_size 4, and the dataset has 3"):
+        StreamDataLoader(Case(CASE.lengths, 3, 3, shuffle=True).dataset()).load_state_dict(state)
+    with pytest.raises(StateError, match=r"other sources .*fingerprint="):
+        StreamDataLoader(Case(CASE.lengths[::-1], 4, 3, shuffle=True).dataset()).load_state_dict(state)
+    with pytest.raises(StateError, match="version 7"):
+        StreamDataLoader(CASE.dataset()).load_state_dict(state | {"version": 7})
+    for nothing in (None, 3, {}, [1]):
+        with pytest.raises(StateError, match="no state"):
+            StreamDataLoader(CASE.dataset()).load_state_dict(nothing)
+
+
+def test_moved_paths_may_share_a_fingerprint():
+    def loader(root):
+        dataset = StreamDataset(
+            [f"{root}/{i}" for i in range(4)], lambda p: range(5), 2, time_steps=2, fingerprint="v1"
+        )
+        return StreamDataLoader(dataset)
+
+    first, second = loader("/a"), loader("/b")
+    next(iter(first))
+    second.load_state_dict(first.state_dict())
+    assert next(iter(second)).step == 1
+
+
+def test_a_state_is_small_and_plain():
+    dataset = StreamDataset([f"/data/{i}.mp4" for i in range(100_000)], lambda _: range(9), 8, time_steps=2)
+    loader = StreamDataLoader(dataset)
+    next(iter(loader))
+    assert len(json.dumps(loader.state_dict())) < 2000
+    assert batch_key(next(iter(loader)))["step"] == 0
