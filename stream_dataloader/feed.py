@@ -36,7 +36,7 @@ from stream_dataloader.schedule import IntArray
 from stream_dataloader.shared_memory import SharedMemory
 from stream_dataloader.source_queue import SessionKey
 from stream_dataloader.state import Snapshot
-from stream_dataloader.workers import Crew, WorkerInit, guard, sigint_blocked
+from stream_dataloader.workers import Crew, WorkerInit, guard, starting
 
 _pool_numbers = itertools.count(1)
 
@@ -214,7 +214,7 @@ class WorkerPool:
         self._parts.sessions = session - 1  # for workers that start now; others count themselves
         self._parts.resume, self._parts.recovery = resume, recovery
         before = {child.pid for child in multiprocessing.active_children()}
-        with sigint_blocked():
+        with starting():
             iterator = iter(self._dataloader)
         started = [child for child in multiprocessing.active_children() if child.pid not in before]
         kept = self._crew.children.values() if persistent and self._crew is not None else ()

@@ -170,7 +170,7 @@ class OpenedStream:
                 raise failure from (error if failure is not error else error.__cause__)
             wait = min(_FIRST_BACKOFF_SECONDS * 2**self._failed, _LONGEST_BACKOFF_SECONDS)
             self._failed += 1
-            _log.warning("%s; opened again in %.1f s, try %d of %d", failure, wait, self._failed, self._retries)
+            _log.warning("%s; opened again in %.1f s, try %d of %d", str(failure), wait, self._failed, self._retries)
             self.close()
             time.sleep(wait)
             try:

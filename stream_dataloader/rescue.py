@@ -54,7 +54,7 @@ class Rescue:
             _log.warning("source %s killed its worker twice and is skipped", named)
             self._killers |= killers
         self._restarts += 1
-        _log.warning("%s; restart %d of %d, at step %d", death, self._restarts, self._most, record.step)
+        _log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
         return self._pool.start(
             self._epoch,
             raw=self._raw,

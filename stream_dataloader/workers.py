@@ -41,6 +41,18 @@ def sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Around the start of workers: Ctrl-C is not for them, and one that dies over it is found when all have started."""
+    _starting.append(1)
+    _guard_handler()
+    try:
+        with sigint_blocked():
+            yield
+    finally:
+        _starting.pop()
+
+
 class WorkerInit:
     """The `worker_init_fn` of the loader's workers; runs the user's own, if there is one."""
 
@@ -79,7 +91,7 @@ class Crew:
 
     Args:
         pids: Process id of each worker, which it writes there itself; another before it has come.
-        children: The processes.
+        children: The processes; one that is missing, of as many as there are pids, died before it could be seen.
 
     Attributes:
         children: The processes, by process id.
@@ -110,7 +122,8 @@ class Crew:
         ended = {pid: code for pid, child in self.children.items() if (code := child.exitcode) is not None}
         died = {pid: code for pid, code in ended.items() if code != 0} or ended
         numbers = {pid: self._number(pid) for pid in died}
-        return {
+        unseen = {-1: "a worker died"} if len(self.children) < len(self._pids) else {}
+        return unseen | {
             numbers[pid]: f"{f'worker {n}' if (n := numbers[pid]) >= 0 else 'a worker'} (pid {pid}) {_describe(code)}"
             for pid, code in sorted(died.items(), key=lambda end: numbers[end[0]])
         }
@@ -138,6 +151,7 @@ def _describe(exit_code: int) -> str:
     return f"exited with status {exit_code}" if exit_code >= 0 else f"was killed by {signal.Signals(-exit_code).name}"
 
 
+_starting: list[int] = []  # not empty while workers are being started
 _crews: weakref.WeakSet[Crew] = weakref.WeakSet()
 _dismissed: set[int] = set()  # pids of workers that were killed on purpose
 
@@ -152,6 +166,8 @@ class _ChildHandler:
         try:
             self._torch_handler(number, frame)
         except RuntimeError as error:
+            if _starting:  # what has not come to be is looked after once it has
+                return
             told = re.search(r"pid\D*(\d+)", str(error))
             pid = int(told[1]) if told else 0
             crew = next((crew for crew in _crews if pid in crew), None)
@@ -164,6 +180,11 @@ class _ChildHandler:
 def guard(crew: Crew) -> None:
     """Have deaths in the crew told by the loader's `next` alone; once torch's own handler is in place."""
     _crews.add(crew)
+    _guard_handler()
+    crew.casualty = bool(crew.died())
+
+
+def _guard_handler() -> None:
     if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGCHLD)
         if callable(handler) and not isinstance(handler, _ChildHandler):

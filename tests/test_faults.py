@@ -1,0 +1,248 @@
+"""What breaks, and what becomes of it: workers that die, sources that break or come back."""
+
+import errno
+import logging
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+from cases import Case, cells, key
+
+from stream_dataloader import (
+    FailureLimitError,
+    ReadError,
+    StreamDataLoader,
+    StreamDataset,
+    StreamError,
+    WorkerDeathError,
+    WorkerTimeoutError,
+)
+
+CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], 5, 2, shuffle=True, seed=4, jitter=True)
+
+
+def workers():
+    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def kill_one(number=signal.SIGKILL, rng=random):
+    if found := workers():
+        os.kill(rng.choice(found).pid, number)
+
+
+# Workers that die
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "queue"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_new_workers_go_on_bit_for_bit(transport, persistent, caplog):
+    expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
+    loader = StreamDataLoader(CASE.dataset(), 3, transport=transport, persistent_workers=persistent, max_restarts=3)
+    found = []
+    for batch in loader:
+        found.append(key(batch))
+        if batch.step in (2, 9, 17):
+            kill_one(signal.SIGSEGV if batch.step == 9 else signal.SIGKILL)
+    assert found == expected
+    told = [record.message for record in caplog.records]
+    assert 1 <= len(told) <= 3
+    assert "was killed by SIG" in told[0]
+    assert "restart 1 of 3, at step" in told[0]
+    assert {key(batch)[-1] for batch in loader} == {1}, "the next epoch is read as ever"
+
+
+def test_kills_at_random_moments_lose_and_double_nothing():
+    rng = random.Random(0)
+    expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
+    for _ in range(40):
+        loader = StreamDataLoader(CASE.dataset(), rng.randint(2, 5), max_restarts=9)
+        timer, found = threading.Timer(rng.uniform(0, 0.2), kill_one), []
+        timer.start()
+        for batch in loader:
+            found.append(key(batch))
+        timer.join()
+        assert found == expected
+
+
+def test_a_death_names_worker_signal_and_what_was_being_read():
+    def read(n):
+        for i in range(9):
+            if (n, i) == (3, 5):
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield i
+
+    loader = StreamDataLoader(StreamDataset(range(4), read, 4, time_steps=1), 2)
+    begin = time.monotonic()
+    with pytest.raises(WorkerDeathError, match=r"worker 1 \(pid \d+\) was killed by SIGKILL in lane 3, step 5, "):
+        list(loader)
+    assert time.monotonic() - begin < 10
+    with pytest.raises(WorkerDeathError, match=r"source 3 \(3\).*with sources 2 \(2\), 3 \(3\) open"):
+        list(loader)
+
+
+def test_max_restarts_is_a_limit():
+    def read(n):
+        for i in range(9):
+            if n == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield i
+
+    loader = StreamDataLoader(StreamDataset(range(4), read, 4, time_steps=1, on_error="skip"), 2, max_restarts=1)
+    with pytest.raises(WorkerDeathError, match="worker 1"):
+        list(loader)
+
+
+@pytest.mark.parametrize("place", ["reading", "opening", "opening early"])
+@pytest.mark.filterwarnings("ignore:skipped the rest")
+def test_a_source_that_kills_its_worker_twice_is_named_and_skipped(place, caplog):
+    killer = 3 if place != "opening early" else 6
+
+    def read(n):
+        if n == killer and place != "reading":
+            time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGKILL)
+        for i in range(9):
+            if n == killer and i == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield n * 100 + i
+
+    def loader(**options):
+        dataset = StreamDataset(range(8), read, 4, time_steps=1, lookahead=int(place == "opening early"), **options)
+        return StreamDataLoader(dataset, 2, max_restarts=4)
+
+    with pytest.raises(WorkerDeathError, match=rf"source {killer} \({killer}\) killed its worker twice"):
+        list(loader())
+    skipping = loader(on_error="skip")
+    read_items = {cell[:2] for batch in skipping for lane in cells(batch) for cell in lane if cell}
+    kept = 4 if place == "reading" else 0
+    assert read_items == {(n, i) for n in range(8) for i in range(9) if n != killer or i < kept}
+    (failure,) = skipping.failures
+    assert (failure.source_index, failure.position) == (killer, kept)
+    assert any("killed its worker twice and is skipped" in record.message for record in caplog.records)
+
+
+def test_a_stream_that_hangs_is_named():
+    def stuck(n):
+        yield 0
+        if n == 2:
+            time.sleep(60)
+        yield 1
+
+    loader = StreamDataLoader(StreamDataset([1, 2], stuck, 2, time_steps=1), 2, timeout=1, max_restarts=5)
+    begin = time.monotonic()
+    with pytest.raises(WorkerTimeoutError, match=r"worker 1 is in lane 1, step 1, reading source 1 \(2\)"):
+        list(loader)
+    assert time.monotonic() - begin < 6
+
+
+# Sources that break
+
+
+class Flaky:
+    """Streams whose connection drops at some items, some times."""
+
+    def __init__(self, drops, times, folder):
+        self.drops, self.times, self.folder = drops, times, folder
+
+    def _drops(self, source, i):
+        path = self.folder / f"{source}-{i}"
+        tries = int(path.read_text()) if path.exists() else 0
+        path.write_text(str(tries + 1))
+        return i in self.drops and tries < self.times
+
+    def __call__(self, source):
+        if self._drops(source, -1):
+            raise ConnectionError("refused")
+        for i in range(8):
+            if self._drops(source, i):
+                raise ConnectionError("reset")
+            yield np.array([source, i])
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_what_comes_back_is_opened_again_where_it_was(loader_workers, tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "stream_dataloader")
+    expected = [key(b) for b in StreamDataLoader(StreamDataset(range(3), Flaky((), 0, tmp_path), 2, time_steps=3))]
+    for path in tmp_path.iterdir():
+        path.unlink()
+    dataset = StreamDataset(range(3), Flaky((-1, 2, 5), 2, tmp_path), 2, time_steps=3, retries=2)
+    assert [key(batch) for batch in StreamDataLoader(dataset, loader_workers)] == expected
+    if not loader_workers:
+        assert "item 5" in caplog.text
+        assert "opened again in 0.1 s, try 1 of 2" in caplog.text
+    for path in tmp_path.iterdir():
+        path.unlink()
+    dataset = StreamDataset(range(3), Flaky((5,), 3, tmp_path), 2, time_steps=3, retries=2)
+    with pytest.raises(ReadError, match=r"item 5.*reset"):
+        list(StreamDataLoader(dataset, loader_workers))
+
+
+def test_waiting_gets_longer_each_time(tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr("stream_dataloader.opened_stream.time.sleep", waits.append)
+    dataset = StreamDataset([0], Flaky((-1,), 99, tmp_path), 1, time_steps=1, retries=10, lookahead=0)
+    with pytest.raises(ReadError, match="refused"):
+        list(StreamDataLoader(dataset))
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0])
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:skipped the rest")
+def test_max_failures_is_a_limit_over_epochs_and_resumes(loader_workers):
+    def read(n):
+        yield n
+        if n in (1, 4):
+            raise OSError("broken")
+
+    def loader(most):
+        dataset = StreamDataset(range(6), read, 2, time_steps=1, on_error="skip", max_failures=most)
+        return StreamDataLoader(dataset, loader_workers)
+
+    once = loader(2)
+    assert len(list(once)) == 3
+    assert [failure.source_index for failure in once.failures] == [1, 4]
+    state = once.state_dict()
+    with pytest.raises(FailureLimitError, match=r"3 streams were skipped, and max_failures is 2.*source 1") as error:
+        list(once)
+    assert error.value.source_index == 1
+    other = loader(3)
+    other.load_state_dict(state)
+    with pytest.raises(FailureLimitError, match="4 streams"):
+        list(other)
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:skipped the rest")
+def test_files_that_vanish_or_cannot_be_read(loader_workers, tmp_path):
+    paths = []
+    for i in range(5):
+        paths.append(tmp_path / f"{i}.bin")
+        paths[i].write_bytes(bytes([i]) * 6)
+    paths[1].unlink()
+    paths[2].unlink()
+    paths[2].mkdir()
+
+    def read(path):
+        with open(path, "rb") as file:
+            while block := file.read(1):
+                if path.name == "3.bin" and file.tell() == 4:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                yield block[0]
+
+    def loader(on_error):
+        return StreamDataLoader(StreamDataset(paths, read, 2, time_steps=2, on_error=on_error), loader_workers)
+
+    with pytest.raises(StreamError, match=r"source 1 .*1\.bin.*No such file"):
+        list(loader("raise"))
+    skipping = loader("skip")
+    read_items = sorted(cell[:2] for batch in skipping for lane in cells(batch) for cell in lane if cell)
+    assert read_items == [(i, p) for i, n in enumerate((6, 0, 0, 3, 6)) for p in range(n)]
+    reasons = {failure.source_index: str(failure) for failure in skipping.failures}
+    assert sorted(reasons) == [1, 2, 3]
+    assert "directory" in reasons[2]
+    assert "No space left" in reasons[3]
