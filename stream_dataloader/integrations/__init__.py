@@ -1,0 +1,1 @@
+"""Small pieces for trainers that need more than `state_dict` and `load_state_dict`."""

@@ -1,0 +1,50 @@
+"""Lightning: checkpoints in mid-epoch that go on at the very next batch.
+
+Lightning saves and loads the state of loaders that have one. Where it cannot know the number of batches, it
+fetches one batch ahead of the one it trains on, so what it saves would be one batch too far.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.dataloader import StreamDataLoader
+
+__all__ = ["ExactResume"]
+
+
+class ExactResume(Callback):
+    """Has checkpoints hold the state as of the last batch trained on, not the last one fetched.
+
+    For one training `StreamDataLoader` that yields `StreamBatch`es, alone or among others. Loaders whose dataset
+    has `lengths`, and no `padding_mode="cycle"`, resume exactly without it.
+
+    Example::
+
+        Trainer(callbacks=[ExactResume(), ModelCheckpoint(every_n_train_steps=100)])
+    """
+
+    def __init__(self) -> None:
+        self._batch: StreamBatch | None = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Remember the batch that is trained on."""
+        self._batch = batch if isinstance(batch, StreamBatch) else None
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """The epoch is over: the loader's own state is right."""
+        self._batch = None
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Put the state as of that batch in place of the loader's own."""
+        states = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {}).get("combined_loader")
+        combined = trainer.fit_loop._combined_loader
+        if self._batch is None or not states or combined is None:
+            return
+        stateful = [loader for loader in combined.flattened if hasattr(loader, "state_dict")]
+        for i, loader in enumerate(stateful):
+            if isinstance(loader, StreamDataLoader):
+                states[i] = self._batch.state_dict()
