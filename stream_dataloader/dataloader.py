@@ -20,12 +20,14 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.device import OneAhead, moved, pinned
 from stream_dataloader.errors import FailureLimitError, StreamError
-from stream_dataloader.feed import Feed, LocalFeed, WorkerPool
+from stream_dataloader.feed import Feed, LocalFeed
 from stream_dataloader.iteration import Iteration
 from stream_dataloader.pickling import ByValue
+from stream_dataloader.progress import Progress, Record, Snapshot, read
 from stream_dataloader.protocols import CollateFn, Transport
 from stream_dataloader.rescue import Rescue
-from stream_dataloader.state import Progress, Record, Snapshot, from_plain, read, to_plain
+from stream_dataloader.state import from_plain, to_plain
+from stream_dataloader.worker_pool import WorkerPool
 
 __all__ = ["StreamDataLoader"]
 
@@ -158,7 +160,9 @@ class StreamDataLoader:
 
     def _ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Batches on the device, if that is one that copies by itself."""
-        return OneAhead(batches, self.device) if self.device is not None and self.device.type == "cuda" else batches
+        if self.device is None or self.device.type != "cuda" or self._progress is None:
+            return batches
+        return OneAhead(batches, self.device, self._progress.hold)
 
     def _start(self, collate_fn: CollateFn | None) -> Iteration:
         self._end_running()
@@ -213,7 +217,7 @@ class StreamDataLoader:
         """
         progress = self._progress
         other_is_set = self.dataset.epoch_request[0] != self._requests_heeded
-        if progress is not None and not progress.finished and not other_is_set:
+        if progress is not None and not progress.over and not other_is_set:
             return self._state(progress.epoch, progress.record(step))
         epoch = self._coming_epoch()
         loaded = self._resume is not None and self._resume[0] == epoch

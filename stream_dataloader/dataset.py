@@ -20,12 +20,13 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.board import Board
 from stream_dataloader.part_reader import NO_RECOVERY, PartReader, PlainParts, Recovery, Setup, plain_session
 from stream_dataloader.pickling import ByValue, spawning
+from stream_dataloader.progress import Snapshot
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 from stream_dataloader.ring import Ring
 from stream_dataloader.schedule import IntArray, count_steps, lanes_of_worker, split_batch_size
 from stream_dataloader.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
 from stream_dataloader.sources import PackedSources
-from stream_dataloader.state import Snapshot, fingerprint_of
+from stream_dataloader.state import fingerprint_of
 from stream_dataloader.transport import SlotWriter
 
 __all__ = ["StreamDataset"]

@@ -95,11 +95,18 @@ class OneAhead:
     Args:
         batches: Yields batches in host memory.
         device: Where they are to go.
+        hold: Is told what was fetched and not handed out yet: a batch, the end.
         backend: `torch.cuda`, or a stand-in.
     """
 
-    def __init__(self, batches: Iterator[Any], device: torch.device, backend: Any = torch.cuda) -> None:
-        self._batches, self._device, self._backend = batches, device, backend
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        device: torch.device,
+        hold: Callable[[bool, bool], None],
+        backend: Any = torch.cuda,
+    ) -> None:
+        self._batches, self._device, self._hold, self._backend = batches, device, hold, backend
         self._stream = backend.Stream(device)
         self._ahead: tuple[Any, Any, Any] | Exception | None = None
 
@@ -111,9 +118,12 @@ class OneAhead:
             self._ahead = self._load()
         if isinstance(self._ahead, Exception):
             error, self._ahead = self._ahead, None
+            self._hold(False, False)
             raise error
         on_device, in_host, copied = self._ahead
         self._ahead = self._load()  # while the batch before is still being computed with
+        failed = isinstance(self._ahead, Exception)
+        self._hold(not failed, failed)
         current = self._backend.current_stream(self._device)
         current.wait_event(copied)
         map_leaves(on_device, lambda leaf: leaf.record_stream(current) if isinstance(leaf, torch.Tensor) else None)

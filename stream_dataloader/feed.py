@@ -1,44 +1,25 @@
 """Where a loader's parts come from: this process, or torch's worker processes.
 
 A `Feed` yields the parts of one iteration: each worker's in order of step, those of different workers in any
-order. `WorkerPool` wraps torch's `DataLoader`, which starts the workers, asks them in turn and takes their
-parts in; a `Mailbox` tells workers which iteration they read, also those that are kept from the one before.
+order.
 
-Guarantee: whatever ends a worker, or keeps it from delivering, is an error that says which worker and how.
+Guarantee: whatever ends a worker, or keeps it from delivering, is an error that says which worker, how, and what
+it was reading.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
-import multiprocessing
-import os
 import threading
-import time as clock
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-
 from stream_dataloader.board import Board
-from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import ErrorReport, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
-from stream_dataloader.pace import Pace
-from stream_dataloader.part_reader import NO_RECOVERY, PartReader, Recovery, unsendable
-from stream_dataloader.pickling import Message
-from stream_dataloader.protocols import Transport
-from stream_dataloader.regroup import Fault, Part, pack, unpack
-from stream_dataloader.ring import MESSAGE_BYTES, MOST_STEPS_A_MESSAGE, Ring, RingReader, Slot
-from stream_dataloader.schedule import IntArray
-from stream_dataloader.shared_memory import SharedMemory
-from stream_dataloader.source_queue import SessionKey
-from stream_dataloader.state import Snapshot
-from stream_dataloader.workers import Crew, WorkerInit, guard, starting
-
-_pool_numbers = itertools.count(1)
+from stream_dataloader.errors import WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
+from stream_dataloader.part_reader import PartReader
+from stream_dataloader.regroup import Part, unpack
+from stream_dataloader.ring import Slot
+from stream_dataloader.workers import Crew
 
 
 class Feed(Protocol):
@@ -75,168 +56,6 @@ class LocalFeed:
     def close(self) -> None:
         """See `Feed`."""
         self._reader.close()
-
-
-class Mailbox:
-    """What the main process tells workers that already run, and they it; each value is written by one side.
-
-    Sessions are numbered from 1. A worker that is kept counts them itself, as often as it is iterated; it may
-    still look at one when the next is announced, so the last few stay readable.
-    """
-
-    _KEPT = 4
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self._memory = SharedMemory(8 * (2 + 2 * self._KEPT + workers))
-
-    @property
-    def pids(self) -> IntArray:
-        """Process id of each worker, which it writes itself; 0 before it has come."""
-        return self._memory.array()[2 + 2 * self._KEPT :]
-
-    def open(self, epoch: int, raw: bool) -> int:
-        """Announce a session; returns its number."""
-        told = self._memory.array()
-        session = int(told[0]) + 1
-        place = 2 + 2 * (session % self._KEPT)
-        told[place : place + 2] = epoch, raw
-        told[0] = session
-        return session
-
-    def close(self, session: int) -> None:
-        """End a session; its workers give up."""
-        self._memory.array()[1] = session
-
-    def closed(self, session: int) -> bool:
-        """Whether a session has ended."""
-        return bool(self._memory.array()[1] >= session)
-
-    def read(self, session: int) -> tuple[int, bool]:
-        """A session's epoch, and whether windows are passed on as they are."""
-        place = 2 + 2 * (session % self._KEPT)
-        epoch, raw = self._memory.array()[place : place + 2]
-        return int(epoch), bool(raw)
-
-
-class WorkerPool:
-    """The worker processes of one loader; of the process that built it alone.
-
-    Args:
-        dataset: What they read.
-        num_workers: How many there are; 0 only checks the options.
-        transport: How batches come from workers; see `StreamDataLoader`.
-        pin_memory: Whether shared memory is to be page-locked, where there is CUDA.
-        options: Further options of torch's `DataLoader`.
-
-    Raises:
-        RuntimeError: There is no shared memory, and `transport` is `"shared_memory"`.
-
-    Attributes:
-        owner: The process that built it.
-    """
-
-    def __init__(
-        self,
-        dataset: StreamDataset,
-        num_workers: int,
-        *,
-        worker_init_fn: Callable[[int], Any] | None,
-        transport: Transport,
-        pin_memory: bool,
-        **options: Any,
-    ) -> None:
-        self.owner = os.getpid()
-        self._dataset, self._num_workers, self._options = dataset, num_workers, options
-        self._init = WorkerInit(worker_init_fn) if num_workers else None
-        self._mailbox = Mailbox(num_workers)
-        # one worker may be asked for all messages that are on their way, once the others have ended
-        self._messages = (options.get("prefetch_factor") or 2) * num_workers + 2
-        pace = Pace(num_workers, self._messages)
-        self._parts = _Parts(dataset, self._mailbox, pace, SessionKey(self.owner, -next(_pool_numbers), 0))
-        self._transport, self._pin_memory = transport, pin_memory
-        self._ring_reader: RingReader | None = None
-        self._crew: Crew | None  # kept, so that a death between two iterations is noticed
-        self._hire()
-
-    def _hire(self) -> None:
-        self._crew = None
-        self._ring_reader = self._new_ring() if self._num_workers and self._transport != "queue" else None
-        self._parts.ring = None if self._ring_reader is None else self._ring_reader.ring
-        self._dataloader: DataLoader[Any] = DataLoader(
-            self._parts,
-            batch_size=None,
-            num_workers=self._num_workers,
-            collate_fn=_as_it_is,
-            worker_init_fn=self._init,
-            generator=torch.Generator().manual_seed(self._dataset.rules.seed),  # leaves the global one alone
-            **self._options,
-        )
-
-    def _new_ring(self) -> RingReader | None:
-        try:
-            return RingReader(Ring(self._dataset.batch_size, self._messages), pin_memory=self._pin_memory)
-        except OSError as error:
-            self._do_without_ring(error)
-            return None
-
-    def _do_without_ring(self, reason: object) -> None:
-        told = f"there is no shared memory for batches ({reason})"
-        if self._transport == "shared_memory":
-            raise RuntimeError(f'{told}; pass transport="auto" to have them sent through torch\'s queue')
-        warnings.warn(f"{told}; they are sent through torch's queue, which is slower", RuntimeWarning, stacklevel=4)
-        self._transport = "queue"
-
-    def start(
-        self, epoch: int, *, raw: bool, resume: Snapshot | None = None, recovery: Recovery = NO_RECOVERY
-    ) -> WorkerFeed:
-        """Start an iteration; the one before must be closed.
-
-        Args:
-            epoch: The epoch's number.
-            raw: Pass on windows that the streams cut as they are.
-            resume: Where in the epoch to begin; None at its beginning.
-            recovery: What is different after a worker died.
-        """
-        persistent = self._dataloader.persistent_workers
-        if persistent and resume is not None:
-            self._hire()  # only workers that start now learn where to begin
-        if persistent and self._crew is not None and (died := self._crew.died()):
-            warnings.warn(f"{'; '.join(died.values())} between two epochs; all workers are started anew", stacklevel=4)
-            self._crew.kill()
-            self._hire()
-        if self._ring_reader is not None and not persistent and self._ring_reader.unfit:
-            self._hire()  # items have changed: new workers, and a ring that fits them
-        if self._crew is None:
-            self._parts.board.clear()
-            self._mailbox.pids[:] = 0
-        session = self._mailbox.open(epoch, raw)
-        self._parts.sessions = session - 1  # for workers that start now; others count themselves
-        self._parts.resume, self._parts.recovery = resume, recovery
-        before = {child.pid for child in multiprocessing.active_children()}
-        with starting():
-            iterator = iter(self._dataloader)
-        started = [child for child in multiprocessing.active_children() if child.pid not in before]
-        kept = self._crew.children.values() if persistent and self._crew is not None else ()
-        self._crew = Crew(self._mailbox.pids, kept or started)
-        guard(self._crew)
-        return WorkerFeed(
-            iterator,
-            self._crew,
-            functools.partial(self._slot, self._ring_reader, session, raw),
-            functools.partial(self._mailbox.close, session),
-            self._hire,
-            self._parts.board,
-            self._dataset.sources,
-        )
-
-    def _slot(self, ring_reader: RingReader | None, session: int, raw: bool, step: int) -> Slot | None:
-        if ring_reader is None:
-            return None
-        slot = ring_reader.lease(session, step, by_lane=raw)
-        if slot is None and ring_reader.ring.refused and self._transport != "queue":
-            self._do_without_ring("it could not be made large enough")
-        return slot
 
 
 class WorkerFeed:
@@ -319,65 +138,3 @@ class WorkerFeed:
         self._tell_end()
         with self._crew.leaving():
             self._iterator = None  # the last reference, unless workers are persistent: torch ends them
-
-
-class _Parts(IterableDataset[Any]):
-    """What torch's `DataLoader` iterates over in each worker: messages with its parts in a session."""
-
-    def __init__(self, dataset: StreamDataset, mailbox: Mailbox, pace: Pace, key: SessionKey) -> None:
-        self._dataset, self._mailbox, self._pace, self._key = dataset, mailbox, pace, key
-        self.sessions = 0  # before the one that is iterated next, here
-        self.ring: Ring | None = None
-        self.resume: Snapshot | None = None  # where the first session here begins
-        self.recovery = NO_RECOVERY
-        self.board = Board(dataset.batch_size, mailbox.workers)
-
-    def __iter__(self) -> Iterator[Message]:
-        worker = get_worker_info()
-        assert worker is not None
-        self._mailbox.pids[worker.id] = os.getpid()
-        self.sessions += 1
-        return self._read(self.sessions, worker.id)
-
-    def _read(self, session: int, worker_id: int) -> Iterator[Message]:
-        if self._mailbox.closed(session):
-            return
-        epoch, raw = self._mailbox.read(session)
-        resume, self.resume = self.resume, None
-        reader = self._dataset.read_as_worker(
-            self._key._replace(iteration=session),
-            epoch=epoch,
-            raw=raw,
-            ring=self.ring,
-            resume=resume,
-            board=self.board,
-            recovery=self.recovery,
-            closed=functools.partial(self._mailbox.closed, session),
-        )
-        with contextlib.closing(reader):
-            messages = self._pace.messages(session, worker_id, together=self._dataset.rules.deterministic)
-            for steps in messages:
-                begin = clock.monotonic()
-                parts = list(itertools.islice(reader, steps))
-                if not parts:
-                    return
-                message = _message(parts)
-                most_steps = self.ring.most_steps if self.ring and parts[-1].in_slot else MOST_STEPS_A_MESSAGE
-                most_steps = min(most_steps, MESSAGE_BYTES * len(parts) // len(message))
-                messages.filled(clock.monotonic() - begin, most_steps)
-                yield message
-
-
-def _message(parts: list[Part]) -> Message:
-    try:
-        return Message(pack(parts))
-    except Exception as error:
-        if len(parts) > 1:  # those before the one that cannot be pickled can
-            return Message([packed for part in parts for packed in _message([part]).read()])
-        (part,) = parts
-        fault = Fault(part.runs[0].lane if part.runs else 0, True, ErrorReport(unsendable(part, error)))
-        return Message([part._replace(in_slot=False, blocks=[], objects={}, faults=[fault])])
-
-
-def _as_it_is(part: Any) -> Any:
-    return part

@@ -26,11 +26,11 @@ from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StaleIteratorError, StreamError, WorkerDeathError
 from stream_dataloader.feed import Feed
 from stream_dataloader.part_reader import warn_of_skip
+from stream_dataloader.progress import Progress, Record, Told
 from stream_dataloader.protocols import CollateFn
 from stream_dataloader.regroup import Part, Regrouper
 from stream_dataloader.ring import Slot
 from stream_dataloader.schedule import lanes_of_worker
-from stream_dataloader.state import Progress, Record, Told
 
 
 class Iteration:
@@ -93,7 +93,7 @@ class Iteration:
         parts, slot = self._next_parts()
         if self._collate_fn is None:
             batch = self._regrouper.batch(step, self.epoch, parts, slot)
-            batch.remember(functools.partial(self._state, self.epoch, self._progress.record()))
+            batch.remember(functools.partial(self._state, self.epoch, self._progress.record(self._progress.step)))
             return self._finish(batch)
         try:
             batch = self._collate_fn(self._regrouper.windows(parts, slot))
@@ -146,7 +146,7 @@ class Iteration:
                 return self._collect()
             except WorkerDeathError as death:
                 self._feed.close()
-                feed = self._restart(death, self._progress.record()) if self._restart else None
+                feed = self._restart(death, self._progress.record(self._progress.step)) if self._restart else None
                 if feed is None:
                     raise
                 self._feed = feed

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, StreamError
 from stream_dataloader.opened_stream import END, OpenedStream
 from stream_dataloader.opening import Opener, Reservation
+from stream_dataloader.progress import After, LaneState
 from stream_dataloader.schedule import NONE, IntArray, Rules
-from stream_dataloader.state import After, LaneState
 from stream_dataloader.stream_info import run_as
 from stream_dataloader.structure import Layout, Leaves, Misfit
 

@@ -22,11 +22,11 @@ from stream_dataloader.errors import ErrorReport, ItemError, OpenError, ReadErro
 from stream_dataloader.lane import Lane, LaneOptions, Run
 from stream_dataloader.opened_stream import OpenedStream
 from stream_dataloader.opening import Opener
+from stream_dataloader.progress import Snapshot, Told, pack_after
 from stream_dataloader.protocols import StreamFactory
 from stream_dataloader.regroup import Fault, Part, Regrouper
 from stream_dataloader.schedule import IntArray, Rules
 from stream_dataloader.source_queue import Abandoned, SessionKey, SourceQueue
-from stream_dataloader.state import Snapshot, Told, pack_after
 from stream_dataloader.stream_info import StreamInfo
 from stream_dataloader.transport import Gathered, PartWriter, SlotWriter
 

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from stream_dataloader.batch import StreamBatch
+from stream_dataloader.block import Block, fill_for, new_column
 from stream_dataloader.errors import ErrorReport, ItemError
 from stream_dataloader.lane import Run
+from stream_dataloader.progress import Told
 from stream_dataloader.ring import Array, Slot
-from stream_dataloader.state import Told
 from stream_dataloader.structure import Layout, Spec, as_tensor
-from stream_dataloader.transport import Block, WindowKind, fill_for, new_column, rows_of, write_bookkeeping
+from stream_dataloader.transport import WindowKind, rows_of, write_bookkeeping
 
 
 class Fault(NamedTuple):

@@ -10,9 +10,10 @@ import logging
 
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import WorkerDeathError, shorten
-from stream_dataloader.feed import Feed, WorkerPool
+from stream_dataloader.feed import Feed
 from stream_dataloader.part_reader import Recovery
-from stream_dataloader.state import Record, read
+from stream_dataloader.progress import Record, read
+from stream_dataloader.worker_pool import WorkerPool
 
 _log = logging.getLogger("stream_dataloader")
 

@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stream_dataloader.progress import Snapshot
 from stream_dataloader.schedule import NEVER, PENDING, IntArray, Ledger, Order, Rules
 from stream_dataloader.shared_memory import SharedMemory
-from stream_dataloader.state import Snapshot
 
 _SESSIONS = 64  # iterations over one dataset that can be alive at once
 _ABSENT, _RUNNING, _FINISHED, _LEFT = range(4)

@@ -40,7 +40,7 @@ class StandIn:
 
 
 def test_batches_are_copied_one_ahead_and_held_until_the_copy_is_done():
-    fetched, host = [], []
+    fetched = []
 
     def batches():
         for i in range(3):
@@ -48,15 +48,27 @@ def test_batches_are_copied_one_ahead_and_held_until_the_copy_is_done():
             yield torch.tensor([i])
         raise OSError("broken")
 
-    backend = StandIn()
-    ahead = OneAhead(batches(), torch.device("cpu"), backend)
+    backend, held = StandIn(), []
+    ahead = OneAhead(batches(), torch.device("cpu"), lambda *what: held.append(what), backend)
     assert next(ahead).tolist() == [0]
     assert fetched == [0, 1]
     assert backend.log.index("wait_event") < backend.log.index("synchronize")
     assert [next(ahead).tolist(), next(ahead).tolist()] == [[1], [2]], "the error comes at its own batch"
     with pytest.raises(OSError, match="broken"):
         next(ahead)
-    assert not host
+    assert held == [(True, False), (True, False), (False, True), (False, False)]
+
+
+def test_a_batch_fetched_ahead_is_not_in_the_state_yet():
+    loader = loader_of()
+    iterator = iter(loader)
+    ahead = OneAhead(iterator, torch.device("cpu"), loader._progress.hold, StandIn())
+    for step in range(25):
+        assert next(ahead).step == step
+        assert loader.state_dict()["step"] == step + 1
+    assert loader.state_dict()["epoch"] == 0
+    assert next(ahead, None) is None
+    assert loader.state_dict()["epoch"] == 1
 
 
 def test_memory_that_may_still_be_read_is_not_freed():

@@ -10,7 +10,7 @@ import stream_dataloader
 PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
 LEVELS = [
     {"errors", "protocols", "batch", "structure", "stream_info", "pickling"},
-    {"schedule", "options", "device", "state"},
+    {"schedule", "options", "device", "state", "progress"},
     {
         "source_queue",
         "sources",
@@ -21,12 +21,13 @@ LEVELS = [
         "shared_memory",
         "ring",
         "pace",
+        "block",
         "transport",
         "regroup",
         "workers",
     },
     {"part_reader", "dataset"},
-    {"feed", "rescue", "iteration", "dataloader"},
+    {"feed", "worker_pool", "rescue", "iteration", "dataloader"},
     {"testing", "visualize", "demo", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
