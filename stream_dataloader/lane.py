@@ -12,10 +12,10 @@ of data takes the next source at once, within the same window if it may.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
-from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, StreamError
+from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, ReadError, StreamError
 from stream_dataloader.opened_stream import END, OpenedStream
 from stream_dataloader.opening import Opener, Reservation
 from stream_dataloader.progress import After, LaneState
@@ -76,6 +76,7 @@ class LaneOptions(NamedTuple):
         raw: Windows that streams cut themselves go to the sink as they are.
         policy: Decides whether a `StreamError` ends the epoch or the stream.
         reading: Where to note, for each lane, one more than the source that is open.
+        killers: Sources that killed their worker, and the time from which on they are not to be read.
     """
 
     rules: Rules
@@ -83,6 +84,7 @@ class LaneOptions(NamedTuple):
     raw: bool
     policy: Callable[[StreamError], Literal["raise", "skip"]]
     reading: IntArray
+    killers: Mapping[int, int]
 
 
 class Lane:
@@ -152,6 +154,8 @@ class Lane:
             position, error = self._position, None
             before = run_as(stream.info)
             try:
+                if self._options.killers:
+                    self._spare_worker(stream, step * rules.lanes + self.index)
                 full = self._read(stream, sink, t)
             except StreamError as broken:
                 error = broken
@@ -167,6 +171,11 @@ class Lane:
                 failures.append(error)
             if not full:
                 self._close_stream()
+
+    def _spare_worker(self, stream: OpenedStream, time: int) -> None:
+        fatal = self._options.killers.get(stream.info.source_index)
+        if fatal is not None and time >= fatal:
+            raise stream.error(ReadError, "its worker died twice while reading it here")
 
     def _read_steps(self, stream: OpenedStream, sink: Sink, t: int) -> bool:
         """Read single steps; False if the stream ended before the window was full."""

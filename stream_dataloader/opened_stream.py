@@ -70,17 +70,19 @@ class OpenedStream:
         self.writes = False
 
     def open(self, items: int = 0, state: Any = None) -> None:
-        """Open it at an item and take that; an error is kept for `next_item`.
+        """Open it and take the first item; an error is kept for `next_item`, which also opens it elsewhere.
 
         Args:
             items: How many items come before.
             state: What the stream's `state_dict` returned there, if it has one.
         """
-        before = run_as(self.info)
         self.items, self._state = items, state
+        if items:
+            return
+        before = run_as(self.info)
         try:
             first = self.next_item()
-            self.items = items
+            self.items = 0
             self._ahead.append(first)
         except StreamError as error:
             self._error = error

@@ -12,13 +12,13 @@ import operator
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import current_process, parent_process
 from typing import Any, Literal, NamedTuple
 
 from stream_dataloader.batch import SentBatch, StreamBatch
 from stream_dataloader.board import Board
-from stream_dataloader.errors import ErrorReport, ItemError, OpenError, ReadError, StreamError
+from stream_dataloader.errors import ErrorReport, ItemError, OpenError, StreamError
 from stream_dataloader.lane import Lane, LaneOptions, Run
 from stream_dataloader.opened_stream import OpenedStream
 from stream_dataloader.opening import Opener
@@ -38,15 +38,15 @@ class Recovery(NamedTuple):
     """What workers do differently after one of them died.
 
     Attributes:
-        killers: Sources that killed their worker, and are not to be opened.
+        killers: Sources that killed their worker, and the time from which on they are not to be read; -1: nor opened.
         cautious: Open no source early, so that one that kills its worker is known for sure.
     """
 
-    killers: frozenset[int]
+    killers: Mapping[int, int]
     cautious: bool
 
 
-NO_RECOVERY = Recovery(frozenset(), cautious=False)
+NO_RECOVERY = Recovery({}, cautious=False)
 
 
 class Setup(NamedTuple):
@@ -101,7 +101,9 @@ class PartReader:
         self._opener = Opener(
             queue, functools.partial(_open, setup, queue, worker_id), early=not setup.recovery.cautious
         )
-        options = LaneOptions(setup.rules, setup.lengths, setup.raw, setup.policy, setup.board.reading)
+        options = LaneOptions(
+            setup.rules, setup.lengths, setup.raw, setup.policy, setup.board.reading, setup.recovery.killers
+        )
         starts = [None if resume is None else resume.lanes[lane] for lane in lanes]
         self._lanes = [Lane(lane, row, self._opener, options, starts[row]) for row, lane in enumerate(lanes)]
         self._writer = PartWriter(len(lanes), setup.rules.time_steps, setup.fill_value, slots, by_lane=setup.raw)
@@ -193,9 +195,9 @@ def _open(
         stream: OpenedStream = opened(setup.sources[index])
     except Exception as error:
         raise opened("?").error(OpenError, f"the source cannot be unpickled: {error!r}") from error
-    if index in setup.recovery.killers:
+    if setup.recovery.killers.get(index) == -1:
         stream.items = items
-        stream.fail(stream.error(ReadError, "its worker died twice while reading it there"))
+        stream.fail(stream.error(OpenError, "its worker died twice over opening it"))
         return stream
     setup.board.opening[worker_id] = index + 1
     try:

@@ -33,7 +33,7 @@ class Rescue:
         self._pool, self._dataset, self._epoch, self._raw, self._most = pool, dataset, epoch, raw, most
         self._restarts = 0
         self._suspects: set[tuple[int, int]] = set()
-        self._killers: set[int] = set()
+        self._killers: dict[int, int] = {}
 
     def __call__(self, death: WorkerDeathError, record: Record) -> Feed | None:
         """Start workers that go on from a record; None if there were too many deaths already.
@@ -43,9 +43,9 @@ class Rescue:
         """
         if self._restarts >= self._most:
             return None
-        killers = {source for source, _ in death.suspects & self._suspects}
+        killers = dict(death.suspects & self._suspects)
         self._suspects |= death.suspects
-        if killers - self._killers:
+        if not killers.keys() <= self._killers.keys():
             named = ", ".join(f"{index} ({shorten(self._dataset.sources[index], 80)})" for index in sorted(killers))
             if self._dataset.on_error == "raise":
                 raise WorkerDeathError(
@@ -60,5 +60,5 @@ class Rescue:
             self._epoch,
             raw=self._raw,
             resume=read(record, self._dataset.rules),
-            recovery=Recovery(frozenset(self._killers), cautious=True),
+            recovery=Recovery(self._killers, cautious=True),
         )

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -9,7 +10,6 @@ import threading
 import time
 
 import numpy as np
-import psutil
 import pytest
 from cases import Case, cells, key
 
@@ -26,13 +26,9 @@ from stream_dataloader import (
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], 5, 2, shuffle=True, seed=4, jitter=True)
 
 
-def workers():
-    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-
-
-def kill_one(number=signal.SIGKILL, rng=random):
-    if found := workers():
-        os.kill(rng.choice(found).pid, number)
+def kill_one(number=signal.SIGKILL):
+    if found := [child.pid for child in multiprocessing.active_children()]:
+        os.kill(random.choice(found), number)
 
 
 # Workers that die
