@@ -92,12 +92,11 @@ class WorkerFeed:
     def receive(self, step: int) -> Sequence[Part]:
         """See `Feed`."""
         crew = self._crew
-        assert self._iterator is not None
         crew.waiting = threading.current_thread() is threading.main_thread()
         try:
             if crew.casualty:
                 raise RuntimeError("a worker died while nobody waited for it")
-            return unpack(next(self._iterator))
+            return unpack(self._next_message())
         except StopIteration:
             raise WorkerError(f"the workers ended before the epoch did, at step {step}: a bug in the loader") from None
         except KeyboardInterrupt:
@@ -125,6 +124,18 @@ class WorkerFeed:
             raise
         finally:
             crew.waiting = False
+
+    def _next_message(self) -> Sequence[Any]:
+        """What torch yields next; a timeout counts only if no worker has got further meanwhile."""
+        assert self._iterator is not None
+        while True:
+            before = self._board.working.copy()
+            try:
+                return next(self._iterator)
+            except RuntimeError as error:  # a message may carry several steps, and each has its time
+                going_on = (self._board.working != before).any() and not self._crew.died()
+                if "timed out" not in str(error) or not going_on:
+                    raise
 
     def _doing(self, worker: int) -> str:
         return self._board.describe(worker, self._sources, functools.partial(shorten, limit=80))

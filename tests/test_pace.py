@@ -53,3 +53,13 @@ def test_a_slow_stream_is_delivered_step_by_step():
     arrivals = [time.monotonic() for _ in iterator]
     gaps = np.diff(arrivals)
     assert np.median(gaps) > 0.01, "batches came in lumps"
+
+
+def test_a_timeout_is_for_a_step_not_for_a_message():
+    def slower_and_slower(_):
+        for i in range(80):
+            time.sleep(0 if i < 64 else 0.25)
+            yield i
+
+    loader = StreamDataLoader(StreamDataset([0, 1], slower_and_slower, 2, time_steps=1), 2, timeout=1)
+    assert len(list(loader)) == 80
