@@ -14,8 +14,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+
+Outcome = TypeVar("Outcome")
 
 #: Seconds, or another figure, of each contender, one entry a round.
 Rounds = Mapping[str, Sequence[float]]
@@ -61,16 +64,21 @@ def take_turns(contenders: Mapping[str, Callable[[], float]], rounds: int) -> di
     Returns:
         The figures of each contender, one a round.
     """
+    return run_in_turns(contenders, rounds)
+
+
+def run_in_turns(contenders: Mapping[str, Callable[[], Outcome]], rounds: int) -> dict[str, list[Outcome]]:
+    """The same for contenders that return anything: several figures, say."""
     names = list(contenders)
-    figures: dict[str, list[float]] = {name: [] for name in names}
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
     for turn in range(-1, rounds):
         for i in range(len(names)):
             name = names[(turn + i) % len(names)]
             gc.collect()
-            figure = contenders[name]()
+            outcome = contenders[name]()
             if turn >= 0:
-                figures[name].append(figure)
-    return figures
+                outcomes[name].append(outcome)
+    return outcomes
 
 
 def figure(section: str, name: str, values: Sequence[float], unit: str, target: float | None = None) -> Result:
@@ -112,3 +120,31 @@ def write_json(path: Path, results: Sequence[Result]) -> None:
     }
     lines = [{**asdict(result), "met": result.met} for result in results]
     path.write_text(json.dumps({"machine": machine, "results": lines}, indent=2) + "\n")
+
+
+def draw(
+    path: Path, title: str, unit: str, sizes: Sequence[int], lines: Mapping[str, tuple[str, list[Result]]]
+) -> None:
+    """Draw medians against the size of a batch in bytes, and the span of all rounds, on logarithmic axes.
+
+    Args:
+        lines: Style and results, one a size, by name.
+    """
+    from matplotlib.figure import Figure  # needed only here
+
+    image = Figure(figsize=(8, 4.67), dpi=150, layout="constrained")
+    axes = image.add_subplot(xscale="log", yscale="log")
+    for name, (style, results) in lines.items():
+        (line,) = axes.plot(sizes, [result.value for result in results], style, markersize=5, label=name)
+        low, high = zip(*(result.spread for result in results), strict=True)
+        axes.fill_between(sizes, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    axes.set_xticks(sizes, [f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB" for size in sizes])
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("size of a batch (bytes)")
+    axes.set_ylabel(f"throughput ({unit})")
+    axes.set_title(title, fontsize=11)
+    axes.grid(color="0.9")
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.savefig(path)

@@ -1,0 +1,236 @@
+"""Does what the README says hold when things break? Makes the tables of its section on reliability.
+
+- `kills`: a random worker is killed (SIGKILL) at a random step or moment; the batches must be those of a run without.
+- `restores`: stopped at a random step and gone on with another number of workers; the same.
+- `faults`: bad input and faults of all kinds; each must be told of, or be handled as asked, within 10 seconds.
+- `epochs`: a short list, left after its second batch again and again; nothing may be left behind.
+
+Guarantee: a run that takes longer than 60 seconds is counted as a hang and shown with the stacks of all its
+processes; it stops nothing else. Each run is repeated by its name:
+`python benchmarks/reliability.py [--quick] [--only SECTION [--run NAME]] [--json PATH]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from reliability_checks import FAULTS, run_fault
+from reliability_epochs import EPOCHS, leave_early
+from reliability_runs import Finding, run_kill, run_restore
+
+HANG_SECONDS = 60
+_RUNS_A_PROCESS = 25  # few enough for a failure to depend on little but the seed
+
+
+class Outcome(NamedTuple):
+    """What came of one run.
+
+    Attributes:
+        run: Its name within the section.
+        seconds: How long it took.
+        problem: What should not be, with the traceback or stacks; empty if nothing.
+        hang: It did not end.
+        finding: What it found.
+    """
+
+    run: str
+    seconds: float
+    problem: str
+    hang: bool
+    finding: Finding
+
+
+def runs_of(section: str, *, quick: bool) -> list[str]:
+    """The names of a section's runs."""
+    if section == "kills":
+        return [str(seed) for seed in range(30 if quick else 300)]
+    if section == "restores":
+        return [str(seed) for seed in range(100 if quick else 1000)]
+    if section == "faults":
+        return list(FAULTS)
+    return [f"{how} {max(count // (10 if quick else 1), 2)}" for how, count in EPOCHS.items()]
+
+
+SECTIONS = ("kills", "restores", "faults", "epochs")
+
+
+def perform(section: str, run: str) -> Outcome:
+    """Do one run, here."""
+    begin = time.monotonic()
+    problem, finding = "", Finding()
+    try:
+        if section == "kills":
+            finding = run_kill(int(run))
+        elif section == "restores":
+            finding = run_restore(int(run))
+        elif section == "faults":
+            finding = run_fault(run)
+        else:
+            how, count = run.split()
+            finding = leave_early(how, int(count), alive=_say_alive)
+    except BaseException:
+        problem = traceback.format_exc()
+    return Outcome(run, time.monotonic() - begin, problem, hang=False, finding=finding)
+
+
+def _say_alive() -> None:
+    print(flush=True)
+
+
+def plain(outcome: Outcome) -> dict[str, Any]:
+    """An outcome for json."""
+    return {**outcome._asdict(), "finding": asdict(outcome.finding)}
+
+
+def serve(section: str, runs: Sequence[str]) -> None:
+    """Do some runs, and print a line of json for each."""
+    faulthandler.register(signal.SIGUSR1)  # inherited by workers
+    warnings.simplefilter("ignore")
+    for run in runs:
+        outcome = perform(section, run)
+        print(json.dumps(plain(outcome)), flush=True)
+
+
+def watched(section: str, runs: Sequence[str]) -> Iterator[Outcome]:
+    """Do some runs in a process of their own; what hangs or ends it is an outcome too, and the others go on."""
+    left = list(runs)
+    while left:
+        with tempfile.TemporaryDirectory() as folder:
+            said, told = Path(folder, "said"), Path(folder, "told")
+            with said.open("w") as stdout, told.open("w") as stderr:
+                command = [sys.executable, __file__, "--only", section, "--serve", *left]
+                process = subprocess.Popen(command, stdout=stdout, stderr=stderr, start_new_session=True)
+            try:
+                hang = not _wait(process, said)
+                if hang:
+                    _have_stacks_written(process.pid)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            for line in said.read_text().splitlines():
+                if line:
+                    fields = json.loads(line)
+                    left.remove(fields["run"])
+                    yield Outcome(**{**fields, "finding": Finding(**fields["finding"])})
+            if left:
+                what = "hangs" if hang else f"ended its process with status {process.returncode}"
+                problem = f"{what}\n{told.read_text()[-20_000:]}"
+                yield Outcome(left.pop(0), float(hang * HANG_SECONDS), problem, hang, Finding())
+
+
+def _wait(process: subprocess.Popen[bytes], said: Path) -> bool:
+    """Wait for a process to end; False if it has not said a word for too long."""
+    size, since = 0, time.monotonic()
+    while process.poll() is None:
+        time.sleep(0.05)
+        if (now := said.stat().st_size) != size:
+            size, since = now, time.monotonic()
+        if time.monotonic() - since > HANG_SECONDS:
+            return False
+    return True
+
+
+def _have_stacks_written(pid: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        main = psutil.Process(pid)
+        for process in (main, *main.children(recursive=True)):
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(0.5)
+
+
+def run_section(section: str, *, quick: bool) -> list[Outcome]:
+    """Do all runs of a section, and tell of each that went wrong at once."""
+    runs, outcomes = runs_of(section, quick=quick), list[Outcome]()
+    size = 1 if section == "epochs" else _RUNS_A_PROCESS
+    for first in range(0, len(runs), size):
+        for outcome in watched(section, runs[first : first + size]):
+            outcomes.append(outcome)
+            if outcome.problem:
+                print(f"{section}, run {outcome.run!r}:\n{outcome.problem}", file=sys.stderr, flush=True)
+        print(f"{section}: {len(outcomes)} of {len(runs)}", file=sys.stderr, flush=True)
+    return outcomes
+
+
+_TITLES = {
+    "kills": "a random worker killed (SIGKILL) at a random step or moment",
+    "restores": "restored at a random step, with another number of workers",
+    "faults": "bad input and faults, see below",
+    "epochs": "epochs left after the second batch, see below",
+}
+
+
+def print_tables(outcomes: dict[str, list[Outcome]]) -> None:
+    """Print what was found as tables in markdown."""
+    print("\n| what was done | runs | wrong | hangs | longest run |\n|---|---|---|---|---|")
+    for section, found in outcomes.items():
+        counts: dict[str, int] = {}
+        for outcome in found:
+            for name, count in outcome.finding.counts.items():
+                counts[name] = counts.get(name, 0) + count
+        more = "".join(f"; {count:,} {name}" for name, count in counts.items())
+        wrong, hangs = sum(bool(o.problem) for o in found), sum(o.hang for o in found)
+        longest = max(o.seconds for o in found)
+        print(f"| {_TITLES[section]}{more} | {len(found):,} | {wrong - hangs} | {hangs} | {longest:.1f} s |")
+    for section in ("faults", "epochs"):
+        heads = [outcome.finding.cells for outcome in outcomes.get(section, []) if outcome.finding.cells]
+        if heads:
+            print(f"\n| {' | '.join(['', *heads[0], 'time'])} |\n|{'---|' * (len(heads[0]) + 2)}")
+        for outcome in outcomes.get(section, []):
+            cells = outcome.finding.cells if not outcome.problem else {"": f"WRONG: {outcome.problem.splitlines()[-1]}"}
+            line = [outcome.run, *cells.values(), f"{outcome.seconds:.1f} s"]
+            print(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |")
+
+
+def write_json(path: Path, outcomes: dict[str, list[Outcome]]) -> None:
+    """Write everything that was found."""
+    machine = {"machine": platform.machine(), "python": platform.python_version(), "torch": torch.__version__}
+    sections = {section: [plain(outcome) for outcome in found] for section, found in outcomes.items()}
+    path.write_text(json.dumps({"machine": machine, **sections}, indent=1) + "\n")
+
+
+def main() -> None:
+    """Run the sections and print the tables; ends with status 1 if anything went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the runs")
+    parser.add_argument("--only", choices=SECTIONS, help="one section")
+    parser.add_argument("--run", help="one run of the section, in this process")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write everything there")
+    parser.add_argument("--serve", nargs="*", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve is not None:
+        serve(given.only, given.serve)
+        return
+    outcomes: dict[str, list[Any]] = {}
+    if given.run is not None:
+        outcomes[given.only] = [outcome := perform(given.only, given.run)]
+        print(outcome.problem, file=sys.stderr)
+    else:
+        for section in [given.only] if given.only else SECTIONS:
+            outcomes[section] = run_section(section, quick=given.quick)
+    print_tables(outcomes)
+    if given.json:
+        write_json(given.json, outcomes)
+    sys.exit(any(outcome.problem for found in outcomes.values() for outcome in found))
+
+
+if __name__ == "__main__":
+    main()
