@@ -67,6 +67,7 @@ class WorkerFeed:
         slot: Leases a step's slot of the ring.
         tell_end: Tells them of its end.
         replace: Called when the workers are no more: the pool needs others.
+        patience: torch's timeout for a message, in seconds; 0 waits for ever.
         board: What they are doing.
         sources: The dataset's.
     """
@@ -78,12 +79,13 @@ class WorkerFeed:
         slot: Callable[[int], Slot | None],
         tell_end: Callable[[], None],
         replace: Callable[[], None],
+        patience: float,
         board: Board,
         sources: Sequence[Any],
     ) -> None:
         self._iterator: Iterator[Sequence[Any]] | None = iterator
         self._crew, self._slot, self._tell_end, self._replace = crew, slot, tell_end, replace
-        self._board, self._sources = board, sources
+        self._patience, self._board, self._sources = patience, board, sources
 
     def slot(self, step: int) -> Slot | None:
         """See `Feed`."""
@@ -128,6 +130,8 @@ class WorkerFeed:
     def _next_message(self) -> Sequence[Any]:
         """What torch yields next; a timeout counts only if no worker has got further meanwhile."""
         assert self._iterator is not None
+        if not self._patience:
+            return next(self._iterator)
         while True:
             before = self._board.working.copy()
             try:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, ReadError, StreamError
 from stream_dataloader.opened_stream import END, OpenedStream
 from stream_dataloader.opening import Opener, Reservation
-from stream_dataloader.progress import After, LaneState
+from stream_dataloader.progress import LaneState
 from stream_dataloader.schedule import NONE, IntArray, Rules
 from stream_dataloader.stream_info import run_as
 from stream_dataloader.structure import Layout, Leaves, Misfit
@@ -94,16 +94,24 @@ class Lane:
         index: The lane's row in the batch.
         row: Its row among the worker's lanes.
         opener: Opens the sources it is granted.
+        options: How it reads.
+        taken: Where to note the sources it takes: lane and grant.
         start: Where it begins; None at the epoch's beginning.
 
     Attributes:
-        taken: The sources taken since this was emptied: lane and grant.
+        keeps_state: The open stream has a state that it needs to be opened again.
         idle: No source is left for it; it stays idle.
         fresh: It reads, or may yet read, something new.
     """
 
     def __init__(
-        self, index: int, row: int, opener: Opener, options: LaneOptions, start: LaneState | None = None
+        self,
+        index: int,
+        row: int,
+        opener: Opener,
+        options: LaneOptions,
+        taken: list[tuple[int, int]],
+        start: LaneState | None = None,
     ) -> None:
         self.index, self._row, self._opener, self._options = index, row, opener, options
         self._rules = options.rules
@@ -116,22 +124,23 @@ class Lane:
         self._reserved: deque[Reservation] | None = deque() if options.rules.lookahead else None
         self._draws_without_item = 0
         self.idle, self.fresh = False, True
-        self.taken: list[tuple[int, int]] = []
+        self.keeps_state = False
+        self._taken = taken
         self._start = start
         if start is not None:
             self.idle, self.fresh = bool(start.after.idle), not start.after.idle
             self._draws_without_item = start.after.draws_without_item
             self._reserved = None if start.reserved is None else opener.restore(index, start.reserved)
 
-    def after(self) -> After:
-        """How far it has read."""
+    def after(self) -> tuple[int, ...]:
+        """How far it has read: the numbers of an `After`."""
         stream = self._stream
         if stream is None:
-            return After(0, 0, 0, 0, self._draws_without_item, self.idle)
-        return After(1, stream.items, self._position, self._first_window, self._draws_without_item, 0)
+            return 0, 0, 0, 0, self._draws_without_item, self.idle
+        return 1, stream.items, self._position, self._first_window, self._draws_without_item, 0
 
     def stream_state(self) -> Any:
-        """The open stream's own state, if it has one and needs it to be opened again."""
+        """The open stream's own state."""
         return None if self._stream is None else self._stream.state()
 
     def fill(self, step: int, sink: Sink, runs: list[Run], failures: list[StreamError]) -> None:
@@ -161,6 +170,7 @@ class Lane:
                 error = broken
             finally:
                 run_as(before)
+            self.keeps_state = stream.keeps_state
             if count := self._position - position:
                 runs.append(Run(self.index, t, count, stream.info.source_index, position, stream.fresh))
                 t += count
@@ -296,7 +306,7 @@ class Lane:
 
     def _take(self, time: int) -> OpenedStream | None:
         stream = self._take_next(time)
-        self.taken.append((self.index, NONE if stream is None else stream.grant))
+        self._taken.append((self.index, NONE if stream is None else stream.grant))
         self._options.reading[self.index] = 0 if stream is None else stream.info.source_index + 1
         return stream
 
@@ -315,7 +325,7 @@ class Lane:
     def _close_stream(self) -> None:
         if self._stream is not None:
             self._stream.close()
-            self._stream = None
+            self._stream, self.keeps_state = None, False
             self._options.reading[self.index] = 0
 
     def close(self) -> None:

@@ -47,6 +47,7 @@ class OpenedStream:
     Attributes:
         items: Number of items handed out.
         writes: Items can be written where they are wanted, by `read_into`.
+        keeps_state: It has a `state`, and is opened again with that.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class OpenedStream:
         self._state: Any = None  # to begin with
         self._opened: Any = None
         self._iterator: Iterator[Any] | None = None
-        self.writes = False
+        self.writes = self.keeps_state = False
 
     def open(self, items: int = 0, state: Any = None) -> None:
         """Open it and take the first item; an error is kept for `next_item`, which also opens it elsewhere.
@@ -112,6 +113,12 @@ class OpenedStream:
             raise self.error(OpenError, f"{what}{why}; return or yield items") from error
         self._iterator = iterator
         self.writes = callable(getattr(self._opened, "read_into", None))
+        self.keeps_state = (
+            hasattr(self._opened, "state_dict")
+            and hasattr(self._opened, "load_state_dict")
+            and not hasattr(self._opened, "seek")
+            and not takes_start(self._factory)
+        )
         for position in range(skipped):
             if next(iterator, END) is END:
                 raise self.error(
@@ -136,13 +143,8 @@ class OpenedStream:
         return False
 
     def state(self) -> Any:
-        """The stream's own state, if that is the way it is opened again; else None."""
-        opened = self._opened
-        if self._ahead or not callable(save := getattr(opened, "state_dict", None)):
-            return None
-        if takes_start(self._factory) or hasattr(opened, "seek") or not hasattr(opened, "load_state_dict"):
-            return None
-        return save()
+        """The stream's own state."""
+        return self._opened.state_dict()
 
     def next_item(self) -> Any:
         """The next item, or `END`. The caller runs it as `info`, see `run_as`.

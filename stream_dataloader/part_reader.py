@@ -12,6 +12,7 @@ import operator
 import re
 import warnings
 import weakref
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import current_process, parent_process
 from typing import Any, Literal, NamedTuple
@@ -22,7 +23,7 @@ from stream_dataloader.errors import ErrorReport, ItemError, OpenError, StreamEr
 from stream_dataloader.lane import Lane, LaneOptions, Run
 from stream_dataloader.opened_stream import OpenedStream
 from stream_dataloader.opening import Opener
-from stream_dataloader.progress import Snapshot, Told, pack_after
+from stream_dataloader.progress import Snapshot, Told
 from stream_dataloader.protocols import StreamFactory
 from stream_dataloader.regroup import Fault, Part, Regrouper
 from stream_dataloader.schedule import IntArray, Rules
@@ -105,7 +106,10 @@ class PartReader:
             setup.rules, setup.lengths, setup.raw, setup.policy, setup.board.reading, setup.recovery.killers
         )
         starts = [None if resume is None else resume.lanes[lane] for lane in lanes]
-        self._lanes = [Lane(lane, row, self._opener, options, starts[row]) for row, lane in enumerate(lanes)]
+        self._taken: list[tuple[int, int]] = []
+        self._lanes = [
+            Lane(lane, row, self._opener, options, self._taken, starts[row]) for row, lane in enumerate(lanes)
+        ]
         self._writer = PartWriter(len(lanes), setup.rules.time_steps, setup.fill_value, slots, by_lane=setup.raw)
         self._step = resume.step if resume else 0
         self._ended = False
@@ -142,7 +146,7 @@ class PartReader:
             gathered.in_slot,
             gathered.time_steps,
             any(map(_IS_FRESH, runs)) or any(map(_IS_FRESH, faults)),
-            len({run.lane for run in runs} | {fault.lane for fault in faults}),
+            self._lanes_read(runs, faults) if self.setup.rules.padding_mode == "drop" else 0,
             self._tell(),
             [] if gathered.in_slot else runs,
             gathered.blocks,
@@ -152,13 +156,21 @@ class PartReader:
             end,
         )
 
+    @staticmethod
+    def _lanes_read(runs: list[Run], faults: list[Fault]) -> int:
+        return len({run.lane for run in runs} | {fault.lane for fault in faults})
+
     def _tell(self) -> Told:
         """What there is to know of the lanes after the step, to go on from there another time."""
-        taken = [one for lane in self._lanes for one in lane.taken]
+        taken = tuple(self._taken)
+        self._taken.clear()
+        numbers: list[int] = []
+        states: dict[int, Any] = {}
         for lane in self._lanes:
-            lane.taken.clear()
-        states = {lane.index: state for lane in self._lanes if (state := lane.stream_state()) is not None}
-        return Told(tuple(taken), pack_after([lane.after() for lane in self._lanes]), states)
+            numbers += lane.after()
+            if lane.keeps_state:
+                states[lane.index] = lane.stream_state()
+        return Told(taken, array("q", numbers).tobytes(), states)
 
     def _read(self, step: int, runs: list[Run], failures: list[StreamError], faults: list[Fault]) -> None:
         """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""

@@ -127,16 +127,11 @@ class Progress:
         self._keep()
 
     def _keep(self) -> None:
-        record = Record(
-            self._step,
-            self._cursor,
-            tuple(self._missing),
-            self._grants,
-            self._reserved,
-            tuple(self._after),
-            self._streams,
+        returned = tuple(self._missing) if self._missing else ()
+        after = tuple(self._after)
+        self._records.append(
+            Record(self._step, self._cursor, returned, self._grants, self._reserved, after, self._streams)
         )
-        self._records.append(record)
 
     def advance(self, told: Sequence[Told | None]) -> None:
         """Follow one more step.

@@ -37,7 +37,7 @@ class Part(NamedTuple):
         in_slot: The windows and their bookkeeping are in the step's slot of the ring.
         time_steps: How many of its time steps count; 0 if windows are passed on as they are.
         fresh: Something in it is read for the first time.
-        lanes_read: How many of its lanes are not idle.
+        lanes_read: How many of its lanes are not idle; counted where it matters, with `"drop"`.
         told: What there is to know to go on from here another time.
         runs: What its lanes read, in lane order; not if it is in the slot.
         blocks: The windows, see `transport`; if they are in the slot, only leaves that are objects.
@@ -123,11 +123,10 @@ class Regrouper:
             source, position, mask, is_start = self._bookkeeping(parts, slot, time_steps)
             columns = self._columns([_block_of(part, slot, lanes) for part, lanes in self._dealt(parts)], time_steps)
         assert self._layout is not None
-        starts = torch.from_numpy(is_start)
         return StreamBatch(
             data=self._layout.build(map(_leaf, self._layout.specs, columns)),
-            reset=starts[0],
-            is_start=starts,
+            reset=torch.from_numpy(is_start[0]),
+            is_start=torch.from_numpy(is_start),
             mask=torch.from_numpy(mask),
             source=torch.from_numpy(source),
             position=torch.from_numpy(position),
@@ -237,6 +236,12 @@ class Regrouper:
         block.pad(self._fill_value)
         return _window(block, 0)
 
+    def _fits(self, part: Part, slot: Slot | None) -> bool:
+        """Whether a part's windows all have the epoch's layout, as most do."""
+        if part.in_slot and slot is not None:
+            return slot.layout is self._layout
+        return len(part.blocks) == 1 and part.blocks[0].layout == self._layout
+
     def judge(self, parts: Sequence[Part | None], slot: Slot | None) -> None:
         """Check that the streams of a step share the layout of the epoch's first.
 
@@ -244,7 +249,7 @@ class Regrouper:
             ItemError: One does not; the first in lane order.
         """
         for part, lanes in self._dealt(parts):
-            if part is None or (slot is not None and part.in_slot and slot.layout is self._layout):
+            if part is None or self._fits(part, slot):
                 continue
             for lane, source, position, layout in _reads(part, slot, lanes):
                 if self._layout is None or layout == self._layout:

@@ -39,6 +39,7 @@ Array = np.ndarray[Any, Any]
 
 MOST_STEPS_A_MESSAGE = 16
 MESSAGE_BYTES = 1 << 20  # a message carries several steps only up to so much
+_STEPS_BYTES = 4 << 20  # and up to so much in slots: several batches a message are several in memory
 _HELD = 3  # batches that a user may hold before copies are handed out: the one in use, the last, one of a trainer's
 _ALIGNMENT, _PAGE = 64, 4096
 _FREE, _FILLING, _LEASED = range(3)
@@ -86,7 +87,7 @@ class Geometry:
             self._places.append((shape, dtype, begin))
             end = begin + time_steps * lanes * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self.slot_bytes = _aligned(end, _PAGE)
-        self.most_steps = min(max(MESSAGE_BYTES // self.slot_bytes, 1), MOST_STEPS_A_MESSAGE)
+        self.most_steps = min(max(_STEPS_BYTES // self.slot_bytes, 1), MOST_STEPS_A_MESSAGE)
 
     def slot(self, memory: Any, offset: int = 0, *, by_lane: bool = False) -> Slot:
         """Arrays over `memory`, which they keep alive.

@@ -189,6 +189,7 @@ class WorkerPool:
             functools.partial(self._slot, self._ring_reader, session, raw),
             functools.partial(self._mailbox.close, session),
             self._hire,
+            self._options.get("timeout") or 0,
             self._parts.board,
             self._dataset.sources,
         )
