@@ -62,6 +62,13 @@ class StreamBatch:
                 f"{[tuple(t.shape) for t in (self.mask, self.is_start, self.source, self.position)]}"
             )
 
+    @classmethod
+    def of_checked(cls, **values: Any) -> StreamBatch:
+        """A batch of values that are known to fit together: all of the fields, unchecked."""
+        batch = object.__new__(cls)
+        batch.__dict__.update(values)
+        return batch
+
     def __len__(self) -> int:
         """Number of lanes, B."""
         return self.mask.shape[1]

@@ -123,7 +123,7 @@ class Regrouper:
             source, position, mask, is_start = self._bookkeeping(parts, slot, time_steps)
             columns = self._columns([_block_of(part, slot, lanes) for part, lanes in self._dealt(parts)], time_steps)
         assert self._layout is not None
-        return StreamBatch(
+        return StreamBatch.of_checked(
             data=self._layout.build(map(_leaf, self._layout.specs, columns)),
             reset=torch.from_numpy(is_start[0]),
             is_start=torch.from_numpy(is_start),
