@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from stream_dataloader.board import Board
-from stream_dataloader.errors import WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
+from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
 from stream_dataloader.part_reader import PartReader
+from stream_dataloader.pickling import Sealed
 from stream_dataloader.regroup import Part, unpack
 from stream_dataloader.ring import Slot
 from stream_dataloader.workers import Crew
@@ -74,7 +75,7 @@ class WorkerFeed:
 
     def __init__(
         self,
-        iterator: Iterator[Sequence[Any]],
+        iterator: Iterator[Sealed],
         crew: Crew,
         slot: Callable[[int], Slot | None],
         tell_end: Callable[[], None],
@@ -83,7 +84,7 @@ class WorkerFeed:
         board: Board,
         sources: Sequence[Any],
     ) -> None:
-        self._iterator: Iterator[Sequence[Any]] | None = iterator
+        self._iterator: Iterator[Sealed] | None = iterator
         self._crew, self._slot, self._tell_end, self._replace = crew, slot, tell_end, replace
         self._patience, self._board, self._sources = patience, board, sources
 
@@ -98,7 +99,7 @@ class WorkerFeed:
         try:
             if crew.casualty:
                 raise RuntimeError("a worker died while nobody waited for it")
-            return unpack(self._next_message())
+            message = self._next_message()
         except StopIteration:
             raise WorkerError(f"the workers ended before the epoch did, at step {step}: a bug in the loader") from None
         except KeyboardInterrupt:
@@ -115,8 +116,7 @@ class WorkerFeed:
                     suspects=frozenset().union(*suspects),
                 ) from error.with_traceback(None)  # whose frames hold on to torch's iterator
             if "timed out" in str(error):
-                lanes = self._board.lanes
-                late = [w for w in crew.workers if self._board.doing(w).time < (step + 1) * lanes]
+                late = [worker for worker in crew.workers if self._board.doing(worker).time >= 0] or crew.workers
                 told = "; ".join(f"worker {w} is {self._doing(w)}" for w in late)
                 self._dismiss()
                 raise WorkerTimeoutError(
@@ -126,8 +126,15 @@ class WorkerFeed:
             raise
         finally:
             crew.waiting = False
+        try:
+            return unpack(message.read())
+        except Exception as error:
+            raise ItemError(
+                f"what a worker sent cannot be unpickled here, at step {step}: {shorten(error)}; yield arrays, "
+                "numbers, strings or other plain objects"
+            ) from error
 
-    def _next_message(self) -> Sequence[Any]:
+    def _next_message(self) -> Sealed:
         """What torch yields next; a timeout counts only if no worker has got further meanwhile."""
         assert self._iterator is not None
         if not self._patience:

@@ -102,14 +102,14 @@ class OpenedStream:
         try:
             self._opened = self._factory(self.source, **known)
         except Exception as error:
-            raise self.error(OpenError, f"open_stream raised {error!r}") from error
+            raise self.error(OpenError, f"open_stream raised {_text(error)}") from error
         if skipped and self._seek(skipped):
             skipped = 0
         try:
             iterator: Iterator[Any] = iter(self._opened)
         except Exception as error:
             what = f"open_stream returned {shorten(self._opened, 80)}, a {type(self._opened).__name__}, "
-            why = "which is no iterable" if isinstance(error, TypeError) else f"whose iter() raised {error!r}"
+            why = "which is no iterable" if isinstance(error, TypeError) else f"whose iter() raised {_text(error)}"
             raise self.error(OpenError, f"{what}{why}; return or yield items") from error
         self._iterator = iterator
         self.writes = callable(getattr(self._opened, "read_into", None))
@@ -139,7 +139,7 @@ class OpenedStream:
                 load(self._state)
                 return True
         except Exception as error:
-            raise self.error(ReadError, f"going to item {items} raised {error!r}") from error
+            raise self.error(ReadError, f"going to item {items} raised {_text(error)}") from error
         return False
 
     def state(self) -> Any:
@@ -169,7 +169,9 @@ class OpenedStream:
     def _next_item_again(self, error: Exception, what: str) -> Any:
         """The item at which the stream broke, if it can be had by opening it again."""
         while True:
-            failure = error if isinstance(error, StreamError) else self.error(ReadError, f"{what} raised {error!r}")
+            failure = (
+                error if isinstance(error, StreamError) else self.error(ReadError, f"{what} raised {_text(error)}")
+            )
             if self._failed >= self._retries:
                 raise failure from (error if failure is not error else error.__cause__)
             wait = min(_FIRST_BACKOFF_SECONDS * 2**self._failed, _LONGEST_BACKOFF_SECONDS)
@@ -195,7 +197,7 @@ class OpenedStream:
             count = self._opened.read_into(out)
         except Exception as error:
             if not self._retries:
-                raise self.error(ReadError, f"the stream's read_into raised {error!r}") from error
+                raise self.error(ReadError, f"the stream's read_into raised {_text(error)}") from error
             self._ahead.append(self._next_item_again(error, "the stream's read_into"))
             return -1
         if not isinstance(count, int) or not 0 <= count <= most:
@@ -224,7 +226,7 @@ class OpenedStream:
                 except Exception as error:
                     warnings.warn(
                         f"closing the stream of source {self.info.source_index} ({shorten(self.source)}) "
-                        f"raised {error!r}; it was read all the same",
+                        f"raised {_text(error)}; it was read all the same",
                         RuntimeWarning,
                         stacklevel=2,
                     )
@@ -265,3 +267,7 @@ def takes_start(factory: Callable[..., Any]) -> bool:
         return _takes_start(factory)
     except TypeError:  # not hashable
         return _takes_start.__wrapped__(factory)
+
+
+def _text(error: Exception) -> str:
+    return shorten(error, 2000)

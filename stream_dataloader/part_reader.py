@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from stream_dataloader.batch import SentBatch, StreamBatch
 from stream_dataloader.board import Board
-from stream_dataloader.errors import ErrorReport, ItemError, OpenError, StreamError
+from stream_dataloader.errors import ErrorReport, ItemError, OpenError, StreamError, shorten
 from stream_dataloader.lane import Lane, LaneOptions, Run
 from stream_dataloader.opened_stream import OpenedStream
 from stream_dataloader.opening import Opener
@@ -189,6 +189,7 @@ class PartReader:
                 queue.end_busy(step + (len(runs) > before))
         if not any(map(_IS_FRESH, runs)):
             queue.end_fresh(step)
+        working[worker] = 0
         queue.publish(begin + self.setup.rules.lanes + self.lanes.start)
 
     def close(self) -> None:
@@ -206,7 +207,7 @@ def _open(
     try:
         stream: OpenedStream = opened(setup.sources[index])
     except Exception as error:
-        raise opened("?").error(OpenError, f"the source cannot be unpickled: {error!r}") from error
+        raise opened("?").error(OpenError, f"the source cannot be unpickled: {shorten(error)}") from error
     if setup.recovery.killers.get(index) == -1:
         stream.items = items
         stream.fail(stream.error(OpenError, "its worker died twice over opening it"))

@@ -65,3 +65,16 @@ class Message:
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
         return pickle.loads, (self._pickled,)
+
+
+class Sealed(Message):
+    """A message that arrives as it is: its receiver reads it, and learns why it cannot."""
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return _sealed, (self._pickled,)
+
+
+def _sealed(pickled: bytes) -> Sealed:
+    message = object.__new__(Sealed)
+    message._pickled = pickled
+    return message

@@ -10,11 +10,13 @@ dies, even by SIGKILL, so a dead worker cannot leave the others locked out.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import secrets
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +31,9 @@ try:
     import fcntl
 except ImportError:  # pragma: no cover - no POSIX: num_workers=0 still works
     fcntl = None
+
+
+_AGAIN_SECONDS = 50e-6
 
 
 def anonymous_file() -> int:
@@ -82,11 +87,26 @@ class SharedFile:
             if fcntl is None:  # pragma: no cover - no workers without it
                 yield
                 return
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            self._acquire(fcntl)
             try:
                 yield
             finally:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def _acquire(self, fcntl: ModuleType) -> None:
+        """Lock the file, and go on asking where the kernel sees a deadlock that is none.
+
+        It looks at processes, not threads: one that holds this file's lock in one thread and waits for another's
+        in a second is in a circle with one that does it the other way round, though each will let go at once.
+        """
+        while True:
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX)
+                return
+            except OSError as error:
+                if error.errno != errno.EDEADLK:
+                    raise
+                time.sleep(_AGAIN_SECONDS)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _attach_file, (reduction.DupFd(self._fd),)

@@ -27,7 +27,7 @@ from stream_dataloader.errors import ErrorReport
 from stream_dataloader.feed import WorkerFeed
 from stream_dataloader.pace import Pace
 from stream_dataloader.part_reader import NO_RECOVERY, Recovery, unsendable
-from stream_dataloader.pickling import Message
+from stream_dataloader.pickling import Sealed
 from stream_dataloader.progress import Snapshot
 from stream_dataloader.protocols import Transport
 from stream_dataloader.regroup import Fault, Part, pack
@@ -214,14 +214,14 @@ class _Parts(IterableDataset[Any]):
         self.recovery = NO_RECOVERY
         self.board = Board(dataset.batch_size, mailbox.workers)
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Sealed]:
         worker = get_worker_info()
         assert worker is not None
         self._mailbox.pids[worker.id] = os.getpid()
         self.sessions += 1
         return self._read(self.sessions, worker.id)
 
-    def _read(self, session: int, worker_id: int) -> Iterator[Message]:
+    def _read(self, session: int, worker_id: int) -> Iterator[Sealed]:
         if self._mailbox.closed(session):
             return
         epoch, raw = self._mailbox.read(session)
@@ -250,15 +250,15 @@ class _Parts(IterableDataset[Any]):
                 yield message
 
 
-def _message(parts: list[Part]) -> Message:
+def _message(parts: list[Part]) -> Sealed:
     try:
-        return Message(pack(parts))
+        return Sealed(pack(parts))
     except Exception as error:
         if len(parts) > 1:  # those before the one that cannot be pickled can
-            return Message([packed for part in parts for packed in _message([part]).read()])
+            return Sealed([packed for part in parts for packed in _message([part]).read()])
         (part,) = parts
         fault = Fault(part.runs[0].lane if part.runs else 0, True, ErrorReport(unsendable(part, error)))
-        return Message([part._replace(in_slot=False, blocks=[], objects={}, faults=[fault])])
+        return Sealed([part._replace(in_slot=False, blocks=[], objects={}, faults=[fault])])
 
 
 def _as_it_is(part: Any) -> Any:

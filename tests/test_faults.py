@@ -15,6 +15,7 @@ from cases import Case, cells, key
 
 from stream_dataloader import (
     FailureLimitError,
+    ItemError,
     ReadError,
     StreamDataLoader,
     StreamDataset,
@@ -22,6 +23,7 @@ from stream_dataloader import (
     WorkerDeathError,
     WorkerTimeoutError,
 )
+from stream_dataloader.shared_memory import SharedMemory
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], 5, 2, shuffle=True, seed=4, jitter=True)
 
@@ -242,3 +244,59 @@ def test_files_that_vanish_or_cannot_be_read(loader_workers, tmp_path):
     assert sorted(reasons) == [1, 2, 3]
     assert "directory" in reasons[2]
     assert "No space left" in reasons[3]
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+class Locked:
+    def __reduce__(self):
+        return _not_here, ()
+
+
+def _not_here():
+    raise ValueError("not to be unpickled")
+
+
+def test_errors_and_items_that_cannot_be_told():
+    def read(n):
+        yield n
+        raise Unspeakable
+
+    with pytest.raises(ReadError, match=r"source 0 .*Unspeakable whose repr raised ValueError"):
+        list(StreamDataLoader(StreamDataset([1, 2], read, 2, time_steps=1), 2))
+    dataset = StreamDataset([1, 2], lambda n: iter([Locked()]), 2, time_steps=1)
+    with pytest.raises(ItemError, match=r"sent cannot be unpickled here, at step 0.*not to be unpickled"):
+        list(StreamDataLoader(dataset, 2))
+
+
+def test_locks_of_several_threads_and_files_are_no_deadlock():
+    """The kernel takes two processes with two threads each for a circle, and refuses a lock."""
+    first, second = SharedMemory(8), SharedMemory(8)
+
+    def take(one, other, times):
+        def nest(held):
+            try:
+                for _ in range(times):
+                    with held.locked():
+                        pass
+            except OSError:
+                os._exit(1)
+
+        threads = [threading.Thread(target=nest, args=(memory,)) for memory in (one, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=take, args=(first, second, 20_000)) for _ in range(3)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, 0]
