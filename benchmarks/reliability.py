@@ -171,7 +171,7 @@ def run_section(section: str, *, quick: bool) -> list[Outcome]:
 
 
 _TITLES = {
-    "kills": "a random worker killed (SIGKILL) at a random step or moment",
+    "kills": "a random worker killed at a random step or moment",
     "restores": "restored at a random step, with another number of workers",
     "faults": "bad input and faults, see below",
     "epochs": "epochs left after the second batch, see below",

@@ -190,6 +190,11 @@ def killed_between_epochs(_folder: Path) -> dict[str, str]:
     return {"what the user sees": "a warning; all items come", 'with on_error="skip"': "—"}
 
 
+def stuck(_source: int) -> Any:
+    """A factory that never comes to an end."""
+    time.sleep(600)
+
+
 def main_killed(start: str) -> Callable[[Path], dict[str, str]]:
     """The main process is killed while its workers are stuck in their streams."""
 
@@ -199,7 +204,7 @@ def main_killed(start: str) -> Callable[[Path], dict[str, str]]:
 
         if not (main := os.fork()):
             with contextlib.suppress(BaseException):
-                dataset = StreamDataset([600] * SOURCES, time.sleep, 2, time_steps=2)
+                dataset = StreamDataset(range(SOURCES), stuck, 2, time_steps=2)
                 list(StreamDataLoader(dataset, 2, multiprocessing_context=start, worker_init_fn=come))
             os._exit(1)
         while len(workers := [int(path.name) for path in folder.iterdir()]) < 2:

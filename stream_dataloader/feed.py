@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time as clock
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from stream_dataloader.pickling import Sealed
 from stream_dataloader.regroup import Part, unpack
 from stream_dataloader.ring import Slot
 from stream_dataloader.workers import Crew
+
+_DEATH_SECONDS = 1.0  # a connection to a worker that was killed may break before its end is known
 
 
 class Feed(Protocol):
@@ -107,14 +110,7 @@ class WorkerFeed:
             raise
         except RuntimeError as error:
             if died := crew.died():
-                told = "; ".join(f"{how} {self._doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
-                suspects = [self._board.doing(worker).suspects for worker in died if worker >= 0]
-                self._dismiss()
-                raise WorkerDeathError(
-                    f"{told}; batch {step} was being put together. If it was out of memory, use fewer workers, a "
-                    "smaller prefetch_factor or smaller items; max_restarts= goes on with new workers",
-                    suspects=frozenset().union(*suspects),
-                ) from error.with_traceback(None)  # whose frames hold on to torch's iterator
+                raise self._death(step, died) from error.with_traceback(None)
             if "timed out" in str(error):
                 late = [worker for worker in crew.workers if self._board.doing(worker).time >= 0] or crew.workers
                 told = "; ".join(f"worker {w} is {self._doing(w)}" for w in late)
@@ -129,10 +125,31 @@ class WorkerFeed:
         try:
             return unpack(message.read())
         except Exception as error:
+            if isinstance(error, (OSError, EOFError)) and (
+                died := self._died_soon()
+            ):  # large items are fetched from it
+                raise self._death(step, died) from error
             raise ItemError(
                 f"what a worker sent cannot be unpickled here, at step {step}: {shorten(error)}; yield arrays, "
                 "numbers, strings or other plain objects"
             ) from error
+
+    def _died_soon(self) -> dict[int, str]:
+        deadline = clock.monotonic() + _DEATH_SECONDS
+        while not (died := self._crew.died()) and clock.monotonic() < deadline:
+            clock.sleep(0.01)
+        return died
+
+    def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
+        """Dismiss the workers, and say who died."""
+        told = "; ".join(f"{how} {self._doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
+        suspects = [self._board.doing(worker).suspects for worker in died if worker >= 0]
+        self._dismiss()
+        return WorkerDeathError(
+            f"{told}; batch {step} was being put together. If it was out of memory, use fewer workers, a smaller "
+            "prefetch_factor or smaller items; max_restarts= goes on with new workers",
+            suspects=frozenset().union(*suspects),
+        )
 
     def _next_message(self) -> Sealed:
         """What torch yields next; a timeout counts only if no worker has got further meanwhile."""

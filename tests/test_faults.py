@@ -300,3 +300,22 @@ def test_locks_of_several_threads_and_files_are_no_deadlock():
     for child in children:
         child.join()
     assert [child.exitcode for child in children] == [0, 0, 0]
+
+
+def test_a_worker_that_dies_before_its_large_items_are_fetched_is_replaced():
+    def read(n):
+        for i in range(6):
+            yield np.full(200_000, 10 * n + i)
+
+    expected = [key(batch) for batch in StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=1))]
+    for delay in np.linspace(0, 0.1, 12):
+        loader = StreamDataLoader(
+            StreamDataset(range(6), read, 3, time_steps=1), 3, transport="queue", max_restarts=2, prefetch_factor=4
+        )
+        iterator, found = iter(loader), []
+        time.sleep(0.05)  # messages wait in the queue
+        timer = threading.Timer(delay, kill_one)
+        timer.start()
+        found = [key(batch) for batch in iterator]
+        timer.join()
+        assert found == expected
