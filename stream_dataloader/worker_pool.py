@@ -13,6 +13,7 @@ import functools
 import itertools
 import multiprocessing
 import os
+import sys
 import time as clock
 import warnings
 from collections.abc import Callable, Iterator
@@ -121,6 +122,12 @@ class WorkerPool:
         self._ring_reader: RingReader | None = None
         self._crew: Crew | None  # kept, so that a death between two iterations is noticed
         self._hire()
+
+    def __del__(self) -> None:
+        crew = self.__dict__.get("_crew")
+        if crew is not None and self.owner == os.getpid() and not sys.is_finalizing():  # no thread starts any more
+            with crew.leaving():
+                del self._dataloader
 
     def _hire(self) -> None:
         self._crew = None

@@ -103,6 +103,7 @@ class Crew:
         self._pids = pids
         self.children = {child.pid: child for child in children if child.pid is not None}
         self.waiting = self.casualty = False
+        _ours.update(self.children)
 
     def __contains__(self, pid: int) -> bool:
         return pid in self.children
@@ -153,6 +154,7 @@ def _describe(exit_code: int) -> str:
 
 _starting: list[int] = []  # not empty while workers are being started
 _crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+_ours: set[int] = set()  # pids of all workers there were
 _dismissed: set[int] = set()  # pids of workers that were killed on purpose
 
 
@@ -173,7 +175,7 @@ class _ChildHandler:
             crew = next((crew for crew in _crews if pid in crew), None)
             if crew is not None:
                 crew.casualty = True
-            if pid not in _dismissed and (crew is None or crew.waiting):
+            if pid not in _ours or (pid not in _dismissed and crew is not None and crew.waiting):
                 raise
 
 
