@@ -269,6 +269,7 @@ class Lane:
                 LengthError,
                 f"the stream has {has} {stream.items} items, and lengths[{stream.info.source_index}] is "
                 f"{promised}; correct it, or build the dataset without lengths",
+                handed_out=not ended,
             )
 
     def _misfit(self, stream: OpenedStream, misfit: Misfit) -> StreamError:

@@ -73,6 +73,13 @@ def from_plain(state: Any, rules: Rules, fingerprint: str) -> tuple[int, int, Sn
     Raises:
         StateError: It is no state, or one of another dataset; says how they differ.
     """
+    try:
+        return _from_plain(state, rules, fingerprint)
+    except (KeyError, TypeError, IndexError) as error:
+        raise StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it") from error
+
+
+def _from_plain(state: Any, rules: Rules, fingerprint: str) -> tuple[int, int, Snapshot | None, int]:
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"this is no state of a StreamDataLoader, but a {type(state).__name__}; pass a state_dict()")
     if state["version"] != VERSION:
@@ -90,7 +97,7 @@ def from_plain(state: Any, rules: Rules, fingerprint: str) -> tuple[int, int, Sn
             f"the state was saved with other sources (fingerprint {state['fingerprint']}, here {fingerprint}); pass "
             "the same list, or, if only paths have moved, the same fingerprint= to both datasets"
         )
-    if "lane_states" not in state:
+    if state["step"] == 0 and "lane_states" not in state:
         return int(state["seed"]), int(state["epoch"]), None, int(state["failures"])
     lanes = tuple(
         LaneState(

@@ -330,6 +330,11 @@ def test_states_of_another_dataset_are_refused():
         StreamDataLoader(Case(CASE.lengths[::-1], 4, 3, shuffle=True).dataset()).load_state_dict(state)
     with pytest.raises(StateError, match="version 7"):
         StreamDataLoader(CASE.dataset()).load_state_dict(state | {"version": 7})
+    for missing in state:
+        if missing != "version":
+            half = {name: value for name, value in state.items() if name != missing}
+            with pytest.raises(StateError, match=missing):
+                StreamDataLoader(CASE.dataset()).load_state_dict(half)
     for nothing in (None, 3, {}, [1]):
         with pytest.raises(StateError, match="no state"):
             StreamDataLoader(CASE.dataset()).load_state_dict(nothing)
