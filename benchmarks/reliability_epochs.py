@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from reliability_runs import Finding, numbers
+from reliability_cases import numbers
+from reliability_runs import Finding
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 
