@@ -195,11 +195,9 @@ def print_tables(outcomes: dict[str, list[Outcome]]) -> None:
         if heads:
             print(f"\n| {' | '.join(['', *heads[0], 'time'])} |\n|{'---|' * (len(heads[0]) + 2)}")
         for outcome in outcomes.get(section, []):
-            cells = (
-                outcome.finding.cells
-                if not outcome.problem
-                else {"": f"WRONG: {outcome.problem.splitlines()[-1][:200]}"}
-            )
+            cells = outcome.finding.cells
+            if outcome.problem:
+                cells = {"": f"WRONG: {outcome.problem.splitlines()[-1][:200]}"}
             line = [outcome.run, *cells.values(), f"{outcome.seconds:.1f} s"]
             print(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |")
 
