@@ -132,7 +132,8 @@ class Case:
             "on_error": "skip" if kind == "breaking" else "raise",
         }
         collated = rng.random() < 0.15
-        options["deterministic"] = collated or mode in ("drop", "cycle") or rng.random() < 0.8
+        exact = collated or mode in ("drop", "cycle") or (mode, kind) == ("data", "breaking")  # order says what is read
+        options["deterministic"] = exact or rng.random() < 0.8
         return cls(kind, lengths, lanes, options, collated)
 
     def loader(self, num_workers: int, *, seed: int = 3, **options: Any) -> StreamDataLoader:
