@@ -17,8 +17,10 @@ import numpy as np
 import torch
 
 from stream_dataloader.errors import StateError
+from stream_dataloader.mixing import Mix
 from stream_dataloader.progress import After, LaneState, Snapshot
 from stream_dataloader.schedule import Rules
+from stream_dataloader.structure import as_array
 
 VERSION = 1
 
@@ -33,6 +35,7 @@ def to_plain(rules: Rules, epoch: int, snapshot: Snapshot | None, fingerprint: s
         "failures": failures,
         **{name: getattr(rules, name) for name in _COMPARED},
         "fingerprint": fingerprint,
+        **({} if rules.mix is None else {"mix": _plain_mix(rules.mix)}),
     }
     if snapshot is None:
         return {**state, "step": 0}
@@ -53,6 +56,13 @@ def to_plain(rules: Rules, epoch: int, snapshot: Snapshot | None, fingerprint: s
     }
 
 
+def _plain_mix(mix: Mix) -> dict[str, Any]:
+    return {
+        field.name: list(value) if isinstance(value := getattr(mix, field.name), tuple) else value
+        for field in fields(mix)
+    }
+
+
 #: What a state and the dataset it is loaded for must agree on, and the option to change.
 _COMPARED = {
     "lanes": "batch_size",
@@ -64,6 +74,16 @@ _COMPARED = {
     "schedule": "schedule",
     "deterministic": "deterministic",
     "num_sources": "the number of sources",
+}
+
+
+#: The same for a mix of several lists.
+_COMPARED_IN_MIX = {
+    "sizes": "the numbers of sources",
+    "weights": "weights",
+    "exhausted": "exhausted",
+    "shuffles": "the datasets' shuffle",
+    "schedules": "the datasets' schedule",
 }
 
 
@@ -86,12 +106,13 @@ def _from_plain(state: Any, rules: Rules, fingerprint: str) -> tuple[int, int, S
         raise StateError(f"the state is of version {state['version']}, and this library reads version {VERSION}")
     if state["groups"] != 1:
         raise StateError(f"the state is of {state['groups']} groups, and the loader has 1")
-    for name, option in _COMPARED.items():
-        if state[name] != getattr(rules, name):
-            raise StateError(
-                f"the state was saved with {option} {state[name]!r}, and the dataset has {getattr(rules, name)!r}; "
-                "build it as it was, or start the epoch anew"
-            )
+    if ("mix" in state) != (rules.mix is not None):
+        one, several = "one dataset", "several datasets that are interleaved (mix)"
+        saved, here = (several, one) if rules.mix is None else (one, several)
+        raise StateError(f"the state was saved with {saved}, and this is {here}; build it as it was")
+    if rules.mix is not None:
+        _compare(_COMPARED_IN_MIX, state["mix"], _plain_mix(rules.mix))
+    _compare(_COMPARED, state, {name: getattr(rules, name) for name in _COMPARED})
     if state["fingerprint"] != fingerprint:
         raise StateError(
             f"the state was saved with other sources (fingerprint {state['fingerprint']}, here {fingerprint}); pass "
@@ -110,6 +131,15 @@ def _from_plain(state: Any, rules: Rules, fingerprint: str) -> tuple[int, int, S
     )
     snapshot = Snapshot(state["step"], state["cursor"], tuple(state["returned"]), lanes)
     return int(state["seed"]), int(state["epoch"]), snapshot, int(state["failures"])
+
+
+def _compare(options: Mapping[str, str], saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    for name, option in options.items():
+        if saved[name] != here[name]:
+            raise StateError(
+                f"the state was saved with {option} {saved[name]!r}, and the dataset has {here[name]!r}; "
+                "build it as it was, or start the epoch anew"
+            )
 
 
 def fingerprint_of(sources: Iterable[Any]) -> str:
@@ -143,8 +173,9 @@ def _hash(value: Any, update: Any) -> None:
         update(type(value).__qualname__.encode())
         for field in fields(value):
             _hash(getattr(value, field.name), update)
-    elif isinstance(value, torch.Tensor) and value.dtype != torch.bfloat16:
-        _hash(value.detach().cpu().numpy(), update)
+    elif isinstance(value, torch.Tensor):
+        update(f"{value.dtype}".encode())
+        _hash(as_array(value), update)
     elif isinstance(value, (np.ndarray, np.generic)) and not np.asarray(value).dtype.hasobject:
         update(f"{value.dtype.str}{value.shape}".encode())
         update(np.ascontiguousarray(value).tobytes())

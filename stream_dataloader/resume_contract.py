@@ -1,0 +1,109 @@
+"""The contract of resuming: a loader goes on exactly, from every place. Published as `testing.check_resume`.
+
+Example:
+    >>> from stream_dataloader import StreamDataLoader, StreamDataset
+    >>> from stream_dataloader.testing import check_resume
+    >>> def make_loader(num_workers):
+    ...     dataset = StreamDataset([5, 3, 4], range, batch_size=2, time_steps=2, shuffle=True, seed=0)
+    ...     return StreamDataLoader(dataset, num_workers)
+    >>> check_resume(make_loader, num_workers=(0,))
+    11
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from stream_dataloader.batch import StreamBatch, map_leaves
+from stream_dataloader.dataloader import StreamDataLoader
+
+__all__ = ["batch_key", "check_resume"]
+
+
+def batch_key(batch: Any) -> Any:
+    """All that a batch holds, but for `worker_id`, as values that can be compared with `==`, bit for bit."""
+
+    def plain(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            tensor = leaf.detach().cpu().contiguous()
+            return str(leaf.dtype), tuple(leaf.shape), tensor.flatten().view(torch.uint8).numpy().tobytes()
+        if hasattr(leaf, "tobytes") and hasattr(leaf, "dtype"):
+            return str(leaf.dtype), leaf.shape, leaf.tobytes()
+        return leaf
+
+    if isinstance(batch, StreamBatch):
+        names = ("data", "reset", "is_start", "mask", "source", "position", "lane", "step", "epoch")
+        return {name: map_leaves(getattr(batch, name), plain) for name in names}
+    return map_leaves(batch, plain)
+
+
+def check_resume(
+    make_loader: Callable[[int], StreamDataLoader],
+    *,
+    num_workers: Sequence[int] = (0, 2),
+    epochs: int = 2,
+    plain: bool = True,
+    limit: int | None = None,
+) -> int:
+    """Check that a loader goes on exactly from every place: the start, after each batch, the end, the next epoch.
+
+    At each place the state is saved by a loader that itself was resumed there from the place before, and is
+    loaded by a new one; what that yields must be bit for bit what a loader without a break yields.
+
+    Args:
+        make_loader: Builds the loader anew, with a number of workers.
+        num_workers: Worker counts, which take turns.
+        epochs: How many epochs to go through.
+        plain: Send each state through json.
+        limit: The most batches of an epoch to go through; for endless ones.
+
+    Returns:
+        How many places were checked.
+
+    Raises:
+        AssertionError: A loader that was resumed went on differently; tells where.
+    """
+    whole = make_loader(num_workers[0])
+    expected = [[batch_key(batch) for batch in itertools.islice(whole, limit)] for _ in range(epochs)]
+    counts, places = itertools.cycle(num_workers), 0
+
+    def saved(loader: StreamDataLoader) -> dict[str, Any]:
+        state = loader.state_dict()
+        return json.loads(json.dumps(state)) if plain else state
+
+    def resumed(state: dict[str, Any]) -> StreamDataLoader:
+        loader = make_loader(next(counts))
+        loader.load_state_dict(state)
+        return loader
+
+    state = saved(make_loader(next(counts)))
+    for epoch, batches in enumerate(expected):
+        for step in range(len(batches) + 1):
+            place = f"resumed in epoch {epoch} before batch {step}"
+            rest = [batch_key(batch) for batch in itertools.islice(resumed(state), limit and limit - step)]
+            assert rest == batches[step:], f"{place}: {_difference(rest, batches[step:])}"
+            places += 1
+            loader = resumed(state)
+            assert saved(loader) == state, f"{place}: the state changed by being loaded"
+            iterator = iter(loader)
+            if step < len(batches):
+                assert batch_key(next(iterator)) == batches[step], place
+            elif limit is None:
+                assert next(iterator, None) is None, place
+            else:
+                loader.set_epoch(epoch + 1)
+            state = saved(loader)
+            del iterator
+    return places
+
+
+def _difference(found: list[Any], expected: list[Any]) -> str:
+    for i, (one, other) in enumerate(zip(found, expected, strict=False)):
+        if one != other:
+            return f"the batch {i} after it differs"
+    return f"{len(found)} batches follow, and should {len(expected)}"

@@ -1,0 +1,105 @@
+"""The contract that streams are run through finds what is wrong with one, and passes what is right."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from stream_dataloader.streams import ArrayStream
+from stream_dataloader.testing import StreamContract
+
+opened = itertools.count()
+
+
+class Counting:
+    """Counts up to its source; goes wrong in the way it is told to."""
+
+    def __init__(self, wrong=""):
+        self.wrong = wrong
+
+    def __call__(self, source, *, start=0):
+        return Numbers(source, start + (self.wrong == "start" and start > 0), self)
+
+    def length(self, source):
+        return source + (self.wrong == "length")
+
+
+class Numbers:
+    shared = [0]  # noqa: RUF012
+
+    def __init__(self, stop, position, factory):
+        self.position, self.stop, self.wrong = position, stop, factory.wrong
+        self.again = next(opened)
+        self.file = open("/dev/null") if self.wrong == "closed" else None  # noqa: SIM115
+        self.kept = self.file and factory.__dict__.setdefault("files", []).append(self.file)
+        if self.wrong == "shared":
+            self.shared[0] = position
+
+    def __iter__(self):
+        while self.position < self.stop:
+            if self.wrong == "shared":
+                self.position = self.shared[0]
+                self.shared[0] += 1
+                if self.position >= self.stop:
+                    return
+            self.position += 1
+            if self.wrong == "alike" and self.position == 3:
+                yield np.zeros(2)
+            yield np.array([self.position + (self.wrong == "again") * self.again])
+
+    def read_into(self, out):
+        count = min(len(out), self.stop - self.position)
+        out[:count, 0] = np.arange(self.position + 1, self.position + count + 1) + (self.wrong == "again") * self.again
+        if self.wrong == "written":
+            out[: count + 1] += 1
+        self.position += count
+        return count
+
+
+class TestContract(StreamContract):
+    @pytest.fixture
+    def open_stream(self):
+        return Counting()
+
+    @pytest.fixture
+    def sources(self):
+        return [5, 0, 12, 1]
+
+
+class TestArrays(StreamContract):
+    @pytest.fixture(params=["float32", "file", "bfloat16"])
+    def sources(self, request, tmp_path):
+        table = np.arange(60, dtype=np.float32).reshape(20, 3)
+        if request.param == "file":
+            np.save(tmp_path / "table.npy", table)
+            return [tmp_path / "table.npy", (tmp_path / "table.npy", 3, 9)]
+        if request.param == "bfloat16":
+            import torch
+
+            table = torch.from_numpy(table).bfloat16()
+        return [table, table[:0], (table, 3, 9)]
+
+    @pytest.fixture
+    def open_stream(self):
+        return ArrayStream()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "test", "message"),
+    [
+        ("again", "the_same_twice", "opened a second time: item 0"),
+        ("alike", "items_are_alike", r"and the first item is"),
+        ("start", "starts_at_any_item", "opened with start=1: item 0"),
+        ("length", "length_is_right", "has 5 items, and its length is 6"),
+        ("written", "writes_what_it_yields", "written 1 at a time|wrote more than"),
+        ("shared", "two_at_once", "read beside others"),
+        ("closed", "closes", "descriptors and threads"),
+        ("again", "is_picklable", "opened by a pickled factory"),
+    ],
+)
+def test_what_is_wrong_is_found(wrong, test, message):
+    factory = Counting(wrong)
+    with pytest.raises(AssertionError, match=message):
+        getattr(StreamContract(), f"test_{test}")(factory, [5, 12])
+    for file in vars(factory).get("files", ()):
+        file.close()
