@@ -1,5 +1,31 @@
-"""Factories for frequent kinds of sources, to be passed to `StreamDataset` as `open_stream`."""
+"""Factories for frequent kinds of sources, to be passed to `StreamDataset` as `open_stream`.
 
-from stream_dataloader.streams.array import ArrayStream
+Each is a description of how to read, cheap to build and to send to workers; it is called with one source, and
+passes `testing.StreamContract`. A source is a path, a URL, or `(path, start, stop)`: part of one. What a kind
+of source needs (PyAV, OpenCV, h5py, ...) is imported when its factory is first used.
+"""
 
-__all__ = ["ArrayStream"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stream_dataloader.streams.array import ArrayStream
+    from stream_dataloader.streams.frame_index import segment_videos
+    from stream_dataloader.streams.video import VideoStream
+
+__all__ = ["ArrayStream", "VideoStream", "segment_videos"]
+
+_MODULES = {
+    "ArrayStream": "array",
+    "VideoStream": "video",
+    "segment_videos": "frame_index",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, and nothing that it does not need."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,273 @@
+"""How a picture is delivered, and the converters that write decoded ones straight into a batch.
+
+Guarantee: whatever a decoder yields (another size, another pixel format, turned on its side) comes out with the
+one shape and dtype that was asked for, its colours by the matrix and range that it is tagged with.
+
+PyAV's frames are scaled and converted in one pass to planes of G, B and R ("gbrp"): of all ways measured the
+most accurate (44 to 47 dB against 34 to 37 for packed "rgb24") and the fastest that honours colour tags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    import av
+
+__all__ = ["ArrayConverter", "AvConverter", "Picture"]
+
+# The scaler would go from one matrix to another for gray, if it were told of any but its default: luma needs none.
+_LUMA = {"src_colorspace": 5, "dst_colorspace": 5, "dst_color_range": 2}  # SWS_CS_ITU601, AVCOL_RANGE_JPEG
+_LARGEST_SIDE = 1 << 16
+_UNIT = np.float32(1 / 255)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """How pictures are delivered.
+
+    Attributes:
+        size: `(height, width)` in pixels; None keeps the size of a stream's first picture.
+        layout: `"CHW"`, channels first, or `"HWC"`.
+        color: `"rgb"`, or `"gray"`: one channel, the luma, over the full range.
+        dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1. The names of NumPy and torch mean the same.
+        fit: How a picture of another shape comes to `size`: `"stretch"`; `"letterbox"`, all of it in the middle
+            of black borders; or `"crop"`, the middle of it.
+
+    Raises:
+        ValueError: An option has another value, or a size is not positive.
+    """
+
+    size: tuple[int, int] | None = None
+    layout: Literal["CHW", "HWC"] = "CHW"
+    color: Literal["rgb", "gray"] = "rgb"
+    dtype: Any = "uint8"
+    fit: Literal["stretch", "letterbox", "crop"] = "stretch"
+
+    def __post_init__(self) -> None:
+        allowed = {"layout": ("CHW", "HWC"), "color": ("rgb", "gray"), "fit": ("stretch", "letterbox", "crop")}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(map(repr, values))}")
+        object.__setattr__(self, "dtype", _dtype_name(self.dtype))
+        if self.size is not None:
+            size = tuple(self.size) if isinstance(self.size, (tuple, list)) else ()
+            if len(size) != 2 or not all(isinstance(side, (int, np.integer)) for side in size):
+                raise ValueError(f"size is {self.size!r}; give (height, width) in pixels, or None")
+            if not all(0 < side <= _LARGEST_SIDE for side in size):
+                raise ValueError(f"size is {self.size!r}; height and width must be from 1 to {_LARGEST_SIDE} pixels")
+            object.__setattr__(self, "size", (int(size[0]), int(size[1])))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of a picture; `size` is known."""
+        assert self.size is not None
+        height, width = self.size
+        channels = 3 if self.color == "rgb" else 1
+        return (channels, height, width) if self.layout == "CHW" else (height, width, channels)
+
+    def empty(self) -> Any:
+        """Room for one picture; `size` is known."""
+        return np.empty(self.shape, self.dtype)
+
+
+def _dtype_name(dtype: Any) -> str:
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
+    name = "float32" if dtype is float else str(np.dtype(dtype))
+    if name not in ("uint8", "float32"):
+        raise ValueError(f"dtype is {name}; use uint8 or float32")
+    return name
+
+
+class _Plan(NamedTuple):
+    """How a picture gets to its place: scaled, turned, cut, put down.
+
+    Attributes:
+        width: Scaled to this, before it is turned.
+        turns: Quarter turns, counter-clockwise.
+        cut: Which part of it is used, rows and columns.
+        place: Where that goes.
+        borders: Something around it stays black.
+    """
+
+    width: int
+    height: int
+    turns: int
+    cut: tuple[slice, slice]
+    place: tuple[slice, slice]
+    borders: bool
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(width: int, height: int, aspect: float, turns: int, size: tuple[int, int], fit: str) -> _Plan:
+    """Plan for a picture of `width` x `height` pixels, each `aspect` times as wide as high."""
+    rows, columns = size
+    shown_width, shown_height = (width * aspect, float(height)) if turns % 2 == 0 else (float(height), width * aspect)
+    scaled_columns, scaled_rows = columns, rows
+    if fit != "stretch":
+        ratios = columns / shown_width, rows / shown_height
+        scale = min(ratios) if fit == "letterbox" else max(ratios)
+        scaled_columns, scaled_rows = max(1, round(shown_width * scale)), max(1, round(shown_height * scale))
+    cut_rows, place_rows = _centred(scaled_rows, rows)
+    cut_columns, place_columns = _centred(scaled_columns, columns)
+    scaled = (scaled_columns, scaled_rows) if turns % 2 == 0 else (scaled_rows, scaled_columns)
+    borders = scaled_rows < rows or scaled_columns < columns
+    return _Plan(*scaled, turns, (cut_rows, cut_columns), (place_rows, place_columns), borders)
+
+
+def _centred(length: int, room: int) -> tuple[slice, slice]:
+    """The middle of `length` that fits into `room`, and the middle of `room` where it goes."""
+    used = min(length, room)
+    cut, place = (length - used) // 2, (room - used) // 2
+    return slice(cut, cut + used), slice(place, place + used)
+
+
+class _Converter:
+    """Writes pictures: a subclass brings them to planes `(H, W)` uint8, this puts the planes down."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+        self._scratch: Any = None
+
+    def _set_size(self, width: int, height: int, turns: int) -> None:
+        if self.picture.size is None:  # that of the first picture
+            size = (height, width) if turns % 2 == 0 else (width, height)
+            self.picture = dataclasses.replace(self.picture, size=size)
+
+    def _put(self, planes: list[Any], plan: _Plan, out: Any) -> None:
+        picture = self.picture
+        if plan.turns:
+            planes = [np.rot90(plane, plan.turns) for plane in planes]
+        planes = [plane[plan.cut] for plane in planes]
+        if plan.borders:
+            out[...] = 0
+        rows, columns = plan.place
+        place = out[:, rows, columns] if picture.layout == "CHW" else out[rows, columns]
+        if picture.layout == "HWC":
+            self._put_packed(planes, place)
+        elif picture.dtype == "uint8":
+            for channel, plane in enumerate(planes):
+                place[channel] = plane
+        else:
+            for channel, plane in enumerate(planes):
+                np.multiply(plane, _UNIT, out=place[channel])
+
+    def _put_packed(self, planes: list[Any], place: Any) -> None:
+        import cv2
+
+        if len(planes) == 1:
+            packed = planes[0][..., None]
+        elif self.picture.dtype == "uint8" and place.flags.c_contiguous:
+            cv2.merge(planes, dst=place)
+            return
+        else:
+            self._scratch = packed = cv2.merge(planes, dst=self._scratch)
+        if self.picture.dtype == "uint8":
+            place[...] = packed
+        else:
+            np.multiply(packed, _UNIT, out=place)
+
+
+class AvConverter(_Converter):
+    """Writes PyAV's frames, scaled and converted in one pass. One a stream: it keeps what the scaler has set up.
+
+    Args:
+        pixel_aspect: How much wider than high a pixel is.
+    """
+
+    def __init__(self, picture: Picture, pixel_aspect: float = 1.0) -> None:
+        from av.video.reformatter import VideoReformatter
+
+        super().__init__(picture)
+        self._reformatter, self._pixel_aspect = VideoReformatter(), pixel_aspect
+        self._options = _scaler_options()
+        self._gray = picture.color == "gray"
+        self._format = "gray" if self._gray else "gbrp"
+        self._order = (2, 0, 1) if picture.color == "rgb" else (0,)  # R, G, B among the planes G, B, R
+
+    def empty(self, frame: av.VideoFrame) -> Any:
+        """Room for one picture; if no size was asked for, the frame decides it."""
+        self._set_size(frame.width, frame.height, _turns(frame))
+        return self.picture.empty()
+
+    def write(self, frame: av.VideoFrame, out: Any) -> None:
+        """Convert `frame` into `out`, of the picture's shape and dtype."""
+        turns = _turns(frame)
+        self._set_size(frame.width, frame.height, turns)
+        assert self.picture.size is not None
+        plan = _plan(frame.width, frame.height, self._pixel_aspect, turns, self.picture.size, self.picture.fit)
+        options = self._options
+        if self._gray:
+            options = {**options, **_LUMA, "src_color_range": frame.color_range}
+        converted = self._reformatter.reformat(frame, plan.width, plan.height, self._format, **options)
+        planes: Any = converted.planes
+        views = []
+        for index in self._order:
+            plane = planes[index]
+            view = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)  # rows are padded
+            views.append(view[: plan.height, : plan.width])
+        self._put(views, plan, out)
+
+
+@functools.lru_cache(maxsize=1)
+def _scaler_options() -> dict[str, Any]:
+    """Bilinear, over all pixels that a smaller one stands for; accurate, or chroma would not be interpolated at all.
+
+    The scaler would take a thread a core; before PyAV 17 it took one in all, and had no such option.
+    """
+    from av.video.reformatter import Interpolation, VideoReformatter
+
+    options: dict[str, Any] = {"interpolation": Interpolation.BILINEAR}
+    if hasattr(Interpolation, "ACCURATE_RND"):
+        options["interpolation"] = Interpolation.BILINEAR | Interpolation.ACCURATE_RND
+    if "threads" in (inspect.getdoc(VideoReformatter.reformat) or ""):
+        options["threads"] = 1
+    return options
+
+
+def _turns(frame: av.VideoFrame) -> int:
+    """Quarter turns, counter-clockwise, that show a frame upright (PyAV before 14 does not tell)."""
+    return round(getattr(frame, "rotation", 0) / 90) % 4
+
+
+class ArrayConverter(_Converter):
+    """Writes pictures as OpenCV has them: `(H, W)`, `(H, W, 3)` BGR or `(H, W, 4)` BGRA, uint8 or uint16."""
+
+    def empty(self, image: Any) -> Any:
+        """Room for one picture; if no size was asked for, the image decides it."""
+        self._set_size(image.shape[1], image.shape[0], 0)
+        return self.picture.empty()
+
+    def write(self, image: Any, out: Any) -> None:
+        """Convert `image` into `out`, of the picture's shape and dtype."""
+        import cv2
+
+        height, width = image.shape[:2]
+        self._set_size(width, height, 0)
+        assert self.picture.size is not None
+        plan = _plan(width, height, 1.0, 0, self.picture.size, self.picture.fit)
+        if image.dtype == np.uint16:  # the most significant bits
+            image = (image >> 8).astype(np.uint8)
+        if image.ndim == 3 and image.shape[2] == 4:
+            image = image[..., :3]
+        if self.picture.color == "gray" and image.ndim == 3:
+            image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+        if (plan.width, plan.height) != (width, height):
+            smaller = plan.width < width or plan.height < height
+            method = cv2.INTER_AREA if smaller else cv2.INTER_LINEAR
+            image = cv2.resize(image, (plan.width, plan.height), interpolation=method)
+        if self.picture.color == "gray":
+            planes = [image]
+        elif image.ndim == 2:
+            planes = [image, image, image]
+        else:
+            planes = list(cv2.split(image))[::-1]
+        self._put(planes, plan, out)

@@ -1,0 +1,144 @@
+"""Which frames of a video are its items: a section of it, every n-th frame, or those at a steady rate.
+
+::
+
+    frames shown at       0   1   2  3      4           5   6
+    frame_step=2          0       2         4               6
+    at a steady rate      0   1   1  2  3   4   4   4   5   6      each moment takes the frame that is shown then
+
+Guarantee: item n is the same frame whether the items before it were read or not; a section that reaches beyond
+the video's end is an error, not a shorter section.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Generator, Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from stream_dataloader.streams.frames import FrameReader
+from stream_dataloader.streams.source import Section
+
+__all__ = ["Selection"]
+
+
+class Selection(NamedTuple):
+    """Which frames are wanted.
+
+    Attributes:
+        section: From where to where: frame numbers, or seconds as floats.
+        frame_step: Every n-th.
+        fps: At this rate instead of the video's own; None keeps that.
+    """
+
+    section: Section
+    frame_step: int = 1
+    fps: Fraction | None = None
+
+    def frames(self, reader: FrameReader, start: int = 0) -> Generator[Any, None, None]:
+        """The frames wanted, from item `start` on.
+
+        Raises:
+            ValueError: A frame cannot be decoded, or the video ends before the section does.
+        """
+        first, stop = self._frame_numbers(reader)
+        if self.fps is not None:
+            yield from self._at_rate(reader, first, stop, start)
+            return
+        number = first + start * self.frame_step
+        if stop is not None and number >= stop:
+            return
+        read = number
+        for read, frame in enumerate(reader.frames(number), number + 1):
+            if (read - 1 - number) % self.frame_step == 0:
+                yield frame
+            if read == stop:
+                return
+        if read == number:  # nothing: it ends here, or before
+            count = reader.count()
+            read = sum(1 for _ in reader.frames()) if count is None else count
+        self._check_end(reader, first, stop, read)
+
+    def length(self, reader: FrameReader) -> int | None:
+        """How many items there are; None if the container does not tell.
+
+        Raises:
+            ValueError: The video ends before the section does.
+        """
+        count = reader.count()
+        if count is None:
+            return None
+        first, stop = self._frame_numbers(reader)
+        self._check_end(reader, first, stop, count)
+        stop = count if stop is None else stop
+        if self.fps is None or first == stop:
+            return max(0, -((first - stop) // self.frame_step))
+        origin, last, end = reader.time_of(first), reader.time_of(count - 1), reader.time_of(stop)
+        assert origin is not None
+        assert last is not None
+        behind = last + _ticks_a_frame(reader) if end is None else Fraction(end)
+        return math.ceil((behind - origin) / self._ticks_an_item(reader))
+
+    def _frame_numbers(self, reader: FrameReader) -> tuple[int, int | None]:
+        first, stop = self.section.start, self.section.stop
+        if isinstance(first, float):
+            first = reader.frame_at(first) if first else 0
+        return first, reader.frame_at(stop) if isinstance(stop, float) else stop
+
+    def _check_end(self, reader: FrameReader, first: int, stop: int | None, count: int) -> None:
+        """See that a video of `count` frames, as far as it was read, holds the section."""
+        if count < first or (stop is not None and count < stop):
+            total = reader.count()
+            until = "its end" if stop is None else stop
+            raise ValueError(
+                f"frames {first} to {until} of {self.section.path} were asked for, and it has "
+                f"{count if total is None else total}"
+            )
+
+    def _ticks_an_item(self, reader: FrameReader) -> Fraction:
+        assert self.fps is not None
+        return self.frame_step / (self.fps * Fraction(reader.stream.time_base))
+
+    def _at_rate(self, reader: FrameReader, first: int, stop: int | None, start: int) -> Iterator[Any]:
+        """For each moment, from item `start` on, the frame that is shown then."""
+        if stop is not None and first >= stop:
+            return
+        end = None if stop is None else reader.time_of(stop)
+        origin = reader.time_of(first) if first or start else None
+        if origin is None or reader.on_corrupt != "raise":  # read from the beginning, or from the first frame on
+            frames = reader.frames(first)
+            chosen = self._shown(reader, frames, None, end, 0)
+            yield from itertools.islice(chosen, start, None)
+        else:
+            moment = math.floor(origin + start * self._ticks_an_item(reader))
+            frames = (frame for frame in reader.frames_from(moment) if frame.pts >= origin)
+            yield from self._shown(reader, frames, origin, end, start)
+
+    def _shown(
+        self, reader: FrameReader, frames: Iterator[Any], origin: int | None, end: int | None, item: int
+    ) -> Iterator[Any]:
+        shown, ticks = None, self._ticks_an_item(reader)
+        for frame in frames:
+            origin = frame.pts if origin is None else origin
+            if end is not None and frame.pts >= end:
+                break
+            while shown is not None and origin + item * ticks < frame.pts:
+                yield shown
+                item += 1
+            shown = frame
+        if shown is None or origin is None:
+            self._check_end(reader, self.section.start, None, 0)
+            return
+        if end is None:
+            end = shown.pts + _ticks_a_frame(reader)
+        while origin + item * ticks < end:
+            yield shown
+            item += 1
+
+
+def _ticks_a_frame(reader: FrameReader) -> Fraction:
+    """How long the last frame is shown, in the stream's time base: as long as the others are on average."""
+    rate = reader.stream.average_rate or reader.stream.guessed_rate or Fraction(25)
+    return 1 / (Fraction(rate) * Fraction(reader.stream.time_base))

@@ -1,0 +1,187 @@
+"""Videos as streams of frames, with PyAV or OpenCV.
+
+Guarantees: frames are scaled, converted and written straight into the batch; item n is the same picture however
+it is reached, by reading or by seeking, in any container; a video that is damaged or cut is reported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+from stream_dataloader.streams.frames import FrameReader, OnCorrupt
+from stream_dataloader.streams.picture import AvConverter, Picture
+from stream_dataloader.streams.selection import Selection
+from stream_dataloader.streams.source import Section, check_file, section_of
+
+__all__ = ["VideoStream"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoStream:
+    """Opens videos: each frame is an item. To be passed to `StreamDataset` as `open_stream`.
+
+    A source is a path, or `(path, start, stop)`, a section of a video. Any container and codec that FFmpeg reads
+    will do. Frames come upright, by the video's own rotation, in RGB by its own matrix and range, always of one
+    size, also where it changes in mid-stream.
+
+    Args:
+        size: `(height, width)`; None keeps that of the first frame.
+        layout: `"CHW"` or `"HWC"`.
+        color: `"rgb"` or `"gray"`.
+        dtype: uint8, 0 to 255, or float32, 0 to 1.
+        fit: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
+        frame_step: Yield every n-th frame.
+        fps: Resample to this rate, by time stamps: item n is what is shown n / fps seconds after the first frame.
+        start: The first frame: its number, or, as a float, seconds after the video's first. A source's own goes first.
+        stop: The frame behind the last, likewise; None is the video's end.
+        stream: Which of the file's video streams, from 0.
+        with_times: Yield dicts: `frame`, `pts_seconds` (float64, the container's own time), `is_key` (bool).
+        on_corrupt: What to do about damaged frames: `"raise"`, `"keep"` what the decoder made of them, or `"drop"`
+            them. The latter two cannot seek; they also take the frames of a file that is cut off.
+        backend: `"av"`, or `"opencv"`, which knows sizes, colours, `frame_step` and frame numbers only.
+
+    Raises:
+        ValueError: An option has a value that it cannot have.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader.demo import default_clips
+        >>> clips = default_clips()
+        >>> dataset = StreamDataset(clips, VideoStream(size=(120, 160)), batch_size=4, time_steps=16)
+        >>> next(iter(StreamDataLoader(dataset))).data.shape
+        torch.Size([16, 4, 3, 120, 160])
+    """
+
+    size: tuple[int, int] | None = None
+    layout: Literal["CHW", "HWC"] = "CHW"
+    color: Literal["rgb", "gray"] = "rgb"
+    dtype: Any = "uint8"
+    fit: Literal["stretch", "letterbox", "crop"] = "stretch"
+    frame_step: int = 1
+    fps: float | Fraction | None = None
+    start: int | float = 0
+    stop: int | float | None = None
+    stream: int = 0
+    with_times: bool = False
+    on_corrupt: OnCorrupt = "raise"
+    backend: Literal["av", "opencv"] = "av"
+    picture: Picture = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "picture", Picture(self.size, self.layout, self.color, self.dtype, self.fit))
+        object.__setattr__(self, "dtype", self.picture.dtype)
+        if self.frame_step < 1:
+            raise ValueError(f"frame_step is {self.frame_step}; give 1 for every frame, or more")
+        if self.fps is not None and not 0 < self.fps < math.inf:
+            raise ValueError(f"fps is {self.fps}; give a rate above 0, or None for the video's own frames")
+        if self.stream < 0:
+            raise ValueError(f"stream is {self.stream}; streams are numbered from 0")
+        section_of(("", self.start, self.stop))
+        if self.on_corrupt not in ("raise", "keep", "drop"):
+            raise ValueError(f"on_corrupt is {self.on_corrupt!r}; use 'raise', 'keep' or 'drop'")
+        if self.backend not in ("av", "opencv"):
+            raise ValueError(f"backend is {self.backend!r}; use 'av' or 'opencv'")
+        if self.backend == "opencv":
+            self._check_opencv()
+
+    def _check_opencv(self) -> None:
+        seconds = isinstance(self.start, float) or isinstance(self.stop, float)
+        for name, asked in (
+            ("fps", self.fps is not None),
+            ("stream", self.stream != 0),
+            ("with_times", self.with_times),
+            ("on_corrupt", self.on_corrupt != "raise"),
+            ("start and stop in seconds", seconds),
+        ):
+            if asked:
+                raise ValueError(f'{name} cannot be had with backend="opencv"; use backend="av"')
+
+    def __call__(self, source: Any, *, start: int = 0) -> Any:
+        """Open one video.
+
+        Args:
+            source: See the class.
+            start: The first item wanted, counted from the source's own first.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no video, lacks the stream, or ends before the source's start.
+        """
+        selection = self._selection(source)
+        if self.backend == "opencv":
+            from stream_dataloader.streams.video_opencv import CapturedVideo
+
+            return CapturedVideo(self.picture, selection, start)
+        return _Video(self, selection, start)
+
+    def length(self, source: Any) -> int | None:
+        """The number of items of a source, by its packets; None if they do not tell, or frames may be dropped.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no video, lacks the stream, or ends before the source's start or stop.
+        """
+        selection = self._selection(source)
+        if self.on_corrupt != "raise":
+            return None
+        reader = FrameReader(selection.section.path, self.stream)
+        try:
+            return selection.length(reader)
+        finally:
+            reader.close()
+
+    def _selection(self, source: Any) -> Selection:
+        section = section_of(source)
+        if not isinstance(source, tuple):
+            section = Section(section.path, self.start, self.stop)
+        section = section._replace(path=check_file(section.path))
+        return Selection(section, self.frame_step, None if self.fps is None else Fraction(self.fps))
+
+
+class _Video:
+    """An open video; a `protocols.ReadsInto`."""
+
+    def __init__(self, options: VideoStream, selection: Selection, start: int) -> None:
+        self._reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
+        aspect = self._reader.stream.sample_aspect_ratio
+        self._converter = AvConverter(options.picture, float(aspect or 1))
+        self._frames = selection.frames(self._reader, start)
+        self._with_times = options.with_times
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for frame in self._frames:
+            picture = self._converter.empty(frame)
+            self._converter.write(frame, picture)
+            yield {"frame": picture, **self._times(frame)} if self._with_times else picture
+
+    def read_into(self, out: Any) -> int:
+        """Write the next frames to `out`; see `protocols.ReadsInto`."""
+        if self._error is not None:
+            raise self._error
+        pictures = out["frame"] if self._with_times else out
+        count = 0
+        try:
+            for count, frame in enumerate(itertools.islice(self._frames, len(pictures)), 1):
+                self._converter.write(frame, pictures[count - 1])
+                if self._with_times:
+                    for name, value in self._times(frame).items():
+                        out[name][count - 1] = value
+        except Exception as error:
+            if not count:
+                raise
+            self._error = error  # what was read before it belongs to this call
+        return count
+
+    def _times(self, frame: Any) -> dict[str, Any]:
+        return {"pts_seconds": self._reader.seconds(frame), "is_key": bool(frame.key_frame)}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._frames.close()
+        self._reader.close()

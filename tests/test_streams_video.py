@@ -1,0 +1,457 @@
+"""Videos as streams: every frame where it belongs, however it is reached; and what is wrong is said."""
+
+import os
+import shutil
+import struct
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import clips
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader.streams import VideoStream, segment_videos
+from stream_dataloader.testing import StreamContract
+
+MEDIA = Path(os.environ.get("STREAM_DATALOADER_MEDIA", "/nonexistent")) / "video"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path_factory.mktemp("cache")))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("clips")
+
+
+def clip(folder, codec="h264", frames=60, **options):
+    name = "-".join([codec, str(frames), *(f"{k}{hash(str(v))}" for k, v in options.items())])
+    path = folder / f"{name}.{clips.CODECS[codec][0]}"
+    return str(path) if path.exists() else clips.write_clip(path, frames, codec, **options)
+
+
+def read(path, item=0, **options):
+    stream = VideoStream(**options)(path, start=item)
+    try:
+        return list(stream)
+    finally:
+        stream.close()
+
+
+def numbers(path, item=0, **options):
+    return [clips.number_of(frame) for frame in read(path, item, **options)]
+
+
+def load(sources, workers=0, lanes=1, time_steps=8, on_error="raise", **options):
+    dataset = StreamDataset(sources, VideoStream(**options), lanes, time_steps=time_steps, on_error=on_error)
+    return list(StreamDataLoader(dataset, workers))
+
+
+class TestVideo(StreamContract):
+    @pytest.fixture(params=[{}, {"layout": "HWC", "dtype": "float32"}, {"color": "gray", "with_times": True}])
+    def open_stream(self, request):
+        return VideoStream(size=(24, 32), **request.param)
+
+    @pytest.fixture
+    def sources(self, folder):
+        return [clip(folder), (clip(folder, "h264-mkv", 30), 4, 17), (clip(folder), 5, 5)]
+
+
+class TestResampled(TestVideo):
+    @pytest.fixture(params=[{"fps": 7}, {"fps": 40, "frame_step": 3}, {"start": 0.5, "stop": 1.5}])
+    def open_stream(self, request):
+        return VideoStream(size=(24, 32), **request.param)
+
+
+class TestOpenCV(TestVideo):
+    @pytest.fixture(params=[{}, {"layout": "HWC", "color": "gray", "frame_step": 2}])
+    def open_stream(self, request):
+        return VideoStream(size=(24, 32), backend="opencv", **request.param)
+
+
+@pytest.mark.parametrize("codec", clips.CODECS)
+def test_every_frame_can_be_reached_in_every_container(folder, codec):
+    path = clip(folder, codec)
+    assert numbers(path) == list(range(60))
+    assert VideoStream().length(path) == 60
+    for start in range(1, 61):
+        assert numbers(path, start) == list(range(start, 60)), start
+
+
+@pytest.mark.parametrize("codec", ["h264", "h264-mkv", "h264-ts"])
+def test_times_that_begin_late_and_frames_of_several_streams(folder, codec):
+    late = clip(folder, codec, offset=5500)
+    several = clip(folder, codec, 40, streams=2)
+    for start in (0, 1, 13, 39):
+        assert numbers(late, start) == list(range(start, 60))
+        assert numbers(several, start, stream=1) == list(range(100 + start, 140))
+    assert read(late, 3, with_times=True)[0]["pts_seconds"] == pytest.approx(
+        read(late, with_times=True)[0]["pts_seconds"] + 0.12, abs=0.002
+    )
+
+
+def test_bare_streams_without_times(folder, tmp_path):
+    from av.bitstream import BitStreamFilterContext
+
+    with av.open(clip(folder)) as source, av.open(str(tmp_path / "bare.h264"), "w") as bare:
+        track = bare.add_stream_from_template(source.streams.video[0])
+        annex_b = BitStreamFilterContext("h264_mp4toannexb", source.streams.video[0])
+        for packet in source.demux(video=0):
+            for part in annex_b.filter(packet) if packet.size else ():
+                part.stream = track
+                bare.mux(part)
+    for start in (0, 1, 31, 60):
+        assert numbers(str(tmp_path / "bare.h264"), start) == list(range(start, 60))
+    assert numbers(str(tmp_path / "bare.h264"), fps=5) == list(range(0, 60, 5))
+
+
+def shown_at(times, fps, first=0, stop=None, step=1):
+    """The model: for each moment the number of the last frame that has begun by then; times in 1/1000 s."""
+    stop = len(times) if stop is None else stop
+    end = times[stop] if stop < len(times) else None
+    found, moment = [], Fraction(times[first])
+    while moment < (end if end is not None else times[-1] + 1):
+        found.append(max(i for i, time in enumerate(times) if time <= moment))
+        moment += Fraction(1000 * step) / Fraction(fps)
+    return found
+
+
+@settings(max_examples=20)
+@given(
+    gaps=st.lists(st.integers(1, 900), min_size=20, max_size=20),
+    fps=st.sampled_from([1, 3.5, Fraction(30000, 1001), 8, 60]),
+    first=st.integers(0, 19),
+    step=st.integers(1, 3),
+    data=st.data(),
+)
+def test_a_steady_rate_out_of_irregular_times(gaps, fps, first, step, data, tmp_path_factory):
+    times = [sum(gaps[:i]) for i in range(20)]
+    path = clips.write_clip(tmp_path_factory.mktemp("vfr") / "clip.mkv", 20, "h264-mkv", times=times)
+    stop = data.draw(st.none() | st.integers(first, 20))
+    options = {"fps": fps, "frame_step": step, "start": first, "stop": stop}
+    found = numbers(path, **options)
+    expected = [] if stop == first else shown_at(times, fps, first, stop, step)
+    assert found[: len(expected)] == expected
+    assert set(found[len(expected) :]) <= {19}  # the last one is shown a while longer
+    assert VideoStream(**options).length(path) == len(found)
+    item = data.draw(st.integers(0, len(found)))
+    assert numbers(path, item, **options) == found[item:]
+
+
+def test_sections_in_frames_and_in_seconds(folder):
+    path = clip(folder)
+    assert numbers((path, 7, 31), frame_step=5) == [7, 12, 17, 22, 27]
+    assert numbers((path, 58, None)) == [58, 59]
+    assert numbers((path, 0.4, 0.72)) == list(range(10, 18))
+    assert numbers(path, start=0, stop=1.0) == list(range(25))
+    assert numbers((path, 7, 9), stop=3) == [7, 8]  # the source's own goes first
+    assert read((path, 60, 60)) == []
+
+
+@pytest.mark.parametrize("size", [None, (37, 51), (96, 128), (1, 1)])
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+def test_sizes_layouts_and_types(folder, size, color):
+    path = clip(folder)
+    first = read(path, size=size, color=color)[9]
+    channels = {"rgb": 3, "gray": 1}[color]
+    assert first.shape == (channels, *(size or (48, 64)))
+    assert first.dtype == np.uint8
+    turned = read(path, size=size, color=color, layout="HWC")[9]
+    assert np.array_equal(turned, first.transpose(1, 2, 0))
+    for dtype in (float, np.float32, torch.float32, "float32"):
+        scaled = read(path, size=size, color=color, dtype=dtype)[9]
+        assert scaled.dtype == np.float32
+        assert np.allclose(scaled, first / np.float32(255), atol=1e-7)
+
+
+def test_a_picture_of_another_shape_is_stretched_boxed_or_cut(folder):
+    path = clip(folder)  # 64 wide, 48 high: stripes above, gray below
+    boxed = read(path, size=(96, 64), fit="letterbox")[3]
+    assert not boxed[:, :23].any()
+    assert not boxed[:, 73:].any()
+    assert boxed[:, 24:72].any(axis=(0, 2)).all()
+    cut = read(clip(folder, frames=64), size=(48, 32), fit="crop")[0b00111100]
+    assert (cut[:, :20] > 250).all()  # the four middle stripes, all white
+    assert clips.number_of(read(path, size=(100, 200), fit="stretch")[37]) == 37
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_rotated_videos_come_upright(folder, tmp_path, turns):
+    path = tmp_path / "turned.mp4"
+    data = bytearray(Path(clip(folder)).read_bytes())
+    one, matrix = (
+        1 << 16,
+        data.index(struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30), data.index(b"tkhd")),
+    )
+    a, b = {1: (0, -one), 2: (-one, 0), 3: (0, one)}[turns]  # turns the picture counter-clockwise
+    data[matrix : matrix + 36] = struct.pack(">9i", a, b, 0, -b, a, 0, 0, 0, 1 << 30)
+    path.write_bytes(data)
+    upright = read(clip(folder))[5]
+    for layout in ("CHW", "HWC"):
+        found = read(str(path), layout=layout)[5]
+        found = found if layout == "CHW" else found.transpose(2, 0, 1)
+        assert np.array_equal(found, np.rot90(upright, turns, axes=(1, 2)))
+
+
+def test_a_size_that_changes_in_mid_stream(tmp_path):
+    one = clips.write_clip(tmp_path / "one.ts", 20, "h264-ts", offset=1000)
+    two = clips.write_clip(tmp_path / "two.ts", 20, "h264-ts", offset=1800, first=20, size=(96, 256))
+    both = tmp_path / "both.ts"
+    both.write_bytes(Path(one).read_bytes() + Path(two).read_bytes())
+    frames = read(str(both))
+    assert {frame.shape for frame in frames} == {(3, 48, 64)}
+    assert [clips.number_of(frame) for frame in frames] == list(range(40))
+    assert numbers(str(both), 27) == list(range(27, 40))
+
+
+def decibels(found, expected):
+    return 10 * np.log10(255**2 / np.square(found.astype(float) - expected).mean())
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("matrix", ["bt601", "bt709"])
+@pytest.mark.parametrize("bits", [8, 10])
+def test_colours_follow_their_tags(tmp_path, matrix, full, bits):
+    red, blue = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722)}[matrix]
+    rgb = np.zeros((3, 64, 96))
+    rgb[0], rgb[1], rgb[2] = np.linspace(0, 1, 96), np.linspace(1, 0, 64)[:, None], 0.5
+    luma = red * rgb[0] + (1 - red - blue) * rgb[1] + blue * rgb[2]
+    chroma = (rgb[2] - luma) / (2 - 2 * blue), (rgb[0] - luma) / (2 - 2 * red)
+    scale = 1 << (bits - 8)
+    planes = [(luma * 255 if full else luma * 219 + 16) * scale]
+    planes += [(c * (255 if full else 224) + 128) * scale for c in chroma]
+    planes = [np.round(plane).astype(np.uint8 if bits == 8 else np.uint16) for plane in planes]
+    path = str(tmp_path / "colours.mkv")
+    with av.open(path, "w") as container:
+        track = container.add_stream("ffv1", 25)
+        track.width, track.height, track.pix_fmt = 96, 64, "yuv444p" if bits == 8 else "yuv444p10le"
+        track.codec_context.color_range = 2 if full else 1
+        track.codec_context.colorspace = 1 if matrix == "bt709" else 5
+        frame = av.VideoFrame(96, 64, track.pix_fmt)
+        for plane, values in zip(frame.planes, planes, strict=True):
+            row = plane.line_size // values.itemsize
+            plane.update(np.pad(values, ((0, 0), (0, row - 96))).tobytes())
+        frame.colorspace, frame.color_range = track.codec_context.colorspace, track.codec_context.color_range
+        for _ in range(3):
+            container.mux(track.encode(frame))
+        container.mux(track.encode(None))
+    assert decibels(read(path)[0], rgb * 255) > 44
+    assert decibels(read(path, color="gray")[0][0], luma * 255) > 48
+    assert decibels(read(path, size=(32, 48))[0], rgb.reshape(3, 32, 2, 48, 2).mean((2, 4)) * 255) > 40
+
+
+def test_times_and_key_frames(folder):
+    items = read(clip(folder), with_times=True)
+    assert [item["is_key"] for item in items] == [i % 12 == 0 for i in range(60)]
+    assert [item["pts_seconds"] for item in items] == pytest.approx([i / 25 for i in range(60)])
+    batch = load([clip(folder)], with_times=True)[1]
+    assert batch.data["frame"].shape == (8, 1, 3, 48, 64)
+    assert batch.data["pts_seconds"].dtype == torch.float64
+    assert batch.data["is_key"][:, 0].tolist() == [False] * 4 + [True] + [False] * 3
+
+
+def test_one_thread_a_video(folder):
+    path = clip(folder)
+    list(read(path))
+    before = psutil.Process().num_threads(), threading.active_count()
+    streams = [VideoStream(size=(20, 20))(path) for _ in range(16)]
+    for stream in streams:
+        stream.read_into(np.empty((5, 3, 20, 20), np.uint8))
+    assert (psutil.Process().num_threads(), threading.active_count()) == before
+    for stream in streams:
+        stream.close()
+
+
+def test_long_videos_are_cut_into_sections(folder):
+    paths = [clip(folder), clip(folder, "h264-ts", 25), clip(folder, "h264-mkv", 8)]
+    sections = segment_videos(map(Path, paths), max_frames=25, progress=False)
+    assert sections == [(paths[0], 0, 20), (paths[0], 20, 40), (paths[0], 40, 60), (paths[1], 0, 25), (paths[2], 0, 8)]
+    batches = load(sections, workers=2, lanes=2, time_steps=20, size=(48, 64))
+    seen = sorted(
+        (int(batch.source[t, b]), clips.number_of(batch.data[t, b]))
+        for batch in batches
+        for t, b in batch.mask.nonzero().tolist()
+    )
+    assert seen == [(i, number) for i, (_, start, stop) in enumerate(sections) for number in range(start, stop)]
+    with pytest.raises(ValueError, match="max_frames is 0"):
+        segment_videos(paths, max_frames=0)
+
+
+def test_a_count_is_remembered_until_the_file_changes(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "clip.mp4"
+    shutil.copy(clip(folder), path)
+    assert VideoStream().length(path) == 60
+    kept = list((tmp_path / "cache" / "probes").iterdir())
+    assert len(kept) == 1
+    shutil.copy(clip(folder, "h264", 33), path)
+    assert VideoStream().length(path) == 33
+    monkeypatch.setenv("STREAM_DATALOADER_CACHE", "/proc/nowhere")  # cannot be written to: no reason to fail
+    shutil.copy(clip(folder, "h264", 34), path)
+    assert VideoStream().length(path) == 34
+
+
+def damaged(path, to, share=0.5, length=3000):
+    data = bytearray(Path(path).read_bytes())
+    begin = int(len(data) * share)
+    data[begin : begin + length] = os.urandom(length)
+    Path(to).write_bytes(data)
+    return str(to)
+
+
+def cut(path, to, share=0.6):
+    data = Path(path).read_bytes()
+    Path(to).write_bytes(data[: int(len(data) * share)])
+    return str(to)
+
+
+BUSY = {"size": (240, 320)}  # enough bytes a frame to break some
+
+
+@pytest.mark.parametrize("backend", ["av", "opencv"])
+def test_bad_files_are_refused_by_name(folder, tmp_path, backend):
+    with av.open(str(tmp_path / "sound.wav"), "w") as container:
+        track = container.add_stream("pcm_s16le", 8000, layout="mono")
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), "s16", "mono")
+        sound.sample_rate = 8000
+        container.mux(track.encode(sound))
+        container.mux(track.encode(None))
+    (tmp_path / "empty.mp4").touch()
+    (tmp_path / "text.mp4").write_text("no video at all\n" * 100)
+    cut(clip(folder), tmp_path / "no-index.mp4", 0.5)
+    cases = {
+        "empty.mp4": "is empty, a file of zero bytes",
+        "text.mp4": "cannot be read as a media file",
+        "no-index.mp4": "cannot be read as a media file .* cut off before its index",
+        "sound.wav": "has no video stream 0; it has only audio",
+        "missing.mp4": "No such file",
+        ".": "is a directory; give the files in it",
+    }
+    for name, message in cases.items():
+        with pytest.raises(OpenError, match=rf"(?s)source 0 .*{name}.*{message}"):
+            load([str(tmp_path / name)], backend=backend)
+    with pytest.raises(OpenError, match="a tuple of 2"):
+        load([("a.mp4", 3)], backend=backend)
+    with pytest.raises(OpenError, match="start is 5 and stop is 3"):
+        load([("a.mp4", 5, 3)], backend=backend)
+    for beyond in ((61, None), (61, 70), (10, 70)):
+        with pytest.raises((OpenError, ReadError), match=rf"frames {beyond[0]} to .* were asked for, and it has 60"):
+            load([(clip(folder), *beyond)], backend=backend)
+
+
+def test_a_file_that_may_not_be_read(folder, tmp_path):
+    path = tmp_path / "secret.mp4"
+    shutil.copy(clip(folder), path)
+    path.chmod(0)
+    user = os.geteuid()
+    if user == 0:  # the superuser reads everything
+        os.seteuid(65534)
+    try:
+        with pytest.raises(OpenError, match=r"secret\.mp4.*Permission denied"):
+            load([str(path)])
+    finally:
+        os.seteuid(user)
+
+
+def test_missing_streams_are_counted(folder):
+    with pytest.raises(OpenError, match="has no video stream 2; it has 2 of them, numbered from 0"):
+        load([clip(folder, "h264", 40, streams=2)], stream=2)
+
+
+@pytest.mark.parametrize(
+    ("codec", "flags"), [("h264", "faststart"), ("h264-mkv", None), ("h264-avi", None), ("mpeg4-avi", None)]
+)
+@pytest.mark.parametrize("backend", ["av", "opencv"])
+def test_a_file_that_was_cut_is_an_error_after_its_last_frame(folder, tmp_path, codec, flags, backend):
+    whole = clips.write_clip(
+        tmp_path / f"whole.{clips.CODECS[codec][0]}", 60, codec, **BUSY, **({"movflags": flags} if flags else {})
+    )
+    path = cut(whole, tmp_path / f"cut.{clips.CODECS[codec][0]}")
+    with pytest.raises(
+        ReadError, match=r"cut\..*(cut off|cannot be decoded|cannot be read further|is damaged)"
+    ) as caught:
+        load([path], backend=backend, time_steps=1)
+    assert 5 < caught.value.position < 60
+    if backend == "av":
+        kept = numbers(path, on_corrupt="drop")
+        assert len(kept) > 5
+        assert kept == list(range(len(kept)))
+
+
+def test_damaged_frames(tmp_path):
+    whole = clips.write_clip(tmp_path / "whole.mkv", 60, "h264-mkv", **BUSY)
+    path = damaged(whole, tmp_path / "damaged.mkv", length=300)
+    with pytest.raises(ReadError, match=r"damaged\.mkv.*(is damaged|cannot be decoded).*on_corrupt=") as caught:
+        load([path], time_steps=1)
+    assert 0 < caught.value.position < 60
+    kept, dropped = numbers(path, on_corrupt="keep"), numbers(path, on_corrupt="drop")
+    assert len(dropped) < 60
+    assert len(dropped) <= len(kept) <= 60
+    assert numbers(path, 10, on_corrupt="drop") == dropped[10:]
+    with pytest.warns(RuntimeWarning, match="skipped"):
+        batches = load([path, whole], on_error="skip", time_steps=4)
+    assert int(batches[-1].source[0, 0]) == 1
+
+
+def test_a_file_that_shrinks_while_it_is_read(folder, tmp_path):
+    path = tmp_path / "shrinking.mkv"
+    clips.write_clip(path, 120, "h264-mkv", **BUSY)
+    stream = VideoStream()(str(path))
+    frames = iter(stream)
+    for _ in range(10):
+        next(frames)
+    os.truncate(path, os.path.getsize(path) // 2)
+    with pytest.raises(ValueError, match=r"shrinking\.mkv"):
+        list(frames)
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": (0, 10)}, r"size is \(0, 10\); height and width must be from 1"),
+        ({"size": 5}, "give .height, width."),
+        ({"size": (4, 5, 6)}, "give .height, width."),
+        ({"layout": "BCHW"}, "layout is 'BCHW'; use one of 'CHW', 'HWC'"),
+        ({"color": "yuv"}, "color is 'yuv'"),
+        ({"fit": "pad"}, "fit is 'pad'"),
+        ({"dtype": "int8"}, "dtype is int8; use uint8 or float32"),
+        ({"frame_step": 0}, "frame_step is 0"),
+        ({"fps": 0}, "fps is 0"),
+        ({"fps": float("nan")}, "fps is nan"),
+        ({"stream": -1}, "stream is -1"),
+        ({"start": -1}, "start is -1"),
+        ({"start": 2, "stop": 1}, "start is 2 and stop is 1"),
+        ({"on_corrupt": "ignore"}, "on_corrupt is 'ignore'"),
+        ({"backend": "decord"}, "backend is 'decord'"),
+        ({"backend": "opencv", "fps": 5}, 'fps cannot be had with backend="opencv"'),
+    ],
+)
+def test_bad_options_are_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        VideoStream(**options)
+
+
+@pytest.mark.skipif(not MEDIA.is_dir(), reason="STREAM_DATALOADER_MEDIA names no folder of real media")
+class TestRealVideos(StreamContract):
+    num_workers = (0, 2)
+
+    @pytest.fixture
+    def open_stream(self):
+        return VideoStream(size=(45, 80))
+
+    @pytest.fixture
+    def sources(self):
+        return [path if path.stat().st_size < 100_000 else (path, 0, 20) for path in sorted(MEDIA.iterdir())]
