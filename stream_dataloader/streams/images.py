@@ -1,0 +1,288 @@
+"""Folders of numbered images, each folder read as one video (OpenCV).
+
+Guarantee: images come in the order of their numbers (`frame2` before `frame10`), each whole, upright and in 8
+bits a channel; one that is cut short or broken is an error that names it, never a half-grey picture.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from stream_dataloader.streams.picture import ArrayConverter, Picture
+from stream_dataloader.streams.source import section_of
+
+__all__ = ["SUFFIXES", "ImageFolderStream"]
+
+#: What counts as an image in a folder, where no pattern says.
+SUFFIXES = frozenset(
+    {
+        ".avif",
+        ".bmp",
+        ".dib",
+        ".gif",
+        ".jp2",
+        ".jpe",
+        ".jpeg",
+        ".jpg",
+        ".pbm",
+        ".pgm",
+        ".png",
+        ".pnm",
+        ".ppm",
+        ".tif",
+        ".tiff",
+        ".webp",
+    }
+)
+
+_DIGITS = re.compile("([0-9]+)")
+_NUMBER_FORMAT = re.compile(r"%(?:0?([1-9]\d*))?d")
+_JPEG_START = b"\xff\xd8\xff"
+_JPEG_TAIL = b"\xff\xd9"
+_JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
+_FLOATS = (b"PF", b"Pf")  # the portable float map
+_JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")  # within a scan, FF 00 and restarts are data
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolderStream:
+    """Opens folders of images: each image is an item. To be passed to `StreamDataset` as `open_stream`.
+
+    A source is a folder; a folder and a pattern for the names in it, `"shots/left_*.png"` or
+    `"shots/%05d.jpg"`; or `(source, start, stop)`: images `[start, stop)` of it, counted from 0 in their order,
+    whatever their numbers. Names are sorted with numbers as numbers. Images of 16 bits a channel are scaled to
+    8, palettes are looked up, EXIF's orientation is applied, and transparency is dropped. An image of
+    another size than the source's first is rescaled to it, or to `size`.
+
+    Attributes:
+        size: `(height, width)` in pixels; None keeps the size of the source's first image.
+        layout: `"CHW"`, channels first, or `"HWC"`.
+        color: `"rgb"`, or `"gray"`: one channel.
+        dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
+        fit: How an image of another shape comes to `size`: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
+        pattern: Which names in a folder are images, with `*`, `?` and `[...]`; None takes those with a known
+            suffix (`SUFFIXES`). A pattern in the source goes before.
+        frame_step: Every how manieth image is an item, from the source's first on.
+        gaps: `"allow"`, or `"raise"`: a number left out in the images' names is an error.
+        on_corrupt: What becomes of an image that cannot be decoded: `"raise"`, or `"keep"`: the image before it
+            in the source is delivered again in its place.
+
+    Raises:
+        ValueError: An option has another value.
+
+    Example:
+        >>> import tempfile, cv2, numpy as np
+        >>> folder = tempfile.mkdtemp()
+        >>> for number in range(12):
+        ...     _ = cv2.imwrite(f"{folder}/shot{number}.png", np.full((4, 6, 3), number, np.uint8))
+        >>> open_stream = ImageFolderStream()
+        >>> [(image.shape, int(image[0, 0, 0])) for image in open_stream((folder, 9, None))]
+        [((3, 4, 6), 9), ((3, 4, 6), 10), ((3, 4, 6), 11)]
+        >>> open_stream.length(folder)
+        12
+    """
+
+    size: tuple[int, int] | None = None
+    layout: Literal["CHW", "HWC"] = "CHW"
+    color: Literal["rgb", "gray"] = "rgb"
+    dtype: Any = "uint8"
+    fit: Literal["stretch", "letterbox", "crop"] = "stretch"
+    pattern: str | None = None
+    frame_step: int = 1
+    gaps: Literal["allow", "raise"] = "allow"
+    on_corrupt: Literal["raise", "keep"] = "raise"
+
+    def __post_init__(self) -> None:
+        self._picture()
+        if self.frame_step < 1:
+            raise ValueError(f"frame_step is {self.frame_step}; it must be 1 (every image) or more")
+        for name, values in {"gaps": ("allow", "raise"), "on_corrupt": ("raise", "keep")}.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(map(repr, values))}")
+        if self.pattern is not None and (not self.pattern or os.sep in self.pattern):
+            raise ValueError(f"pattern is {self.pattern!r}; give one for names in a folder, like '*.png'")
+
+    def _picture(self) -> Picture:
+        return Picture(self.size, self.layout, self.color, self.dtype, self.fit)
+
+    def __call__(self, source: Any, *, start: int = 0) -> _Images:
+        """Open one source.
+
+        Args:
+            source: See the class.
+            start: The first item wanted; costs no more than item 0, or with `size=None` one image more.
+
+        Raises:
+            ValueError: There are no images, or fewer than asked for; with `gaps="raise"`, one is missing.
+            OSError: The folder does not exist, is a file, or cannot be read.
+        """
+        paths = self._paths(source)
+        if not 0 <= start <= len(paths):
+            raise ValueError(f"start is {start}, and {_named(source)} has {len(paths)} items")
+        return _Images(paths, start, self._picture(), self.on_corrupt)
+
+    def length(self, source: Any) -> int:
+        """The number of items, by listing the folder; raises what opening the source would."""
+        return len(self._paths(source))
+
+    def _paths(self, source: Any) -> list[str]:
+        path, start, stop = section_of(source)
+        paths = _find(os.fspath(path), self.pattern)
+        if self.gaps == "raise":
+            _check_numbers(paths)
+        stop = len(paths) if stop is None else stop
+        if stop > len(paths) or start > stop:
+            raise ValueError(f"images {start} to {stop} were asked for, and {path} has {len(paths)}")
+        return paths[start : stop : self.frame_step]
+
+
+class _Images:
+    """The images `paths[position:]`, one after the other; a `protocols.ReadsInto`."""
+
+    def __init__(self, paths: list[str], position: int, picture: Picture, on_corrupt: str) -> None:
+        self._paths, self._position, self._keep = paths, position, on_corrupt == "keep"
+        self._converter = ArrayConverter(picture)
+        self._gray = picture.color == "gray"
+        self._sized = picture.size is not None or position == 0  # else the source's first image decides
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._position < len(self._paths):
+            image = self._next()
+            out = self._converter.empty(image)
+            self._converter.write(image, out)
+            self._position += 1
+            yield out
+
+    def read_into(self, out: Any) -> int:
+        """Write the next images to `out`; see `protocols.ReadsInto`."""
+        count = min(len(out), len(self._paths) - self._position)
+        for place in range(count):
+            try:
+                self._converter.write(self._next(), out[place])
+            except (OSError, ValueError):
+                if place:
+                    return place  # the next call meets it again
+                raise
+            self._position += 1
+        return count
+
+    def _next(self) -> Any:
+        """The image at `position`, decoded."""
+        if not self._sized:
+            self._converter.empty(self._read(0))
+            self._sized = True
+        return self._read(self._position)
+
+    def _read(self, position: int) -> Any:
+        for kept in range(position, -1, -1):
+            try:
+                return _decode(self._paths[kept], gray=self._gray)
+            except ValueError as error:
+                if not self._keep:
+                    raise
+                if not kept:
+                    raise ValueError(f"{error}; and there is no image before it to be kept") from error
+        raise AssertionError(f"position {position}")
+
+
+def _decode(path: str, *, gray: bool) -> Any:
+    """One image: `(H, W, 3)` BGR or `(H, W)`, uint8."""
+    import cv2
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path} was there when its folder was listed, and is gone") from error
+    if not data:
+        raise ValueError(f"{path} is empty, a file of zero bytes")
+    if data.startswith(_JPEG_START) and not _is_whole_jpeg(data):  # which OpenCV before 5 fills up with grey
+        raise ValueError(f"{path} is cut short: a JPEG of {len(data)} bytes without an end")
+    if data.startswith(_FLOATS):  # which OpenCV rounds to 0 and 1
+        raise ValueError(f"{path} has pixels of float32; convert it to 8 or 16 bits a channel")
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR)
+    except cv2.error as error:  # more pixels than OpenCV's limit, say
+        raise ValueError(f"{path} cannot be decoded: {' '.join(str(error).split())}") from error
+    if image is None:
+        what = "cut short, damaged, no image, or one of 32 bits a channel"
+        raise ValueError(f"{path} cannot be decoded: {len(data)} bytes that are {what}")
+    return image
+
+
+def _is_whole_jpeg(data: bytes) -> bool:
+    """Whether the markers of a JPEG (ITU-T T.81, annex B) lead to its end; whatever follows that is no matter."""
+    if data.endswith(_JPEG_TAIL):
+        return True
+    position = 2
+    while (marker := _JPEG_MARKER.search(data, position)) is not None:
+        kind, position = data[marker.end() - 1], marker.end()
+        if kind == _JPEG_END:
+            return True
+        if kind == _JPEG_SCAN or 0xC0 <= kind <= 0xFE:  # a segment, which tells its length
+            position += int.from_bytes(data[position : position + 2], "big")
+    return False
+
+
+def _find(path: str, pattern: str | None) -> list[str]:
+    """The images that a source names, in order."""
+    folder, matches, what = path, _matcher(pattern), f"matches {pattern!r}" if pattern else "has an image's suffix"
+    if not os.path.isdir(path):
+        head, name = os.path.split(path)
+        if os.path.lexists(path):
+            raise NotADirectoryError(f"{path} is a file; give the folder that it is in, or (folder, start, stop)")
+        if not any(sign in name for sign in "*?[%"):
+            raise FileNotFoundError(f"there is no folder {path}")
+        folder, matches, what = head or os.curdir, _matcher(name), f"matches {name!r}"
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(f"there is no folder {folder}, in which {name!r} is to be found")
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if matches(entry.name) and not entry.is_dir()]
+    if not names:
+        raise ValueError(f"{folder} has no images: no name in it {what}")
+    return [os.path.join(folder, name) for name in sorted(names, key=_in_order)]
+
+
+def _matcher(pattern: str | None) -> Any:
+    if pattern is None:
+        return lambda name: os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")
+    if (number := _NUMBER_FORMAT.search(pattern)) is None:
+        return lambda name: fnmatch.fnmatchcase(name, pattern)
+    digits = f"[0-9]{{{number[1] or 1},}}"
+    rest = [re.escape(part.replace("%%", "%")) for part in (pattern[: number.start()], pattern[number.end() :])]
+    return re.compile(digits.join(rest)).fullmatch
+
+
+def _in_order(name: str) -> tuple[list[Any], str]:
+    """Sorts names with numbers as numbers."""
+    parts: list[Any] = _DIGITS.split(name)
+    parts[1::2] = map(int, parts[1::2])
+    return parts, name
+
+
+def _check_numbers(paths: list[str]) -> None:
+    """Whether the last number in the names goes up by one from image to image."""
+    numbers = []
+    for path in paths:
+        found = _DIGITS.findall(os.path.splitext(os.path.basename(path))[0])
+        if not found:
+            raise ValueError(f"{path} has no number, and gaps='raise' is to check it")
+        numbers.append(int(found[-1]))
+    for index in range(1, len(paths)):
+        if numbers[index] != numbers[index - 1] + 1:
+            name = os.path.basename(paths[index])
+            raise ValueError(
+                f"{paths[index - 1]} is followed by {name}: {numbers[index - 1] + 1} is missing; "
+                "gaps='allow' reads on all the same"
+            )
+
+
+def _named(source: Any) -> str:
+    return str(section_of(source).path)

@@ -1,0 +1,333 @@
+"""Live cameras, real ones on loopback: what comes in is counted, what is lost comes back or is an error in time."""
+
+import contextlib
+import itertools
+import logging
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+from servers import CameraServer, number_of
+
+from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader.streams.camera import CameraStream
+
+QUICK = {"reconnect_seconds": (0.01, 0.05), "timeout_seconds": 5.0}
+CAMERAS = [
+    ("live.ts", "http", "av"),
+    ("live.ts", "http", "opencv"),
+    ("live.mjpg", "http", "av"),
+    ("live.mjpg", "http", "opencv"),
+    ("live", "rtsp", "av"),
+    ("live", "rtsp", "opencv"),
+]
+
+
+@pytest.fixture
+def server():
+    with CameraServer() as server:
+        yield server
+
+
+@contextlib.contextmanager
+def opened(address, **options):
+    stream = CameraStream(**{**QUICK, **options})(address)
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+def steps(items):
+    """From picture to picture, how much further the camera was, modulo 24."""
+    numbers = [number_of(item["frame"].mean()) for item in items]
+    return [(after - before) % 24 for before, after in itertools.pairwise(numbers)]
+
+
+def left_out(items):
+    return [int(item["dropped"] + item["lost"]) for item in items[1:]]
+
+
+@pytest.mark.parametrize(("path", "scheme", "backend"), CAMERAS)
+def test_frames_come_with_time_stamps_and_none_is_missing(server, path, scheme, backend):
+    with opened(server.url(path, scheme), backend=backend, keep="all") as stream:
+        items = list(itertools.islice(stream, 60))
+    assert {item["frame"].shape for item in items} == {(3, 48, 64)}
+    assert {name: value.dtype for name, value in items[0].items()} == {
+        "frame": np.uint8,
+        "time_seconds": np.float64,
+        "pts_seconds": np.float64,
+        "dropped": np.int64,
+        "lost": np.int64,
+        "connection": np.int64,
+    }
+    assert steps(items) == [1] * 59
+    assert left_out(items) == [0] * 59
+    arrivals = [item["time_seconds"] for item in items]
+    assert arrivals == sorted(arrivals)
+    assert time.time() - 60 < arrivals[0] < arrivals[-1] <= time.time()
+    stamps = np.array([item["pts_seconds"] for item in items[2:]])  # RTSP knows them from the second frame on
+    if backend == "opencv" or path == "live.mjpg":
+        assert np.isnan(stamps).all()
+    else:
+        assert np.allclose(np.diff(stamps), 0.02, atol=1e-4)
+
+
+@pytest.mark.parametrize(("path", "scheme", "backend"), CAMERAS)
+def test_what_a_slow_consumer_misses_is_counted(server, path, scheme, backend):
+    items = []
+    with opened(server.url(path, scheme), backend=backend, buffer_frames=2) as stream:
+        for item in stream:
+            items.append(item)
+            if len(items) > 8 and sum(left_out(items)) > 0:
+                break
+            server.closing.wait(0.05)  # two and a half frames
+    assert steps(items) == [(1 + count) % 24 for count in left_out(items)]
+
+
+def test_what_was_lost_on_the_way_is_counted(server):
+    with opened(server.url(), keep="all") as stream:
+        items = list(itertools.islice(stream, 40))
+        server.skipped = 5
+        while not items[-1]["lost"]:
+            items.append(next(iter(stream)))
+    assert left_out(items) == [0] * (len(items) - 2) + [5]
+    assert steps(items)[-1] == 6
+
+
+def test_fewer_frames_a_second(server):
+    with opened(server.url(), fps=10, keep="all") as stream:
+        items = list(itertools.islice(stream, 12))
+    assert steps(items) == [5] * 11
+    assert left_out(items) == [0] * 11
+    with opened(server.url("live.mjpg"), fps=20, items="frame", keep="all") as stream:
+        began = time.monotonic()
+        frames = list(itertools.islice(stream, 20))
+    assert isinstance(frames[0], np.ndarray)
+    assert time.monotonic() - began > 0.8
+
+
+@pytest.mark.parametrize(("path", "scheme", "backend"), CAMERAS)
+def test_connects_again_also_to_another_size(server, path, scheme, backend, caplog):
+    with opened(server.url(path, scheme), backend=backend) as stream:
+        items = [next(iter(stream))]
+        for connection, size in enumerate([(96, 100), (32, 48)], 1):
+            server.size = size
+            server.drop()
+            while items[-1]["connection"] < connection:
+                items.append(next(iter(stream)))
+    assert server.connected == 3
+    assert {item["frame"].shape for item in items} == {(3, 48, 64)}
+    assert {int(item["connection"]) for item in items} == {0, 1, 2}
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 2
+    assert all(f"127.0.0.1:{server.port}/{path}: " in text and "try 1 of 10" in text for text in warnings)
+
+
+def test_a_camera_that_comes_back():
+    with CameraServer() as server:
+        stream = CameraStream(**QUICK, reconnect_tries=None)(server.url())
+        items = iter(stream)
+        assert next(items)["connection"] == 0
+    with contextlib.closing(stream), CameraServer(port=server.port):
+        assert next(item for item in items if item["connection"])["connection"] == 1
+
+
+def test_a_camera_that_stays_away_is_an_error():
+    with CameraServer() as server:
+        stream = CameraStream(**QUICK, reconnect_tries=3)(server.url())
+    message = (
+        rf"127.0.0.1:{server.port}/live.ts: lost, and gave up after 3 tries in .* s .*; the last: cannot be opened"
+    )
+    with contextlib.closing(stream):
+        for _ in range(2):
+            with pytest.raises(ConnectionError, match=message):
+                list(stream)
+
+
+def test_a_camera_that_falls_silent_is_lost(server):
+    with opened(server.url("stalling.ts"), timeout_seconds=0.5, keep="all") as stream:
+        items = list(itertools.islice(stream, 40))
+    assert [int(item["connection"]) for item in items] == [0] * 30 + [1] * 10
+
+
+def test_without_tries_an_end_is_an_error(server):
+    with opened(server.url("short.ts"), reconnect_tries=0, keep="all") as stream:
+        assert len(list(itertools.islice(stream, 30))) == 30
+        with pytest.raises(
+            ConnectionError, match=r"short.ts: the stream ended(, or broke off: .*)?; reconnect_tries is 0"
+        ):
+            next(iter(stream))
+
+
+@pytest.mark.parametrize("backend", ["av", "opencv"])
+@pytest.mark.parametrize(
+    ("path", "scheme", "message"),
+    [
+        ("missing", "http", "cannot be opened: (.*404|OpenCV does not tell)"),
+        ("text", "http", "cannot be opened"),
+        ("sound", "http", "it has no video|cannot be opened"),
+        ("silent", "http", "no answer within timeout_seconds=0.5"),
+        ("stranger", "nonsense", "cannot be opened: (Protocol not found|OpenCV does not tell)"),
+    ],
+)
+def test_what_cannot_be_opened_is_an_error_in_time(server, path, scheme, message, backend):
+    address = server.url(path, scheme)
+    address = address.replace("127", "reader:secret@127")
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match=message) as raised:
+        CameraStream(backend=backend, timeout_seconds=0.5)(address)
+    assert time.monotonic() - began < 5
+    assert str(raised.value).startswith(f"{scheme}://reader:***@127.0.0.1:{server.port}/{path}: ")
+    assert "secret" not in str(raised.value)
+
+
+def test_a_refused_connection():
+    with CameraServer() as server:
+        pass
+    with pytest.raises(ConnectionError, match="cannot be opened: Connection refused"):
+        CameraStream()(server.url("live", "rtsp"))
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("/dev/video97", FileNotFoundError, "/dev/video97"),
+        (__file__, ValueError, r"test_streams_camera.py is no camera; files are read by VideoStream"),
+        (-1, ValueError, "index is 0 or more, and this is -1"),
+        (97, ConnectionError, "camera 97: cannot be opened"),
+        (("rtsp://a", 0, 5), TypeError, "an index, a device or a URL, and this is .* a tuple"),
+        (True, TypeError, "a bool"),
+    ],
+)
+def test_bad_sources(source, error, message):
+    with pytest.raises(error, match=message):
+        CameraStream()(source)
+
+
+def test_a_device_by_pyav():
+    with pytest.raises(ConnectionError, match="camera 97: cannot be opened: No such file"):
+        CameraStream(backend="av")(97)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": (0, 5)}, "size is"),
+        ({"backend": "gstreamer"}, "backend is 'gstreamer'; use one of 'av', 'opencv', None"),
+        ({"items": "tuple"}, "items is 'tuple'"),
+        ({"keep": "first"}, "keep is 'first'"),
+        ({"on_corrupt": "raise"}, "on_corrupt is 'raise'"),
+        ({"fps": 0}, "fps is 0"),
+        ({"buffer_frames": 0}, "buffer_frames is 0"),
+        ({"timeout_seconds": 0}, "timeout_seconds is 0"),
+        ({"reconnect_tries": -1}, "reconnect_tries is -1"),
+        ({"reconnect_seconds": (2, 1)}, r"reconnect_seconds is \(2, 1\)"),
+        ({"backend": "opencv", "options": {"a": "b"}}, "options are for PyAV"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        CameraStream(**options)
+
+
+def readers():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("camera ")]
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("live.ts", {}),
+        ("live.ts", {"keep": "all", "buffer_frames": 1}),  # held up by the queue
+        (
+            "short.ts",
+            {"reconnect_seconds": (60, 60), "keep": "all", "buffer_frames": 64},
+        ),  # waits before it connects again
+    ],
+)
+def test_close_ends_the_reader_at_once(server, path, options):
+    with opened(server.url(path), **options) as stream:
+        assert len(list(itertools.islice(stream, 20))) == 20
+        assert len(readers()) == 1
+        began = time.monotonic()
+    assert readers() == []
+    assert time.monotonic() - began < 1
+    assert list(stream) == []
+    assert stream.read_into(None) == 0
+
+
+@pytest.mark.parametrize("backend", ["av", "opencv"])
+def test_a_reader_held_up_by_its_library_ends_by_its_time_limit(server, backend):
+    with opened(server.url("stalling.ts"), backend=backend, keep="all", timeout_seconds=2) as stream:
+        assert len(list(itertools.islice(stream, 30 if backend == "av" else 25))) > 0
+        (reader,) = readers()
+        began = time.monotonic()
+    assert time.monotonic() - began < 1.5
+    reader.join(5)
+    assert not reader.is_alive()
+
+
+def test_a_stream_let_go_of_ends_its_reader(server):
+    stream = CameraStream(**QUICK)(server.url())
+    assert len(readers()) == 1
+    del stream
+    assert readers() == []
+
+
+def test_options_can_be_sent_to_workers():
+    camera = CameraStream(size=(24, 32), options={"rtsp_transport": "udp"})
+    assert pickle.loads(pickle.dumps(camera)) == camera
+
+
+def dataset_of(servers, batch_size, path="live.ts", **options):
+    cameras = [server.url(path) for server in servers]
+    open_camera = CameraStream(size=(24, 32), **{**QUICK, **options})
+    return StreamDataset(cameras, open_camera, batch_size, time_steps=4, deterministic=False)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_two_cameras_are_two_lanes(workers):
+    """Read for a while, then left; also by one worker, which reads them in turn."""
+    with CameraServer(first=0) as one, CameraServer(first=10_000, rate=100) as other:
+        loader = StreamDataLoader(dataset_of([one, other], 2), num_workers=workers)
+        batches = list(itertools.islice(loader, 10))
+        began = time.monotonic()
+        del loader
+        assert time.monotonic() - began < 5
+    assert {tuple(batch.data["frame"].shape) for batch in batches} == {(4, 2, 3, 24, 32)}
+    assert all(batch.mask.all() for batch in batches)
+    assert batches[0].source[0].sort().values.tolist() == [0, 1]
+    for lane in range(2):
+        items = [
+            {name: leaf[t, lane].numpy() for name, leaf in batch.data.items()} for batch in batches for t in range(4)
+        ]
+        assert [int(batch.position[t, lane]) for batch in batches for t in range(4)] == list(range(40))
+        assert steps(items) == [(1 + count) % 24 for count in left_out(items)]
+        far = items[-1]["pts_seconds"] - items[0]["pts_seconds"]
+        rate = 50 if batches[0].source[0, lane] == 0 else 100
+        assert round(far * rate) == 39 + sum(left_out(items))
+
+
+def test_a_loader_names_what_it_cannot_open_and_what_was_lost():
+    with CameraServer() as server:
+        dataset = dataset_of([server], 1, path="missing")
+        with pytest.raises(OpenError, match=r"source 0 .*/missing.*cannot be opened: .*404"):
+            next(iter(StreamDataLoader(dataset, num_workers=1)))
+        batches = iter(StreamDataLoader(dataset_of([server], 1, reconnect_tries=1), num_workers=1))
+        next(batches)
+    with pytest.raises(ReadError, match=r"source 0 .*/live.ts.*lost, and gave up after 1 tries"):
+        list(batches)
+
+
+def test_going_on_from_a_state_reads_what_comes_in_now(server):
+    loader = StreamDataLoader(dataset_of([server], 1), num_workers=1)
+    last = list(itertools.islice(loader, 5))[-1]
+    state = loader.state_dict()
+    loader = StreamDataLoader(dataset_of([server], 1), num_workers=1)
+    loader.load_state_dict(state)
+    batch = next(iter(loader))
+    assert batch.position[0, 0] == last.position[-1, 0] + 1
+    assert batch.data["time_seconds"][0, 0] > last.data["time_seconds"][-1, 0]

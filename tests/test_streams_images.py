@@ -1,0 +1,312 @@
+"""Folders of images are read as videos: in order, whole, from anywhere; what is broken is named."""
+
+import itertools
+import os
+import struct
+
+import cv2
+import numpy as np
+import pytest
+
+from stream_dataloader import ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader.streams.images import ImageFolderStream
+from stream_dataloader.testing import StreamContract
+
+HEIGHT, WIDTH = 24, 32
+
+
+def picture(number, height=HEIGHT, width=WIDTH):
+    """An image that tells its number: BGR, its red is ten times it."""
+    image = np.empty((height, width, 3), np.uint8)
+    image[...] = (50, 100, number * 10 % 256)
+    return image
+
+
+def write(path, image):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ok, data = cv2.imencode(path.suffix, image)
+    assert ok
+    path.write_bytes(bytes(data))
+    return path
+
+
+def write_folder(folder, numbers, name="frame{}.png"):
+    for number in numbers:
+        write(folder / name.format(number), picture(number))
+    return folder
+
+
+def numbers_of(stream):
+    return [round(float(image[0].mean()) / 10) for image in stream]
+
+
+class TestFolders(StreamContract):
+    @pytest.fixture(params=[{}, {"layout": "HWC"}, {"dtype": "float32"}, {"frame_step": 3}, {"color": "gray"}])
+    def open_stream(self, request):
+        return ImageFolderStream(size=(12, 20), fit="letterbox", **request.param)
+
+    @pytest.fixture
+    def sources(self, tmp_path):
+        clip = write_folder(tmp_path / "clip", range(9, 22))
+        write(clip / "frame12.png", picture(12, 50, 40))
+        return [clip, (clip, 2, 8), str(write_folder(tmp_path / "ünï", range(1, 3), "{:03}.jpg")), (clip, 5, 5)]
+
+
+class TestOwnSize(StreamContract):
+    """Without a size, the source's first image decides, wherever reading starts."""
+
+    num_workers = (0,)
+
+    @pytest.fixture
+    def open_stream(self):
+        return ImageFolderStream(on_corrupt="keep", dtype="float32", layout="HWC")
+
+    @pytest.fixture
+    def sources(self, tmp_path):
+        clip = write_folder(tmp_path / "clip", range(8))
+        write(clip / "frame3.png", picture(3, 50, 40))
+        for number in (4, 5):
+            (clip / f"frame{number}.png").write_bytes(b"no image")
+        return [clip]
+
+
+def test_numbers_are_sorted_as_numbers_and_others_left_out(tmp_path):
+    clip = write_folder(tmp_path / "clip", [0, 1, 2, 9, 10, 11, 20])
+    (clip / "notes.txt").write_text("about")
+    (clip / ".frame3.png").write_bytes(b"a leftover")
+    (clip / "old.png").mkdir()
+    assert numbers_of(ImageFolderStream()(clip)) == [0, 1, 2, 9, 10, 11, 20]
+    assert numbers_of(ImageFolderStream()(clip, start=5)) == [11, 20]
+    assert list(ImageFolderStream()(clip, start=7)) == []
+    assert ImageFolderStream(frame_step=3).length((clip, 1, None)) == 2
+    assert numbers_of(ImageFolderStream(frame_step=3)((clip, 1, None))) == [1, 10]
+
+
+def test_patterns_in_the_source_and_the_factory(tmp_path, monkeypatch):
+    clip = write_folder(tmp_path / "clip", range(3), "left_{:04}.png")
+    write_folder(clip, range(3, 8), "right_{:04}.png")
+    write_folder(clip, [9], "right_{}.png")
+    assert numbers_of(ImageFolderStream()(clip / "left_*.png")) == [0, 1, 2]
+    assert numbers_of(ImageFolderStream()(f"{clip}/right_%04d.png")) == [3, 4, 5, 6, 7]
+    assert sorted(numbers_of(ImageFolderStream()(f"{clip}/right_%d.png"))) == [3, 4, 5, 6, 7, 9]
+    assert numbers_of(ImageFolderStream(pattern="left_*")((clip, 1, 3))) == [1, 2]
+    monkeypatch.chdir(clip)
+    assert numbers_of(ImageFolderStream()("left_*.png")) == [0, 1, 2]
+    write_folder(tmp_path / "100%d[x]", [5])  # a folder's name is taken as it is
+    assert numbers_of(ImageFolderStream()(tmp_path / "100%d[x]")) == [5]
+
+
+def test_into_batches(tmp_path):
+    clips = [write_folder(tmp_path / name, numbers) for name, numbers in (("a", range(5)), ("b", range(10, 13)))]
+    dataset = StreamDataset(clips, ImageFolderStream(size=(6, 8)), batch_size=2, time_steps=3)
+    batches = list(StreamDataLoader(dataset, num_workers=2))
+    assert [tuple(batch.data.shape) for batch in batches] == [(3, 2, 3, 6, 8)] * 2
+    assert [(batch.data[:, :, 0, 0, 0] // 10).T.tolist() for batch in batches] == [
+        [[0, 1, 2], [10, 11, 12]],
+        [[3, 4, 0], [0, 0, 0]],
+    ]
+
+
+def png_with_palette():
+    """A PNG of 2 x 2 indexed pixels: red, green, blue, white."""
+    import zlib
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 2, 2, 8, 3, 0, 0, 0)
+    colours = bytes([255, 0, 0, 0, 255, 0, 0, 0, 255, 255, 255, 255])
+    rows = zlib.compress(bytes([0, 0, 1, 0, 2, 3]))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        [chunk(b"IHDR", header), chunk(b"PLTE", colours), chunk(b"IDAT", rows), chunk(b"IEND", b"")]
+    )
+
+
+def jpeg_turned(image, orientation=6):
+    """A JPEG whose EXIF says how to hold it."""
+    entry = struct.pack("<HHIHH", 0x0112, 3, 1, orientation, 0)
+    exif = b"Exif\0\0" + b"II*\0" + struct.pack("<IH", 8, 1) + entry + struct.pack("<I", 0)
+    data = bytes(cv2.imencode(".jpg", image)[1])
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + data[2:]
+
+
+def test_pixel_formats(tmp_path):
+    deep = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
+    write(tmp_path / "deep.png", deep)
+    write(tmp_path / "deep.tif", cv2.merge([deep, deep, deep]))
+    write(tmp_path / "clear.png", cv2.merge([*cv2.split(picture(7)), np.zeros((HEIGHT, WIDTH), np.uint8)]))
+    write(tmp_path / "gray.png", picture(3)[..., 2])
+    (tmp_path / "palette.png").write_bytes(png_with_palette())
+    (tmp_path / "turned.jpg").write_bytes(jpeg_turned(picture(7)))
+
+    def read(name, **options):
+        return next(iter(ImageFolderStream(**options)(tmp_path / f"{name}*")))
+
+    for image in ImageFolderStream()(tmp_path / "deep*"):
+        assert image.tolist() == [(deep >> 8).tolist()] * 3
+    assert read("clear")[:, 0, 0].tolist() == [70, 100, 50]
+    assert read("gray")[:, 0, 0].tolist() == [30, 30, 30]
+    assert read("gray", color="gray").shape == (1, HEIGHT, WIDTH)
+    assert read("palette", layout="HWC").tolist() == [
+        [[255, 0, 0], [0, 255, 0]],
+        [[0, 0, 255], [255, 255, 255]],
+    ]
+    turned = read("turned")
+    assert turned.shape == (3, WIDTH, HEIGHT)
+    assert np.abs(turned[:, 5, 5].astype(int) - [70, 100, 50]).max() <= 3
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".webp", ".tif"])
+@pytest.mark.parametrize("part", [0.2, 0.6, 0.99])
+def test_a_truncated_image_is_named(tmp_path, suffix, part):
+    noise = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+    write(tmp_path / f"0{suffix}", noise)
+    path = write(tmp_path / f"1{suffix}", noise)
+    os.truncate(path, int(path.stat().st_size * part))
+    stream = iter(ImageFolderStream()(tmp_path))
+    next(stream)
+    with pytest.raises(ValueError, match=rf"{path} (is cut short|cannot be decoded): .*\d+ bytes"):
+        next(stream)
+
+
+def test_jpegs_are_judged_by_their_own_end(tmp_path):
+    """A thumbnail in EXIF has an end too, and cameras append to the end of the image."""
+    image = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+    data, thumbnail = (bytes(cv2.imencode(".jpg", one)[1]) for one in (image, image[:8, :8]))
+    with_thumbnail = data[:2] + b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + data[2:]
+    progressive = bytes(
+        cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1, cv2.IMWRITE_JPEG_RST_INTERVAL, 1])[1]
+    )
+    (tmp_path / "0.jpg").write_bytes(with_thumbnail)
+    (tmp_path / "1.jpg").write_bytes(progressive)
+    (tmp_path / "2.jpg").write_bytes(data + b"\xff\xda a film that belongs to it")
+    assert len(list(ImageFolderStream()(tmp_path))) == 3
+    for whole in (with_thumbnail, progressive):
+        for cut in (1, 2, 100):
+            (tmp_path / "1.jpg").write_bytes(whole[:-cut])
+            with pytest.raises(ValueError, match=r"1.jpg is cut short"):
+                list(ImageFolderStream()(tmp_path))
+
+
+def test_broken_images_are_named_also_when_written_in_place(tmp_path):
+    clip = write_folder(tmp_path / "clip", range(6))
+    (clip / "frame4.png").write_bytes(b"")
+    dataset = StreamDataset([clip], ImageFolderStream(), batch_size=1, time_steps=3)
+    for workers in (0, 1):
+        batches = iter(StreamDataLoader(dataset, num_workers=workers))
+        assert next(batches).mask.all()
+        with pytest.raises(ReadError, match=r"item 4, lane 0.*frame4.png is empty, a file of zero bytes"):
+            next(batches)
+
+
+def test_keep_delivers_the_image_before(tmp_path):
+    clip = write_folder(tmp_path / "clip", range(6))
+    for number in (2, 3):
+        (clip / f"frame{number}.png").write_bytes(b"no image")
+    keep = ImageFolderStream(on_corrupt="keep")
+    assert numbers_of(keep(clip)) == [0, 1, 1, 1, 4, 5]
+    assert numbers_of(keep(clip, start=3)) == [1, 4, 5]
+    with pytest.raises(ValueError, match=r"frame2.png cannot be decoded.*no image before it"):
+        list(keep((clip, 2, None)))
+    (clip / "frame4.png").unlink()
+    stream = keep(clip)
+    (clip / "frame5.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"frame5.png was there when its folder was listed, and is gone"):
+        list(stream)
+
+
+def test_gaps_are_allowed_or_refused(tmp_path):
+    clip = write_folder(tmp_path / "clip", [8, 9, 11], "shot2_{:02}.png")
+    assert numbers_of(ImageFolderStream()(clip)) == [8, 9, 11]
+    with pytest.raises(ValueError, match=r"shot2_09.png is followed by shot2_11.png: 10 is missing; gaps='allow'"):
+        ImageFolderStream(gaps="raise")(clip)
+    assert ImageFolderStream(gaps="raise").length(write_folder(tmp_path / "whole", range(8, 12))) == 4
+    write(clip / "title.png", picture(0))
+    with pytest.raises(ValueError, match=r"title.png has no number"):
+        ImageFolderStream(gaps="raise")(clip)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("nowhere", FileNotFoundError, "there is no folder .*nowhere"),
+        ("nowhere/*.png", FileNotFoundError, r"there is no folder .*nowhere, in which '\*.png'"),
+        ("clip/frame0.png", NotADirectoryError, "frame0.png is a file; give the folder"),
+        ("empty", ValueError, "empty has no images: no name in it has an image's suffix"),
+        ("clip/*.jpg", ValueError, r"clip has no images: no name in it matches '\*.jpg'"),
+        ("clip/%05d.png", ValueError, "no name in it matches '%05d.png'"),
+    ],
+)
+def test_bad_sources(tmp_path, source, error, message):
+    write_folder(tmp_path / "clip", range(3))
+    (tmp_path / "empty").mkdir()
+    for ask in (ImageFolderStream(), ImageFolderStream().length):
+        with pytest.raises(error, match=message):
+            ask(tmp_path / source)
+
+
+def test_bad_sections_and_starts(tmp_path):
+    clip = write_folder(tmp_path / "clip", range(3))
+    with pytest.raises(ValueError, match=r"images 1 to 4 were asked for, and .*clip has 3"):
+        ImageFolderStream()((clip, 1, 4))
+    with pytest.raises(ValueError, match=r"images 5 to 3 were asked for, and .*clip has 3"):
+        ImageFolderStream()((clip, 5, None))
+    with pytest.raises(ValueError, match=r"start is 4, and .*clip has 3 items"):
+        ImageFolderStream()(clip, start=4)
+    with pytest.raises(ValueError, match="a tuple of 2"):
+        ImageFolderStream()((clip, 1))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_unreadable(tmp_path):
+    clip = write_folder(tmp_path / "clip", range(3))
+    (clip / "frame1.png").chmod(0)
+    with pytest.raises(PermissionError, match=r"frame1.png"):
+        list(ImageFolderStream()(clip))
+
+
+def test_unreadable_to_anyone(tmp_path):
+    clip = write_folder(tmp_path / "clip", range(3))
+    (clip / "frame1.png").unlink()
+    (clip / "frame1.png").symlink_to(clip / "frame1.png")  # round in circles
+    with pytest.raises(OSError, match=r"frame1.png"):
+        list(ImageFolderStream()(clip))
+
+
+def test_floats_are_refused(tmp_path):
+    floats = np.linspace(0, 1, HEIGHT * WIDTH, dtype=np.float32).reshape(HEIGHT, WIDTH)
+    for suffix, message in ((".pfm", "has pixels of float32"), (".tiff", "cannot be decoded: .* 32 bits a channel")):
+        write(tmp_path / f"depth{suffix}", floats)
+        with pytest.raises(ValueError, match=f"depth{suffix} {message}"):
+            list(ImageFolderStream()(tmp_path / f"*{suffix}"))
+
+
+def test_too_many_pixels(tmp_path):
+    header = b"P5\n100000 100000\n255\n"
+    (tmp_path / "huge.pgm").write_bytes(header + bytes(100))
+    with pytest.raises(ValueError, match=r"huge.pgm cannot be decoded"):
+        list(ImageFolderStream()(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": (0, 4)}, "size is"),
+        ({"layout": "CWH"}, "layout is 'CWH'"),
+        ({"frame_step": 0}, "frame_step is 0"),
+        ({"gaps": "fill"}, "gaps is 'fill'; use one of 'allow', 'raise'"),
+        ({"on_corrupt": "drop"}, "on_corrupt is 'drop'; use one of 'raise', 'keep'"),
+        ({"pattern": "a/*.png"}, "pattern is 'a/"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        ImageFolderStream(**options)
+
+
+def test_nothing_stays_open(tmp_path):
+    clip = write_folder(tmp_path / "clip", range(3))
+    before = len(os.listdir("/proc/self/fd"))
+    stream = ImageFolderStream()(clip)
+    assert len(list(itertools.islice(stream, 2))) == 2
+    assert len(os.listdir("/proc/self/fd")) == before
