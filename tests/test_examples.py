@@ -67,6 +67,21 @@ def test_text_defaults_to_the_python_documentation():
     assert any("»" in window[1:] for windows in texts.values() for window in windows)
 
 
+@pytest.mark.parametrize("units", ["characters", "bytes"])
+def test_text_files_print_inputs_and_targets(tmp_path, units):
+    contents = ["".join(chr(ord("a") + i % 26) for i in range(n)) for n in (400, 333)]
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for file, content in zip(files, contents, strict=True):
+        file.write_text(content)
+    options = ("--units", units, "--section-bytes", 100, "--batches", 1000, "--time-steps", 7)
+    output = run("text_files.py", *files, *options)
+    pairs = re.findall(r"input  (.*)\n +target (.*)$", output, re.MULTILINE)
+    assert all(text[1:] == target[:-1] for text, target in pairs)
+    assert sum(len(text) for text, _ in pairs) == 400 + 333 - 8  # the last of a section is a target only
+    assert ("torch.uint8" if units == "bytes" else "torch.int64") in output
+    assert "batch 3" in run("text_files.py")
+
+
 def test_video_prints_shapes_and_resets(tmp_path):
     output = run("video.py", cache=tmp_path)
     batches = re.findall(r"^batch \d+: (.*) torch.uint8, reset \[(.*?)\] ?(.*)$", output, re.MULTILINE)
@@ -85,3 +100,8 @@ def test_per_worker_rnn_learns(workers):
         assert len(losses) == 3
         assert losses == sorted(losses, reverse=True)
         assert losses[-1] < 0.85 * losses[0]
+
+
+def test_cameras_are_read_side_by_side():
+    output = run("camera.py", "--batches", 3)
+    assert len(re.findall(r"^batch \d+: \(5, 2, 3, 60, 80\), dropped", output, re.MULTILINE)) == 3

@@ -1,0 +1,707 @@
+"""Texts: whatever the encoding, the newlines, the blocks and the sections, the units are those of a plain model."""
+
+import gzip
+import itertools
+import os
+import pickle
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import OpenError, ReadError
+from stream_dataloader.streams import TextStream
+from stream_dataloader.testing import StreamContract
+
+TEXT = "Ein Löffel,\r\nzwei\rdrei €uro 😀\n\nund ein Ende"
+
+
+def universal(text):
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def numbers(stream):
+    """All items of a stream as plain numbers; it is closed."""
+    try:
+        return [int(item) for item in stream]
+    finally:
+        stream.close()
+
+
+def written(stream, room, dtype=np.int64):
+    found, out = [], np.zeros(room, dtype)
+    while count := stream.read_into(out):
+        found += out[:count].tolist()
+    stream.close()
+    return found
+
+
+def lines_as_tokens(text):
+    """A tokenizer whose tokens tell which pieces of text it was called with."""
+    return [1000 + len(text), *map(ord, text)]
+
+
+def word_tokenizer():
+    model = tokenizers.models.WordLevel({"[UNK]": 0, "ein": 1, "Ende": 2, "und": 3, "[CLS]": 4}, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", 4)]
+    )
+    return tokenizer
+
+
+@pytest.fixture
+def path(tmp_path):
+    def write(data, name="text.txt"):
+        file = tmp_path / name
+        file.write_bytes(data.encode() if isinstance(data, str) else data)
+        return file
+
+    return write
+
+
+class TestFiles(StreamContract):
+    @pytest.fixture(
+        params=[
+            {"units": "bytes"},
+            {"units": "characters"},
+            {"newlines": "keep", "targets": True, "dtype": "int32"},
+            {"units": "tokens", "tokenizer": lines_as_tokens},
+            {"tokenizer": word_tokenizer(), "targets": True},
+        ],
+        ids=["bytes", "characters", "characters-targets", "callable", "tokenizer"],
+    )
+    def open_stream(self, request):
+        return TextStream(block_bytes=16, longest_line_bytes=16, **request.param)
+
+    @pytest.fixture
+    def sources(self, path):
+        long, short = path(TEXT.encode()), path("é", "short.txt")
+        packed = path(gzip.compress(TEXT.encode()), "a.txt.gz"), path(zstandard.compress(TEXT.encode()), "a.txt.zst")
+        return [long, short, (long, 6, 20), (str(long), 20, None), (long, 7, 7), *packed]
+
+
+class TestStrings(StreamContract):
+    @pytest.fixture(params=["bytes", "characters"])
+    def open_stream(self, request):
+        return TextStream(of="strings", units=request.param, block_bytes=16)
+
+    @pytest.fixture
+    def sources(self):
+        return [TEXT, "a", "\r\n"]
+
+
+class TestSingleBytes(StreamContract):
+    @pytest.fixture
+    def open_stream(self):
+        return TextStream(encoding="cp1252", newlines="keep", block_bytes=16)
+
+    @pytest.fixture
+    def sources(self, path):
+        file = path(TEXT.encode("cp1252", "replace"))
+        return [file, (file, 5, 9)]
+
+
+# -- against a plain model ---------------------------------------------------------------------------------------
+
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "cp1252", "cp037", "ascii")
+FORWARD = ("shift_jis", "gb18030", "utf-7", "iso2022_jp")
+_letters = st.sampled_from("ab \n\r\0éß€😀\ufeff\U0010ffff日本") | st.characters(exclude_categories=["Cs"])
+texts = st.text(_letters, min_size=1, max_size=120)
+blocks = st.integers(16, 64)
+newline_kinds = st.sampled_from(["universal", "keep"])
+
+
+def model(data, encoding, errors, newlines):
+    """What Python decodes; a byte order mark is left out."""
+    text = data.decode(encoding, {"raise": "strict"}.get(errors, errors))
+    if encoding == "utf-8":
+        text = text.removeprefix("\ufeff")
+    return [ord(c) for c in (universal(text) if newlines == "universal" else text)]
+
+
+@given(
+    texts, st.sampled_from(ENCODINGS), st.binary(max_size=3), st.lists(st.integers(0, 500)), newline_kinds, blocks,
+    st.data(),
+)  # fmt: skip
+def test_characters_are_those_of_the_model(tmp_path_factory, text, encoding, junk, cuts, newlines, block, data):
+    encoded = text.encode(encoding, "replace")
+    place = data.draw(st.integers(0, len(encoded)))
+    encoded = encoded[:place] + junk + encoded[place:]
+    path = tmp_path_factory.getbasetemp() / "model.txt"
+    path.write_bytes(encoded)
+    stream = TextStream(encoding=encoding, errors="replace", newlines=newlines, block_bytes=block)
+    expected = model(encoded, encoding, "replace", newlines)
+    if not expected:
+        with pytest.raises(ValueError, match="is empty"):
+            stream(path)
+        return
+    assert numbers(stream(path)) == expected
+    assert written(stream(path), 7) == expected
+    start = data.draw(st.integers(0, len(expected)))
+    assert numbers(stream(path, start=start)) == expected[start:]
+    cuts = sorted({0, len(encoded), *(cut % (len(encoded) + 1) for cut in cuts)})
+    sections = [(path, first, stop) for first, stop in itertools.pairwise(cuts)]
+    assert [unit for section in sections for unit in numbers(stream(section))] == expected
+    for section in sections:
+        whole = numbers(stream(section))
+        assert numbers(stream(section, start=len(whole) // 2)) == whole[len(whole) // 2 :]
+        length = stream.length(section)
+        assert length is None or length == len(whole)
+
+
+@given(texts, st.sampled_from(FORWARD), newline_kinds, blocks, st.data())
+def test_encodings_that_are_read_forward(tmp_path_factory, text, encoding, newlines, block, data):
+    encoded = text.encode(encoding, "ignore")
+    path = tmp_path_factory.getbasetemp() / "forward.txt"
+    path.write_bytes(encoded or b"a")
+    stream = TextStream(encoding=encoding, newlines=newlines, block_bytes=block)
+    expected = model(encoded or b"a", encoding, "raise", newlines)
+    assert numbers(stream(path)) == expected
+    start = data.draw(st.integers(0, len(expected)))
+    assert numbers(stream(path, start=start)) == expected[start:]
+    tokens = TextStream(tokenizer=lines_as_tokens, encoding=encoding, newlines=newlines, longest_line_bytes=1000)
+    lines = re.findall(r"[^\n]*\n|[^\n]+", "".join(map(chr, expected)))
+    assert numbers(tokens(path)) == [token for line in lines for token in lines_as_tokens(line)]
+
+
+@given(texts, newline_kinds, blocks, st.sampled_from(["gz", "zst"]), st.integers(0, 100))
+def test_compressed_and_in_memory_the_same(tmp_path_factory, text, newlines, block, kind, start):
+    encoded = text.encode()
+    stream = TextStream(newlines=newlines, block_bytes=block)
+    expected = [ord(c) for c in (universal(text) if newlines == "universal" else text)]
+    strings = TextStream(of="strings", newlines=newlines, block_bytes=block)
+    assert numbers(strings(text)) == expected
+    assert strings.length(text) == len(expected)
+    assert numbers(strings(text, start=min(start, len(expected)))) == expected[start:]
+    path = tmp_path_factory.getbasetemp() / f"packed.{kind}"
+    compress = gzip.compress if kind == "gz" else zstandard.compress
+    half = len(encoded) // 2
+    path.write_bytes(compress(encoded[:half]) + compress(encoded[half:]))  # members, frames
+    expected = model(encoded, "utf-8", "raise", newlines)
+    if not expected:
+        with pytest.raises(ValueError, match="is empty"):
+            stream(path)
+        return
+    assert numbers(stream(path)) == expected
+    assert numbers(stream(path, start=min(start, len(expected)))) == expected[start:]
+    raw = TextStream(units="bytes", block_bytes=block)
+    assert numbers(raw(path)) == list(encoded)
+    assert numbers(raw(path, start=min(start, len(encoded)))) == list(encoded[start:])
+
+
+def test_strings_may_hold_half_a_character():
+    text = "a\ud800\udc00b\r\n" * 9  # which utf-8 has no bytes for
+    stream = TextStream(of="strings", block_bytes=16)
+    assert numbers(stream(text)) == [ord(c) for c in universal(text)]
+    assert numbers(stream(text, start=7)) == [ord(c) for c in universal(text)[7:]]
+    with pytest.raises(ValueError, match=r"utf-8 has no bytes for character 1 of the string, '\\ud800'"):
+        TextStream(of="strings", units="bytes")(text)
+
+
+def pieces_of(text, size):
+    """The pieces that tokens are made of, each with the byte it begins at: the rule, for UTF-8, spelled out."""
+    characters = re.findall("\r\n|(?s:.)", text)
+    begins, place = [], 0
+    for character in characters:
+        begins.append(place)
+        place += len(character.encode())
+    characters = ["\n" if c in ("\r\n", "\r") else c for c in characters]
+    starts = {0}
+    for block in range(place // size + 1):
+        inside = [i for i, begin in enumerate(begins) if begin // size == block]
+        lines = {i for i in inside if i == 0 or characters[i - 1] == "\n"}
+        if inside and not lines:
+            lines = {next((i for i in inside if characters[i] == " "), inside[0])}
+        starts |= lines
+    cuts = [*sorted(starts), len(characters)]
+    return [("".join(characters[a:b]), begins[a]) for a, b in itertools.pairwise(cuts)]
+
+
+@given(texts.filter(lambda text: text[0] != "\ufeff"), st.integers(16, 50), st.lists(st.integers(0, 500)), st.data())
+def test_tokens_are_those_of_the_pieces(tmp_path_factory, text, size, cuts, data):
+    path = tmp_path_factory.getbasetemp() / "pieces.txt"
+    path.write_bytes(text.encode())
+    stream = TextStream(tokenizer=lines_as_tokens, longest_line_bytes=size)
+    pieces = pieces_of(text, size)
+    expected = [token for piece, _ in pieces for token in lines_as_tokens(piece)]
+    assert numbers(stream(path)) == expected
+    assert written(stream(path), 5) == expected
+    start = data.draw(st.integers(0, len(expected)))
+    assert numbers(stream(path, start=start)) == expected[start:]
+    cuts = sorted({0, len(text.encode()), *(cut % (len(text.encode()) + 1) for cut in cuts)})
+    for first, stop in itertools.pairwise(cuts):
+        tokens = [token for piece, at in pieces if first <= at < stop for token in lines_as_tokens(piece)]
+        assert numbers(stream((path, first, stop))) == tokens
+
+
+def test_short_lines_do_not_depend_on_the_block_size(path):
+    lines = [f"line {i} é\n" for i in range(300)]
+    expected = [token for line in lines for token in lines_as_tokens(line)]
+    for size in (64, 100, 1 << 16):
+        assert numbers(TextStream(tokenizer=lines_as_tokens, longest_line_bytes=size)(path("".join(lines)))) == expected
+
+
+@given(st.text(min_size=1, max_size=50), st.integers(1, 9), st.integers(0, 49))
+def test_targets_are_the_next_units(text, room, start):
+    stream = TextStream(of="strings", targets=True, block_bytes=16, newlines="keep")
+    units = [ord(c) for c in text]
+    start = min(start, len(units) - 1)
+    assert stream.length(text) == len(units) - 1
+    opened = stream(text, start=start)
+    out = {"input": np.zeros(room, np.int64), "target": np.zeros(room, np.int64)}
+    inputs, targets = [], []
+    while count := opened.read_into(out):
+        inputs += out["input"][:count].tolist()
+        targets += out["target"][:count].tolist()
+    assert inputs == units[start:-1]
+    assert targets == units[start + 1 :]
+    items = list(stream(text, start=start))
+    assert [(int(item["input"]), int(item["target"])) for item in items] == list(zip(inputs, targets, strict=True))
+
+
+# -- through the loader ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_windows_and_targets_go_on_from_batch_to_batch(path, workers):
+    sources = [path("abcdefghijklm", "a.txt"), path("né\r\n€", "b.txt"), path("x", "c.txt")]
+    dataset = StreamDataset(sources, TextStream(targets=True), batch_size=2, time_steps=4)
+    inputs, targets = {}, {}
+    for batch in StreamDataLoader(dataset, workers):
+        assert batch.data["input"].dtype is batch.data["target"].dtype
+        for t, b in batch.mask.nonzero().tolist():
+            source = int(batch.source[t, b])
+            inputs[source] = inputs.get(source, "") + chr(batch.data["input"][t, b])
+            targets[source] = targets.get(source, "") + chr(batch.data["target"][t, b])
+    assert inputs == {0: "abcdefghijkl", 1: "né\n"}  # a single character has no target
+    assert targets == {0: "bcdefghijklm", 1: "é\n€"}
+
+
+def test_a_tokenizer_of_the_tokenizers_package(tmp_path):
+    tokenizer = word_tokenizer()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=10)
+    file = tmp_path / "tokenizer.json"
+    tokenizer.save(str(file))
+    text = "ein und ein\nEnde x und"
+    for given_tokenizer in (tokenizer, file, str(file), tokenizer_of_the_file(file)):
+        stream = TextStream(of="strings", tokenizer=given_tokenizer)
+        assert numbers(stream(text)) == [1, 3, 1, 2, 0, 3]  # nothing cut off, nothing added
+        assert numbers(pickle.loads(pickle.dumps(stream))(text)) == [1, 3, 1, 2, 0, 3]
+    assert tokenizer.truncation["max_length"] == 2  # the user's own is left alone
+    assert stream.length(text) is None
+
+
+def tokenizer_of_the_file(file):
+    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def test_vocabularies(path):
+    file = path("abba")
+    assert numbers(TextStream(vocabulary="ab")(file)) == [0, 1, 1, 0]
+    assert numbers(TextStream(vocabulary={"a": 7}, unknown=3, dtype="uint8")(file)) == [7, 3, 3, 7]
+    assert next(iter(TextStream(vocabulary="ab", dtype="uint8", of="strings")("a"))).dtype == np.uint8
+
+
+# -- what seeking costs ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bytes_read(monkeypatch):
+    counted, pread = [], os.pread
+
+    def counting(descriptor, count, offset):
+        counted.append(count)
+        return pread(descriptor, count, offset)
+
+    monkeypatch.setattr(os, "pread", counting)
+
+    def read():
+        total = sum(counted)
+        counted.clear()
+        return total
+
+    return read
+
+
+def test_seeking_goes_on_from_where_the_process_got_to_before(path, bytes_read):
+    file = path("é line\n" * 600_000)  # 4.8 MB
+    tokens = TextStream(tokenizer=lambda text: [len(text)])
+    for stream, units in ((TextStream(), 7 * 600_000), (tokens, 600_000)):
+        assert len(numbers(stream(file, start=units - 10))) == 10
+        assert bytes_read() > 4_800_000
+        assert len(numbers(stream(file, start=units - 10))) == 10
+        assert bytes_read() < 1_300_000
+        assert len(numbers(stream(file, start=units - 2))) == 2
+        assert bytes_read() < 1_300_000
+    stream = TextStream()
+    stream(file, start=4_199_999).close()
+    file.write_text("another\n" * 500_000)  # marks of the file before are not used
+    assert numbers(stream(file, start=3_999_999)) == [10]
+
+
+def test_bytes_and_single_bytes_are_sought_without_reading(path, bytes_read):
+    file = path(b"\xe9" * 3_000_000)
+    for stream in (TextStream(units="bytes"), TextStream(encoding="latin-1", newlines="keep")):
+        assert numbers(stream(file, start=2_999_998)) == [0xE9] * 2
+        assert bytes_read() < 200
+        assert stream.length((file, 5, 2_000_000)) == 1_999_995
+        assert bytes_read() < 200
+
+
+MEMORY = """
+import os, resource, sys, numpy as np
+from stream_dataloader.streams import TextStream
+path, kind = sys.argv[1:]
+options = {
+    "bytes": dict(units="bytes"),
+    "characters": dict(),
+    "tokens": dict(tokenizer=lambda text: [len(text)]),
+}[kind]
+stream = TextStream(**options)
+out = np.zeros(65536, stream.dtype)
+def read(source, start=0, most=1 << 62):
+    opened, total = stream(source, start=start), 0
+    while total < most and (count := opened.read_into(out)):
+        total += int(out[:count].sum()) if kind == "tokens" else count
+    opened.close()
+    return total
+read(path, most=1 << 21)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+totals = [read(path)]
+if not path.endswith("gz") and not path.endswith("zst"):
+    size = os.path.getsize(path)
+    os.truncate(path, 10_000_000_000)
+    section = (path, 9_900_000_000, None)
+    totals.append(read(section))
+    if kind == "bytes":
+        totals.append(read(path, start=10_000_000_000 - 7))
+    os.truncate(path, size)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) // 1024, *totals)
+"""
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "tokens"])
+@pytest.mark.parametrize("suffix", ["txt", "gz", "zst"])
+def test_a_giant_line_costs_no_memory(tmp_path, kind, suffix):
+    file, size = tmp_path / f"giant.{suffix}", 150_000_000 if suffix == "txt" else 70_000_000
+    with {"txt": open, "gz": gzip.open, "zst": zstandard.open}[suffix](file, "wb") as out:
+        if suffix == "txt":
+            out.truncate(size)
+        else:
+            for _ in range(size // 1_000_000):
+                out.write(bytes(1_000_000))
+    done = subprocess.run([sys.executable, "-c", MEMORY, file, kind], capture_output=True, text=True, check=True)
+    megabytes, *totals = map(int, done.stdout.split())
+    section = 100_000_000
+    if kind == "tokens":  # the part that the section begins in belongs to the section before
+        section = 10_000_000_000 - -(-9_900_000_000 // 65536) * 65536
+    assert totals == [size, section, 7][: 1 if suffix != "txt" else 3 if kind == "bytes" else 2]
+    assert megabytes < 40, f"{megabytes} MB more than for 2 MB of it"
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------
+
+
+def whole(stream):
+    """Items before an error, and the error, which comes again."""
+    found, out = [], np.zeros(1000, np.int64)
+
+    def read_on():
+        while count := stream.read_into(out):
+            found.extend(out[:count].tolist())
+
+    with pytest.raises((ValueError, OSError)) as caught:
+        read_on()
+    with pytest.raises(caught.type, match=re.escape(str(caught.value))):
+        stream.read_into(out)
+    stream.close()
+    return found, str(caught.value)
+
+
+@pytest.mark.parametrize("block", [16, 17, 18, 19, 64])
+@pytest.mark.parametrize(
+    ("data", "encoding", "place", "why"),
+    [
+        (b"a" * 30 + b"\xff" + b"b" * 30, "utf-8", 30, "ff"),
+        (b"a" * 15 + b"\xe2\x82" + b"b" * 30, "utf-8", 15, "e2 82"),
+        (b"a" * 20 + b"\xe2\x82", "utf-8", 20, "unexpected end"),
+        (b"\xef\xbb\xbf" + b"a" * 13 + b"\x80" + b"a" * 40, "utf-8", 16, "invalid start byte"),
+        ("é".encode() * 20 + b"\xed\xa0\x80", "utf-8", 40, "ed"),
+        ("€\r\n".encode("utf-16") * 9 + b"\x00\xdc", "utf-16", 72, "illegal"),
+        (b"a\0" * 10 + b"a", "utf-16-le", 20, "truncated"),
+        (b"a" * 40 + b"\x81" + b"b" * 9, "cp1252", 40, "undefined"),
+        (b"a" * 40 + b"\xe9", "ascii", 40, "ordinal not in range"),
+        ("日本".encode("shift_jis") * 9 + b"\xff", "shift_jis", 36, "multibyte"),
+        ("日本".encode("shift_jis") * 9 + b"\x96", "shift_jis", 36, "incomplete"),
+    ],
+)
+def test_invalid_bytes_are_told_by_their_offset(path, data, encoding, place, why, block):
+    file = path(data)
+    found, message = whole(TextStream(encoding=encoding, block_bytes=block)(file))
+    valid = data[:place].decode(encoding)
+    assert found == [ord(c) for c in universal(valid.removeprefix("\ufeff") if encoding == "utf-8" else valid)]
+    name = {"utf-16": f"utf-16-{sys.byteorder[0]}e"}.get(encoding, encoding)
+    assert f"{file} is not valid {name} at byte {place} (" in message
+    assert why in message
+    assert "errors='replace'" in message
+    # opened again where it broke, it breaks again
+    stream = TextStream(encoding=encoding, block_bytes=block)
+    assert whole(stream(file, start=len(found))) == ([], message)
+    assert numbers(TextStream(encoding=encoding, block_bytes=block, errors="replace")(file))[: len(found)] == found
+    found, message = whole(TextStream(tokenizer=lines_as_tokens, encoding=encoding, longest_line_bytes=block)(file))
+    assert f"at byte {place} (" in message
+
+
+def test_invalid_bytes_in_sections_belong_to_one(path):
+    file = path("é".encode() + b"\x80\x80" + b"abc")
+    replaced = TextStream(errors="replace")
+    assert numbers(replaced((file, 0, 3))) == [0xE9, 0xFFFD]
+    assert numbers(replaced((file, 3, 5))) == [0xFFFD, ord("a")]
+    assert numbers(TextStream()((file, 0, 2))) == [0xE9]
+    with pytest.raises(ValueError, match=r"at byte 2 \(80\)"):
+        numbers(TextStream()((file, 1, 3)))
+
+
+def test_what_the_loader_says(path):
+    file = path(b"abc\xff")
+    for open_text, error, message in (
+        (TextStream(), ReadError, rf"item 3, lane 0, worker 0: .*{re.escape(str(file))} is not valid utf-8 at byte 3"),
+        (TextStream(encoding="utf-16-be", units="bytes"), None, ""),
+        (TextStream(of="strings"), OpenError, "the source is a PosixPath, and of='strings' was chosen"),
+    ):
+        loader = StreamDataLoader(StreamDataset([file], open_text, 1, time_steps=2))
+        if error is None:
+            assert len(list(loader)) == 2
+        else:
+            with pytest.raises(error, match=message):
+                list(loader)
+
+
+def test_skipped_or_replaced(path):
+    sources = [path(b"abc\xffdef", "bad.txt"), path("fine", "good.txt")]
+    skipping = StreamDataset(sources, TextStream(), 1, time_steps=4, on_error="skip")
+    with pytest.warns(RuntimeWarning, match="is not valid utf-8 at byte 3"):
+        batches = list(StreamDataLoader(skipping))
+    assert ["".join(map(chr, batch.data[batch.mask[:, 0], 0])) for batch in batches] == ["abc", "fine"]
+    replacing = StreamDataset(sources, TextStream(errors="replace"), 1, time_steps=7)
+    assert "".join(map(chr, next(iter(StreamDataLoader(replacing))).data[:, 0])) == "abc\ufffddef"
+
+
+@pytest.mark.parametrize("units", ["bytes", "characters", "tokens"])
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_cut_short_or_damaged_while_compressed(path, units, suffix):
+    text = "".join(f"{i * i} é\n" for i in range(60_000))
+    packed = (gzip if suffix == "gz" else zstandard).compress(text.encode())
+    stream = TextStream(units=units, tokenizer=(lambda text: [*map(ord, text)]) if units == "tokens" else None)
+    expected = list(text.encode()) if units == "bytes" else [ord(c) for c in text]
+    for name, data in (
+        ("short", packed[: len(packed) // 2]),
+        ("almost", packed[:-1]),
+        ("damaged", packed[: len(packed) // 2] + bytes(200) + packed[len(packed) // 2 + 200 :]),
+        ("header", packed[:7]),
+        ("other", b"this is not compressed at all"),
+    ):
+        file = path(data, f"{name}.{suffix}")
+        try:
+            opened = stream(file)
+        except ValueError as error:
+            found, message = [], str(error)
+            assert name in ("header", "other")
+        else:
+            found, message = whole(opened)
+        if name == "damaged" and suffix == "gz":  # its checksum is at the end
+            assert re.search("cannot be decompressed|is not valid utf-8", message)
+            continue
+        assert re.search(rf"{re.escape(str(file))} cannot be decompressed behind byte (\d+) of its text: ", message)
+        assert found == expected[: len(found)]
+        assert len(found) > 10_000 or name in ("header", "other", "damaged")
+        assert "make or fetch it again" in message
+
+
+def test_no_text(path, tmp_path):
+    stream = TextStream()
+    with pytest.raises(ValueError, match=r"empty\.txt is empty, a file of zero bytes"):
+        stream(path(b"", "empty.txt"))
+    with pytest.raises(ValueError, match=r"mark\.txt is empty, but for its byte order mark"):
+        stream(path(b"\xef\xbb\xbf", "mark.txt"))
+    for name, data in (("no.gz", gzip.compress(b"")), ("no.zst", zstandard.compress(b""))):
+        with pytest.raises(ValueError, match=rf"{name} is empty, but for its compression"):
+            stream(path(data, name))
+    with pytest.raises(ValueError, match="the text is empty, a string without a character"):
+        TextStream(of="strings")("")
+    with pytest.raises(FileNotFoundError, match=r"missing\.txt"):
+        stream(tmp_path / "missing.txt")
+    with pytest.raises(IsADirectoryError, match="is a directory; give the files in it"):
+        stream(tmp_path)
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(ValueError, match=r"pipe\.txt is a pipe or a device; give a regular file"):
+        stream(tmp_path / "pipe.txt")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_unreadable(path):
+    file = path("abc")
+    file.chmod(0)
+    with pytest.raises(PermissionError, match=r"text\.txt"):
+        TextStream()(file)
+
+
+@pytest.mark.parametrize("options", [{"units": "bytes"}, {}, {"tokenizer": lines_as_tokens}])
+def test_a_file_that_shrinks_or_breaks_while_it_is_read(path, options, monkeypatch):
+    file = path("abc é\n" * 20)
+    opened = TextStream(block_bytes=16, longest_line_bytes=16, **options)(file)
+    assert next(iter(opened))
+    os.truncate(file, 60)
+    found, message = whole(opened)
+    assert f"{file} ends at byte 60, and had 140 bytes when it was opened" in message
+    assert len(found) > 20
+    file.write_bytes(b"abc\n" * 20)
+    opened = TextStream(block_bytes=16, longest_line_bytes=16, **options)(file)
+    assert next(iter(opened))
+
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", broken)
+    _, message = whole(opened)
+    assert re.search(rf"{re.escape(str(file))} could not be read at byte \d+: Input/output error", message)
+
+
+def test_starts_and_sections_that_are_not_there(path):
+    file, packed = path("né\r\n"), path(gzip.compress(b"abc"), "a.gz")
+    for stream, source, start, message in (
+        (TextStream(), file, 4, "has 3 characters here, and start is 4; give at most as many"),
+        (TextStream(units="bytes"), file, 6, "has 5 bytes here, and start is 6"),
+        (TextStream(units="bytes"), packed, 4, "has 3 bytes here, and start is 4"),
+        (TextStream(tokenizer=lines_as_tokens), file, 5, "has 4 tokens here, and start is 5"),
+        (TextStream(encoding="latin-1", newlines="keep"), file, 6, "has 5 characters here, and start is 6"),
+        (TextStream(targets=True), file, 3, "has 3 units here, one item fewer, and start is 3"),
+        (TextStream(), file, -1, "start is -1; give the first item wanted"),
+        (TextStream(), (file, 6, None), 0, "has 5 bytes, and bytes 6 to None were asked for"),
+        (TextStream(), (file, 0, 6), 0, "has 5 bytes, and bytes 0 to 6 were asked for"),
+        (TextStream(), (file, 3, 2), 0, "start is 3 and stop is 2"),
+        (TextStream(), (file, 3), 0, "a tuple of 2"),
+        (TextStream(), (packed, 0, 2), 0, "is compressed, which has no sections"),
+        (TextStream(encoding="shift_jis"), (file, 1, 2), 0, "convert them to utf-8"),
+        (TextStream(tokenizer=lines_as_tokens, encoding="gb18030"), (file, 1, 2), 0, "convert them to utf-8"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            stream(source, start=start)
+    for stream, source, message in (
+        (TextStream(), 5, "the source is a int; give a path"),
+        (TextStream(of="strings"), ("abc", 0, 1), "the source is a tuple, and of='strings' was chosen"),
+        (TextStream(), (file, 0.5, 1), "integer"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            stream(source)
+
+
+@pytest.mark.parametrize(
+    ("tokenize", "message"),
+    [
+        (lambda text: text.split(), r"it returned \['e', 'e'\], and should return a list of ints"),
+        (lambda text: [0.5], "and should return a list of ints"),
+        (lambda text: [[1, 2], [3]], "and should return a list of ints"),
+        (lambda text: [True], "and should return a list of ints"),
+        (lambda text: None, "it returned None, and should"),
+        (lambda text: [2**80], "and should return a list of ints"),
+        (lambda text: [300], "it returned 300, which uint8 does not hold; choose another dtype"),
+        (lambda text: {}[text], "KeyError|'e e"),
+    ],
+)
+def test_tokenizers_that_fail(path, tokenize, message):
+    file = path("é\r\ne e\n")
+    tokenizer = lambda text: [1] if text == "é\n" else tokenize(text)  # noqa: E731
+    found, text = whole(TextStream(tokenizer=tokenizer, dtype="uint8")(file))
+    assert found == [1]
+    assert f"{file}: the tokenizer failed on the 4 characters from byte 4 on: " in text
+    assert re.search(message, text)
+
+
+def test_characters_that_have_no_number(path):
+    file = path("aé\r\nb€c")
+    found, message = whole(TextStream(vocabulary="aé\nb", block_bytes=16)(file))
+    assert found == [0, 1, 2, 3]
+    assert message.startswith(
+        f"{file} has '€' (U+20AC) at byte 6, which is not in the vocabulary of 4 characters; add it"
+    )
+    found, message = whole(TextStream(dtype="uint8")(file))
+    assert found == [*b"a\xe9\nb"]
+    assert "has '€' (U+20AC) at byte 6, which uint8 does not hold; choose another dtype" in message
+    file = path(b"a" * 20 + b"\xe2\x82\xac" + b"b\xff")
+    assert "(U+20AC) at byte 20" in whole(TextStream(vocabulary="ab")(file))[1]
+    with pytest.raises(ValueError, match="ascii has no bytes for character 1 of the string, 'é'"):
+        TextStream(of="strings", units="bytes", encoding="ascii")("aé")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"of": "urls"}, ValueError, "of is 'urls'; give one of 'files', 'strings'"),
+        ({"units": "words"}, ValueError, "units is 'words'; give one of"),
+        ({"errors": "strict"}, ValueError, "errors is 'strict'; give one of 'raise', 'replace'"),
+        ({"newlines": "\n"}, ValueError, "newlines is '.n'; give one of 'universal', 'keep'"),
+        ({"encoding": "utf-9"}, ValueError, "encoding is 'utf-9', which Python does not know"),
+        ({"encoding": "hex"}, ValueError, "encoding is 'hex', which Python does not know as an encoding of text"),
+        ({"dtype": "float32"}, ValueError, "dtype is float32, and units are integers"),
+        ({"block_bytes": 2}, ValueError, "block_bytes is 2; give at least 16"),
+        ({"longest_line_bytes": 0}, ValueError, "longest_line_bytes is 0; give at least 16"),
+        ({"units": "tokens"}, ValueError, "units is 'tokens' and tokenizer is None; only tokens need one"),
+        ({"units": "bytes", "tokenizer": ord}, ValueError, "only tokens need one"),
+        ({"units": "bytes", "newlines": "universal"}, ValueError, "bytes are read as they are"),
+        ({"units": "bytes", "vocabulary": "ab"}, ValueError, "a vocabulary numbers characters, and units is 'bytes'"),
+        ({"unknown": 1}, ValueError, "unknown is 1, without a vocabulary"),
+        ({"vocabulary": "aba"}, ValueError, "the vocabulary has 'a' twice"),
+        ({"vocabulary": {"ab": 1}}, ValueError, "the vocabulary has 'ab'; give single characters"),
+        ({"vocabulary": {"a": -1}}, ValueError, "'a' has number -1; give 0 to"),
+        ({"vocabulary": "a" + "b", "unknown": 256, "dtype": "uint8"}, ValueError, "'unknown' has number 256"),
+        ({"vocabulary": 5}, TypeError, "vocabulary is a int"),
+        ({"tokenizer": "missing.json"}, FileNotFoundError, "tokenizer is 'missing.json', and there is no such file"),
+        ({"tokenizer": 5}, TypeError, "tokenizer is 5; give a tokenizers.Tokenizer, its file, or a function"),
+    ],
+)
+def test_wrong_options(options, error, message):
+    with pytest.raises(error, match=message):
+        TextStream(**options)
+
+
+def test_a_file_that_is_no_tokenizer(path):
+    stream = TextStream(tokenizer=path("{}", "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer's file: "):
+        stream(path("abc"))
+
+
+def test_packages_that_are_missing_are_named(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match=r"pip install 'stream-dataloader\[text\]'"):
+        TextStream(tokenizer=path("{}", "tokenizer.json"))(path("abc"))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    if sys.version_info < (3, 14):
+        with pytest.raises(ImportError, match=r"pip install 'stream-dataloader\[zstd\]'"):
+            TextStream()(path(b"abc", "a.zst"))
+
+
+@settings(max_examples=30)
+@given(st.binary(min_size=1, max_size=80), blocks, st.lists(st.integers(0, 80)))
+def test_bytes_are_as_they_are(tmp_path_factory, data, block, cuts):
+    path = tmp_path_factory.getbasetemp() / "bytes.txt"
+    path.write_bytes(data)
+    stream = TextStream(units="bytes", block_bytes=block)
+    cuts = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    sections = [(path, first, stop) for first, stop in itertools.pairwise(cuts)]
+    assert bytes(unit for section in sections for unit in written(stream(section), 9, np.uint8)) == data
+    assert bytes(numbers(stream(path, start=cuts[-2]))) == data[cuts[-2] :]
