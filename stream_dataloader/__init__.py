@@ -18,6 +18,7 @@ from stream_dataloader.errors import (
     WorkerError,
     WorkerTimeoutError,
 )
+from stream_dataloader.interleaved import interleave
 from stream_dataloader.schedule import split_batch_size
 from stream_dataloader.stream_info import StreamInfo, get_stream_info
 
@@ -42,5 +43,6 @@ __all__ = [
     "WorkerError",
     "WorkerTimeoutError",
     "get_stream_info",
+    "interleave",
     "split_batch_size",
 ]

@@ -23,9 +23,9 @@ from stream_dataloader.pickling import ByValue, spawning
 from stream_dataloader.progress import Snapshot
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 from stream_dataloader.ring import Ring
-from stream_dataloader.schedule import IntArray, count_steps, lanes_of_worker, split_batch_size
+from stream_dataloader.schedule import IntArray, Rules, count_steps, lanes_of_worker, split_batch_size
 from stream_dataloader.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
-from stream_dataloader.sources import PackedSources
+from stream_dataloader.sources import JoinedSources, PackedSources
 from stream_dataloader.state import fingerprint_of
 from stream_dataloader.transport import SlotWriter
 
@@ -108,16 +108,16 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.open_stream = options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
         if isinstance(sources, (str, bytes)):
             raise TypeError(f"sources must be a list of sources, and is one {type(sources).__name__}; pass [source]")
-        self.sources = PackedSources(sources)
+        self.sources: Sequence[Any] = sources if isinstance(sources, JoinedSources) else PackedSources(sources)
         self.lengths = options.check_lengths(lengths, len(self.sources))
         self.fill_value = fill_value
         self.on_error = (
             on_error if callable(on_error) else options.choice("on_error", on_error, Literal["raise", "skip"])
         )
         self.max_failures = None if max_failures is None else options.integer("max_failures", max_failures, 0)
-        self._retries = options.integer("retries", retries, 0)
+        self.retries = options.integer("retries", retries, 0)
         self._fingerprint = fingerprint
-        self.rules = options.check_rules(
+        self.rules = self._check_rules(
             num_sources=len(self.sources),
             batch_size=batch_size,
             padding_mode=padding_mode,
@@ -133,6 +133,14 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self._table = SessionTable(self.rules)
         self._iterations = 0  # in this process
         self.epoch_request = (0, 0)  # how often an epoch was set, and the last one
+
+    def _check_rules(self, **given: Any) -> Rules:
+        return options.check_rules(**given)
+
+    def factory_of(self, index: int) -> StreamFactory:
+        """What opens a source, by its index."""
+        del index
+        return self.open_stream
 
     @property
     def batch_size(self) -> int:
@@ -162,7 +170,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         Raises:
             TypeError: Unknown, for want of `lengths`, or endless.
         """
-        if self.lengths is None:
+        if self.lengths is None or (self.lengths < 0).any():
             raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")
         if self.rules.padding_mode == "cycle":
             raise TypeError('the number of batches has no end with padding_mode="cycle"')
@@ -247,11 +255,11 @@ class StreamDataset(IterableDataset[StreamBatch]):
         setup = Setup(
             rules=self.rules,
             sources=self.sources,
-            open_stream=self.open_stream,
+            factory_of=self.factory_of,
             lengths=self.lengths,
             fill_value=self.fill_value,
             policy=policy,
-            retries=self._retries,
+            retries=self.retries,
             board=board or Board(self.batch_size, worker_id + 1, shared=False),
             recovery=recovery,
             raw=raw,

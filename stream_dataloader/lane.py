@@ -263,7 +263,7 @@ class Lane:
     def _check_length(self, stream: OpenedStream, *, ended: bool) -> None:
         assert self._options.lengths is not None
         promised = int(self._options.lengths[stream.info.source_index])
-        if stream.items > promised or (ended and stream.items < promised):
+        if 0 <= promised < stream.items or (ended and stream.items < promised):  # -1: of unknown length
             has = "only" if ended else "at least"
             raise stream.error(
                 LengthError,
@@ -281,13 +281,13 @@ class Lane:
         rules = self._rules
         self._layout, self._first_window, self._position = None, 0, 0
         draws = self._draws_without_item
-        if rules.padding_mode == "cycle" and draws >= 2 * rules.num_sources + rules.lookahead:  # a whole pass for sure
+        if rules.padding_mode == "cycle" and draws >= rules.draws_of_a_pass + rules.lookahead:
             raise EmptySourcesError(
                 f"lane {self.index} drew {draws} sources in a row, of {rules.num_sources} there are, and none yielded "
                 'an item; padding_mode="cycle" would go on for ever',
                 lane=self.index,
             )
-        if rules.padding_mode != "data" or draws < rules.num_sources:
+        if rules.padding_mode != "data" or draws < rules.draws:
             self._stream = self._take(time)
         self._draws_without_item += 1
         self.idle = self._stream is None

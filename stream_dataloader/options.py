@@ -9,10 +9,12 @@ from typing import Any, get_args
 import numpy as np
 
 from stream_dataloader.errors import shorten
-from stream_dataloader.protocols import PaddingMode, Schedule, Windows
+from stream_dataloader.mixing import Mix
+from stream_dataloader.protocols import Exhausted, PaddingMode, Schedule, Windows
 from stream_dataloader.schedule import IntArray, Rules
 
 _LARGEST = 2**63 - 1
+_LEAST_SHARE = 1e-9  # of the largest weight: draws are counted in floats
 
 
 def integer(name: str, value: Any, least: int, most: int = _LARGEST) -> int:
@@ -61,6 +63,41 @@ def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) ->
     return array.astype(np.int64)
 
 
+def check_mix(
+    *,
+    sizes: Sequence[int],
+    weights: Any,
+    exhausted: Any,
+    shuffles: Sequence[bool],
+    schedules: Sequence[Schedule],
+) -> Mix:
+    """The mix of lists of these sizes; weights None stands for equal ones.
+
+    Raises:
+        ValueError: Not one weight a list, or one that is not positive and finite, or very small beside the others.
+        TypeError: A weight is no number.
+    """
+    try:
+        given = [1.0] * len(sizes) if weights is None else [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        raise TypeError(f"weights must be numbers, one a dataset, and are {shorten(weights)}") from None
+    if len(given) != len(sizes):
+        raise ValueError(f"weights are {len(given)}, and datasets {len(sizes)}; pass one weight a dataset")
+    for i, weight in enumerate(given):
+        if not 0 < weight < np.inf:
+            raise ValueError(
+                f"weights[{i}] is {weight}, and must be positive and finite; what is not to be read, leave out"
+            )
+    least = min(given)
+    if least < _LEAST_SHARE * max(given):
+        raise ValueError(
+            f"weights[{given.index(least)}] is {least}, beside {max(given)}, and must be at least {_LEAST_SHARE:g} of "
+            "that; what is not to be read, leave out"
+        )
+    exhausted = choice("exhausted", exhausted, Exhausted)
+    return Mix(tuple(sizes), tuple(given), exhausted, tuple(shuffles), tuple(schedules))
+
+
 def check_rules(
     *,
     num_sources: int,
@@ -74,6 +111,7 @@ def check_rules(
     seed: int,
     deterministic: Any,
     has_lengths: bool,
+    mix: Mix | None = None,
 ) -> Rules:
     """The rules that these options make.
 
@@ -92,6 +130,7 @@ def check_rules(
         schedule=choice("schedule", schedule, Schedule),
         seed=integer("seed", seed, 0),
         deterministic=bool(deterministic),
+        mix=mix,
     )
     if num_sources == 0:
         raise ValueError("sources is empty; pass at least one source")
@@ -99,9 +138,9 @@ def check_rules(
         raise ValueError(f"schedule={rules.schedule!r} needs lengths=, the number of items of each source")
     if rules.windows == "packed" and rules.time_steps is None:
         raise ValueError('windows="packed" needs time_steps=, the number of steps of a window')
-    if rules.padding_mode == "drop" and num_sources < rules.lanes:
+    if rules.padding_mode == "drop" and rules.draws < rules.lanes:
         raise ValueError(
-            f'padding_mode="drop" ends the epoch at the first idle lane, and {num_sources} sources leave some of '
-            f"{rules.lanes} lanes idle from the start; lower batch_size to at most {num_sources}, or pad"
+            f'padding_mode="drop" ends the epoch at the first idle lane, and {rules.draws} sources leave some of '
+            f"{rules.lanes} lanes idle from the start; lower batch_size to at most {rules.draws}, or pad"
         )
     return rules

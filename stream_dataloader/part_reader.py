@@ -54,6 +54,7 @@ class Setup(NamedTuple):
     """What a worker reads, and how; the options of a `StreamDataset`.
 
     Attributes:
+        factory_of: What opens a source, by its index.
         board: Where to say what is being done.
         recovery: What is different after a worker died.
         raw: Windows are wanted one by one: those that streams cut themselves as they are, others in one piece each.
@@ -61,7 +62,7 @@ class Setup(NamedTuple):
 
     rules: Rules
     sources: Sequence[Any]
-    open_stream: StreamFactory
+    factory_of: Callable[[int], StreamFactory]
     lengths: IntArray | None
     fill_value: Any
     policy: Callable[[StreamError], Literal["raise", "skip"]]
@@ -201,9 +202,11 @@ class PartReader:
 def _open(
     setup: Setup, queue: SourceQueue, worker_id: int, grant: int, lane: int, items: int, state: Any
 ) -> OpenedStream:
-    index, epoch, fresh = queue.order[grant]
-    info = StreamInfo(index, epoch, lane, worker_id, setup.rules.seed)
-    opened = functools.partial(OpenedStream, info, fresh, factory=setup.open_stream, retries=setup.retries, grant=grant)
+    index, epoch, repeat, fresh = queue.order[grant]
+    info = StreamInfo(index, epoch, lane, worker_id, setup.rules.seed, repeat)
+    opened = functools.partial(
+        OpenedStream, info, fresh, factory=setup.factory_of(index), retries=setup.retries, grant=grant
+    )
     try:
         stream: OpenedStream = opened(setup.sources[index])
     except Exception as error:

@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 __all__ = [
     "CollateFn",
     "ErrorPolicy",
+    "Exhausted",
     "OnError",
     "PaddingMode",
     "ReadsInto",
@@ -36,6 +37,7 @@ PaddingMode = Literal["zeros", "data", "drop", "cycle"]
 Windows = Literal["aligned", "packed"]
 Transport = Literal["auto", "shared_memory", "queue"]
 Schedule = Literal["listed", "longest_first", "balanced"]
+Exhausted = Literal["drop", "repeat"]
 
 Item_co = TypeVar("Item_co", covariant=True)
 

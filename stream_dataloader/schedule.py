@@ -17,12 +17,13 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from stream_dataloader.mixing import DrawOrder, Latest, Mix
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 from stream_dataloader.stream_info import order_rng
 
@@ -63,7 +64,14 @@ def lanes_of_worker(batch_size: int, num_workers: int, worker_id: int) -> range:
 
 @dataclass(frozen=True)
 class Rules:
-    """All that the assignment of sources to lanes depends on, besides the streams' lengths and the epoch."""
+    """All that the assignment of sources to lanes depends on, besides the streams' lengths and the epoch.
+
+    With a `mix` the sources are those of several lists, one list after the other, and `shuffle` is for the draws
+    from the lists; each list's own order is up to the mix.
+
+    Attributes:
+        draws: Number of grants in a pass: one a source, but where lists that are exhausted start again.
+    """
 
     num_sources: int
     lanes: int
@@ -75,13 +83,28 @@ class Rules:
     schedule: Schedule
     seed: int
     deterministic: bool
+    mix: Mix | None = None
+    draws: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "draws", self.num_sources if self.mix is None else self.mix.draws)
+
+    @property
+    def endless_mix(self) -> bool:
+        """Each list of a mix cycles by itself: there is no pass over all of them."""
+        return self.padding_mode == "cycle" and self.mix is not None and self.mix.exhausted == "repeat"
+
+    @property
+    def draws_of_a_pass(self) -> int:
+        """So many grants in a row, with `"cycle"`, have every source among them, wherever they begin."""
+        return (3 if self.endless_mix else 2) * self.draws
 
     def decide(self, cursor: int, ahead: bool) -> int:
         """What the next ticket in order gets: the number of its grant, which is `cursor`, or `NONE`.
 
         For a ticket ahead `NONE` means refused, for one now that no source is left and the lane idles.
         """
-        left = self.num_sources - cursor
+        left = self.draws - cursor
         if ahead:
             tail = self.padding_mode != "cycle" and left <= TAIL_SOURCES_PER_LANE * self.lanes
             return NONE if tail else cursor
@@ -93,7 +116,8 @@ class Assignment(NamedTuple):
 
     source: int
     epoch: int
-    fresh: bool  # read for the first time this epoch
+    repeat: int  # how often it was handed out before in this epoch, to be read as something new
+    fresh: bool  # read as something new
 
 
 class Order:
@@ -110,9 +134,12 @@ class Order:
     def __init__(
         self, rules: Rules, epoch: int, lengths: IntArray | None, cursor: int = 0, returned: Sequence[int] = ()
     ) -> None:
-        self._rules, self._epoch, self._lengths = rules, epoch, lengths
+        self._epoch, self._cycles = epoch, rules.padding_mode == "cycle"
+        self._draws = NEVER if rules.endless_mix else rules.draws
         self._returned, self.first = returned, cursor - len(returned)
-        self._passes: dict[int, IntArray | None] = {}
+        self._passes: Latest[int, IntArray | None]  # at most two are being read at once, mostly
+        self._passes = Latest(lambda epoch: epoch_order(rules, epoch, lengths), 2)
+        self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
 
     def grant(self, number: int) -> int:
         """The grant that a ledger that starts with `first` means by a number."""
@@ -121,21 +148,46 @@ class Order:
 
     def __getitem__(self, grant: int) -> Assignment:
         """The `grant`-th source; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
-        rules = self._rules
-        turn, index = divmod(grant, rules.num_sources)
-        cycles = rules.padding_mode == "cycle"
-        epoch = self._epoch + turn if cycles else self._epoch
-        passes = self._passes
-        if epoch not in passes:  # replaced, never changed: two threads may look at once
-            kept = sorted(passes)[-1:]  # at most two passes are being read at once, mostly
-            passes = {known: passes[known] for known in kept} | {epoch: epoch_order(rules, epoch, self._lengths)}
-            self._passes = passes
-        order = passes[epoch]
-        return Assignment(index if order is None else int(order[index]), epoch, cycles or turn == 0)
+        turn, index = divmod(grant, self._draws)
+        epoch = self._epoch + turn if self._cycles else self._epoch
+        fresh = self._cycles or turn == 0
+        if self._mixed is not None:
+            return Assignment(*self._mixed.source(epoch, index), fresh)
+        order = self._passes[epoch]
+        return Assignment(index if order is None else int(order[index]), epoch, 0, fresh)
 
 
-def epoch_order(rules: Rules, epoch: int, lengths: IntArray | None) -> IntArray | None:
-    """The order of an epoch as a permutation of the source indices; None stands for the list's own.
+class _MixedOrder:
+    """The sources of several lists in the order in which they are handed out in one pass."""
+
+    def __init__(self, rules: Rules, mix: Mix, lengths: IntArray | None) -> None:
+        self._sizes, self._starts, self._endless = mix.sizes, mix.starts, rules.endless_mix
+
+        def draws(epoch: int) -> DrawOrder:
+            return DrawOrder(mix, rules.seed if rules.shuffle else None, epoch, endless=rules.endless_mix)
+
+        def orders(number: int) -> Latest[tuple[int, int], IntArray | None]:
+            start, stop = mix.starts[number : number + 2]
+            shuffle, schedule = mix.shuffles[number], mix.schedules[number]
+            alone = replace(rules, num_sources=stop - start, shuffle=shuffle, schedule=schedule, mix=None)
+            known = None if lengths is None else lengths[start:stop]
+            return Latest(lambda key: epoch_order(alone, key[0], known, number + 1, key[1]), 2)
+
+        self._draws = Latest(draws, 2)
+        self._orders = [orders(number) for number in range(len(mix.sizes))]
+
+    def source(self, epoch: int, draw: int) -> tuple[int, int, int]:
+        """What is drawn: the source, the epoch it counts for, and how often it was drawn before in that."""
+        number, count = self._draws[epoch][draw]
+        repeat, place = divmod(count, self._sizes[number])
+        if self._endless:  # each pass over the list is an epoch for it
+            epoch, repeat = epoch + repeat, 0
+        order = self._orders[number][epoch, repeat]
+        return self._starts[number] + (place if order is None else int(order[place])), epoch, repeat
+
+
+def epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) -> IntArray | None:
+    """The order of an epoch, or of a part of it, as a permutation of source indices; None stands for the list's own.
 
     `"balanced"` is a random permutation in which a source's chance to come next is proportional to its
     length: sort by u ** (1 / w), u uniform (Efraimidis and Spirakis, Weighted random sampling with a
@@ -143,7 +195,7 @@ def epoch_order(rules: Rules, epoch: int, lengths: IntArray | None) -> IntArray 
     """
     if rules.schedule == "listed" and not rules.shuffle:
         return None
-    rng = order_rng(rules.seed, epoch)
+    rng = order_rng(rules.seed, epoch, *part)
     if rules.schedule == "listed":
         return rng.permutation(rules.num_sources)
     assert lengths is not None
@@ -253,7 +305,7 @@ def count_steps(rules: Rules, epoch: int, lengths: IntArray) -> int:
         if grant == NONE:
             first_idle = min(first_idle, -(-cell[lane] // window))
             continue
-        source, _, fresh = order[grant]
+        source, _, _, fresh = order[grant]
         if not fresh:  # the lane will read nothing new any more
             continue
         length = int(lengths[source])

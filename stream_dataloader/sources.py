@@ -1,4 +1,4 @@
-"""`PackedSources`: the list of sources as two arrays that all workers share.
+"""`PackedSources`: the list of sources as two arrays that all workers share; `JoinedSources`: several such lists.
 
 A Python list handed to workers grows into a copy each, because touching an element writes its reference
 count (https://github.com/pytorch/pytorch/issues/13246). Here blocks of sources are pickled back to back
@@ -8,7 +8,9 @@ into one buffer; a worker unpickles the block it reads from and writes nothing.
 from __future__ import annotations
 
 import pickle
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, overload
 
 import cloudpickle
@@ -83,6 +85,30 @@ class PackedSources(Sequence[Any]):
             self._view()
         else:
             self._set(*state[1:])
+
+
+class JoinedSources(Sequence[Any]):
+    """Packed lists of sources one after the other, none of them copied."""
+
+    def __init__(self, lists: Iterable[Sequence[Any]]) -> None:
+        self._lists = list(lists)
+        self._starts = [0, *accumulate(map(len, self._lists))]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"source index {index} is out of range for {len(self)} sources")
+        index %= len(self)
+        number = bisect_right(self._starts, index) - 1
+        return self._lists[number][index - self._starts[number]]
 
 
 def _blocks(sources: list[Any]) -> Iterator[tuple[int, bytes]]:

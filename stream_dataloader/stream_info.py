@@ -1,7 +1,7 @@
 """Tells a running stream who it is: its source, epoch, lane, worker and random generators.
 
-Guarantee: the random numbers depend on (seed, epoch, source) alone, and `rng_at` on the position too, so
-augmentation is the same whichever worker, lane or process runs the stream.
+Guarantee: the random numbers depend on (seed, epoch, source) alone, the `repeat` where a source comes again, and
+`rng_at` on the position too, so augmentation is the same whichever worker, lane or process runs the stream.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["StreamInfo", "get_stream_info"]
 _ORDER, _STREAM, _POSITION = range(3)  # what random numbers are for: no two purposes share a generator
 
 
-def order_rng(seed: int, epoch: int) -> np.random.Generator:
-    """The generator that shuffles epoch `epoch`."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ORDER, epoch)))
+def order_rng(seed: int, epoch: int, *part: int) -> np.random.Generator:
+    """The generator that shuffles epoch `epoch`, or a part of it that has an order of its own."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ORDER, epoch, *part)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,8 @@ class StreamInfo:
         worker_id: The worker that reads it; 0 with `num_workers=0`. Results that should not depend on the
             number of workers must not use it.
         seed: The dataset's seed.
+        repeat: How often the source was handed out before in this epoch, to be read as something new: 0, but for
+            `interleave(..., exhausted="repeat")`.
     """
 
     source_index: int
@@ -40,11 +42,12 @@ class StreamInfo:
     lane: int
     worker_id: int
     seed: int
+    repeat: int = 0
 
     @cached_property
     def rng(self) -> np.random.Generator:
         """A generator seeded from (seed, epoch, source): for draws made while the stream opens."""
-        key = (_STREAM, self.epoch, self.source_index)
+        key = (_STREAM, self.epoch, self.source_index, *self._again)
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
 
     def rng_at(self, position: int) -> np.random.Generator:
@@ -56,8 +59,12 @@ class StreamInfo:
         Args:
             position: Index of the item within its stream, 0 or more.
         """
-        key = (_POSITION, self.epoch, self.source_index, position)
+        key = (_POSITION, self.epoch, self.source_index, position, *self._again)
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
+
+    @property
+    def _again(self) -> tuple[int, ...]:
+        return (self.repeat,) if self.repeat else ()
 
 
 class _Current(threading.local):

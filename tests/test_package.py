@@ -10,7 +10,7 @@ import stream_dataloader
 PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
 LEVELS = [
     {"errors", "protocols", "batch", "structure", "stream_info", "pickling"},
-    {"schedule", "options", "device", "state", "progress"},
+    {"mixing", "schedule", "options", "device", "state", "progress"},
     {
         "source_queue",
         "sources",
@@ -26,9 +26,9 @@ LEVELS = [
         "regroup",
         "workers",
     },
-    {"part_reader", "dataset"},
+    {"part_reader", "dataset", "interleaved"},
     {"feed", "worker_pool", "rescue", "iteration", "dataloader"},
-    {"testing", "visualize", "demo", "cli", "__main__", "__init__"},
+    {"resume_contract", "stream_contract", "testing", "visualize", "demo", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -61,7 +61,7 @@ def test_modules_import_only_their_own_level_or_lower_ones_and_never_in_a_circle
 
 
 def test_the_schedule_is_pure():
-    for name in ("schedule", "options"):
+    for name in ("schedule", "options", "mixing"):
         modules = {
             alias.name.split(".")[0]
             for node in ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text()))

@@ -1,0 +1,256 @@
+"""`interleave`: lanes draw their sources from several datasets, by weight.
+
+Guarantees: all that a `StreamDataset` promises, over the sources of all datasets: the same batches for any number
+of workers, exact resume, every source handed out once (`exhausted="drop"`) or at its dataset's share
+(`exhausted="repeat"`). Each source is opened, and each dataset's own order kept, as if the dataset stood alone.
+See `mixing` for the order of the draws.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from stream_dataloader import options
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import shorten
+from stream_dataloader.mixing import Mix
+from stream_dataloader.protocols import Exhausted, OnError, PaddingMode, StreamFactory, Windows
+from stream_dataloader.schedule import IntArray, Rules
+from stream_dataloader.sources import JoinedSources
+from stream_dataloader.state import fingerprint_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["InterleavedDataset", "SharedOptions", "interleave"]
+
+
+class SharedOptions(TypedDict, total=False):
+    """Options of `StreamDataset` that datasets which are read together share."""
+
+    batch_size: int
+    padding_mode: PaddingMode
+    fill_value: Any
+    time_steps: int | None
+    windows: Windows
+    deterministic: bool
+    lookahead: int
+    on_error: OnError
+    max_failures: int | None
+    retries: int
+
+
+class _Factories:
+    """What opens the sources of several lists, put one after the other.
+
+    A source alone does not tell its list: the index does, see `of`.
+    """
+
+    def __init__(self, mix: Mix, factories: Sequence[StreamFactory]) -> None:
+        self._mix, self._factories = mix, tuple(factories)
+
+    def of(self, index: int) -> StreamFactory:
+        """The factory of the source of an index."""
+        return self._factories[self._mix.locate(index)[0]]
+
+    def __call__(self, source: Any) -> Any:
+        raise TypeError(
+            f"which dataset's open_stream is to open {shorten(source)} depends on its index; call "
+            "factory_of(index)(source) of the interleaved dataset"
+        )
+
+
+class InterleavedDataset(StreamDataset):
+    """The sources of several datasets, drawn by weight: what `interleave` returns.
+
+    Attributes:
+        weights: The weight of each dataset.
+    """
+
+    open_stream: _Factories
+
+    def __init__(
+        self, datasets: Sequence[StreamDataset], mix: Mix, seed: int | None, shuffle: bool, shared: SharedOptions
+    ) -> None:
+        self._mix, self.weights = mix, mix.weights
+        self._lists = [(dataset.sources, dataset._fingerprint) for dataset in datasets]
+        super().__init__(
+            JoinedSources(dataset.sources for dataset in datasets),
+            _Factories(mix, [dataset.open_stream for dataset in datasets]),
+            seed=seed,
+            shuffle=shuffle,
+            **shared,
+        )
+        self.lengths = _joined_lengths(datasets)
+
+    def _check_rules(self, **given: Any) -> Rules:
+        return options.check_rules(**given, mix=self._mix)
+
+    def factory_of(self, index: int) -> StreamFactory:
+        """What opens a source, by its index: the `open_stream` of its dataset."""
+        return self.open_stream.of(index)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Which source of which dataset a number in `batch.source` means.
+
+        Args:
+            index: Index of a source, counted over all datasets: 0 or more. -1 in `batch.source` is padding.
+
+        Returns:
+            The number of the dataset and the index in its `sources`.
+
+        Raises:
+            IndexError: There is no such source.
+        """
+        index = operator.index(index)
+        if not 0 <= index < len(self.sources):
+            padding = ", which stands for padding," if index == -1 else ""
+            raise IndexError(f"source {index}{padding} is none of the {len(self.sources)} sources")
+        return self._mix.locate(index)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells these lists of sources from others: the fingerprints of all, in order."""
+        if self._fingerprint is None:
+            own = (given or fingerprint_of(sources) for sources, given in self._lists)
+            self._fingerprint = ", ".join(f"datasets[{number}] {one}" for number, one in enumerate(own))
+        return self._fingerprint
+
+
+def interleave(
+    datasets: Iterable[StreamDataset],
+    weights: Iterable[float] | None = None,
+    *,
+    exhausted: Exhausted | None = None,
+    shuffle: bool | None = None,
+    seed: int | None = None,
+    **shared: Unpack[SharedOptions],
+) -> InterleavedDataset:
+    """Read several datasets together: each lane draws its next source from one of them, by weight.
+
+    The result is a `StreamDataset` of all their sources, one dataset's after the other's: `batch.source` and
+    `get_stream_info().source_index` count over all of them, and `locate` tells dataset and index. The datasets
+    stay as they are; each one's `open_stream`, `lengths`, `shuffle` and `schedule` go on to hold for its sources.
+    With `lengths` of all, `len(loader)` is exact.
+
+    A weight is a share of the sources drawn, not of time steps: divide weights by the mean length of a dataset's
+    streams for shares of steps. In any stretch of draws each dataset has its share but for a few draws.
+
+    Args:
+        datasets: What to read: `StreamDataset`s.
+        weights: One positive number a dataset, of any scale; None stands for equal ones. The numbers of sources
+            as weights make all datasets end together.
+        exhausted: What becomes of a dataset of which all sources were drawn. `"drop"`: it is left out, and the
+            others share the draws by their weights; every source comes once. `"repeat"`: it starts again, in a new
+            order with its `shuffle`, and with new random numbers in its streams; what comes again counts as new
+            (`mask` is set). The epoch ends when each dataset was drawn once in full: after the same number of
+            draws each epoch, of which each dataset has its share, rounded. None stands for `"drop"`, or, with
+            `padding_mode="cycle"`, for `"repeat"`: datasets are mixed by weight for ever, and each pass over one
+            is an epoch of its own for it. With `"cycle"` and `"drop"` each pass over all of them is.
+        shuffle: Draw at random, from (seed, epoch); False: as evenly as can be, in the same order each epoch. None
+            stands for True if one of the datasets has `shuffle=True`. Whether a dataset's own sources are shuffled
+            is up to its own `shuffle`.
+        seed: Seeds all that is random, also within the datasets; None stands for the first one's seed. The other
+            datasets' seeds count for nothing.
+        **shared: `batch_size`, `padding_mode`, `fill_value`, `time_steps`, `windows`, `deterministic`, `lookahead`,
+            `on_error`, `max_failures` and `retries`, as for `StreamDataset`. One that is not given is the
+            datasets' own, which they must agree on.
+
+    Raises:
+        ValueError: No datasets; an option that they do not agree on and that is not given; a weight that is not
+            positive and finite, or not one a dataset.
+        TypeError: One of them is no `StreamDataset`, or is interleaved itself.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset, interleave
+        >>> words = StreamDataset(["to", "be", "or", "no"], lambda text: map(ord, text), batch_size=1, time_steps=2)
+        >>> numbers = StreamDataset([70, 80], lambda n: iter([n, n + 1]), batch_size=1, time_steps=2)
+        >>> dataset = interleave([words, numbers], weights=[3, 1])
+        >>> for batch in StreamDataLoader(dataset):
+        ...     print(dataset.locate(batch.source[0, 0]), batch.data[:, 0].tolist())
+        (0, 0) [116, 111]
+        (0, 1) [98, 101]
+        (1, 0) [70, 71]
+        (0, 2) [111, 114]
+        (0, 3) [110, 111]
+        (1, 1) [80, 81]
+    """
+    listed = _check_datasets(datasets)
+    agreed = _agreed(listed, shared)
+    if exhausted is None:
+        exhausted = "repeat" if agreed.get("padding_mode") == "cycle" else "drop"
+    mix = options.check_mix(
+        sizes=[len(dataset.sources) for dataset in listed],
+        weights=weights,
+        exhausted=exhausted,
+        shuffles=[dataset.rules.shuffle for dataset in listed],
+        schedules=[dataset.rules.schedule for dataset in listed],
+    )
+    if shuffle is None:
+        shuffle = any(mix.shuffles)
+    return InterleavedDataset(listed, mix, listed[0].rules.seed if seed is None else seed, shuffle, agreed)
+
+
+def _check_datasets(datasets: Any) -> list[StreamDataset]:
+    if isinstance(datasets, StreamDataset):
+        raise TypeError("datasets must be a list of StreamDatasets, and is one; pass [dataset, ...]")
+    listed = list(datasets)
+    if not listed:
+        raise ValueError("datasets is empty; pass at least one StreamDataset")
+    for number, dataset in enumerate(listed):
+        if not isinstance(dataset, StreamDataset):
+            raise TypeError(f"datasets[{number}] must be a StreamDataset, and is a {type(dataset).__name__}")
+        if isinstance(dataset, InterleavedDataset):
+            raise TypeError(
+                f"datasets[{number}] is interleaved itself; pass the datasets it is made of, with their weights "
+                "in it times its own"
+            )
+    return listed
+
+
+_OPTION_OF: dict[str, Callable[[StreamDataset], Any]] = {
+    "batch_size": lambda dataset: dataset.batch_size,
+    "padding_mode": lambda dataset: dataset.rules.padding_mode,
+    "fill_value": lambda dataset: dataset.fill_value,
+    "time_steps": lambda dataset: dataset.rules.time_steps,
+    "windows": lambda dataset: dataset.rules.windows,
+    "deterministic": lambda dataset: dataset.rules.deterministic,
+    "lookahead": lambda dataset: dataset.rules.lookahead,
+    "on_error": lambda dataset: dataset.on_error,
+    "max_failures": lambda dataset: dataset.max_failures,
+    "retries": lambda dataset: dataset.retries,
+}
+
+
+def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOptions:
+    """The shared options: those given, and those that all datasets agree on."""
+    if unknown := sorted(given.keys() - _OPTION_OF.keys()):
+        raise TypeError(f"interleave has no option {unknown[0]!r}; there are {', '.join(_OPTION_OF)}")
+    agreed: Any = dict(given)
+    for name, option_of in _OPTION_OF.items():
+        if name in agreed:
+            continue
+        agreed[name] = option_of(datasets[0])
+        for number, dataset in enumerate(datasets):
+            if not _same(option_of(dataset), agreed[name]):
+                raise ValueError(
+                    f"datasets[0] has {name}={shorten(agreed[name])} and datasets[{number}] has "
+                    f"{name}={shorten(option_of(dataset))}; build them alike, or pass {name}= to interleave"
+                )
+    result: SharedOptions = agreed
+    return result
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or bool(np.array_equal(one, other))
+
+
+def _joined_lengths(datasets: Sequence[StreamDataset]) -> IntArray | None:
+    """`(num_sources,)`, -1 for the sources of a dataset that has none; None if no dataset has any."""
+    if all(dataset.lengths is None for dataset in datasets):
+        return None
+    return np.concatenate([np.full(len(d.sources), -1, np.int64) if d.lengths is None else d.lengths for d in datasets])

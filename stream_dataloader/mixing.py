@@ -1,0 +1,186 @@
+"""In which order sources are drawn from several lists, by weight: pure functions, no torch, clock or lock.
+
+Each list has a *share* p of all draws, its weight over the sum of all. Its k-th draw is *due* at (k + u) / p,
+and draws are made in order of when they are due: u is 1/2, or random in [0, 1) for each draw::
+
+    shares   due with u = 1/2                        drawn
+    a  3/4   a at 2/3    2    10/3  14/3    6
+    b  1/4   b at        2                  6        a  a b  a  a  a b ...
+
+So a list has one draw in each interval of 1 / p, at a random moment of it: as random as a shuffle, yet at no
+time more than a few draws off its share, which independent draws would be by the root of their number.
+
+Guarantee: the order is a function of (weights, sizes, seed, epoch); the n-th draw is found without the ones
+before it, in blocks, so an endless or very long order takes no more memory than a short one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import fsum
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_dataloader.protocols import Exhausted, Schedule
+from stream_dataloader.stream_info import order_rng
+
+_BLOCK = 1 << 14  # draws whose order is made at once
+
+Counts = npt.NDArray[np.int64]
+Shares = npt.NDArray[np.float64]
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Several lists of sources, and how they are drawn from.
+
+    Attributes:
+        sizes: Number of sources of each list.
+        weights: Its weight, positive; any scale.
+        exhausted: What becomes of a list of which all sources were drawn: it is dropped, or starts again.
+        shuffles: Whether its sources come in a new order in each pass over it.
+        schedules: The order in which its sources come.
+    """
+
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    exhausted: Exhausted
+    shuffles: tuple[bool, ...]
+    schedules: tuple[Schedule, ...]
+
+    @cached_property
+    def shares(self) -> Shares:
+        """`(lists,)`, the share of each list in all draws; they add up to 1."""
+        most = max(self.weights)  # their sum may be beyond floats
+        total = fsum(weight / most for weight in self.weights)
+        return np.array([weight / most / total for weight in self.weights])
+
+    @cached_property
+    def quotas(self) -> Shares:
+        """`(lists,)`, draws from each list in an epoch: whole numbers.
+
+        `"repeat"`: as many draws as it takes until each list was drawn once in full, at its share.
+        """
+        sizes: Shares = np.array(self.sizes, np.float64)
+        if self.exhausted == "drop":
+            return sizes
+        quotas: Shares = np.maximum(sizes, np.floor((sizes / self.shares).max() * self.shares + 0.5))
+        return quotas
+
+    @cached_property
+    def draws(self) -> int:
+        """Number of draws in an epoch."""
+        return sum(map(int, self.quotas))
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Index of each list's first source in the lists put one after the other; their end comes last."""
+        return [0, *accumulate(self.sizes)]
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The list that a source of the lists put one after the other is of, and its index there."""
+        number = bisect_right(self.starts, index) - 1
+        return number, index - self.starts[number]
+
+    def drawn_before(self, block: int, *, endless: bool) -> Counts:
+        """`(lists,)`, draws from each list before a block."""
+        if self.exhausted == "drop":  # a single block: draws get rare where only lists of little weight are left
+            return (self.quotas if block else np.zeros(len(self.sizes))).astype(np.int64)
+        due = np.floor(block * _BLOCK * self.shares + 0.5)
+        return (due if endless else np.minimum(due, self.quotas)).astype(np.int64)
+
+
+class Draw(NamedTuple):
+    """What is drawn: the `number`-th source, counted over all passes, of a list."""
+
+    list: int
+    number: int
+
+
+class _Block(NamedTuple):
+    """Consecutive draws.
+
+    Attributes:
+        first: Number of the first one.
+        lists: `(draws,)`, the list of each.
+        numbers: `(draws,)`, how many draws from that list come before.
+    """
+
+    first: int
+    lists: Counts
+    numbers: Counts
+
+
+class DrawOrder:
+    """The order of an epoch's draws.
+
+    Args:
+        mix: The lists.
+        seed: Seeds the draws, with the epoch; None draws as evenly as can be, always in the same order.
+        epoch: The epoch's number.
+        endless: Goes on for ever: lists start again and again. Only with `exhausted="repeat"`.
+
+    Example:
+        >>> mix = Mix((6, 1), (3, 1), "repeat", (False, False), ("listed", "listed"))
+        >>> order = DrawOrder(mix, None, 0)
+        >>> [tuple(order[draw]) for draw in range(mix.draws)]
+        [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (0, 4), (1, 1), (0, 5)]
+    """
+
+    def __init__(self, mix: Mix, seed: int | None, epoch: int, *, endless: bool = False) -> None:
+        assert not endless or mix.exhausted == "repeat"
+        self._mix, self._seed, self._epoch, self._endless = mix, seed, epoch, endless
+        self._recent: tuple[_Block, ...] = ()  # replaced, never changed: two threads may look at once
+
+    def __getitem__(self, draw: int) -> Draw:
+        for block in self._recent:
+            if 0 <= (place := draw - block.first) < len(block.lists):
+                return Draw(int(block.lists[place]), int(block.numbers[place]))
+        self._recent = (self._block(draw), *self._recent[:1])
+        return self[draw]
+
+    def _block(self, draw: int) -> _Block:
+        """The block of a draw."""
+
+        def drawn_before(block: int) -> Counts:
+            return self._mix.drawn_before(block, endless=self._endless)
+
+        number = 0 if self._mix.exhausted == "drop" else draw // _BLOCK
+        while drawn_before(number).sum() > draw:  # for each list they are rounded
+            number -= 1
+        while drawn_before(number + 1).sum() <= draw:
+            number += 1
+        begin = drawn_before(number)
+        counts = drawn_before(number + 1) - begin
+        lists = np.repeat(np.arange(len(counts)), counts)
+        numbers = np.arange(len(lists)) + np.repeat(begin + counts - np.cumsum(counts), counts)
+        part = 0.5 if self._seed is None else order_rng(self._seed, self._epoch, 0, number).random(len(lists))
+        order = np.argsort((numbers + part) / self._mix.shares[lists], kind="stable")  # due at once: the lower list
+        return _Block(int(begin.sum()), lists[order], numbers[order])
+
+
+class Latest(dict[Key, Value]):
+    """Makes values where they are missing and keeps those made last; several threads may look at once.
+
+    Args:
+        make: Makes the value of a key.
+        most: How many are kept.
+    """
+
+    def __init__(self, make: Callable[[Key], Value], most: int) -> None:
+        super().__init__()
+        self._make, self._most = make, most
+
+    def __missing__(self, key: Key) -> Value:
+        value = self[key] = self._make(key)
+        for old in list(self)[: -self._most]:
+            self.pop(old, None)
+        return value

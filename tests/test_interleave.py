@@ -1,0 +1,631 @@
+"""Several datasets read together: the order of draws, the batches, resume, and what is refused."""
+
+import collections
+import itertools
+import json
+import multiprocessing
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from cases import cells, check_fields, key
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from serial_model import serial_batches
+
+from stream_dataloader import (
+    EmptySourcesError,
+    LengthError,
+    ReadError,
+    StateError,
+    StreamDataLoader,
+    StreamDataset,
+    get_stream_info,
+    interleave,
+)
+from stream_dataloader.schedule import Order
+from stream_dataloader.testing import check_resume
+
+# What is read: sources are (list, index over all lists, length)
+
+
+def item(source, position):
+    number, index, _ = source
+    info = get_stream_info()
+    assert info.source_index == index
+    return np.array([index, position, number, info.rng_at(position).integers(1 << 30), info.epoch, info.repeat])
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Can only be read from the beginning."""
+
+    number: int
+
+    def __call__(self, source):
+        assert source[0] == self.number, "opened by another list's factory"
+        for position in range(source[2]):
+            yield item(source, position)
+
+
+@dataclass(frozen=True)
+class Starting(Forward):
+    """Opens at any item."""
+
+    def __call__(self, source, *, start=0):
+        assert source[0] == self.number, "opened by another list's factory"
+        for position in range(start, source[2]):
+            yield item(source, position)
+
+
+class Stateful:
+    """Knows where it is, and tells."""
+
+    def __init__(self, source):
+        assert source[0] == 2, "opened by another list's factory"
+        self.source, self.position = source, 0
+
+    def state_dict(self):
+        return {"at": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["at"]
+
+    def __iter__(self):
+        while self.position < self.source[2]:
+            self.position += 1
+            yield item(self.source, self.position - 1)
+
+
+FACTORIES = (Forward(0), Starting(1), Stateful)
+
+
+@dataclass
+class Mixture:
+    """Up to three datasets that are read together, small enough to be replayed by the model."""
+
+    lists: list
+    weights: list | None = None
+    exhausted: str | None = "drop"
+    shuffles: tuple = (False, True, True)
+    shuffle: bool | None = None
+    lanes: int = 2
+    time_steps: int = 2
+    windows: str = "aligned"
+    padding_mode: str = "zeros"
+    lookahead: int = 1
+    seed: int = 0
+
+    @property
+    def lengths(self):
+        return [length for lengths in self.lists for length in lengths]
+
+    def datasets(self, **options):
+        index = itertools.count()
+        for number, lengths in enumerate(self.lists):
+            sources = [(number, next(index), length) for length in lengths]
+            given = {
+                "time_steps": self.time_steps,
+                "windows": self.windows,
+                "lookahead": self.lookahead,
+                "seed": number,
+            }
+            yield StreamDataset(
+                sources, FACTORIES[number], self.lanes, shuffle=self.shuffles[number], **(given | options)
+            )
+
+    def dataset(self, *, known=False, **options):
+        datasets = list(self.datasets())
+        if known:
+            for dataset, lengths in zip(datasets, self.lists, strict=True):
+                dataset.lengths = np.array(lengths)
+        given = {"exhausted": self.exhausted, "shuffle": self.shuffle, "seed": self.seed}
+        return interleave(datasets, self.weights, padding_mode=self.padding_mode, **(given | options))
+
+    def drawn(self, dataset, epoch=0):
+        """The sources of one epoch, or many of an endless one, in the order in which they are handed out."""
+        count = 400 if self.padding_mode == "cycle" else dataset.rules.draws
+        order = Order(dataset.rules, epoch, dataset.lengths)
+        return [order[grant].source for grant in range(count)]
+
+    def expected(self, dataset, epoch=0):
+        """What the model says, batch after batch: it takes each draw for a source of its own."""
+        drawn = self.drawn(dataset, epoch)
+        batches = serial_batches(
+            [self.lengths[source] for source in drawn],
+            lambda grant: grant % len(drawn),
+            self.lanes,
+            self.time_steps,
+            self.windows,
+            self.padding_mode,
+            self.lookahead,
+        )
+        for batch in batches:
+            yield [[cell and (drawn[cell[0]], *cell[1:]) for cell in lane] for lane in batch]
+
+
+weights_of = st.lists(st.sampled_from([0.25, 1.0, 1.0, 2.0, 3.0, 7.5]) | st.floats(0.1, 10), min_size=3, max_size=3)
+
+
+def mixtures(modes=("zeros", "data", "drop"), exhausted=("drop", "repeat")):
+    def build(lists, weights, lanes, mode, **rest):
+        lanes = min(lanes, sum(map(len, lists))) if mode == "drop" else lanes
+        return Mixture(lists, weights and weights[: len(lists)], lanes=lanes, padding_mode=mode, **rest)
+
+    lengths = st.lists(st.integers(0, 7), min_size=1, max_size=9)
+    return st.builds(
+        build,
+        lists=st.lists(lengths, min_size=1, max_size=3),
+        weights=st.none() | weights_of,
+        exhausted=st.sampled_from(exhausted),
+        shuffles=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+        shuffle=st.none() | st.booleans(),
+        lanes=st.integers(1, 5),
+        mode=st.sampled_from(modes),
+        time_steps=st.integers(1, 4),
+        windows=st.sampled_from(["aligned", "packed"]),
+        lookahead=st.integers(0, 3),
+        seed=st.integers(0, 1 << 40),
+    )
+
+
+# The order of sources
+
+
+@settings(max_examples=300)
+@given(mixtures())
+def test_every_source_comes_once_or_at_its_share(mixture):
+    dataset = mixture.dataset()
+    drawn = collections.Counter(mixture.drawn(dataset))
+    assert set(drawn) == set(range(len(mixture.lengths)))
+    if mixture.exhausted == "drop":
+        assert set(drawn.values()) == {1}
+        return
+    shares = np.array(mixture.weights or [1] * len(mixture.lists))
+    shares = shares / shares.sum()
+    sizes = np.array(list(map(len, mixture.lists)))
+    turns = (sizes / shares).max()
+    for number, (share, size) in enumerate(zip(shares, sizes, strict=True)):
+        counts = [drawn[index] for index in drawn if dataset.locate(index)[0] == number]
+        assert max(counts) - min(counts) <= 1  # pass after pass
+        assert size <= sum(counts)
+        assert abs(sum(counts) - turns * share) <= 0.5 + 1e-6
+
+
+def test_the_order_within_a_list_is_the_lists_own():
+    lists, weights = [[3] * 20, [3] * 20, [1 + i % 5 for i in range(20)]], [1, 1, 1]
+    mixture = Mixture(lists, weights, shuffles=(False, True, True))
+    datasets = list(mixture.datasets())
+    datasets[2] = StreamDataset(
+        datasets[2].sources, FACTORIES[2], 2, time_steps=2, lengths=lists[2], schedule="longest_first"
+    )
+    dataset = interleave(datasets, weights, seed=3)
+    orders = [[], [], []]
+    for source in mixture.drawn(dataset):
+        number, index = dataset.locate(source)
+        orders[number].append(index)
+    assert orders[0] == list(range(20))
+    assert orders[1] != list(range(20))
+    assert sorted(orders[1]) == sorted(orders[2]) == list(range(20))
+    assert [lists[2][index] for index in orders[2]] == sorted(lists[2], reverse=True)
+
+
+def test_each_pass_over_a_list_is_shuffled_anew():
+    mixture = Mixture([[1] * 8, [1] * 8, [1] * 64], exhausted="repeat", shuffles=(True, True, False))
+    dataset = mixture.dataset()
+    orders = [[s % 8 for s in mixture.drawn(dataset, epoch) if s < 16] for epoch in (0, 1)]
+    firsts = [[s for s in mixture.drawn(dataset, epoch) if s // 8 == number] for epoch in (0, 1) for number in (0, 1)]
+    passes = [tuple(s % 8 for s in first[8 * i : 8 * i + 8]) for first in firsts for i in range(8)]
+    assert len(set(passes)) == 32  # of 8! orders: no pass, list or epoch is like another
+    assert all(sorted(one) == list(range(8)) for one in passes)
+    assert orders[0] != orders[1]
+    unshuffled = Mixture([[1] * 8, [1] * 8, [1] * 64], exhausted="repeat", shuffles=(False,) * 3)
+    assert [s for s in unshuffled.drawn(unshuffled.dataset()) if s < 8] == list(range(8)) * 8
+
+
+# Batches
+
+
+def check_batches(mixture, dataset, batches):
+    assert [cells(batch) for batch in batches] == list(mixture.expected(dataset))
+    for batch in batches:
+        check_fields(batch)
+        real = batch.source >= 0
+        sources, numbers = batch.source[real].tolist(), batch.data[..., 2][real].tolist()
+        assert [dataset.locate(source)[0] for source in sources] == numbers
+
+
+@settings(max_examples=1500)
+@given(mixtures())
+def test_batches_in_process_are_those_of_the_serial_model(mixture):
+    dataset = mixture.dataset()
+    batches = list(StreamDataLoader(dataset))
+    check_batches(mixture, dataset, batches)
+    read = collections.Counter(
+        cell[:2] for batch in batches for lane in cells(batch) for cell in lane if cell and cell[2]
+    )
+    if mixture.exhausted == "drop" and mixture.padding_mode != "drop":
+        assert set(read.values()) <= {1}
+    if mixture.padding_mode != "drop":
+        drawn = collections.Counter(mixture.drawn(dataset))
+        assert read == {(s, p): n for s, n in drawn.items() for p in range(mixture.lengths[s])}
+
+
+@settings(max_examples=60)
+@given(mixtures(), st.integers(2, 4))
+@pytest.mark.filterwarnings("ignore:num_workers is")
+def test_batches_do_not_depend_on_workers(mixture, workers):
+    loaders = [StreamDataLoader(mixture.dataset(), n) for n in (0, workers)]
+    runs = [[key(batch) for batch in loader] for loader in loaders for _ in range(2)]
+    assert runs[:2] == runs[2:]
+
+
+@settings(max_examples=300)
+@given(mixtures(modes=("cycle",)), st.integers(1, 12))
+def test_cycle_never_ends(mixture, steps):
+    assume(any(mixture.lengths))
+    dataset = mixture.dataset()
+    batches = list(itertools.islice(StreamDataLoader(dataset), steps))
+    assert [cells(batch) for batch in batches] == list(itertools.islice(mixture.expected(dataset), steps))
+    assert all((batch.mask == (batch.source >= 0)).all() for batch in batches)
+
+
+def drawn_by(dataset, steps=None, workers=0):
+    """The (list, epoch, repeat) of each stream begun, and the random draws of its first item."""
+    begun, draws = [], []
+    for batch in itertools.islice(StreamDataLoader(dataset, workers), steps):
+        begun += batch.data[batch.is_start][:, [2, 4, 5]].tolist()
+        draws += batch.data[batch.is_start][:, 3].tolist()
+    return begun, draws
+
+
+def test_cycle_mixes_by_weight_for_ever_and_each_pass_over_a_dataset_is_an_epoch_of_it():
+    mixture = Mixture([[1] * 3, [1] * 30], [3, 1], None, padding_mode="cycle", lanes=1, time_steps=1, lookahead=0)
+    begun, draws = drawn_by(mixture.dataset(), 400)
+    numbers = [number for number, _, _ in begun]
+    assert abs(numbers.count(0) - 300) <= 2
+    assert [epoch for number, epoch, _ in begun if number == 0] == [i // 3 for i in range(numbers.count(0))]
+    assert [epoch for number, epoch, _ in begun if number == 1] == [i // 30 for i in range(numbers.count(1))]
+    assert {repeat for _, _, repeat in begun} == {0}
+    assert len(set(draws)) == 400
+    begun, _ = drawn_by(mixture.dataset(exhausted="drop"), 330)  # each pass over all is an epoch
+    assert [number for number, _, _ in begun].count(0) == 30
+    assert [epoch for _, epoch, _ in begun] == [i // 33 for i in range(330)]
+
+
+def test_what_comes_again_is_new_for_mask_and_random_draws():
+    mixture = Mixture([[2] * 3, [2] * 12], None, "repeat", lanes=2, time_steps=2)
+    dataset = mixture.dataset()
+    loader = StreamDataLoader(dataset)
+    draws = []
+    for epoch in range(2):
+        batches = list(loader)
+        assert sum(int(batch.mask.sum()) for batch in batches) == 2 * 24
+        items = torch.cat([batch.data[batch.mask] for batch in batches])
+        assert set(items[:, 4].tolist()) == {epoch}
+        assert collections.Counter(items[items[:, 2] == 0][:, 5].tolist()) == dict.fromkeys(range(4), 6)
+        assert set(items[items[:, 2] == 1][:, 5].tolist()) == {0}
+        draws += items[:, 3].tolist()
+    assert len(set(draws)) == len(draws)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_batches_do_not_depend_on_the_start_method(method):
+    mixture = Mixture([[4, 0, 9], [2, 2, 7, 1], [3, 5, 8, 6]], [3, 1, 2], "repeat", lanes=3)
+    expected = [key(batch) for batch in StreamDataLoader(mixture.dataset())]
+    assert [key(batch) for batch in StreamDataLoader(mixture.dataset(), 2, multiprocessing_context=method)] == expected
+    assert not multiprocessing.active_children()
+
+
+def test_torchs_own_dataloader_and_parts_read_it_too():
+    mixture = Mixture([[4, 0, 9], [2, 2, 7, 1]], [3, 1], "repeat", lanes=4)
+
+    def keys(parts):
+        return sorted((batch.worker_id.tolist(), batch.step, key(batch)) for batch in parts)
+
+    plain = torch.utils.data.DataLoader(mixture.dataset(), batch_size=None, num_workers=2)
+    assert keys(plain) == keys(StreamDataLoader(mixture.dataset(), 2).parts())
+
+
+def test_a_copy_reads_the_same_also_of_functions_that_pickle_cannot_take():
+    def build():
+        one = StreamDataset(["abc", "de"], lambda text: map(ord, text), 2, time_steps=2, seed=1)
+        other = StreamDataset([3, 4, 5], lambda n: iter(range(n)), 2, time_steps=2)
+        return interleave([one, other], [1, 2])
+
+    dataset = build()
+    expected = [key(batch) for batch in StreamDataLoader(dataset)]
+    assert [key(batch) for batch in StreamDataLoader(pickle.loads(pickle.dumps(build())))] == expected
+    assert [key(batch) for batch in StreamDataLoader(build(), 2, multiprocessing_context="spawn")] == expected
+    assert dataset.sources[:] == ["abc", "de", 3, 4, 5]
+    assert dataset.sources[-1] == 5
+    with pytest.raises(IndexError, match="source index 5 is out of range for 5"):
+        dataset.sources[5]
+    assert list(dataset.factory_of(4)(2)) == [0, 1]
+    with pytest.raises(TypeError, match=r"factory_of\(index\)"):
+        dataset.open_stream("abc")
+
+
+def test_locate_tells_dataset_and_index():
+    dataset = Mixture([[1] * 3, [1], [1] * 2]).dataset()
+    assert [dataset.locate(i) for i in range(6)] == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)]
+    assert dataset.locate(torch.tensor(3)) == (1, 0)
+    assert dataset.weights == (1, 1, 1)
+    with pytest.raises(IndexError, match="source 6 is none of the 6 sources"):
+        dataset.locate(6)
+    with pytest.raises(IndexError, match="stands for padding"):
+        dataset.locate(-1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_determinism_every_draw_still_comes_once(workers):
+    mixture = Mixture([[4, 0, 9], [2, 2, 7, 1, 5, 6]], [1, 1], "repeat", lanes=3)
+    dataset = mixture.dataset(deterministic=False)
+    read = collections.Counter(
+        cell[:2] for batch in StreamDataLoader(dataset, workers) for lane in cells(batch) for cell in lane if cell
+    )
+    drawn = collections.Counter(mixture.drawn(dataset))
+    assert read == {(s, p): n for s, n in drawn.items() for p in range(mixture.lengths[s])}
+
+
+# Lengths
+
+
+@settings(max_examples=300)
+@given(mixtures())
+def test_known_lengths_make_len_exact(mixture):
+    loader = StreamDataLoader(mixture.dataset(known=True))
+    for _ in range(2):
+        assert len(loader) == len(list(loader))
+
+
+def test_lengths_of_some_are_held_to_and_make_no_len():
+    one = StreamDataset([3, 4], range, 1, time_steps=2, lengths=[3, 4])
+    other = StreamDataset([5], range, 1, time_steps=2)
+    loader = StreamDataLoader(interleave([one, other]))
+    with pytest.raises(TypeError, match="lengths="):
+        len(loader)
+    assert sum(int(batch.mask.sum()) for batch in loader) == 12
+    wrong = StreamDataset([3, 4], range, 1, time_steps=2, lengths=[3, 9])
+    with pytest.raises(LengthError, match=r"source 2 .*only 4 items, and lengths\[2\] is 9"):
+        list(StreamDataLoader(interleave([other, wrong])))
+
+
+# Resume
+
+
+@settings(max_examples=300)
+@given(mixtures(), st.integers(0, 12), st.integers(0, 1))
+@pytest.mark.filterwarnings("ignore:num_workers is")
+def test_any_state_resumes(mixture, taken, epoch):
+    def loader(**options):
+        loader = StreamDataLoader(mixture.dataset(**options))
+        loader.set_epoch(epoch)
+        return loader
+
+    expected = [key(batch) for batch in loader()]
+    before, after = loader(), loader(seed=mixture.seed + 1)  # the state's is adopted
+    head = [key(batch) for batch in itertools.islice(before, taken)]
+    if len(head) == taken:
+        after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+        assert head + [key(batch) for batch in after] == expected
+
+
+@pytest.mark.parametrize("exhausted", ["drop", "repeat"])
+@pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop", "cycle"])
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_every_place_resumes(padding_mode, exhausted, lookahead):
+    mixture = Mixture(
+        [[4, 0, 9], [2, 2, 7, 1, 3], [5, 8, 6]],
+        [3, 1, 2],
+        exhausted,
+        lanes=3,
+        time_steps=3,
+        windows="packed" if lookahead else "aligned",
+        padding_mode=padding_mode,
+        lookahead=lookahead,
+    )
+    check_resume(
+        lambda n: StreamDataLoader(mixture.dataset(), n),
+        num_workers=(0, 2) if lookahead else (0,),
+        limit=12 if padding_mode == "cycle" else None,
+    )
+
+
+def test_each_stream_goes_on_in_the_cheapest_way_it_offers():
+    opened = []
+
+    def forward(source):
+        for position in range(50):
+            opened.append((source, position))
+            yield position
+
+    def starting(source, start=0):
+        for position in range(start, 50):
+            opened.append((source, position))
+            yield position
+
+    def loader():
+        datasets = [
+            StreamDataset([name], open_one, 2, time_steps=5) for name, open_one in [("f", forward), ("s", starting)]
+        ]
+        return StreamDataLoader(interleave(datasets, seed=0))
+
+    before, after = loader(), loader()
+    head = [key(batch) for batch in itertools.islice(before, 6)]
+    after.load_state_dict(before.state_dict())
+    opened.clear()
+    assert head + [key(batch) for batch in after] == [key(batch) for batch in loader()]
+    opened = opened[: 50 + 20]
+    assert [place for place in opened if place[0] == "f"] == [("f", i) for i in range(50)]  # from the beginning
+    assert [place for place in opened if place[0] == "s"] == [("s", i) for i in range(30, 50)]
+
+
+def test_states_of_other_lists_or_weights_are_refused():
+    lists, weights = [[4, 2, 9], [2, 2, 7, 1], [3, 5]], [3, 1, 2]
+
+    def loader(lists=lists, weights=weights, **options):
+        return StreamDataLoader(Mixture(lists, weights, **options).dataset())
+
+    one = loader()
+    list(itertools.islice(one, 2))
+    state = json.loads(json.dumps(one.state_dict()))
+    loader().load_state_dict(state)
+    for other, reason in [
+        (loader(weights=[3, 1, 3]), r"weights \[3.0, 1.0, 2.0\], and the dataset has \[3.0, 1.0, 3.0\]"),
+        (loader(lists[:2], weights[:2]), r"numbers of sources \[3, 4, 2\], and the dataset has \[3, 4\]"),
+        (loader([lists[1], lists[0], lists[2]]), r"numbers of sources \[3, 4, 2\], and the dataset has \[4, 3, 2\]"),
+        (loader([lists[0], [2, 2, 7, 3], lists[2]]), r"other sources .*datasets\[1\] .*, here .*datasets\[1\] "),
+        (loader(exhausted="repeat"), "exhausted 'drop', and the dataset has 'repeat'"),
+        (loader(shuffles=(True, True, True)), r"datasets' shuffle \[False, True, True\], and"),
+        (loader(shuffle=False), "shuffle True, and the dataset has False"),
+        (loader(lanes=3), "batch_size 2, and the dataset has 3"),
+        (StreamDataLoader(next(Mixture(lists).datasets())), "several datasets .*, and this is one dataset"),
+    ]:
+        with pytest.raises(StateError, match=reason):
+            other.load_state_dict(state)
+    plain = StreamDataLoader(next(Mixture(lists).datasets())).state_dict()
+    with pytest.raises(StateError, match="with one dataset, and this is several"):
+        loader().load_state_dict(plain)
+    for missing in state["mix"]:
+        half = {name: value for name, value in state["mix"].items() if name != missing}
+        with pytest.raises(StateError, match=missing):
+            loader().load_state_dict(state | {"mix": half})
+
+
+def test_moved_paths_may_share_fingerprints():
+    def loader(root, name):
+        datasets = [
+            StreamDataset([f"{root}/{i}" for i in range(3)], lambda path: range(5), 2, time_steps=2, fingerprint=f)
+            for f in ("v1", name)
+        ]
+        return StreamDataLoader(interleave(datasets, seed=0))
+
+    first = loader("/a", "w1")
+    next(iter(first))
+    second = loader("/b", "w1")
+    second.load_state_dict(first.state_dict())
+    assert next(iter(second)).step == 1
+    with pytest.raises(
+        StateError, match=r"datasets\[0\] v1, datasets\[1\] w1, here datasets\[0\] v1, datasets\[1\] w2"
+    ):
+        loader("/b", "w2").load_state_dict(first.state_dict())
+
+
+# Options
+
+
+def plain(sources=(3, 4), open_stream=range, batch_size=2, **options):
+    return StreamDataset(list(sources), open_stream, batch_size, **({"time_steps": 2} | options))
+
+
+def test_options_are_those_that_all_agree_on():
+    options = {"windows": "packed", "padding_mode": "data", "fill_value": np.float32(2), "lookahead": 3, "retries": 1}
+    options |= {"on_error": "skip", "max_failures": 4, "deterministic": False, "time_steps": 5, "batch_size": 3}
+    dataset = interleave([plain(**options), plain(**options)])
+    assert dataset.rules.windows == "packed"
+    assert dataset.rules.padding_mode == "data"
+    assert dataset.rules.lookahead == 3
+    assert dataset.rules.time_steps == 5
+    assert not dataset.rules.deterministic
+    assert (dataset.batch_size, dataset.fill_value, dataset.retries) == (3, 2, 1)
+    assert (dataset.on_error, dataset.max_failures) == ("skip", 4)
+    for name in options:
+        with pytest.raises(ValueError, match=rf"datasets\[0\] has {name}=.* and datasets\[1\] has {name}=.*{name}= to"):
+            interleave([plain(**options), plain(**{n: v for n, v in options.items() if n != name})])
+    given = interleave([plain(**options), plain()], seed=0, **options)
+    assert given.rules == interleave([plain(**options), plain(**options)], seed=0).rules
+
+
+def test_the_first_datasets_seed_is_all_that_counts_unless_one_is_given():
+    def keys(*seeds, **options):
+        return [
+            key(b)
+            for b in StreamDataLoader(interleave([plain(range(9), seed=s, shuffle=True) for s in seeds], **options))
+        ]
+
+    assert keys(1, 2) == keys(1, 3) == keys(4, 5, seed=1)
+    assert keys(1, 2) != keys(2, 2)
+
+
+def test_draws_are_random_if_a_dataset_is_shuffled_or_as_told():
+    shuffled, listed = plain(shuffle=True), plain()
+    assert interleave([listed, shuffled]).rules.shuffle
+    assert not interleave([listed, listed]).rules.shuffle
+    assert not interleave([listed, shuffled], shuffle=False).rules.shuffle
+    assert interleave([listed, listed], shuffle=True).rules.shuffle
+
+
+@pytest.mark.parametrize(
+    ("datasets", "options", "error", "reason"),
+    [
+        (list, {}, ValueError, "datasets is empty"),
+        (plain, {}, TypeError, r"must be a list of StreamDatasets, and is one; pass \[dataset"),
+        (lambda: [plain(), [1, 2]], {}, TypeError, r"datasets\[1\] must be a StreamDataset, and is a list"),
+        (lambda: [interleave([plain()])], {}, TypeError, r"datasets\[0\] is interleaved itself"),
+        (lambda: [plain(), plain([])], {}, ValueError, "sources is empty"),
+        (lambda: [plain(), plain()], {"weights": [1]}, ValueError, "weights are 1, and datasets 2"),
+        (lambda: [plain(), plain()], {"weights": [1, 0]}, ValueError, r"weights\[1\] is 0.0, and must be positive"),
+        (lambda: [plain(), plain()], {"weights": [-1, 1]}, ValueError, r"weights\[0\] is -1.0, and must be positive"),
+        (lambda: [plain(), plain()], {"weights": [1, float("nan")]}, ValueError, r"weights\[1\] is nan"),
+        (lambda: [plain(), plain()], {"weights": [float("inf"), 1]}, ValueError, r"weights\[0\] is inf"),
+        (
+            lambda: [plain(), plain()],
+            {"weights": [1, 1e-12]},
+            ValueError,
+            r"weights\[1\] is 1e-12, beside 1.0, .* 1e-09",
+        ),
+        (lambda: [plain(), plain()], {"weights": 3}, TypeError, "weights must be numbers, one a dataset"),
+        (lambda: [plain(), plain()], {"weights": ["a", 1]}, TypeError, "weights must be numbers, one a dataset"),
+        (
+            lambda: [plain(), plain()],
+            {"exhausted": "stop"},
+            ValueError,
+            "exhausted is 'stop', and must be one of 'drop'",
+        ),
+        (lambda: [plain(), plain()], {"lanes": 3}, TypeError, "no option 'lanes'; there are batch_size, padding_mode"),
+        (lambda: [plain(), plain()], {"batch_size": 0}, ValueError, "batch_size is 0"),
+        (lambda: [plain([1])], {"padding_mode": "drop"}, ValueError, "1 sources leave some of 2 lanes idle"),
+    ],
+)
+def test_bad_options_say_what_is_wrong(datasets, options, error, reason):
+    with pytest.raises(error, match=reason):
+        interleave(datasets(), **options)
+
+
+def test_repeated_sources_can_fill_more_lanes_than_there_are_sources():
+    dataset = interleave([plain([1] * 4), plain([1])], exhausted="repeat", batch_size=8, padding_mode="drop")
+    assert [batch.source[0].tolist() for batch in StreamDataLoader(dataset)] == [[0, 4, 1, 4, 2, 4, 3, 4]]
+
+
+# Bad streams
+
+
+def test_errors_name_the_source_and_on_error_skips_it():
+    def broken(n):
+        yield 0
+        raise OSError("broken")
+
+    def dataset(**options):
+        return interleave([plain([5, 6]), plain([7], broken)], **options)
+
+    with pytest.raises(ReadError, match=r"source 2 \(7\), item 1"):
+        list(StreamDataLoader(dataset()))
+    loader = StreamDataLoader(dataset(on_error="skip"))
+    with pytest.warns(RuntimeWarning, match="source 2"):
+        assert sum(int(batch.mask.sum()) for batch in loader) == 12
+    assert [failure.source_index for failure in loader.failures] == [2]
+
+
+@pytest.mark.parametrize("exhausted", ["drop", "repeat"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_but_empty_streams_ends(exhausted, workers):
+    mixture = Mixture([[0] * 3, [0]], [1, 5], exhausted, padding_mode="data")
+    assert list(StreamDataLoader(mixture.dataset(), workers)) == []
+    mixture.padding_mode = "cycle"
+    with pytest.raises(EmptySourcesError):
+        next(iter(StreamDataLoader(mixture.dataset(), workers)))
+    mixture.lists = [[0] * 20, [0, 0, 1]]
+    assert len(list(itertools.islice(StreamDataLoader(mixture.dataset(), workers), 9))) == 9

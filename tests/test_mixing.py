@@ -1,0 +1,120 @@
+"""The order of draws from several lists: pure functions."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream_dataloader.mixing import DrawOrder, Mix
+
+
+def modelled_draws(sizes, weights, exhausted):
+    """The lists drawn, one after the other, and how often each: whose draw is due first comes first."""
+    shares = [weight / max(weights) for weight in weights]
+    shares = [share / math.fsum(shares) for share in shares]
+    turns = max(size / share for size, share in zip(sizes, shares, strict=True))
+    quotas = [max(size, int(turns * share + 0.5)) for size, share in zip(sizes, shares, strict=True)]
+    quotas = {"drop": sizes, "repeat": quotas, None: [float("inf")] * len(sizes)}[exhausted]
+    drawn = [0] * len(sizes)
+    while any(count < quota for count, quota in zip(drawn, quotas, strict=True)):
+        due = [(count + 0.5) / share for count, share in zip(drawn, shares, strict=True)]
+        going = [number for number in range(len(sizes)) if drawn[number] < quotas[number]]
+        number = min(going, key=lambda number: due[number])
+        yield number, drawn[number]
+        drawn[number] += 1
+
+
+def mix_of(sizes, weights, exhausted="drop"):
+    return Mix(tuple(sizes), tuple(weights), exhausted, (False,) * len(sizes), ("listed",) * len(sizes))
+
+
+sizes_of = st.lists(st.integers(1, 40), min_size=1, max_size=5)
+
+
+@settings(max_examples=500)
+@given(sizes_of, st.data(), st.sampled_from(["drop", "repeat"]))
+def test_even_draws_are_those_of_the_model(sizes, data, exhausted):
+    weights = data.draw(st.lists(st.floats(0.1, 10) | st.integers(1, 4), min_size=len(sizes), max_size=len(sizes)))
+    mix = mix_of(sizes, weights, exhausted)
+    order = DrawOrder(mix, None, 0)
+    assert [tuple(order[draw]) for draw in range(mix.draws)] == list(modelled_draws(sizes, weights, exhausted))
+
+
+def test_even_draws_by_hand():
+    def lists(exhausted, sizes, weights):
+        mix = mix_of(sizes, weights, exhausted)
+        order = DrawOrder(mix, None, 0)
+        return "".join("abc"[order[draw].list] for draw in range(mix.draws))
+
+    assert lists("drop", (3, 3), (1, 1)) == "ababab"
+    assert lists("drop", (6, 2), (3, 1)) == "aabaaaba"
+    assert lists("drop", (2, 6), (3, 1)) == "aabbbbbb"
+    assert lists("drop", (2, 2, 6), (1, 1, 1)) == "abcabccccc"
+    assert lists("repeat", (2, 6), (1, 1)) == "abababababab"
+    assert lists("repeat", (6, 2), (3, 1)) == "aabaaaba"
+    assert lists("repeat", (3, 3), (2, 1)) == "abaabaaba"
+
+
+def checked_draws(sizes, weights, exhausted, seed, count, endless=False):
+    """The lists drawn, after a check that each one's draws are counted without a gap and keep to its share."""
+    mix = mix_of(sizes, weights, exhausted)
+    order = DrawOrder(mix, seed, 0, endless=endless)
+    drawn = [order[draw] for draw in range(count)]
+    lists = np.array([draw.list for draw in drawn])
+    numbers = np.array([draw.number for draw in drawn])
+    shares = np.array(weights) / np.sum(weights)
+    for i, (size, share) in enumerate(zip(sizes, shares, strict=True)):
+        assert (numbers[lists == i] == np.arange((lists == i).sum())).all()
+        counts = np.cumsum(lists == i)
+        others_left = slice(None)
+        if exhausted == "drop":  # as long as all are there
+            ends = [np.flatnonzero(lists == j)[-1] for j in range(len(sizes))]
+            others_left = slice(min(ends))
+            assert counts[-1] == size
+        off = (counts - share * np.arange(1, count + 1))[others_left]
+        assert abs(off).max(initial=0) <= 2 + len(sizes) * share
+    return lists
+
+
+@settings(max_examples=200)
+@given(sizes_of, st.data(), st.integers(0, 1 << 40) | st.none(), st.sampled_from(["drop", "repeat", "endless"]))
+def test_each_list_has_its_share_of_any_stretch_of_draws(sizes, data, seed, exhausted):
+    weights = data.draw(st.lists(st.floats(0.1, 10), min_size=len(sizes), max_size=len(sizes)))
+    endless, exhausted = exhausted == "endless", exhausted.replace("endless", "repeat")
+    count = 500 if endless else mix_of(sizes, weights, exhausted).draws
+    checked_draws(sizes, weights, exhausted, seed, count, endless)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_long_orders_are_made_block_by_block(seed):
+    weights, count = [5, 0.03, 2.2], 100_000
+    lists = checked_draws([900, 20, 7], weights, "repeat", seed, count, endless=True)
+    mix = mix_of([900, 20, 7], weights, "repeat")
+    again = DrawOrder(mix, seed, 0, endless=True)
+    places = np.random.default_rng(0).integers(0, count, 300).tolist()
+    assert [again[draw].list for draw in places] == lists[places].tolist()  # in any order
+    far = 10**14
+    block = [again[far + draw] for draw in range(20_000)]
+    for i, share in enumerate(np.array(weights) / np.sum(weights)):
+        numbers = [draw.number for draw in block if draw.list == i]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert abs(numbers[0] - share * far) < 4
+    finite = mix_of([30_000, 20, 7], weights, "repeat")
+    assert finite.draws > 40_000
+    assert (checked_draws(finite.sizes, weights, "repeat", seed, finite.draws) == 0).sum() >= 30_000
+
+
+def test_random_draws_are_random_and_follow_the_weights():
+    weights = np.array([6, 3, 1])
+    draws = checked_draws([60_000] * 3, weights, "drop", 0, 180_000)[:60_000]
+    counts = np.bincount(draws, minlength=3)
+    expected = len(draws) * weights / weights.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees of freedom: p = 0.001
+    pairs = DrawOrder(mix_of([10_000] * 2, [1, 1]), 0, 0)
+    first = sum(pairs[2 * i].list for i in range(10_000))  # each pair of draws has both lists, in random order
+    assert abs(first - 5000) < 165  # 3.3 standard deviations
+    others = [DrawOrder(mix_of([10_000] * 2, [1, 1]), seed, epoch) for seed, epoch in [(0, 1), (1, 0)]]
+    for other in others:
+        assert 4000 < sum(pairs[i].list == other[i].list for i in range(10_000)) < 6000
