@@ -1,13 +1,11 @@
-"""Streams that write their items straight into the batch, and the array stream, which does."""
+"""Streams that write their items straight into the batch."""
 
 import numpy as np
 import pytest
 import torch
-from cases import key
 
-from stream_dataloader import ItemError, LengthError, OpenError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader import ItemError, LengthError, ReadError, StreamDataLoader, StreamDataset
 from stream_dataloader.protocols import ReadsInto
-from stream_dataloader.streams import ArrayStream
 
 WORKERS = [0, 2]
 
@@ -97,31 +95,3 @@ def test_errors_say_where_and_keep_what_was_read(workers):
         batches(written, [(4,)], workers, lengths=[5])
     with pytest.raises(LengthError, match=r"at least 5 items, and lengths.* is 4"):
         batches(written, [(9,)], workers, lengths=[4])
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("kind", ["file", "array", "tensor", "bfloat16"])
-def test_rows_of_arrays(tmp_path, workers, kind):
-    tables = [np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) for rows in (7, 4, 12, 1)]
-    expected = batches(iter, tables)
-    sources = [*tables, (tables[2], 3, 9)]
-    if kind == "file":
-        for i, table in enumerate(tables):
-            np.save(tmp_path / f"{i}.npy", table)
-        sources = [tmp_path / f"{i}.npy" for i in range(4)]
-    elif kind == "tensor":
-        sources = list(map(torch.from_numpy, tables))
-    elif kind == "bfloat16":
-        sources = [torch.from_numpy(table).bfloat16() for table in tables]
-    found = batches(ArrayStream(), sources[:4], workers)
-    assert [batch.data.float().tolist() for batch in found] == [batch.data.tolist() for batch in expected]
-    assert [key(batch)[1:] for batch in found] == [key(batch)[1:] for batch in expected]
-
-
-def test_bad_arrays_are_named(tmp_path):
-    with pytest.raises(OpenError, match=r"missing\.npy"):
-        batches(ArrayStream(), [str(tmp_path / "missing.npy")])
-    with pytest.raises(OpenError, match="single number"):
-        batches(ArrayStream(), [np.float32(1)])
-    with pytest.raises(OpenError, match="rows 2 to 9 were asked for, and the array has 4"):
-        batches(ArrayStream(), [(np.arange(4), 2, 9)])

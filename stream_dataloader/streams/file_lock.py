@@ -1,0 +1,85 @@
+"""Locks on files, which processes and threads keep from each other, whether they are relatives or not.
+
+Guarantee: a lock is let go of when its holder dies, also by SIGKILL: `flock` belongs to the open file, and the
+kernel closes that. A file may be deleted while it is locked; who locks it next notices, and makes a new one.
+
+    holder                                    who may come in
+    lock(path)              one process       nobody else
+    lock(path, shared=True) any number        other shared ones
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - no POSIX: one process at a time
+    fcntl = None
+
+__all__ = ["FileLock", "lock"]
+
+
+class FileLock:
+    """A lock that is held, until `close`."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self._pid = fd, os.getpid()
+
+    def close(self) -> None:
+        """Let go; once."""
+        fd, self.fd = self.fd, -1
+        if fd < 0:
+            return
+        if fcntl is not None and os.getpid() == self._pid:  # a forked copy must not let go for its parent
+            fcntl.flock(fd, fcntl.LOCK_UN)  # by name: a forked copy of the descriptor would hold it on
+        os.close(fd)
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def lock(path: str, *, shared: bool = False, wait: bool = True, create: bool = False) -> FileLock | None:
+    """Lock a file.
+
+    Args:
+        path: The file; what is in it is left alone.
+        shared: Others may hold it as well, if they hold it shared.
+        wait: For those who hold it.
+        create: Make the file if there is none.
+
+    Returns:
+        The lock; None if there is no such file, or it is held and nobody is to be waited for.
+    """
+    flags = os.O_RDONLY if shared else os.O_RDWR
+    while True:
+        try:
+            held = FileLock(os.open(path, flags | (os.O_CREAT if create else 0), 0o666))
+        except FileNotFoundError:
+            if create:
+                raise
+            return None
+        try:
+            if fcntl is not None:
+                fcntl.flock(held.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+            if _is_at(held.fd, path):
+                return held
+        except BlockingIOError:
+            held.close()
+            return None
+        except BaseException:
+            held.close()
+            raise
+        held.close()  # it was deleted while we waited
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,468 @@
+"""Rows of arrays: in memory, in .npy and HDF5 files, near and far; and what is wrong with some."""
+
+import gc
+import os
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+
+from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader.protocols import ReadsInto
+from stream_dataloader.streams import hdf5
+from stream_dataloader.streams.array import ArrayStream
+from stream_dataloader.streams.cache import FileCache
+from stream_dataloader.testing import StreamContract
+
+h5py = pytest.importorskip("h5py")
+
+TABLE = np.arange(60, dtype=np.float32).reshape(20, 3)
+FRAMES = np.random.default_rng(0).integers(0, 256, (23, 2, 5, 4), np.uint8)
+
+
+def saved(path, array):
+    np.save(path, array)
+    return path
+
+
+def stored(path, mode="w", **datasets):
+    """An HDF5 file; options of a dataset by a tuple (array, options)."""
+    with h5py.File(path, mode) as file:
+        for name, given in datasets.items():
+            array, options = given if isinstance(given, tuple) else (given, {})
+            file.create_dataset(name.replace("__", "/"), data=array, **options)
+    return path
+
+
+def rows(open_stream, source, **start):
+    stream = open_stream(source, **start)
+    try:
+        return list(stream)
+    finally:
+        stream.close()
+
+
+def batches(open_stream, sources, workers=0, lanes=3, time_steps=5):
+    dataset = StreamDataset(sources, open_stream, lanes, time_steps=time_steps)
+    return [batch.data for batch in StreamDataLoader(dataset, workers)]
+
+
+# the contract
+
+
+class TestNpy(StreamContract):
+    @pytest.fixture(params=["float32", "uint8", "fortran", "big-endian", "flat", "float64 of no rows", "complex"])
+    def sources(self, request, tmp_path):
+        array = {
+            "uint8": FRAMES,
+            "fortran": np.asfortranarray(TABLE),
+            "big-endian": TABLE.astype(">f8"),
+            "flat": TABLE[:, 0],
+            "complex": TABLE * 1j,
+        }.get(request.param, TABLE)
+        path = saved(tmp_path / "a.npy", array)
+        return [path, str(saved(tmp_path / "none.npy", array[:0])), (path, 3, 9), (str(path), 19, None), (path, 4, 4)]
+
+    @pytest.fixture
+    def open_stream(self):
+        return ArrayStream()
+
+
+class TestInMemory(StreamContract):
+    @pytest.fixture(params=["array", "strided", "bool", "tensor", "bfloat16", "memmap", "list", "mapping"])
+    def sources(self, request, tmp_path):
+        array = {
+            "strided": np.repeat(TABLE, 2, axis=1)[:, ::2],
+            "bool": TABLE > 30,
+            "tensor": torch.from_numpy(FRAMES),
+            "bfloat16": torch.from_numpy(TABLE).bfloat16(),
+        }.get(request.param, TABLE)
+        if request.param == "memmap":
+            array = np.load(saved(tmp_path / "a.npy", TABLE), mmap_mode="r")
+        sources = [array, array[:0], (array, 3, 9), (array, 4, 4)]
+        if request.param == "list":
+            sources = [TABLE.tolist(), (TABLE.tolist(), 3, 9)]
+        elif request.param == "mapping":
+            both = {"table": TABLE, "frames": torch.from_numpy(FRAMES[:20])}
+            sources = [both, (both, 3, 9), {"table": TABLE[:0], "frames": torch.from_numpy(FRAMES[:0])}]
+        yield sources
+        sources.clear()  # closes the memory map, which is ours, before open files are counted
+
+    @pytest.fixture
+    def open_stream(self):
+        return ArrayStream()
+
+
+def deep_rows(tmp_path, kind):
+    array, options = {
+        "chunked": (FRAMES, {"chunks": (4, 1, 3, 4)}),
+        "packed": (FRAMES, {"chunks": (7, 2, 5, 4), "compression": "gzip", "shuffle": True}),
+        "big-endian": (TABLE.astype(">i4"), {}),
+        "bool": (TABLE > 30, {}),
+        "float16": (TABLE.astype(np.float16), {}),
+        "flat": (TABLE[:, 0], {}),
+        "resizable": (FRAMES, {"maxshape": (None, 2, 5, 4), "chunks": True}),
+    }.get(kind, (FRAMES, {}))
+    path = stored(tmp_path / "a.h5", deep__rows=(array, options), other=TABLE)
+    none = stored(tmp_path / "none.h5", deep__rows=array[:0])
+    return [path, (path, 3, 9), (str(path), 17, None), none]
+
+
+class TestHdf5(StreamContract):
+    @pytest.fixture(params=["contiguous", "chunked", "packed", "big-endian", "bool", "float16", "flat", "resizable"])
+    def sources(self, request, tmp_path):
+        return deep_rows(tmp_path, request.param)
+
+    @pytest.fixture
+    def open_stream(self):
+        return ArrayStream(dataset="deep/rows")
+
+
+class TestHdf5InPlace(StreamContract):
+    @pytest.fixture(params=["contiguous", "packed", "big-endian"])
+    def sources(self, request, tmp_path, monkeypatch):
+        monkeypatch.setattr(hdf5, "_IN_PLACE_BYTES", 1)  # small rows too
+        return deep_rows(tmp_path, request.param)
+
+    @pytest.fixture
+    def open_stream(self):
+        return ArrayStream(dataset="deep/rows")
+
+
+class TestHdf5SideBySide(StreamContract):
+    @pytest.fixture
+    def sources(self, tmp_path):
+        path = stored(tmp_path / "a.h5", frames=FRAMES[:20], deep__table=(TABLE, {"chunks": (3, 2)}))
+        return [path, (path, 3, 9), stored(tmp_path / "b.h5", frames=FRAMES[:4], deep__table=TABLE[:4])]
+
+    @pytest.fixture(params=[("frames", "deep/table"), {"x": "frames", "y": "deep/table"}])
+    def open_stream(self, request):
+        return ArrayStream(dataset=request.param)
+
+
+@contextmanager
+def served(directory):
+    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *args: None})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=directory))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class TestOverHttp(StreamContract):
+    @pytest.fixture
+    def sources(self, tmp_path):
+        (tmp_path / "far").mkdir()
+        saved(tmp_path / "far" / "a.npy", TABLE)
+        stored(tmp_path / "far" / "b.h5", rows=TABLE)
+        with served(tmp_path / "far") as url:
+            yield [f"{url}/a.npy", (f"{url}/a.npy", 3, 9), f"{url}/b.h5"]
+
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        return ArrayStream(cache=FileCache(directory=tmp_path / "near"))
+
+
+# rows
+
+
+def test_rows_are_those_of_the_file(tmp_path):
+    npy = saved(tmp_path / "a.npy", FRAMES)
+    assert isinstance(ArrayStream()(FRAMES), ReadsInto)
+    assert np.array_equal(rows(ArrayStream(), npy), FRAMES)
+    assert np.array_equal(rows(ArrayStream(), (npy, 5, 9), start=1), FRAMES[6:9])
+    assert ArrayStream().length((npy, 5, None)) == 18
+    both = stored(tmp_path / "a.h5", frames=(FRAMES, {"chunks": (5, 1, 2, 4)}), deep__means=FRAMES.mean((1, 2, 3)))
+    assert np.array_equal(rows(ArrayStream(dataset="frames"), both), FRAMES)
+    items = rows(ArrayStream(dataset={"x": "frames", "mean": "/deep/means"}), both)
+    assert list(items[0]) == ["x", "mean"]
+    assert np.array_equal([item["x"] for item in items], FRAMES)
+    assert np.array_equal([item["mean"] for item in items], FRAMES.mean((1, 2, 3)))
+    only = stored(tmp_path / "only.hdf5", deep__one=TABLE)
+    assert np.array_equal(rows(ArrayStream(), only), TABLE)
+    with h5py.File(tmp_path / "block.h5", "w", userblock_size=512) as file:
+        file["rows"] = TABLE
+    assert np.array_equal(rows(ArrayStream(), tmp_path / "block.h5"), TABLE)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["npy", "hdf5", "packed hdf5", "tensor", "bfloat16"])
+def test_batches_are_those_of_the_arrays(tmp_path, workers, kind):
+    arrays = [FRAMES[:7], FRAMES[7:11], FRAMES[3:15], FRAMES[:1]]
+    expected = batches(iter, arrays)
+    sources = [torch.from_numpy(array) for array in arrays]
+    if kind == "npy":
+        sources = [saved(tmp_path / f"{i}.npy", array) for i, array in enumerate(arrays)]
+    elif "hdf5" in kind:
+        options = {"chunks": (1, 2, 3, 4), "compression": "gzip"} if "packed" in kind else {}
+        sources = [stored(tmp_path / f"{i}.h5", rows=(array, options)) for i, array in enumerate(arrays)]
+    elif kind == "bfloat16":
+        sources = [source.bfloat16() for source in sources]
+    found = batches(ArrayStream(), sources, workers)
+    assert [batch.float().tolist() for batch in found] == [batch.float().tolist() for batch in expected]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_rows_between_other_lanes_rows_are_written_and_nothing_else(tmp_path, monkeypatch, in_place):
+    if in_place:
+        monkeypatch.setattr(hdf5, "_IN_PLACE_BYTES", 1)
+    for name, options in (("contiguous", {}), ("packed", {"chunks": (3, 1, 2, 4), "compression": "gzip"})):
+        stream = ArrayStream()(stored(tmp_path / f"{name}.h5", rows=(FRAMES, options)))
+        slot = np.full((9, 3, 2, 5, 4), 7, np.uint8)
+        assert stream.read_into(slot[:, 1]) == 9
+        assert np.array_equal(slot[:, 1], FRAMES[:9])
+        assert (slot[:, [0, 2]] == 7).all()
+        turned = np.zeros((4, 4, 5, 2), np.uint8)
+        assert stream.read_into(turned.transpose(0, 3, 2, 1)) == 4
+        assert np.array_equal(turned.transpose(0, 3, 2, 1), FRAMES[9:13])
+        stream.close()
+
+
+def test_what_was_yielded_stays_when_the_file_is_closed(tmp_path):
+    for source in (saved(tmp_path / "a.npy", TABLE), stored(tmp_path / "a.h5", rows=TABLE)):
+        stream = ArrayStream()(source)
+        iterator = iter(stream)
+        before = len(os.listdir("/proc/self/fd"))
+        kept = [next(iterator), next(iterator)]
+        stream.close()
+        stream.close()
+        assert len(os.listdir("/proc/self/fd")) < before
+        assert np.array_equal(kept, TABLE[:2])
+        assert list(iterator) == []
+
+
+def test_closing_one_stream_of_a_file_leaves_another_open(tmp_path):
+    path = stored(tmp_path / "a.h5", rows=TABLE)
+    one, other = ArrayStream()(path), iter(ArrayStream()(path))
+    next(other)
+    one.close()
+    assert np.array_equal(list(other), TABLE[1:])
+
+
+def test_files_are_opened_in_many_threads_at_once(tmp_path):
+    """Python 3.11's parser gives up when a collection of garbage in it lets another thread in."""
+    paths = [saved(tmp_path / f"{i}.npy", TABLE[: i + 1]) for i in range(8)]
+    errors = []
+
+    def work(path):
+        try:
+            for _ in range(60):
+                assert ArrayStream().length(path) == int(path.stem) + 1
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(path,)) for path in paths]
+    let_others_in, before = (lambda *_: time.sleep(0.0001)), gc.get_threshold()
+    gc.callbacks.append(let_others_in)
+    gc.set_threshold(20)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.callbacks.remove(let_others_in)
+        gc.set_threshold(*before)
+    assert not errors
+
+
+def test_headers_of_every_version_and_writer(tmp_path):
+    for version in ((1, 0), (2, 0), (3, 0)):
+        with open(tmp_path / "a.npy", "wb") as file:
+            np.lib.format.write_array(file, TABLE, version)
+        assert np.array_equal(rows(ArrayStream(), tmp_path / "a.npy"), TABLE)
+    header = b'{"shape":(20,3),"descr":"<f4","fortran_order":False}\n'
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + TABLE.tobytes()
+    assert np.array_equal(rows(ArrayStream(), written(tmp_path / "b.npy", content)), TABLE)
+
+
+# bad input
+
+
+@pytest.mark.parametrize("dataset", [3, ["a", 3], {"a": None}, b"a"])
+def test_wrong_dataset_options_are_refused(dataset):
+    with pytest.raises(TypeError, match=r"dataset is .*; give a dataset's name, several, or a mapping"):
+        ArrayStream(dataset=dataset)
+
+
+@pytest.mark.parametrize("dataset", ["", [], ("a", ""), {}])
+def test_dataset_options_that_name_nothing_are_refused(dataset):
+    with pytest.raises(ValueError, match=r"dataset is .*, which names nothing"):
+        ArrayStream(dataset=dataset)
+
+
+def written(path, content):
+    path.write_bytes(content)
+    return path
+
+
+def cut(path):
+    return written(path, path.read_bytes()[:-40])
+
+
+PAIRS = np.zeros(4, [("x", np.float32), ("y", np.int64)])
+
+BAD_FILES = {
+    "missing": (lambda path: path, r"a\.bin.*FileNotFoundError"),
+    "directory": (lambda path: path.mkdir() or path, r"a\.bin is a directory; give the files in it"),
+    "empty": (lambda path: written(path, b""), r"a\.bin is empty, a file of zero bytes"),
+    "text": (lambda path: written(path, b"hello world"), r"a\.bin is neither a \.npy nor an HDF5 file: it begins"),
+    "archive": (lambda path: written(path, b"PK\x03\x04..."), r"a\.bin is a zip archive .*save its arrays as \.npy"),
+    "no header": (lambda path: written(path, b"\x93NUMPY\x01\x00\x20"), r"a\.bin is not a whole \.npy file: "),
+    "odd version": (lambda path: written(path, b"\x93NUMPY\x09\x00\x20\x00"), r"a\.bin is not a whole \.npy file: "),
+    "cut": (
+        lambda path: cut(saved(path.with_suffix(".npy"), TABLE)),
+        r"a\.npy is cut off: 328 bytes of 368, for \(20, 3\) of float32; write it anew",
+    ),
+    "number": (
+        lambda path: saved(path.with_suffix(".npy"), np.float32(1)),
+        r"a\.npy is a single number, without an axis",
+    ),
+    "objects": (
+        lambda path: saved(path.with_suffix(".npy"), np.array([{}, None], object)),
+        r"a\.npy is of dtype object, and batches are made of numbers",
+    ),
+    "strings": (lambda path: saved(path.with_suffix(".npy"), np.array(["a", "b"])), r"a\.npy is of dtype <U1"),
+    "dates": (
+        lambda path: saved(path.with_suffix(".npy"), np.zeros(3, "M8[s]")),
+        r"dtype datetime64\[s\], and",
+    ),
+    "structured": (
+        lambda path: saved(path.with_suffix(".npy"), PAIRS),
+        r"a structured array of \[\('x', '<f4'\), \('y', '<i8'\)\]; save each",
+    ),
+    "no dict": (lambda path: written(path, b"\x93NUMPY\x01\x00\x04\x00abc\n"), r"\.npy file: its header is 'abc"),
+    "odd dtype": (
+        lambda path: written(path, saved(path.with_suffix(".npy"), TABLE).read_bytes().replace(b"<f4", b"<f5")),
+        r"a\.bin is not a whole \.npy file: its header is .*<f5",
+    ),
+    "cut hdf5": (lambda path: cut(stored(path, rows=TABLE)), r"a\.bin is not a whole HDF5 file: .*truncated"),
+    "head of hdf5": (lambda path: written(path, b"\x89HDF\r\n\x1a\n"), r"a\.bin is not a whole HDF5 file: "),
+    "several": (
+        lambda path: stored(path, a=TABLE, deep__b=FRAMES),
+        r"a\.bin has 2 datasets: 'a' \(20, 3\), 'deep/b' \(23, 2, 5, 4\); name one by ArrayStream\(dataset=\.\.\.\)",
+    ),
+    "none": (stored, r"a\.bin has no dataset; name one"),
+    "hdf5 number": (lambda path: stored(path, a=np.float32(1)), r"a\.bin, dataset /a is a single number"),
+    "hdf5 empty": (lambda path: stored(path, a=h5py.Empty("f4")), r"a\.bin, dataset /a is empty: it has neither shape"),
+    "hdf5 strings": (lambda path: stored(path, a=["x", "y"]), r"dataset /a holds strings, references or rows of many"),
+    "hdf5 structured": (lambda path: stored(path, a=PAIRS), r"dataset /a is a structured array of \('x', 'y'\)"),
+}
+
+
+@pytest.mark.parametrize(("bad", "workers"), [*((bad, 0) for bad in BAD_FILES), ("cut", 1), ("missing", 1)])
+@pytest.mark.filterwarnings("ignore:num_workers is")
+def test_bad_files_are_named(tmp_path, bad, workers):
+    make, message = BAD_FILES[bad]
+    source = make(tmp_path / "a.bin")
+    with pytest.raises(OpenError, match=r"(?s)source 0 .*" + message):
+        batches(ArrayStream(), [source], workers)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ("b", r"a\.h5 has no dataset 'b'; it has 2 datasets: 'deep/rows' \(20, 3\), 'short' \(4, 3\)"),
+        ("deep", r"a\.h5: 'deep' is a group, not a dataset; the file has 2 datasets: 'deep/rows'"),
+        (("deep/rows", "nope"), "has no dataset 'nope'"),
+        (("deep/rows", "short"), r"side by side need as many rows each, and they have {'deep/rows': 20, 'short': 4}"),
+    ],
+)
+def test_bad_datasets_are_named(tmp_path, dataset, message):
+    path = stored(tmp_path / "a.h5", deep__rows=TABLE, short=TABLE[:4])
+    with pytest.raises(ValueError, match=message):
+        ArrayStream(dataset=dataset)(path)
+    with pytest.raises(ValueError, match=message):
+        ArrayStream(dataset=dataset).length(path)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        (np.float32(1), ValueError, "the source is a single number"),
+        (torch.tensor(1), ValueError, "the source is a single number"),
+        (np.array([None]), ValueError, "the source is of dtype object"),
+        ({}, ValueError, "an empty mapping"),
+        ({"a": TABLE, "b": TABLE[:3]}, ValueError, "as many rows each, and they have {'a': 20, 'b': 3}"),
+        ({"a": np.array("x")}, ValueError, "the source's 'a' is a single number"),
+        ((np.arange(4), 2, 9), ValueError, "rows 2 to 9 were asked for, and the array has 4"),
+        ((np.arange(4), 5, None), ValueError, "rows 5 to 4 were asked for, and the array has 4"),
+        ((np.arange(4), 3, 2), ValueError, "start is 3 and stop is 2"),
+        ((np.arange(4), 1.5, 3), TypeError, r"start is 1\.5; rows are counted"),
+        ((np.arange(4), 1), ValueError, "a tuple of 2"),
+    ],
+)
+def test_bad_sources_are_told(source, kind, message):
+    with pytest.raises(kind, match=message):
+        ArrayStream()(source)
+
+
+def test_bad_starts_are_told(tmp_path):
+    path = saved(tmp_path / "a.npy", TABLE)
+    assert rows(ArrayStream(), (path, 2, 5), start=3) == []
+    with pytest.raises(ValueError, match="start is 4, and the source has 3 rows; give at most that"):
+        ArrayStream()((path, 2, 5), start=4)
+
+
+def test_a_dataset_of_a_file_that_has_none_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"a\.npy is a \.npy file, which is one array; dataset='x' is for HDF5"):
+        ArrayStream(dataset="x")(saved(tmp_path / "a.npy", TABLE))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.filterwarnings("ignore:num_workers is")
+def test_a_file_cut_off_while_it_is_read_is_an_error(tmp_path, workers):
+    path = saved(tmp_path / "a.npy", np.zeros((100, 5000)))
+
+    def open_stream(source):
+        stream = ArrayStream()(source)
+        os.truncate(path, 1000)
+        return stream
+
+    with pytest.raises(ReadError, match=r"a\.npy was cut off while it was read: 1,000 bytes are left of 4,000,128"):
+        batches(open_stream, [path], workers)
+
+
+def test_a_corrupt_chunk_is_named(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (8, 1000), np.uint8)
+    path = stored(tmp_path / "a.h5", rows=(noise, {"chunks": (2, 1000), "compression": "gzip", "fletcher32": True}))
+    with h5py.File(path) as file:
+        chunk = file["rows"].id.get_chunk_info(2)
+    with open(path, "r+b") as file:
+        file.seek(chunk.byte_offset + 100)
+        file.write(bytes(50))
+    with pytest.raises(ReadError, match=r"a\.h5, dataset /rows, rows 4 to 5: "):
+        batches(ArrayStream(), [path], time_steps=1)
+
+
+def test_a_file_that_is_being_written_is_told(tmp_path, monkeypatch):
+    monkeypatch.delenv("HDF5_USE_FILE_LOCKING", raising=False)
+    path = stored(tmp_path / "a.h5", rows=TABLE)
+    import fcntl
+
+    with open(path, "r+b") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match=r"a\.h5 is open for writing elsewhere; close it there, or set HDF5_USE"):
+            ArrayStream()(path)
+
+
+def test_h5py_is_asked_for_by_name(tmp_path, monkeypatch):
+    import sys
+
+    path = stored(tmp_path / "a.h5", rows=TABLE)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ImportError, match=r"a\.h5 needs h5py: pip install 'stream-dataloader\[h5py\]'"):
+        ArrayStream()(path)
+    assert np.array_equal(rows(ArrayStream(), saved(tmp_path / "a.npy", TABLE)), TABLE)
+    with pytest.raises(ValueError, match="is neither"):
+        ArrayStream()(written(tmp_path / "a.txt", b"hello world"))

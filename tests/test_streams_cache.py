@@ -1,0 +1,686 @@
+"""Remote files through the local cache: real servers on loopback, real processes, some of them killed."""
+
+import logging
+import multiprocessing
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import zipfile
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
+from stream_dataloader.streams.array import ArrayStream
+from stream_dataloader.streams.cache import FileCache, LocalFile, is_url, local_path, open_local
+from stream_dataloader.streams.file_lock import lock
+
+fork = multiprocessing.get_context("fork")
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files`, and counts; `plan` holds what goes wrong with the next answers to GET."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.requests, self.plan, self.always = {}, [], [], None
+        self.half_sent, self.go_on = threading.Event(), threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def put(self, name, content):
+        self.files[name] = content
+        return f"{self.url}/{name}"
+
+    def count(self, method, name=""):
+        return sum(asked == method and name in path for asked, path in self.requests)
+
+    def handle_error(self, request, client_address):
+        """A client that was killed is no error here."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self):
+        self.answer()
+
+    def do_GET(self):
+        self.answer()
+
+    def answer(self):
+        server, name = self.server, self.path[1:].partition("?")[0]
+        server.requests.append((self.command, self.path))
+        wrong = server.always or (server.plan.pop(0) if server.plan and self.command == "GET" else None)
+        if wrong == "silent":
+            server.go_on.wait(30)
+            self.close_connection = True
+            return
+        content = server.files.get(name)
+        status = wrong if isinstance(wrong, int) else 200 if content is not None else 404
+        if status != 200:
+            content = b"no"
+        elif asked := self.headers.get("Range"):
+            first, last = map(int, asked.removeprefix("bytes=").split("-"))
+            size, content, status = len(content), content[first : last + 1], 206
+        self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hash(content)}"')
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        half = len(content) // 2
+        self.wfile.write(content[:half])
+        self.wfile.flush()
+        if wrong == "cut":
+            self.close_connection = True
+            return
+        if wrong == "slow":
+            server.half_sent.set()
+            server.go_on.wait(30)
+        self.wfile.write(content[half:])
+
+    def log_message(self, *args):
+        pass
+
+
+@contextmanager
+def serving():
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.go_on.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def server():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return FileCache(directory=tmp_path / "cache")
+
+
+def read(cache, url):
+    with cache.open(url) as file:
+        return pathlib.Path(file.path).read_bytes()
+
+
+def stored(cache):
+    """What is in the cache, by name."""
+    paths = pathlib.Path(cache.directory).glob("*/*")
+    return sorted(path.name.partition("-")[2] or path.name for path in paths if path.name not in ("lock", "failed"))
+
+
+def run(target, *args):
+    process = fork.Process(target=target, args=args)
+    process.start()
+    return process
+
+
+class Together:
+    """Lets processes begin at once, when all of them are there."""
+
+    def __init__(self):
+        self.ready, self.go = fork.Semaphore(0), fork.Event()
+
+    def wait(self):
+        self.ready.release()
+        assert self.go.wait(30)
+
+    def begin(self, count):
+        for _ in range(count):
+            assert self.ready.acquire(timeout=30)
+        self.go.set()
+
+
+def join(*processes):
+    for process in processes:
+        process.join(60)
+        assert process.exitcode is not None, "it hangs"
+    return [process.exitcode for process in processes]
+
+
+# what is local
+
+
+def test_local_paths_are_returned_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "never made"))
+    for path in ("a.npy", "/a/b.npy", "C:\\a.npy", "rtsp://host/live", "odd::name", ""):
+        assert local_path(path) == path
+    assert local_path(tmp_path / "a.npy") == str(tmp_path / "a.npy")
+    assert local_path("file:///a/b.npy") == "/a/b.npy"
+    with open_local("a.npy") as file:
+        assert (file.path, repr(file)) == ("a.npy", "LocalFile('a.npy')")
+    file.close()
+    assert not (tmp_path / "never made").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("https://host/a.mp4", True),
+        ("s3://bucket/a", True),
+        ("S3://bucket/a", True),
+        ("memory://a", True),
+        ("zip://a.npy::http://host/b.zip", True),
+        ("simplecache::s3://bucket/a", True),
+        ("c://a", False),
+        ("rtsp://host/live", False),
+        ("udp://@239.0.0.1:1234", False),
+        ("rtmp://host/live", False),
+        ("a/b.mp4", False),
+        ("a://b", False),
+        ("a b://c", False),
+        (0, False),
+    ],
+)
+def test_what_a_url_is(path, expected):
+    assert is_url(path) is expected
+
+
+# fetching once
+
+
+def test_a_file_is_fetched_once_and_asked_for_as_often_as_wanted(server, cache):
+    url = server.put("clip.one.mp4", b"x" * 1000)
+    for _ in range(3):
+        with cache.open(url) as file:
+            assert file.path.endswith("-clip.one.mp4")
+            assert pathlib.Path(file.path).read_bytes() == b"x" * 1000
+    assert (server.count("GET"), server.count("HEAD")) == (1, 1)
+    asking = FileCache(directory=cache.directory, check_seconds=0)
+    read(asking, url)
+    assert (server.count("GET"), server.count("HEAD")) == (1, 2)
+    read(cache, server.put("clip.one.mp4?part=2", b""))
+    assert stored(cache) == ["clip.one.mp4", "clip.one.mp4"]
+
+
+def test_a_changed_file_is_fetched_anew_and_the_old_one_stays_while_it_is_read(server, cache):
+    asking = FileCache(directory=cache.directory, check_seconds=0)
+    url = server.put("a.bin", b"old")
+    old = asking.open(url)
+    server.put("a.bin", b"new")
+    assert read(asking, url) == b"new"
+    assert pathlib.Path(old.path).read_bytes() == b"old"
+    assert read(asking, url) == b"new"
+    assert server.count("GET") == 2
+    old.close()
+    assert read(asking, url) == b"new"
+    assert not os.path.exists(old.path)
+
+
+def fetch_at_once(together, cache, url, expected):
+    together.wait()
+    assert read(cache, url) == expected
+
+
+def test_eight_processes_fetch_a_file_once(server, cache):
+    content = os.urandom(3_000_000)
+    url, together = server.put("a.bin", content), Together()
+    processes = [run(fetch_at_once, together, cache, url, content) for _ in range(8)]
+    together.begin(8)
+    assert join(*processes) == [0] * 8
+    assert (server.count("GET"), server.count("HEAD")) == (1, 1)
+
+
+def test_threads_fetch_a_file_once(server, cache):
+    url, found = server.put("a.bin", b"x" * 100_000), []
+    threads = [threading.Thread(target=lambda: found.append(read(cache, url))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [b"x" * 100_000] * 5
+    assert server.count("GET") == 1
+
+
+def test_others_go_on_when_the_fetching_process_is_killed(server, cache):
+    content = os.urandom(200_000)
+    url = server.put("a.bin", content)
+    server.plan.append("slow")
+    first = run(read, cache, url)
+    assert server.half_sent.wait(30)
+    assert stored(cache) == ["part"]
+    together = Together()
+    others = [run(fetch_at_once, together, cache, url, content) for _ in range(2)]
+    together.begin(2)
+    os.kill(first.pid, signal.SIGKILL)
+    assert join(first, *others) == [-signal.SIGKILL, 0, 0]
+    assert server.count("GET") == 2
+    assert stored(cache) == ["a.bin"]
+
+
+def test_what_killed_processes_left_is_swept_out(server, cache):
+    server.plan.append("slow")
+    killed = run(read, cache, server.put("a.bin", b"x" * 200_000))
+    assert server.half_sent.wait(30)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert join(killed) == [-signal.SIGKILL]
+    assert stored(cache) == ["part"]
+    read(cache, server.put("b.bin", b"y"))
+    assert stored(cache) == ["b.bin"]
+    assert len(os.listdir(cache.directory)) == 1
+
+
+def interrupted(cache, url):
+    try:
+        read(cache, url)
+    except KeyboardInterrupt:
+        assert threading.active_count() == 1
+        os._exit(7)
+
+
+def test_ctrl_c_in_the_middle_of_a_download_leaves_nothing(server, cache):
+    server.plan.append("slow")
+    process = run(interrupted, cache, server.put("a.bin", b"x" * 200_000))
+    assert server.half_sent.wait(30)
+    os.kill(process.pid, signal.SIGINT)
+    assert join(process) == [7]
+    assert stored(cache) == []
+
+
+# the size limit
+
+
+def test_the_files_not_used_for_longest_make_room(server, cache):
+    small = FileCache(directory=cache.directory, size_limit_bytes=250)
+    a, b, c, d = (server.put(name, name.encode() * 100) for name in "abcd")
+    for url in (a, b, a, c):
+        read(small, url)
+    assert stored(small) == ["a", "c"]
+    with small.open(a):  # the oldest, but in use
+        read(small, c)
+        read(small, d)
+        assert stored(small) == ["a", "d"]
+        assert len(os.listdir(cache.directory)) == 2
+    read(small, b)
+    assert stored(small) == ["b", "d"]
+    assert read(small, a) == b"a" * 100
+    assert server.count("GET", "/a") == 2
+
+
+def hold(cache, url, held, done):
+    with cache.open(url) as file:
+        held.set()
+        assert done.wait(30)
+        assert pathlib.Path(file.path).read_bytes() == b"a" * 100
+
+
+def test_a_file_that_another_process_reads_is_not_deleted(server, cache):
+    small = FileCache(directory=cache.directory, size_limit_bytes=150)
+    held, done = fork.Event(), fork.Event()
+    reader = run(hold, small, server.put("a", b"a" * 100), held, done)
+    assert held.wait(30)
+    read(small, server.put("b", b"b" * 100))
+    assert stored(small) == ["a", "b"]
+    read(small, server.put("c", b"c" * 100))
+    assert stored(small) == ["a", "c"]
+    done.set()
+    assert join(reader) == [0]
+    read(small, server.put("d", b"d" * 100))
+    assert stored(small) == ["d"]
+
+
+def drop(file):
+    file.close()
+
+
+def test_a_forked_process_does_not_let_go_for_its_parent(server, cache):
+    small = FileCache(directory=cache.directory, size_limit_bytes=150)
+    with small.open(server.put("a", b"a" * 100)) as file:
+        assert join(run(drop, file)) == [0]
+        read(small, server.put("b", b"b" * 100))
+        assert stored(small) == ["a", "b"]
+
+
+def churn(cache, urls, seed):
+    for index in np.random.default_rng(seed).integers(len(urls), size=30):
+        with cache.open(urls[index]) as file:
+            assert pathlib.Path(file.path).read_bytes() == bytes([index]) * 1000
+
+
+def test_processes_that_drive_out_each_others_files_read_what_they_asked_for(server, cache):
+    small = FileCache(directory=cache.directory, size_limit_bytes=4000)
+    urls = [server.put(f"{index}.bin", bytes([index]) * 1000) for index in range(12)]
+    assert join(*(run(churn, small, urls, seed) for seed in range(4))) == [0] * 4
+    read(small, urls[0])
+    read(small, server.put("last.bin", b"z"))
+    assert sum(path.stat().st_size for path in pathlib.Path(cache.directory).glob("*/*-*")) <= 4000
+
+
+def test_a_file_larger_than_the_limit_is_refused(server, cache):
+    small = FileCache(directory=cache.directory, size_limit_bytes=99)
+    url = server.put("a", b"a" * 100)
+    with pytest.raises(ValueError, match=r"/a has 100 bytes, and the cache's limit is 99; raise size_limit_bytes or"):
+        small.open(url)
+    assert stored(small) == []
+    assert server.count("GET") == 0
+
+
+# settings
+
+
+def test_settings_come_from_the_environment(server, tmp_path, monkeypatch):
+    url = server.put("a.bin", b"a" * 100)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("STREAM_DATALOADER_CACHE", raising=False)
+    assert local_path(url).startswith(str(tmp_path / "xdg" / "stream_dataloader" / "files"))
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert local_path(url).startswith(str(tmp_path / "home" / ".cache" / "stream_dataloader" / "files"))
+    monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "named"))
+    assert local_path(url).startswith(str(tmp_path / "named"))
+    monkeypatch.setenv("STREAM_DATALOADER_CACHE_BYTES", "50")
+    with pytest.raises(ValueError, match="the cache's limit is 50"):
+        local_path(server.put("b.bin", b"b" * 100))
+    monkeypatch.setenv("STREAM_DATALOADER_CACHE_BYTES", "10 GB")
+    with pytest.raises(ValueError, match="STREAM_DATALOADER_CACHE_BYTES is '10 GB'; give a number of bytes"):
+        local_path(server.put("c.bin", b""))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size_limit_bytes": 0}, "size_limit_bytes is 0; give a number of bytes from 1 on, or None"),
+        ({"size_limit_bytes": 1.5}, "size_limit_bytes is 1.5"),
+        ({"check_seconds": -1}, "check_seconds is -1; give 0"),
+        ({"timeout_seconds": 0}, "timeout_seconds is 0; give more"),
+    ],
+)
+def test_wrong_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        FileCache(**options)
+
+
+def test_a_cache_is_a_value_that_can_be_sent(tmp_path):
+    cache = FileCache(directory=tmp_path, storage_options={"s3": {"secret": "x"}})
+    assert pickle.loads(pickle.dumps(cache)) == cache
+    assert hash(cache) == hash(pickle.loads(pickle.dumps(cache)))
+    assert "secret" not in repr(cache)
+
+
+def test_options_reach_the_file_system_and_tell_files_apart(server, cache):
+    url = server.put("a.bin", b"abc")
+    other = FileCache(directory=cache.directory, storage_options={"http": {"headers": {"X-Who": "me"}}})
+    assert read(cache, url) == read(other, url) == b"abc"
+    assert server.count("GET") == 2
+    wrong = FileCache(directory=cache.directory, storage_options={"http": {"client_kwargs": {"no_such": 1}}})
+    with pytest.raises(ValueError, match=r"/a\.bin cannot be read: .*no_such.*storage options"):
+        read(wrong, url)
+
+
+def test_a_directory_that_cannot_be_written_is_named(server, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    cache = FileCache(directory=tmp_path / "file" / "cache")
+    with pytest.raises(NotADirectoryError, match=r"cannot be written .*set STREAM_DATALOADER_CACHE to .*file/cache"):
+        cache.open(server.put("a.bin", b"a"))
+
+
+# servers that fail
+
+
+def test_what_is_not_there_is_said_at_once(server, cache):
+    with pytest.raises(FileNotFoundError, match=r"http://.*/no\.bin is not there: the server answered 404"):
+        cache.open(f"{server.url}/no.bin")
+    assert len(server.requests) == 2
+    with pytest.raises(FileNotFoundError, match="memory://nothing is not there"):
+        cache.open("memory://nothing")
+    with pytest.raises(ValueError, match=r"nosuch://a cannot be read: .*nosuch"):
+        cache.open("nosuch://a")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "message"),
+    [
+        (403, PermissionError, "may not be read: the server answered 403; check the credentials"),
+        (410, FileNotFoundError, "is not there: the server answered 410"),
+        (418, OSError, "cannot be read: the server answered 418"),
+        (500, ConnectionError, r"could not be fetched \(4 tries in [\d.]+ s\): .*500"),
+    ],
+)
+def test_what_the_server_answers_is_told(server, cache, status, kind, message):
+    url, server.always = server.put("a.bin", b"a"), status
+    with pytest.raises(kind, match=message):
+        cache.open(url)
+
+
+def test_what_may_go_better_is_tried_again(server, cache):
+    url = server.put("a.bin", b"a" * 1000)
+    server.plan += [503, "cut"]
+    assert read(cache, url) == b"a" * 1000
+    assert server.count("GET") == 3
+
+
+def test_a_download_that_is_always_cut_off_is_an_error(server, cache):
+    url = server.put("a.bin", b"a" * 1000)
+    server.plan += ["cut"] * 10
+    with pytest.raises(ConnectionError, match=r"/a\.bin could not be fetched \(4 tries in .*Not enough data"):
+        cache.open(url)
+    assert stored(cache) == []
+
+
+def test_a_server_that_is_gone_is_an_error_within_seconds_or_the_copy_is_read(cache, caplog):
+    with serving() as server:
+        url = server.put("a.bin", b"abc")
+        read(cache, url)
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match=r"/b\.bin could not be fetched .*check the address, the network and the"):
+        cache.open(f"{server.url}/b.bin")
+    assert time.monotonic() - began < 5
+    with caplog.at_level(logging.WARNING, "stream_dataloader"):
+        assert read(FileCache(directory=cache.directory, check_seconds=0), url) == b"abc"
+    assert "a.bin could not be fetched" in caplog.text
+    assert "its copy in the cache is read instead" in caplog.text
+
+
+def test_a_server_that_is_silent_is_an_error_in_time(server, cache):
+    url, server.always = server.put("a.bin", b"abc"), "silent"
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match=r"/a\.bin could not be fetched \(1 tries"):
+        FileCache(directory=cache.directory, timeout_seconds=0.5).open(url)
+    assert time.monotonic() - began < 10
+
+
+def fail_at_once(together, cache, url):
+    together.wait()
+    with pytest.raises(ConnectionError, match=r"/a\.bin could not be fetched .*500"):
+        cache.open(url)
+
+
+def test_who_waited_for_one_who_failed_fails_as_well(server, cache):
+    server.always, url = 500, server.put("a.bin", b"a")
+    together = Together()
+    processes = [run(fail_at_once, together, cache, url) for _ in range(4)]
+    together.begin(4)
+    assert join(*processes) == [0] * 4
+    assert len(server.requests) == 2 * 4  # HEAD and GET, four tries
+    server.always = None
+    assert read(cache, url) == b"a"
+
+
+# packages
+
+
+def test_missing_packages_are_named(server, cache, monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ImportError, match=r"s3://bucket/a needs a package that is not installed: .*s3fs"):
+        cache.open("s3://bucket/a")
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ImportError, match=r"needs fsspec: pip install 'stream-dataloader\[fsspec\]'"):
+        cache.open(server.put("a.bin", b"a"))
+
+
+# file systems
+
+
+def test_chained_urls(server, cache, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("deep/clip.bin", b"inside" * 1000)
+    url = server.put("a.zip", (tmp_path / "a.zip").read_bytes())
+    with cache.open(f"zip://deep/clip.bin::{url}") as file:
+        assert pathlib.Path(file.path).read_bytes() == b"inside" * 1000
+        assert file.path.endswith("-clip.bin")
+    assert read(cache, f"zip://deep/clip.bin::file://{tmp_path}/a.zip") == b"inside" * 1000
+    with pytest.raises(IsADirectoryError, match="is a directory; give the files in it"):
+        cache.open(f"zip://deep::file://{tmp_path}/a.zip")
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """A bucket of an S3-compatible server."""
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    from moto.backends import get_backend
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        put(f"http://{host}:{port}/clips")
+        yield f"http://{host}:{port}"
+    finally:
+        get_backend("s3").reset()
+        server.stop()
+
+
+def put(url, content=b""):
+    headers = {
+        "Authorization": "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request",
+        "Content-Type": "application/octet-stream",
+    }
+    urllib.request.urlopen(urllib.request.Request(url, content, headers, method="PUT"), timeout=30).close()
+
+
+@pytest.mark.parametrize("given", ["environment", "options"])
+def test_s3(bucket, tmp_path, monkeypatch, given):
+    options = {"s3": {"endpoint_url": bucket}} if given == "options" else {}
+    if given == "environment":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", bucket)
+    cache = FileCache(directory=tmp_path, check_seconds=0, storage_options=options)
+    large = os.urandom(1_000_000)
+    put(f"{bucket}/clips/a.bin", large)
+    for _ in range(2):
+        assert read(cache, "s3://clips/a.bin") == large
+    put(f"{bucket}/clips/a.bin", b"changed")
+    assert read(cache, "s3://clips/a.bin") == b"changed"
+    with pytest.raises(FileNotFoundError, match=r"s3://clips/b\.bin is not there"):
+        cache.open("s3://clips/b.bin")
+
+
+def test_s3_that_is_gone_is_an_error_within_seconds(bucket, cache):
+    options = {"s3": {"endpoint_url": "http://127.0.0.1:9"}}
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match=r"s3://clips/a could not be fetched .*http://127.0.0.1:9"):
+        FileCache(directory=cache.directory, storage_options=options).open("s3://clips/a")
+    assert time.monotonic() - began < 10
+
+
+# workers
+
+
+def tables(server, count=6):
+    for index in range(count):
+        array = np.full((5, 2), index, np.float32)
+        path = f"{index}.npy"
+        server.put(path, b"\x93NUMPY\x01\x00" + _header(array) + array.tobytes())
+    return [f"{server.url}/{index}.npy" for index in range(count)]
+
+
+def _header(array):
+    text = f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': {array.shape}, }}".ljust(117) + "\n"
+    return len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_fetch_after_the_main_process_did(server, cache, method):
+    urls = tables(server)
+    read(cache, urls[0])
+    dataset = StreamDataset(urls * 2, ArrayStream(cache=cache), 4, time_steps=5)
+    for epoch in range(2):
+        found = [batch.data for batch in StreamDataLoader(dataset, 2, multiprocessing_context=method)]
+        assert sorted(int(batch[0, lane, 0]) for batch in found for lane in range(4)) == sorted([*range(6)] * 2)
+        assert server.count("GET") == 6, epoch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_names_source_and_url(server, cache, workers):
+    urls = [*tables(server, 2), f"{server.url}/no.npy"]
+    dataset = StreamDataset(urls, ArrayStream(cache=cache), 2, time_steps=5)
+    with pytest.raises(OpenError, match=r"source 2 .*no\.npy is not there: the server answered 404"):
+        list(StreamDataLoader(dataset, workers))
+
+
+OWN_USE = """
+import fsspec, sys
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.streams.array import ArrayStream
+from stream_dataloader.streams.cache import FileCache
+directory, urls = sys.argv[1], sys.argv[2:]
+own = fsspec.filesystem("http")
+before = own.cat(urls[0])                       # the user's own loop, thread and kept connection
+dataset = StreamDataset(urls, ArrayStream(cache=FileCache(directory=directory)), 2, time_steps=5)
+for _ in range(2):
+    rows = sum(int(batch.mask.sum()) for batch in StreamDataLoader(dataset, 2, multiprocessing_context="fork"))
+    assert own.cat(urls[0]) == before           # still works
+print(rows)
+"""
+
+
+def test_the_users_own_use_of_fsspec_and_forked_workers_do_not_disturb_each_other(server, tmp_path):
+    command = [sys.executable, "-c", OWN_USE, str(tmp_path), *tables(server, 4)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "20"), done.stderr
+
+
+# locks
+
+
+def test_who_waits_for_a_lock_on_a_file_that_is_deleted_notices(tmp_path):
+    path = str(tmp_path / "lock")
+    first = lock(path, create=True)
+    assert lock(path, wait=False) is None
+    assert lock(path, shared=True, wait=False) is None
+    got = []
+    waiting = threading.Thread(target=lambda: got.append(lock(path, create=True)))
+    waiting.start()
+    os.unlink(path)
+    first.close()
+    waiting.join(30)
+    assert os.path.exists(path)
+    assert lock(path, wait=False) is None
+    got[0].close()
+    with lock(path, shared=True), lock(path, shared=True):
+        pass
+    assert lock(str(tmp_path / "none")) is None
+    first.close()
+
+
+def test_a_local_file_that_is_dropped_is_let_go(server, cache):
+    small = FileCache(directory=cache.directory, size_limit_bytes=150)
+    file = small.open(server.put("a", b"a" * 100))
+    assert isinstance(file, LocalFile)
+    del file
+    read(small, server.put("b", b"b" * 100))
+    assert stored(small) == ["b"]
