@@ -1,0 +1,109 @@
+"""What a file's headers say about how long its audio is.
+
+Guarantee: a file that was cut off is found out where its format lets that be known: by what it declares of its
+length (WAV, AIFF, AU, W64, FLAC, MP3 with an Xing header), by where its index (MP4), its segment (Matroska, AVI)
+or its last page (Ogg) ends. Raw streams (MPEG-TS, ADTS, MP3 without such a header) declare nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from fractions import Fraction
+from typing import Any
+
+from stream_dataloader.streams.container import check_not_cut
+
+__all__ = ["check_audio_not_cut", "declared_samples"]
+
+_COUNTING = ("wav", "w64", "aiff", "au", "flac")  # in samples, by a header that is right unless it is zero
+_OPEN_WAV_BYTES = 0x7FFF0000  # this much, or more, is what those write who do not know
+_OGG_PAGE_BYTES = 65307  # the longest there is
+
+
+def declared_samples(path: str, container: Any, stream: Any) -> int | None:
+    """The number of samples, at the stream's rate, where a header tells it exactly."""
+    duration, time_base, context = stream.duration, stream.time_base, stream.codec_context
+    if container.format.name not in _COUNTING or not duration or not time_base:
+        return None
+    if container.format.name == "wav" and _wav_end(path) is None:
+        return None
+    if not (context.name.startswith("pcm_") or context.name == "flac"):
+        return None
+    samples = Fraction(duration) * time_base * context.sample_rate
+    return int(samples) if samples.denominator == 1 else None
+
+
+def check_audio_not_cut(path: str, container: Any, stream: Any, seconds: float | None) -> None:
+    """See that audio which was read to its end is as long as its file says.
+
+    Args:
+        path: The file.
+        container: The file, opened.
+        stream: What was read.
+        seconds: How much of it, by its time stamps; None where it has none.
+
+    Raises:
+        ValueError: There should be more.
+    """
+    check_not_cut(path)
+    name, size = container.format.name, os.path.getsize(path)
+    end = {"wav": _wav_end, "ogg": _ogg_end}.get(name, lambda _: None)(path)
+    if name.startswith("mov,"):
+        entries = stream.index_entries
+        end = max((entries[i].pos + entries[i].size for i in range(max(0, len(entries) - 8), len(entries))), default=0)
+    if end is not None and end > size + 1:  # a byte of padding may be left out
+        raise ValueError(f"{path} is cut off: it has {size} bytes, and its header declares audio up to byte {end}")
+    if seconds is None:
+        return
+    rate = stream.codec_context.sample_rate
+    if (declared := declared_samples(path, container, stream)) is not None:
+        wanted, tolerated = declared / rate, 0.5 / rate
+    elif name == "mp3" and stream.duration and _has_xing_header(path):
+        wanted, tolerated = float(stream.duration * stream.time_base), 3 * 1152 / rate
+    else:
+        return
+    if wanted - seconds > tolerated:
+        raise ValueError(
+            f"{path} is cut off or damaged: {seconds:.3f} s of audio were read, and its header declares {wanted:.3f} s"
+        )
+
+
+def _wav_end(path: str) -> int | None:
+    """The byte behind the samples, as a RIFF WAVE header has it; None if it leaves that open."""
+    with open(path, "rb") as file:
+        head = file.read(12)
+        if head[:4] != b"RIFF" or head[8:] != b"WAVE":
+            return None
+        while len(chunk := file.read(8)) == 8:
+            (size,) = struct.unpack("<I", chunk[4:])
+            if chunk[:4] == b"data":
+                return file.tell() + size if 0 < size < _OPEN_WAV_BYTES else None
+            file.seek(size + size % 2, os.SEEK_CUR)
+    return None
+
+
+def _ogg_end(path: str) -> int | None:
+    """The byte behind the last page of an Ogg file; RFC 3533."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        file.seek(max(0, size - 2 * _OGG_PAGE_BYTES))
+        tail = file.read()
+    page = tail.rfind(b"OggS\0")
+    if page < 0:
+        return None
+    lacing = tail[page + 27 :]
+    segments = tail[page + 26] if page + 26 < len(tail) else 0
+    return size - len(tail) + page + 27 + segments + sum(lacing[:segments])
+
+
+def _has_xing_header(path: str) -> bool:
+    """Whether an MP3 says how many frames it has; else FFmpeg guesses by the size."""
+    with open(path, "rb") as file:
+        head = file.read(10)
+        tag = 0
+        if head[:3] == b"ID3" and len(head) == 10:
+            tag = 10 + sum((byte & 127) << 7 * (3 - i) for i, byte in enumerate(head[6:]))
+        file.seek(tag)
+        frame = file.read(4096)
+    return any(name in frame for name in (b"Xing", b"Info", b"VBRI"))

@@ -1,0 +1,206 @@
+"""Samples to another rate and number of channels, the same bits wherever one begins.
+
+Guarantee: output sample j depends on the inputs around j * p / q alone, where p / q is the ratio of the rates in
+lowest terms; not on how the input was cut into pieces, nor on where it began, provided that it began at a
+multiple of p (`restart`) and early enough to fill the filter.
+
+The resampler is libswresample's, a polyphase filter: with `exact_rational` it has q filters, and input sample
+m * p is met by the first of them for every m::
+
+    inputs, p = 3      |  .  .  |  .  .  |  .  .  |        to start at any | gives
+    outputs, q = 2     0    1   0    1   0    1   0        the same outputs
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import av
+import av.error
+import av.filter
+import numpy as np
+
+__all__ = ["Converter", "Samples", "as_float", "layout_name", "output_length", "restart"]
+
+Samples = np.ndarray[Any, np.dtype[np.float32]]
+
+_FILTER_TAPS = 32  # libswresample's filter_size, at the lower of the two rates
+_BLOCK_SAMPLES = 8192  # handed to the filter graph at once
+_PLANES = 8  # more channels than these come packed
+_LAYOUTS = ("", "mono", "stereo", "2.1", "4.0", "5.0", "5.1", "6.1", "7.1")
+_SAMPLE_TYPES: dict[str, tuple[Any, float, float]] = {
+    "u8": (np.uint8, 2.0**-7, -1.0),
+    "s16": (np.int16, 2.0**-15, 0.0),
+    "s32": (np.int32, 2.0**-31, 0.0),
+    "s64": (np.int64, 2.0**-63, 0.0),
+    "flt": (np.float32, 1.0, 0.0),
+    "dbl": (np.float64, 1.0, 0.0),
+}
+
+
+def as_float(frame: Any) -> Samples:
+    """A decoded frame as float32 `(C, n)`, full scale being -1 to 1.
+
+    Raises:
+        ValueError: It has a sample format that is not known.
+    """
+    count, planes = frame.samples, frame.planes
+    name = frame.format.name
+    if name == "fltp" and len(planes) <= _PLANES:  # what most decoders give
+        samples: Samples = np.empty((len(planes), count), np.float32)
+        for channel, plane in enumerate(planes):
+            samples[channel] = np.frombuffer(plane, np.float32, count)
+        return samples
+    channels = frame.layout.nb_channels
+    if (found := _SAMPLE_TYPES.get(name.removesuffix("p"))) is None:
+        raise ValueError(f"its samples have format {name!r}, and {', '.join(_SAMPLE_TYPES)} can be read")
+    dtype, scale, offset = found
+    samples = np.empty((channels, count), np.float32)
+    if name.endswith("p"):
+        if channels > _PLANES:
+            raise ValueError(f"it has {channels} channels in planes of their own, and {_PLANES} can be read")
+        for channel, plane in enumerate(planes):
+            samples[channel] = np.frombuffer(plane, dtype, count)
+    else:
+        samples[:] = np.frombuffer(planes[0], dtype, count * channels).reshape(count, channels).T
+    if scale != 1.0:
+        samples *= np.float32(scale)
+    if offset:
+        samples += np.float32(offset)
+    return samples
+
+
+def layout_name(layout: Any) -> str:
+    """What FFmpeg calls a layout of channels; by their number where the file does not tell."""
+    count: int = layout.nb_channels
+    if layout.name == f"{count} channels" and count < len(_LAYOUTS):
+        return _LAYOUTS[count]
+    name: str = layout.name
+    return name
+
+
+def output_length(count: int, ratio: Fraction) -> int:
+    """How many samples are made of `count`."""
+    return -(-count * ratio.numerator // ratio.denominator)
+
+
+def restart(start: int, ratio: Fraction) -> tuple[int, int]:
+    """Where to begin for the outputs from `start` on: the first input, and how many outputs to skip."""
+    if ratio == 1:
+        return start, 0
+    outputs, inputs = ratio.numerator, ratio.denominator
+    filled = 2 * math.ceil(_FILTER_TAPS * max(Fraction(1), 1 / ratio)) + 64
+    blocks = max(0, (start * inputs // outputs - filled) // inputs)
+    return blocks * inputs, start - blocks * outputs
+
+
+class Converter:
+    """Resamples and mixes consecutive pieces.
+
+    Args:
+        rates: From and to, in samples a second.
+        layouts: The names of the layouts of channels, from and to.
+        channels: Their numbers of channels. One is copied to each of several; several are mixed as FFmpeg does,
+            scaled so that nothing exceeds full scale.
+
+    Raises:
+        ValueError: FFmpeg has no such mix.
+    """
+
+    def __init__(self, rates: tuple[int, int], layouts: tuple[str, str], channels: tuple[int, int]) -> None:
+        self._rate, self._layout, self._channels = rates[0], layouts[0], channels[0]
+        self._packed = channels[0] > _PLANES
+        self._copies = channels[1] if channels[0] == 1 and channels[1] > 1 else 0
+        target = layouts[0] if self._copies or channels[0] == channels[1] else layouts[1]
+        self._graph: Any = None
+        self._made = channels[0] if target == layouts[0] else channels[1]
+        if rates[0] != rates[1] or target != layouts[0]:
+            self._graph = self._connected(rates, layouts[0], target)
+        self._staged: Samples = np.empty((channels[0], _BLOCK_SAMPLES), np.float32)
+        self._count = 0
+
+    def _connected(self, rates: tuple[int, int], layout: str, target: str) -> Any:
+        if target != layout and layout.endswith("channels"):
+            raise ValueError(
+                f"what its {layout} are is not known, so they cannot be made {target}; leave channels=None"
+            )
+        kind = "flt" if self._packed else "fltp"
+        outputs = Fraction(rates[1], rates[0]).numerator
+        shift = max(10, (outputs - 1).bit_length())  # room for a filter a phase, else phases are rounded
+        graph = av.filter.Graph()
+        graph.threads = 1  # else it holds one a processor, and a forked worker that inherits it hangs in freeing it
+        try:
+            nodes = [
+                graph.add(
+                    "abuffer",
+                    sample_rate=str(rates[0]),
+                    sample_fmt=kind,
+                    channel_layout=layout,
+                    time_base=f"1/{rates[0]}",
+                ),
+                graph.add(
+                    "aresample",
+                    sample_rate=str(rates[1]),
+                    out_chlayout=target,
+                    out_sample_fmt=kind,
+                    internal_sample_fmt="fltp",
+                    rematrix_maxval="1",
+                    exact_rational="1",
+                    filter_size=str(_FILTER_TAPS),
+                    phase_shift=str(shift),
+                ),
+                graph.add("abuffersink"),
+            ]
+            graph.link_nodes(*nodes).configure()
+        except (av.error.FFmpegError, ValueError) as error:
+            raise ValueError(
+                f"{layout} at {rates[0]} samples a second cannot be made {target} at {rates[1]}; leave channels=None "
+                "to have them as they are, and mix them yourself"
+            ) from error
+        return graph
+
+    def push(self, piece: Samples) -> Iterator[Samples]:
+        """Go on with a piece `(C, n)`; what is ready comes out."""
+        if self._graph is None:
+            yield self._copied(piece)
+            return
+        begin = 0
+        while begin < piece.shape[1]:
+            count = min(piece.shape[1] - begin, _BLOCK_SAMPLES - self._count)
+            self._staged[:, self._count : self._count + count] = piece[:, begin : begin + count]
+            begin, self._count = begin + count, self._count + count
+            if self._count == _BLOCK_SAMPLES:
+                yield from self.flush()
+
+    def flush(self) -> Iterator[Samples]:
+        """All that can be made of the pieces so far, which go on."""
+        if self._count:
+            samples, self._count = self._staged[:, : self._count], 0
+            if self._packed:
+                samples = samples.T.reshape(1, -1)
+            kind = "flt" if self._packed else "fltp"
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples), format=kind, layout=self._layout)
+            frame.sample_rate = self._rate
+            self._graph.push(frame)
+            yield from self._pulled()
+
+    def end(self) -> Iterator[Samples]:
+        """The rest, behind the last piece."""
+        if self._graph is not None:
+            yield from self.flush()
+            self._graph.push(None)
+            yield from self._pulled()
+
+    def _pulled(self) -> Iterator[Samples]:
+        while True:
+            try:
+                frame = self._graph.pull()
+            except (av.error.BlockingIOError, av.error.EOFError):
+                return
+            yield self._copied(as_float(frame))
+
+    def _copied(self, samples: Samples) -> Samples:
+        return np.broadcast_to(samples, (self._copies, samples.shape[1])) if self._copies else samples

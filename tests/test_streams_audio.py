@@ -1,0 +1,563 @@
+"""Audio streams: the same samples wherever reading begins, in any container, and every bad file told by name."""
+
+import math
+import os
+import pathlib
+import pickle
+import random
+import wave
+
+import av
+import cloudpickle
+import numpy as np
+import pytest
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import ReadError, StreamError
+from stream_dataloader.streams.audio import AudioStream
+from stream_dataloader.streams.samples import SampleReader
+from stream_dataloader.testing import StreamContract
+
+RATE = 22050
+
+#: File, encoder, and what else is to be known about it.
+KINDS = {
+    "u8.wav": ("pcm_u8", {}),
+    "s16.wav": ("pcm_s16le", {}),
+    "s24.wav": ("pcm_s24le", {}),
+    "s32.wav": ("pcm_s32le", {}),
+    "f32.wav": ("pcm_f32le", {}),
+    "f64.wav": ("pcm_f64le", {}),
+    "s16.aiff": ("pcm_s16be", {}),
+    "pcm.mov": ("pcm_s24le", {}),
+    "one.flac": ("flac", {"layout": "mono"}),
+    "flac.mkv": ("flac", {"video": True}),
+    "alac.m4a": ("alac", {}),
+    "one.mp3": ("libmp3lame", {}),
+    "low.mp3": ("libmp3lame", {"layout": "mono", "bit_rate": 8000}),
+    "mp3.ts": ("libmp3lame", {}),
+    "aac.m4a": ("aac", {}),
+    "six.mp4": ("aac", {"layout": "5.1", "video": True}),
+    "raw.aac": ("aac", {}),
+    "aac.ts": ("aac", {}),
+    "aac.mkv": ("aac", {"video": True}),
+    "one.opus": ("libopus", {"rate": 24000}),
+    "opus.webm": ("libopus", {"rate": 24000}),
+    "vorbis.ogg": ("vorbis", {"options": {"strict": "experimental"}}),
+    "one.ac3": ("ac3", {"rate": 44100}),
+}
+
+
+def sound(rate, channels, seconds, seed=0):
+    """Something that is not the same anywhere: chirps and noise."""
+    rng, t = np.random.default_rng(seed), np.arange(int(rate * seconds)) / rate
+    chirps = [0.3 * np.sin(2 * np.pi * (200 * (c + 1) + 35 * t) * t) for c in range(channels)]
+    return (np.stack(chirps) + 0.05 * rng.standard_normal((channels, len(t)))).astype(np.float32)
+
+
+def write(path, codec, *, rate=RATE, layout="stereo", seconds=6.0, options=None, container_options=None, video=False,
+          bit_rate=None, samples=None, gap_seconds=0.0):  # fmt: skip
+    """Encode a file; after its half, the time stamps may leave out a gap."""
+    if samples is None:
+        samples = sound(rate, av.AudioLayout(layout).nb_channels, seconds)
+    with av.open(str(path), "w", options=container_options or {}) as out:
+        stream = out.add_stream(codec, rate=rate, layout=layout, options=options or {})
+        if bit_rate:
+            stream.bit_rate = bit_rate
+        if video:
+            pictures = out.add_stream("mpeg4", rate=10, width=64, height=48, pix_fmt="yuv420p")
+            for _ in range(int(seconds * 10)):
+                out.mux(pictures.encode(av.VideoFrame(64, 48, "yuv420p")))
+            out.mux(pictures.encode(None))
+        resampler = av.AudioResampler(stream.format.name, layout, rate, frame_size=stream.frame_size or 1024)
+        frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=layout)
+        frame.sample_rate, frame.pts = rate, 0
+        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+            if piece.pts is not None and piece.pts * piece.time_base > seconds / 2:
+                piece.pts += int(gap_seconds / piece.time_base)
+            out.mux(stream.encode(piece))
+        out.mux(stream.encode(None))
+    return path
+
+
+def video_only(path):
+    with av.open(str(path), "w") as out:
+        pictures = out.add_stream("mpeg4", rate=10, width=64, height=48, pix_fmt="yuv420p")
+        out.mux(pictures.encode(av.VideoFrame(64, 48, "yuv420p")))
+        out.mux(pictures.encode(None))
+    return path
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory):
+    folder, made = tmp_path_factory.mktemp("audio"), {}
+
+    def get(name):
+        if name not in made:
+            codec, options = KINDS[name]
+            made[name] = write(folder / name, codec, **options)
+        return made[name]
+
+    return get
+
+
+def items(stream):
+    try:
+        return [item.copy() for item in stream]
+    finally:
+        stream.close()
+
+
+def joined(options, source):
+    """All samples, without padding."""
+    found = items(AudioStream(window=1000, pad_last=False, **options)(source))
+    return np.concatenate(found, 1) if found else np.zeros((2, 0), np.float32)
+
+
+def reference(path):
+    """The samples as FFmpeg hands them out."""
+    with av.open(str(path)) as container:
+        resampler = av.AudioResampler("fltp", container.streams.audio[0].layout)
+        pieces = [r.to_ndarray() for f in container.decode(audio=0) for r in resampler.resample(f)]
+    return np.concatenate(pieces, 1)
+
+
+# What is read
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_samples_are_those_of_ffmpeg(media, name):
+    expected = reference(media(name))
+    assert expected.shape[1] >= 5.9 * RATE
+    stream = AudioStream(window=expected.shape[1])(media(name))
+    (found,) = items(stream)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("options", [{}, {"rate": 16000, "channels": 1, "hop": 700}, {"rate": 44100, "hop": 3333}])
+def test_every_start_gives_the_same_bits(media, name, options):
+    audio = AudioStream(window=1024, **options)
+    expected = items(audio(media(name)))
+    starts = random.Random(name).choices(range(len(expected)), k=6)
+    for start in [*starts, 0, len(expected) - 1, len(expected)]:
+        found = items(audio(media(name), start=start))
+        assert len(found) == len(expected) - start
+        assert all(map(np.array_equal, found, expected[start:])), start
+
+
+@pytest.mark.parametrize("name", ["s16.wav", "one.flac", "alac.m4a", "one.mp3", "low.mp3", "pcm.mov"])
+def test_far_starts_do_not_decode_what_is_before(media, name, monkeypatch):
+    decoded = []
+    decode = SampleReader._decoded
+    monkeypatch.setattr(SampleReader, "_decoded", lambda *a: (decoded.append(f) or f for f in decode(*a)))
+    stream = AudioStream(window=512, rate=16000)(media(name), start=160)  # 5.1 s
+    assert next(iter(stream)).shape[1] == 512
+    stream.close()
+    assert sum(frame.samples for frame in decoded) < 1.2 * RATE
+
+
+@pytest.mark.parametrize(("rate", "to"), [(RATE, 16000), (RATE, 44101), (48000, 8000), (8000, 44100), (44100, 1000)])
+def test_any_ratio_of_rates_is_exact(tmp_path, rate, to):
+    path = write(tmp_path / "a.wav", "pcm_f32le", rate=rate, layout="mono", seconds=4.3)
+    audio = AudioStream(window=to // 50, rate=to)
+    expected = items(audio(path))
+    assert len(expected) == audio.length(path) == math.ceil(math.ceil(int(4.3 * rate) * to / rate) / (to // 50))
+    for start in (1, 77, 133, 190, 212):
+        assert all(map(np.array_equal, items(audio(path, start=start)), expected[start:]))
+
+
+def test_resampling_keeps_the_sound_and_its_place(tmp_path):
+    def tone(rate):
+        return (0.5 * np.sin(2 * np.pi * 440 * np.arange(3 * rate) / rate)[None]).astype(np.float32)
+
+    path = write(tmp_path / "a.wav", "pcm_f32le", rate=44100, layout="mono", samples=tone(44100))
+    found = joined({"rate": 16000}, path)
+    np.testing.assert_allclose(found[0, 100:-100], tone(16000)[0, 100:-100], atol=2e-4)
+
+
+def test_channels_are_mixed_within_full_scale(tmp_path):
+    left, right = np.full(RATE, 0.9, np.float32), np.full(RATE, 0.5, np.float32)
+    stereo = write(tmp_path / "s.wav", "pcm_f32le", samples=np.stack([left, right]))
+    np.testing.assert_allclose(joined({"channels": 1}, stereo), 0.7, atol=1e-6)
+    mono = write(tmp_path / "m.wav", "pcm_f32le", layout="mono", samples=left[None])
+    for rate in (None, 16000):
+        found = joined({"channels": 3, "rate": rate}, mono)[:, 500:-500]
+        assert len(found) == 3
+        np.testing.assert_allclose(found, 0.9, atol=1e-3)
+    six = write(tmp_path / "six.wav", "pcm_f32le", layout="5.1", samples=np.ones((6, RATE), np.float32))
+    assert 0.5 < joined({"channels": 2}, six).max() <= 1.0
+    assert joined({"channels": 6}, six).shape[0] == 6
+
+
+def test_many_channels_without_a_layout(tmp_path):
+    path, samples = tmp_path / "twelve.wav", (np.arange(12 * 4000).reshape(4000, 12) % 30000).astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setparams((12, 2, 8000, 0, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    np.testing.assert_array_equal(joined({}, path), samples.T / np.float32(32768))
+    assert joined({"rate": 4000}, path).shape == (12, 2000)
+    with pytest.raises(
+        ValueError, match=r"twelve.wav: what its 12 channels are is not known, so they cannot be made mono"
+    ):
+        AudioStream(window=100, channels=1)(path)
+
+
+# Windows
+
+
+@pytest.mark.parametrize("samples", [0, 1, 99, 100, 101, 150, 1000, 1001, 1059])
+@pytest.mark.parametrize("hop", [None, 1, 30, 99, 101, 250])
+@pytest.mark.parametrize("pad_last", [True, False])
+def test_windows_are_cut_as_by_slicing(tmp_path, samples, hop, pad_last):
+    ramp = np.arange(1, samples + 1, dtype="<i2")
+    path = tmp_path / "ramp.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(ramp.tobytes())
+    expected, seen = [], 0
+    for start in range(0, samples, hop or 100):
+        part = ramp[start : start + 100]
+        if len(part) < 100 and (not pad_last or start + len(part) <= seen):
+            break  # nothing new
+        seen = start + len(part)
+        expected.append(np.pad(part, (0, 100 - len(part)))[None] / np.float32(32768))
+    audio = AudioStream(window=100, hop=hop, pad_last=pad_last)
+    for start in {0, 1, len(expected) // 2, len(expected)} & set(range(len(expected) + 1)):
+        found = items(audio(path, start=start))
+        assert len(found) == len(expected) - start
+        assert all(map(np.array_equal, found, expected[start:]))
+    assert audio.length(path) in (len(expected), None if not samples else -1)
+
+
+def test_sections_are_slices(media):
+    path = media("one.mp3")
+    whole = joined({"rate": 16000}, path)
+    for start, stop in [(0, 5000), (123, 64123), (70000, 80000), (4.5, 5.25), (5.25, 5.5), (1000, 1000)]:
+        first, last = (round(at * 16000) if isinstance(at, float) else at for at in (start, stop))
+        found = joined({"rate": 16000}, (path, start, stop))
+        np.testing.assert_array_equal(found, whole[:, first : first + found.shape[1]])
+        assert found.shape[1] == (last - first) // 1000 * 1000 or not found.size
+        audio = AudioStream(window=300, hop=200, rate=16000)
+        assert audio.length((path, start, stop)) == len(items(audio((path, start, stop))))
+
+
+def test_files_made_wholly_of_other_audio_streams(tmp_path):
+    path = tmp_path / "two.mkv"
+    with av.open(str(path), "w") as out:
+        streams = [out.add_stream("pcm_s16le", rate=8000, layout="mono") for _ in range(2)]
+        for value, stream in enumerate(streams):
+            frame = av.AudioFrame.from_ndarray(np.full((1, 8000), 100 * value, np.int16), layout="mono")
+            frame.sample_rate, frame.pts = 8000, 0
+            out.mux(stream.encode(frame))
+    assert joined({"stream": 1}, path)[0, 0] == 100 / 32768
+    with pytest.raises(ValueError, match=r"two.mkv has no audio stream 2; it has 2 of them"):
+        AudioStream(window=10, stream=2)(path)
+
+
+def test_time_of_the_first_sample(media):
+    reader = SampleReader(media("one.mp3"))
+    reader.close()
+    assert reader.start_seconds == pytest.approx(1105 / RATE)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads as Linux shows them")
+def test_no_threads_of_its_own(media):
+    before = len(os.listdir("/proc/self/task"))
+    stream = AudioStream(window=100, rate=16000, channels=1)(media("aac.m4a"))
+    next(iter(stream))
+    assert len(os.listdir("/proc/self/task")) == before
+    stream.close()
+
+
+# Through the loader
+
+
+@pytest.mark.parametrize("hop", [None, 160])
+def test_loader_writes_windows_in_place(media, hop):
+    audio = AudioStream(window=400, hop=hop, rate=16000, channels=1)
+    sources = [media("s16.wav"), (media("one.mp3"), 0.5, 2.0), media("aac.mkv"), media("one.opus")]
+    expected = [items(audio(source)) for source in sources]
+    for workers in (0, 2):
+        found = [[] for _ in sources]
+        for batch in StreamDataLoader(StreamDataset(sources, audio, 3, time_steps=50), workers):
+            for t, lane in np.argwhere(batch.mask.numpy()):
+                found[int(batch.source[t, lane])].append(batch.data[t, lane].numpy().copy())
+        for one, other in zip(found, expected, strict=True):
+            assert len(one) == len(other)
+            assert all(map(np.array_equal, one, other))
+
+
+class Contract(StreamContract):
+    num_workers = (0, 2)
+
+
+class TestPlain(Contract):
+    @pytest.fixture(params=["s16.wav", "one.mp3", "opus.webm"])
+    def sources(self, request, media):
+        return [media(request.param), (media(request.param), 1000, 30000), (media(request.param), 4.0, None)]
+
+    @pytest.fixture
+    def open_stream(self):
+        return AudioStream(window=2048)
+
+
+class TestConverted(Contract):
+    @pytest.fixture
+    def sources(self, media):
+        return [(media(name), 3.7, 4.2) for name in ("u8.wav", "low.mp3", "six.mp4", "aac.ts", "flac.mkv")]
+
+    @pytest.fixture
+    def open_stream(self):
+        return AudioStream(window=1000, hop=400, rate=16000, channels=1)
+
+
+_FOLDER = pathlib.Path(os.environ.get("STREAM_DATALOADER_MEDIA", "nowhere")) / "audio"
+
+
+@pytest.mark.skipif(not _FOLDER.is_dir(), reason="STREAM_DATALOADER_MEDIA names no folder with audio/")
+class TestRealMedia(Contract):
+    @pytest.fixture
+    def sources(self):
+        return sorted(_FOLDER.iterdir())
+
+    @pytest.fixture(params=[{"rate": 16000}, {}])
+    def open_stream(self, request):
+        return AudioStream(window=4000, hop=3000, channels=1, **request.param)
+
+
+def test_factory_is_plain_data():
+    audio = AudioStream(window=10, hop=np.int64(5))
+    assert pickle.loads(pickle.dumps(audio)) == audio == cloudpickle.loads(cloudpickle.dumps(audio))
+    assert audio.hop == 5
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window is 0; give 1 or more"),
+        ({"window": -5}, "window is -5; give 1 or more"),
+        ({"window": 9, "hop": 0}, "hop is 0; give 1 or more, or None"),
+        ({"window": 9, "rate": 0}, "rate is 0; give 1 to 768000"),
+        ({"window": 9, "rate": -16000}, "rate is -16000; give 1 to 768000"),
+        ({"window": 9, "channels": 0}, "channels is 0; give 1 or more, or None"),
+        ({"window": 9, "stream": -1}, "stream is -1; streams are numbered from 0"),
+        ({"window": 9, "on_corrupt": "skip"}, "on_corrupt is 'skip'; use 'raise', 'keep' or 'drop'"),
+    ],
+)
+def test_options_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        AudioStream(**options)
+
+
+@pytest.mark.parametrize("options", [{"window": 0.5}, {"window": None}, {"window": 9, "rate": 44.1e3}])
+def test_options_that_are_no_numbers(options):
+    with pytest.raises(TypeError, match="is no whole number; give 1"):
+        AudioStream(**options)
+
+
+def bad_files(name, folder):
+    path = folder / name
+    if name == "empty.wav":
+        path.write_bytes(b"")
+    elif name == "text.mp3":
+        path.write_text("Sing, O goddess, the anger of Achilles son of Peleus\n" * 5)
+    elif name == "folder.wav":
+        path.mkdir()
+    elif name == "film.mp4":
+        video_only(path)
+    elif name == "no_index.m4a":
+        write(path, "aac")
+        path.write_bytes(path.read_bytes()[:20000])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("empty.wav", ValueError, "empty.wav is empty"),
+        ("text.mp3", ValueError, "text.mp3 cannot be read as a media file"),
+        ("folder.wav", OSError, "folder.wav is a directory"),
+        ("film.mp4", ValueError, "film.mp4 has no audio stream 0; it has only video"),
+        ("missing.wav", FileNotFoundError, "missing.wav"),
+        ("no_index.m4a", ValueError, "no_index.m4a cannot be read as a media file"),
+    ],
+)
+def test_files_that_are_no_audio(tmp_path, name, error, message):
+    path = bad_files(name, tmp_path)
+    with pytest.raises(error, match=message):
+        AudioStream(window=100)(path)
+    if error is ValueError or name == "folder.wav":
+        with pytest.raises(error, match=message):
+            AudioStream(window=100).length(path)
+    with pytest.raises(StreamError, match=message):
+        list(StreamDataLoader(StreamDataset([path], AudioStream(window=100), 1, time_steps=5)))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_file_that_may_not_be_read(media, tmp_path):
+    path = tmp_path / "locked.wav"
+    path.write_bytes(b"RIFF")
+    path.chmod(0)
+    with pytest.raises(PermissionError, match=r"locked\.wav"):
+        AudioStream(window=100)(path)
+
+
+CUT = {
+    "a.wav": ("pcm_s16le", {}, r"a.wav is cut off: it has \d+ bytes, and its header declares audio up to byte \d+"),
+    "f64.wav": ("pcm_f64le", {}, "f64.wav is cut off"),
+    "a.aiff": ("pcm_s16be", {}, r"a.aiff is cut off or damaged: 3.6\d\d s of audio were read.*declares 6.000 s"),
+    "a.flac": ("flac", {}, "a.flac"),
+    "a.mp3": ("libmp3lame", {}, r"a.mp3 is cut off or damaged: 3.\d\d\d s of audio were read.*declares 6.000 s"),
+    "a.mkv": ("aac", {"video": True}, "a.mkv is cut off"),
+    "a.opus": ("libopus", {"rate": 24000}, r"a.opus is cut off"),
+    "a.avi": ("pcm_s16le", {"video": True}, "a.avi is cut off"),
+    "a.m4a": ("aac", {"container_options": {"movflags": "faststart"}}, "a.m4a.*cut off"),
+    "f.mp4": ("aac", {"container_options": {"movflags": "frag_keyframe+empty_moov"}}, "f.mp4.*cut off"),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_files_that_are_cut_are_found_out(tmp_path, name):
+    codec, options, message = CUT[name]
+    path = write(tmp_path / name, codec, **options)
+    whole = items(AudioStream(window=1000)(path))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+    stream, found = AudioStream(window=1000)(path), []
+    with pytest.raises(ValueError, match=message):
+        found.extend(iter(stream))
+    stream.close()
+    assert 0.45 * len(whole) < len(found) < len(whole)
+    assert all(map(np.array_equal, found, whole))
+    kept = items(AudioStream(window=1000, on_corrupt="keep")(path))
+    assert len(found) <= len(kept) < len(whole)
+    resumed = AudioStream(window=1000)(path, start=len(found))
+    with pytest.raises(ValueError, match=message):
+        next(iter(resumed))
+    resumed.close()
+    out = np.empty((len(whole), *whole[0].shape), np.float32)
+    written = AudioStream(window=1000)(path)
+    assert written.read_into(out) == len(found)
+    with pytest.raises(ValueError, match=message):
+        written.read_into(out)
+    written.close()
+    batches = []
+    with pytest.raises(ReadError, match=name):
+        batches.extend(StreamDataLoader(StreamDataset([path], AudioStream(window=1000), 1, time_steps=10)))
+    assert sum(int(batch.mask.sum()) for batch in batches) // 10 == len(found) // 10
+
+
+def test_a_wave_file_of_unknown_size_is_read_to_its_end(media, tmp_path):
+    data = bytearray(media("s16.wav").read_bytes())
+    at = data.index(b"data") + 4
+    data[at : at + 4] = data[4:8] = b"\xff\xff\xff\xff"
+    path = tmp_path / "piped.wav"
+    path.write_bytes(data)
+    assert all(
+        map(np.array_equal, items(AudioStream(window=900)(path)), items(AudioStream(window=900)(media("s16.wav"))))
+    )
+    assert AudioStream(window=900).length(path) is None
+
+
+@pytest.mark.parametrize(("name", "codec"), [("a.flac", "flac"), ("a.m4a", "aac"), ("a.mkv", "aac")])
+def test_damaged_data(tmp_path, name, codec):
+    path = write(tmp_path / name, codec)
+    whole = joined({}, path)
+    data = bytearray(path.read_bytes())
+    at = len(data) // 2
+    data[at : at + 300] = random.Random(0).randbytes(300)
+    path.write_bytes(data)
+    stream, found = AudioStream(window=500)(path), []
+    with pytest.raises(ValueError, match=rf"{name}, at [23]\.\d\d\d s: .*repair the file, or give on_corrupt='keep'"):
+        found.extend(iter(stream))
+    stream.close()
+    assert len(found) > 2.5 * RATE / 500
+    kept, dropped = (joined({"on_corrupt": policy}, path) for policy in ("keep", "drop"))
+    assert kept.shape == whole.shape
+    assert dropped.shape[1] < whole.shape[1]
+    lost = np.flatnonzero(np.abs(kept - whole).max(0) > 0.2)  # coders' noise aside
+    assert 0 < np.ptp(lost) < 20000
+    for policy in ("keep", "drop"):
+        audio = AudioStream(window=500, on_corrupt=policy)
+        expected = items(audio(path))
+        assert all(map(np.array_equal, items(audio(path, start=200)), expected[200:]))
+        assert audio.length(path) is None
+
+
+def test_a_checksum_that_is_wrong(tmp_path):
+    path = write(tmp_path / "a.mkv", "flac")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x55  # decodes all the same, to something else
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.mkv, at [23]\.\d+ s: a packet of \d+ bytes cannot be decoded"):
+        joined({}, path)
+
+
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
+def test_a_gap_in_the_time_stamps(tmp_path, name):
+    path = write(tmp_path / name, "aac", gap_seconds=1.5)
+    with pytest.raises(ValueError, match=rf"{name}, at 3.\d+ s: the next 1.5\d* s are missing by the time stamps"):
+        joined({}, path)
+    kept, dropped = (joined({"on_corrupt": policy}, path) for policy in ("keep", "drop"))
+    assert kept.shape[1] - dropped.shape[1] == pytest.approx(1.5 * RATE, abs=1100)
+    assert not kept[:, int(3.5 * RATE) : int(4 * RATE)].any()
+    assert dropped[:, int(3.5 * RATE) : int(4 * RATE)].any()
+
+
+def test_rate_and_channels_that_change_in_mid_stream(tmp_path):
+    plain = {"container_options": {"write_xing": "0", "id3v2_version": "0"}}
+    one = write(tmp_path / "one.mp3", "libmp3lame", rate=44100, seconds=5, **plain)
+    two = write(tmp_path / "two.mp3", "libmp3lame", rate=48000, layout="mono", seconds=5, **plain)
+    path = tmp_path / "both.mp3"
+    path.write_bytes(one.read_bytes() + two.read_bytes())
+    for options in ({}, {"rate": 16000, "channels": 1}):
+        audio = AudioStream(window=1000, **options)
+        expected = items(audio(path))
+        assert len(expected) == pytest.approx(10 * options.get("rate", 44100) / 1000, abs=8)
+        assert abs(expected[-40]).max() > 0.1
+        for start in (1, 90, 130, len(expected) - 3):
+            assert all(map(np.array_equal, items(audio(path, start=start)), expected[start:]))
+
+
+@pytest.mark.parametrize("name", ["s16.wav", "one.mp3", "aac.m4a"])
+def test_sections_beyond_the_end(media, name):
+    path, audio = media(name), AudioStream(window=1000, rate=16000)
+    total = items(AudioStream(window=10**6, rate=16000)(path))[0].shape[1]
+    assert total == 10**6
+    for section in ((path, 10**6, None), (path, 70.0, 80.0), (path, 1000, 200000)):
+        stream = audio(section)
+        with pytest.raises(
+            ValueError, match=rf"{name} ends at sample 9\d{{4}}, [56].\d+ s .* and a section from \d+ to"
+        ):
+            list(stream)
+        stream.close()
+    stream = audio(path, start=500)
+    with pytest.raises(ValueError, match=rf"{name} has 9[67] items, and was to be read from item 500 on"):
+        list(stream)
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "message"),
+    [
+        (-1, None, "start is -1"),
+        (5, 3, "give 0 <= start <= stop"),
+        ("1s", None, "start is '1s'|not supported"),
+        (math.nan, None, "start is nan"),
+        (0, math.inf, "stop is inf"),
+        (True, None, "start is True"),
+    ],
+)
+def test_sections_that_cannot_be(media, start, stop, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        AudioStream(window=10)((media("s16.wav"), start, stop))
+
+
+def test_no_samples_at_all(tmp_path):
+    path = tmp_path / "none.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+    assert items(AudioStream(window=10)(path)) == []
