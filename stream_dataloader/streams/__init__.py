@@ -12,13 +12,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stream_dataloader.streams.array import ArrayStream
+    from stream_dataloader.streams.audio import AudioStream
+    from stream_dataloader.streams.audiovisual import AudioVisualStream
+    from stream_dataloader.streams.camera import CameraStream
     from stream_dataloader.streams.frame_index import segment_videos
+    from stream_dataloader.streams.images import ImageFolderStream
+    from stream_dataloader.streams.text import TextStream
     from stream_dataloader.streams.video import VideoStream
 
-__all__ = ["ArrayStream", "VideoStream", "segment_videos"]
+__all__ = [
+    "ArrayStream",
+    "AudioStream",
+    "AudioVisualStream",
+    "CameraStream",
+    "ImageFolderStream",
+    "TextStream",
+    "VideoStream",
+    "segment_videos",
+]
 
 _MODULES = {
     "ArrayStream": "array",
+    "AudioStream": "audio",
+    "AudioVisualStream": "audiovisual",
+    "CameraStream": "camera",
+    "ImageFolderStream": "images",
+    "TextStream": "text",
     "VideoStream": "video",
     "segment_videos": "frame_index",
 }

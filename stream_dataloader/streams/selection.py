@@ -37,8 +37,8 @@ class Selection(NamedTuple):
     frame_step: int = 1
     fps: Fraction | None = None
 
-    def frames(self, reader: FrameReader, start: int = 0) -> Generator[Any, None, None]:
-        """The frames wanted, from item `start` on.
+    def frames(self, reader: FrameReader, start: int = 0) -> Generator[tuple[Any, Any], None, None]:
+        """The frames wanted, from item `start` on, each with the moment it stands for, in the stream's time base.
 
         Raises:
             ValueError: A frame cannot be decoded, or the video ends before the section does.
@@ -53,7 +53,7 @@ class Selection(NamedTuple):
         read = number
         for read, frame in enumerate(reader.frames(number), number + 1):
             if (read - 1 - number) % self.frame_step == 0:
-                yield frame
+                yield frame, frame.pts
             if read == stop:
                 return
         if read == number:  # nothing: it ends here, or before
@@ -101,7 +101,7 @@ class Selection(NamedTuple):
         assert self.fps is not None
         return self.frame_step / (self.fps * Fraction(reader.stream.time_base))
 
-    def _at_rate(self, reader: FrameReader, first: int, stop: int | None, start: int) -> Iterator[Any]:
+    def _at_rate(self, reader: FrameReader, first: int, stop: int | None, start: int) -> Iterator[tuple[Any, Any]]:
         """For each moment, from item `start` on, the frame that is shown then."""
         if stop is not None and first >= stop:
             return
@@ -118,14 +118,14 @@ class Selection(NamedTuple):
 
     def _shown(
         self, reader: FrameReader, frames: Iterator[Any], origin: int | None, end: int | None, item: int
-    ) -> Iterator[Any]:
+    ) -> Iterator[tuple[Any, Any]]:
         shown, ticks = None, self._ticks_an_item(reader)
         for frame in frames:
             origin = frame.pts if origin is None else origin
             if end is not None and frame.pts >= end:
                 break
             while shown is not None and origin + item * ticks < frame.pts:
-                yield shown
+                yield shown, origin + item * ticks
                 item += 1
             shown = frame
         if shown is None or origin is None:
@@ -134,7 +134,7 @@ class Selection(NamedTuple):
         if end is None:
             end = shown.pts + _ticks_a_frame(reader)
         while origin + item * ticks < end:
-            yield shown
+            yield shown, origin + item * ticks
             item += 1
 
 

@@ -18,7 +18,7 @@ from stream_dataloader.streams.picture import AvConverter, Picture
 from stream_dataloader.streams.selection import Selection
 from stream_dataloader.streams.source import Section, check_file, section_of
 
-__all__ = ["VideoStream"]
+__all__ = ["OpenVideo", "VideoStream"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +112,12 @@ class VideoStream:
             OSError: The file cannot be read.
             ValueError: It is no video, lacks the stream, or ends before the source's start.
         """
-        selection = self._selection(source)
+        selection = self.selection(source)
         if self.backend == "opencv":
             from stream_dataloader.streams.video_opencv import CapturedVideo
 
             return CapturedVideo(self.picture, selection, start)
-        return _Video(self, selection, start)
+        return OpenVideo(self, selection, start)
 
     def length(self, source: Any) -> int | None:
         """The number of items of a source, by its packets; None if they do not tell, or frames may be dropped.
@@ -126,7 +126,7 @@ class VideoStream:
             OSError: The file cannot be read.
             ValueError: It is no video, lacks the stream, or ends before the source's start or stop.
         """
-        selection = self._selection(source)
+        selection = self.selection(source)
         if self.on_corrupt != "raise":
             return None
         reader = FrameReader(selection.section.path, self.stream)
@@ -135,7 +135,8 @@ class VideoStream:
         finally:
             reader.close()
 
-    def _selection(self, source: Any) -> Selection:
+    def selection(self, source: Any) -> Selection:
+        """Which frames of a source are its items."""
         section = section_of(source)
         if not isinstance(source, tuple):
             section = Section(section.path, self.start, self.stop)
@@ -143,45 +144,49 @@ class VideoStream:
         return Selection(section, self.frame_step, None if self.fps is None else Fraction(self.fps))
 
 
-class _Video:
+class OpenVideo:
     """An open video; a `protocols.ReadsInto`."""
 
     def __init__(self, options: VideoStream, selection: Selection, start: int) -> None:
-        self._reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
-        aspect = self._reader.stream.sample_aspect_ratio
+        self.reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
+        aspect = self.reader.stream.sample_aspect_ratio
         self._converter = AvConverter(options.picture, float(aspect or 1))
-        self._frames = selection.frames(self._reader, start)
+        self._frames = selection.frames(self.reader, start)
         self._with_times = options.with_times
         self._error: Exception | None = None
 
+    def beside(self, frame: Any, _moment: Any) -> dict[str, Any]:
+        """What an item holds beside its frame."""
+        if not self._with_times:
+            return {}
+        return {"pts_seconds": self.reader.seconds(frame), "is_key": bool(frame.key_frame)}
+
     def __iter__(self) -> Iterator[Any]:
-        for frame in self._frames:
+        for frame, moment in self._frames:
             picture = self._converter.empty(frame)
             self._converter.write(frame, picture)
-            yield {"frame": picture, **self._times(frame)} if self._with_times else picture
+            beside = self.beside(frame, moment)
+            yield {"frame": picture, **beside} if beside else picture
 
     def read_into(self, out: Any) -> int:
         """Write the next frames to `out`; see `protocols.ReadsInto`."""
         if self._error is not None:
             raise self._error
-        pictures = out["frame"] if self._with_times else out
+        pictures = out["frame"] if isinstance(out, dict) else out
         count = 0
         try:
-            for count, frame in enumerate(itertools.islice(self._frames, len(pictures)), 1):
-                self._converter.write(frame, pictures[count - 1])
-                if self._with_times:
-                    for name, value in self._times(frame).items():
-                        out[name][count - 1] = value
+            for row, (frame, moment) in enumerate(itertools.islice(self._frames, len(pictures))):
+                self._converter.write(frame, pictures[row])
+                for name, value in self.beside(frame, moment).items():
+                    out[name][row] = value
+                count = row + 1
         except Exception as error:
             if not count:
                 raise
             self._error = error  # what was read before it belongs to this call
         return count
 
-    def _times(self, frame: Any) -> dict[str, Any]:
-        return {"pts_seconds": self._reader.seconds(frame), "is_key": bool(frame.key_frame)}
-
     def close(self) -> None:
         """Close the file."""
         self._frames.close()
-        self._reader.close()
+        self.reader.close()

@@ -1,0 +1,150 @@
+"""Videos with their sound: each frame, and the samples that belong to it.
+
+Guarantee: picture and sound stay together by the container's own time stamps, however far into a file, and however
+the place was reached; both are exact, as `VideoStream` and `AudioStream` are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader.streams.resample import Samples
+from stream_dataloader.streams.samples import SampleReader
+from stream_dataloader.streams.selection import Selection
+from stream_dataloader.streams.video import OpenVideo, VideoStream
+
+__all__ = ["AudioVisualStream"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioVisualStream:
+    """Opens videos with sound: items are dicts of a `frame` and its `audio`, float32 `(channels, samples)`.
+
+    A source is a path, or `(path, start, stop)`, as for `VideoStream`. The sound before an audio track begins, and
+    behind its end, is silence.
+
+    Args:
+        video: How the frames are read; `with_times` adds `pts_seconds` and `is_key`. With `fps`, a frame's moment is
+            n / fps, else its time stamp.
+        rate: Samples a second; None leaves the file's own.
+        channels: 1 mixes to mono; None leaves the file's own.
+        samples: Samples a frame; None takes as many as fit between two frames at the video's (average) rate, so that
+            they follow on each other. Files of different rates need `samples`, or an `fps` of the video's.
+        stream: Which of the file's audio streams, from 0.
+
+    Raises:
+        ValueError: An option has a value that it cannot have.
+
+    Example:
+        >>> stream = AudioVisualStream(video=VideoStream(size=(112, 112), fps=25), rate=16000, channels=1)
+        >>> from stream_dataloader import StreamDataset
+        >>> paths = ["talk.mp4", "interview.mkv"]
+        >>> dataset = StreamDataset(paths, stream, batch_size=2, time_steps=25)  # audio: (25, 2, 1, 640)
+    """
+
+    video: VideoStream = field(default_factory=VideoStream)
+    rate: int | None = None
+    channels: int | None = None
+    samples: int | None = None
+    stream: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "channels", "samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; give 1 or more, or None")
+        if self.stream < 0:
+            raise ValueError(f"stream is {self.stream}; streams are numbered from 0")
+        if self.video.backend != "av":
+            raise ValueError(f'backend is {self.video.backend!r}, which reads no sound; use VideoStream(backend="av")')
+
+    def __call__(self, source: Any, *, start: int = 0) -> Any:
+        """Open one video.
+
+        Args:
+            source: See the class.
+            start: The first item wanted, counted from the source's own first.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no video, lacks a stream, or ends before the source's start.
+        """
+        return _OpenAudioVisual(self, self.video.selection(source), start)
+
+    def length(self, source: Any) -> int | None:
+        """The number of items: that of the frames; see `VideoStream.length`."""
+        return self.video.length(source)
+
+
+class _OpenAudioVisual(OpenVideo):
+    """An open video with its sound."""
+
+    def __init__(self, options: AudioVisualStream, selection: Selection, start: int) -> None:
+        super().__init__(options.video, selection, start)
+        try:
+            self._sound = _Sound(options, selection)
+        except BaseException:
+            self.close()
+            raise
+        rate = selection.fps or self.reader.stream.average_rate or self.reader.stream.guessed_rate or 25
+        a_frame = self._sound.rate * selection.frame_step / Fraction(rate)
+        self._count = options.samples or max(1, round(a_frame))
+
+    def beside(self, frame: Any, moment: Any) -> dict[str, Any]:
+        """The samples from the frame's moment on, and its times."""
+        seconds = Fraction(moment) * Fraction(self.reader.stream.time_base)
+        return {"audio": self._sound.at(seconds, self._count), **super().beside(frame, moment)}
+
+    def close(self) -> None:
+        """Close the file."""
+        super().close()
+        if hasattr(self, "_sound"):
+            self._sound.close()
+
+
+class _Sound:
+    """A file's samples by the container's time; asked for in ascending order."""
+
+    def __init__(self, options: AudioVisualStream, selection: Selection) -> None:
+        self._options, self._path = options, selection.section.path
+        self._reader = self._open(0)
+        self.rate, self._begun = self._reader.rate, False
+        self._position = 0  # the number of the sample that the reader is at
+
+    def _open(self, first: int) -> SampleReader:
+        options = self._options
+        return SampleReader(
+            self._path,
+            rate=options.rate,
+            channels=options.channels,
+            start=first,
+            stream=options.stream,
+            on_corrupt=options.video.on_corrupt,
+        )
+
+    def at(self, seconds: Fraction, count: int) -> Samples:
+        """`count` samples from a time on."""
+        first = math.floor((seconds - Fraction(self._reader.start_seconds)) * self.rate + Fraction(1, 2))
+        if not self._begun and first > self.rate:  # worth a seek
+            self._reader.close()
+            self._reader, self._position = self._open(first), first
+        self._begun = True
+        found: Samples = np.zeros((self._reader.channels, count), np.float32)
+        silent = min(count, max(0, -first))  # before the track begins
+        if first > self._position:
+            self._reader.drop(first - self._position)
+            self._position = first
+        wanted = count - silent
+        self._reader.fill(wanted)
+        held = min(wanted, len(self._reader))
+        found[:, silent : silent + held] = self._reader.samples[:, :held]
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
