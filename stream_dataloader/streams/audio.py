@@ -18,6 +18,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from stream_dataloader.streams.audio_headers import declared_samples
+from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
 from stream_dataloader.streams.container import choose_stream, open_container
 from stream_dataloader.streams.resample import Samples, output_length
 from stream_dataloader.streams.samples import OnCorrupt, SampleReader
@@ -49,6 +50,7 @@ class AudioStream:
         on_corrupt: What to do about data that cannot be decoded, or is missing by its time stamps: `"raise"`;
             `"keep"` its time as silence, and damaged frames as the decoder makes them; or `"drop"` it. The latter
             two cannot seek; they also take the samples of a file that is cut off.
+        cache: Where files that are given as URLs are kept; None is the cache of all streams, see `FileCache`.
 
     Raises:
         ValueError: An option has a value that it cannot have.
@@ -77,6 +79,7 @@ class AudioStream:
     pad_last: bool = True
     stream: int = 0
     on_corrupt: OnCorrupt = "raise"
+    cache: FileCache | None = None
 
     def __post_init__(self) -> None:
         for name, what in (("window", ""), ("hop", ", or None for window"), ("channels", ", or None for the file's")):
@@ -109,7 +112,13 @@ class AudioStream:
             OSError: The file cannot be read.
             ValueError: It is no media file, or has no such stream.
         """
-        return _Windows(self, _checked(source), start)
+        section = _checked(source)
+        local = open_local(section.path, self.cache)
+        try:
+            return _Windows(self, section._replace(path=local.path), start, local)
+        except BaseException:
+            local.close()
+            raise
 
     def length(self, source: Any) -> int | None:
         """The number of items: by the ends of a section, or by a header that counts samples (WAV, FLAC, ...); or None.
@@ -123,13 +132,10 @@ class AudioStream:
             return None
         rate, end = self.rate, None
         if rate is None or section.stop is None:
-            container = open_container(section.path)
-            try:
+            with open_local(section.path, self.cache) as local, open_container(local.path) as container:
                 stream = choose_stream(container, "audio", self.stream)
                 file_rate = stream.codec_context.sample_rate
-                end = declared_samples(section.path, container, stream)
-            finally:
-                container.close()
+                end = declared_samples(local.path, container, stream)
             if end is None and (section.stop is None or isinstance(section.start + section.stop, float)):
                 return None
             rate = rate or file_rate
@@ -150,8 +156,8 @@ class AudioStream:
 class _Windows:
     """The windows of one source, one after the other; a `protocols.ReadsInto`."""
 
-    def __init__(self, options: AudioStream, section: Section, item: int) -> None:
-        self._options, self._section, self._item = options, section, item
+    def __init__(self, options: AudioStream, section: Section, item: int, local: LocalFile) -> None:
+        self._options, self._section, self._item, self._local = options, section, item, local
         self._window = options.window
         self._hop: int = options.hop or options.window
         self._reader = SampleReader(
@@ -246,6 +252,7 @@ class _Windows:
     def close(self) -> None:
         """Close the file."""
         self._reader.close()
+        self._local.close()
 
 
 def _checked(source: Any) -> Section:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from stream_dataloader.streams.cache import LocalFile
 from stream_dataloader.streams.resample import Samples
 from stream_dataloader.streams.samples import SampleReader
 from stream_dataloader.streams.selection import Selection
@@ -74,7 +75,12 @@ class AudioVisualStream:
             OSError: The file cannot be read.
             ValueError: It is no video, lacks a stream, or ends before the source's start.
         """
-        return _OpenAudioVisual(self, self.video.selection(source), start)
+        local, selection = self.video.open(source)
+        try:
+            return _OpenAudioVisual(self, selection, start, local)
+        except BaseException:
+            local.close()
+            raise
 
     def length(self, source: Any) -> int | None:
         """The number of items: that of the frames; see `VideoStream.length`."""
@@ -84,8 +90,8 @@ class AudioVisualStream:
 class _OpenAudioVisual(OpenVideo):
     """An open video with its sound."""
 
-    def __init__(self, options: AudioVisualStream, selection: Selection, start: int) -> None:
-        super().__init__(options.video, selection, start)
+    def __init__(self, options: AudioVisualStream, selection: Selection, start: int, local: LocalFile) -> None:
+        super().__init__(options.video, selection, start, local)
         try:
             self._sound = _Sound(options, selection)
         except BaseException:

@@ -46,7 +46,7 @@ def choose_stream(container: av.container.InputContainer, kind: Literal["video",
     Raises:
         ValueError: There is no such stream.
     """
-    streams = [stream for stream in container.streams if stream.type == kind and not _is_cover(stream)]
+    streams = [s for s in container.streams if s.type == kind and not s.disposition.value & _ATTACHED_PICTURE]
     if not 0 <= index < len(streams):
         there = f"{len(streams)} of them, numbered from 0" if streams else _described(container)
         raise ValueError(f"{container.name} has no {kind} stream {index}; it has {there}")
@@ -59,14 +59,8 @@ def choose_stream(container: av.container.InputContainer, kind: Literal["video",
     stream.codec_context.thread_count = 1
     others: list[Any] = [other for other in container.streams if other is not stream]
     for other in others:
-        if hasattr(other, "discard"):  # PyAV before 17 reads and drops them
-            other.discard = type(other.discard)["all"]
+        other.discard = type(other.discard)["all"]
     return stream
-
-
-def _is_cover(stream: Any) -> bool:
-    disposition = getattr(stream, "disposition", 0)  # PyAV before 14 does not tell
-    return bool(getattr(disposition, "value", disposition) & _ATTACHED_PICTURE)
 
 
 def _described(container: av.container.InputContainer) -> str:

@@ -24,11 +24,13 @@ import av.error
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_dataloader.streams.cache import open_local
 from stream_dataloader.streams.container import choose_stream, open_container, ticks_of_untimed
 
 __all__ = ["FrameTimes", "frame_times", "segment_videos"]
 
 _VERSION = 1  # of the files; raise it when what they hold changes
+_KNOWN, _UNKNOWN = b"+", b"-"  # what such a file begins with: time stamps follow, or there are none
 
 #: Time stamps of all frames in the order they are shown, in units of the stream's time base; None if the
 #: container does not tell.
@@ -54,15 +56,16 @@ def frame_times(path: str, stream: int = 0) -> FrameTimes:
 def _remembered(path: str, size: int, changed: int, stream: int) -> FrameTimes:
     key = f"{_VERSION}\0{path}\0{size}\0{changed}\0{stream}".encode("utf-8", "surrogateescape")
     folder = _cache_folder()
-    file = folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.npy"
+    file = folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.times"
     try:
-        times: NDArray[np.int64] = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # not there, or damaged
+        kept = file.read_bytes()
+        if kept[:1] not in (_UNKNOWN, _KNOWN) or len(kept) % 8 != 1:
+            raise ValueError("damaged")
+    except (OSError, ValueError):
         found = _scan(path, stream)
-        times = np.zeros((0, 0), np.int64) if found is None else found
-        _keep(file, times)
-    times.flags.writeable = False
-    return times if times.ndim == 1 else None
+        kept = _UNKNOWN if found is None else _KNOWN + found.astype("<i8").tobytes()
+        _keep(file, kept)
+    return None if kept[:1] == _UNKNOWN else np.frombuffer(kept, "<i8", offset=1).astype(np.int64)
 
 
 def _cache_folder() -> Path:
@@ -72,12 +75,12 @@ def _cache_folder() -> Path:
     return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "stream_dataloader" / "probes"
 
 
-def _keep(file: Path, times: NDArray[np.int64]) -> None:
+def _keep(file: Path, content: bytes) -> None:
     """Write all of it under another name first. A cache that cannot be written to is no error."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as unfinished:
-            np.save(unfinished, times)
+            unfinished.write(content)
         os.replace(unfinished.name, file)
     except OSError:
         pass
@@ -134,9 +137,14 @@ def segment_videos(
     if max_frames < 1:
         raise ValueError(f"max_frames is {max_frames}; give 1 or more")
     paths = [os.fspath(path) for path in paths]
-    sections = []
+    sections: list[tuple[str, int, int]] = []
+
+    def times_of(path: str) -> FrameTimes:
+        with open_local(path) as local:
+            return frame_times(local.path, stream)
+
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        found: Iterable[FrameTimes] = pool.map(functools.partial(frame_times, stream=stream), paths)
+        found: Iterable[FrameTimes] = pool.map(times_of, paths)
         if progress:
             found = tqdm(found, total=len(paths), desc="counting frames", unit="video")
         for path, times in zip(paths, found, strict=True):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -184,11 +183,13 @@ class AvConverter(_Converter):
     """
 
     def __init__(self, picture: Picture, pixel_aspect: float = 1.0) -> None:
-        from av.video.reformatter import VideoReformatter
+        from av.video.reformatter import Interpolation, VideoReformatter
 
         super().__init__(picture)
         self._reformatter, self._pixel_aspect = VideoReformatter(), pixel_aspect
-        self._options = _scaler_options()
+        # over all pixels that a smaller one stands for; accurate, or chroma would not be interpolated at all
+        flags = Interpolation.BILINEAR | Interpolation.ACCURATE_RND
+        self._options: dict[str, Any] = {"interpolation": flags, "threads": 1}  # by itself it takes one a core
         self._gray = picture.color == "gray"
         self._format = "gray" if self._gray else "gbrp"
         self._order = (2, 0, 1) if picture.color == "rgb" else (0,)  # R, G, B among the planes G, B, R
@@ -217,25 +218,9 @@ class AvConverter(_Converter):
         self._put(views, plan, out)
 
 
-@functools.lru_cache(maxsize=1)
-def _scaler_options() -> dict[str, Any]:
-    """Bilinear, over all pixels that a smaller one stands for; accurate, or chroma would not be interpolated at all.
-
-    The scaler would take a thread a core; before PyAV 17 it took one in all, and had no such option.
-    """
-    from av.video.reformatter import Interpolation, VideoReformatter
-
-    options: dict[str, Any] = {"interpolation": Interpolation.BILINEAR}
-    if hasattr(Interpolation, "ACCURATE_RND"):
-        options["interpolation"] = Interpolation.BILINEAR | Interpolation.ACCURATE_RND
-    if "threads" in (inspect.getdoc(VideoReformatter.reformat) or ""):
-        options["threads"] = 1
-    return options
-
-
 def _turns(frame: av.VideoFrame) -> int:
-    """Quarter turns, counter-clockwise, that show a frame upright (PyAV before 14 does not tell)."""
-    return round(getattr(frame, "rotation", 0) / 90) % 4
+    """Quarter turns, counter-clockwise, that show a frame upright."""
+    return round(frame.rotation / 90) % 4
 
 
 class ArrayConverter(_Converter):

@@ -52,7 +52,11 @@ def check_file(path: Any) -> str:
     path = os.fspath(path)
     if os.path.isdir(path):
         raise IsADirectoryError(f"{path} is a directory; give the files in it")
-    with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size and os.path.isfile(path):
-            raise ValueError(f"{path} is empty, a file of zero bytes")
+    try:
+        with open(path, "rb") as file:
+            empty = not os.fstat(file.fileno()).st_size and os.path.isfile(path)
+    except OSError as error:
+        raise type(error)(f"{path} cannot be opened: {error.strerror}") from error
+    if empty:
+        raise ValueError(f"{path} is empty, a file of zero bytes")
     return str(path)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from stream_dataloader.streams.cache import FileCache
 from stream_dataloader.streams.source import section_of
 from stream_dataloader.streams.text_blocks import NOTHING, Marks, blocks_of
 from stream_dataloader.streams.text_bytes import StringBytes, TextBytes, is_compressed, open_text
@@ -95,6 +96,7 @@ class TextStream:
     dtype: Any = None
     block_bytes: int = 1 << 16
     longest_line_bytes: int = 1 << 16
+    cache: FileCache | None = None
     _marks: Marks = dataclasses.field(default_factory=Marks, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -195,7 +197,7 @@ class TextStream:
         if not isinstance(path, (str, bytes, os.PathLike)):
             raise TypeError(f"the source is a {type(path).__name__}; give a path, or of='strings' for texts themselves")
         first, stop = operator.index(first), None if stop is None else operator.index(stop)
-        file = open_text(path)
+        file = open_text(path, self.cache)
         try:
             self._check(file, first, stop)
         except BaseException:

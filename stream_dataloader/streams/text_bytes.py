@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any, Protocol
 
+from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
 from stream_dataloader.streams.source import check_file
 
 __all__ = ["CompressedBytes", "FileBytes", "StringBytes", "TextBytes", "is_compressed", "open_text"]
@@ -64,7 +65,7 @@ def is_compressed(path: Any) -> bool:
     return PurePath(os.fsdecode(path)).suffix.lower() in (".gz", ".zst")
 
 
-def open_text(path: Any) -> TextBytes:
+def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
     """Open a file; what is in a `.gz` or `.zst` is read as if it were not compressed.
 
     Raises:
@@ -75,10 +76,15 @@ def open_text(path: Any) -> TextBytes:
     name = os.fsdecode(path)
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise ValueError(f"{name} is a pipe or a device; give a regular file, which can be read again")
-    local = check_file(path)
-    if not is_compressed(path):
-        return FileBytes(local, name)
-    return CompressedBytes(_open_gzip(local) if name.lower().endswith(".gz") else _open_zstd(local), name)
+    local = open_local(path, cache)
+    try:
+        here = check_file(local.path)
+        if not is_compressed(path):
+            return FileBytes(here, name, local)
+        return CompressedBytes(_open_gzip(here) if name.lower().endswith(".gz") else _open_zstd(here), name, local)
+    except BaseException:
+        local.close()
+        raise
 
 
 class StringBytes:
@@ -102,8 +108,9 @@ class StringBytes:
 class FileBytes:
     """A file, as long as it was when it was opened; see `TextBytes`."""
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(self, path: str, name: str, local: LocalFile) -> None:
         self.name, self._error, self._file = name, "", open(path, "rb", buffering=0)  # noqa: SIM115
+        self._local = local
         status = os.fstat(self._file.fileno())
         self.size = status.st_size
         self.key = (path, status.st_size, status.st_mtime_ns)
@@ -136,6 +143,7 @@ class FileBytes:
 
     def close(self) -> None:
         self._file.close()
+        self._local.close()
 
 
 class CompressedBytes:
@@ -144,12 +152,13 @@ class CompressedBytes:
     Args:
         file: Its `read1(count)` returns at most that many bytes, none at the end.
         name: What error messages call it.
+        local: Keeps it where it is.
     """
 
     size, key = None, None
 
-    def __init__(self, file: Any, name: str) -> None:
-        self.name, self._file = name, file
+    def __init__(self, file: Any, name: str, local: LocalFile) -> None:
+        self.name, self._file, self._local = name, file, local
         self._data, self._begin, self._ended = bytearray(), 0, False
         self._error: Exception | None = None
 
@@ -189,6 +198,7 @@ class CompressedBytes:
 
     def close(self) -> None:
         self._file.close()
+        self._local.close()
 
 
 def _open_gzip(path: str) -> Any:

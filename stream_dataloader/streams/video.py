@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
+from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
 from stream_dataloader.streams.frames import FrameReader, OnCorrupt
 from stream_dataloader.streams.picture import AvConverter, Picture
 from stream_dataloader.streams.selection import Selection
-from stream_dataloader.streams.source import Section, check_file, section_of
+from stream_dataloader.streams.source import Section, section_of
 
 __all__ = ["OpenVideo", "VideoStream"]
 
@@ -44,6 +45,7 @@ class VideoStream:
         on_corrupt: What to do about damaged frames: `"raise"`, `"keep"` what the decoder made of them, or `"drop"`
             them. The latter two cannot seek; they also take the frames of a file that is cut off.
         backend: `"av"`, or `"opencv"`, which knows sizes, colours, `frame_step` and frame numbers only.
+        cache: Where files that are given as URLs are kept; None is the cache of all streams, see `FileCache`.
 
     Raises:
         ValueError: An option has a value that it cannot have.
@@ -70,6 +72,7 @@ class VideoStream:
     with_times: bool = False
     on_corrupt: OnCorrupt = "raise"
     backend: Literal["av", "opencv"] = "av"
+    cache: FileCache | None = None
     picture: Picture = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -112,12 +115,16 @@ class VideoStream:
             OSError: The file cannot be read.
             ValueError: It is no video, lacks the stream, or ends before the source's start.
         """
-        selection = self.selection(source)
-        if self.backend == "opencv":
-            from stream_dataloader.streams.video_opencv import CapturedVideo
+        local, selection = self.open(source)
+        try:
+            if self.backend == "opencv":
+                from stream_dataloader.streams.video_opencv import CapturedVideo
 
-            return CapturedVideo(self.picture, selection, start)
-        return OpenVideo(self, selection, start)
+                return CapturedVideo(self.picture, selection, start, local)
+            return OpenVideo(self, selection, start, local)
+        except BaseException:
+            local.close()
+            raise
 
     def length(self, source: Any) -> int | None:
         """The number of items of a source, by its packets; None if they do not tell, or frames may be dropped.
@@ -126,28 +133,31 @@ class VideoStream:
             OSError: The file cannot be read.
             ValueError: It is no video, lacks the stream, or ends before the source's start or stop.
         """
-        selection = self.selection(source)
         if self.on_corrupt != "raise":
             return None
-        reader = FrameReader(selection.section.path, self.stream)
-        try:
-            return selection.length(reader)
-        finally:
-            reader.close()
+        local, selection = self.open(source)
+        with local:
+            reader = FrameReader(local.path, self.stream)
+            try:
+                return selection.length(reader)
+            finally:
+                reader.close()
 
-    def selection(self, source: Any) -> Selection:
-        """Which frames of a source are its items."""
+    def open(self, source: Any) -> tuple[LocalFile, Selection]:
+        """Have the file here, and say which of its frames are the source's items."""
         section = section_of(source)
         if not isinstance(source, tuple):
             section = Section(section.path, self.start, self.stop)
-        section = section._replace(path=check_file(section.path))
-        return Selection(section, self.frame_step, None if self.fps is None else Fraction(self.fps))
+        local = open_local(section.path, self.cache)
+        section = section._replace(path=local.path)
+        return local, Selection(section, self.frame_step, None if self.fps is None else Fraction(self.fps))
 
 
 class OpenVideo:
     """An open video; a `protocols.ReadsInto`."""
 
-    def __init__(self, options: VideoStream, selection: Selection, start: int) -> None:
+    def __init__(self, options: VideoStream, selection: Selection, start: int, local: LocalFile) -> None:
+        self._local = local
         self.reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
         aspect = self.reader.stream.sample_aspect_ratio
         self._converter = AvConverter(options.picture, float(aspect or 1))
@@ -190,3 +200,4 @@ class OpenVideo:
         """Close the file."""
         self._frames.close()
         self.reader.close()
+        self._local.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 import cv2
 
+from stream_dataloader.streams.cache import LocalFile
 from stream_dataloader.streams.container import check_not_cut, choose_stream, open_container
 from stream_dataloader.streams.picture import ArrayConverter, Picture
 from stream_dataloader.streams.selection import Selection
@@ -26,7 +27,7 @@ class CapturedVideo:
         ValueError: It is no video.
     """
 
-    def __init__(self, picture: Picture, selection: Selection, start: int) -> None:
+    def __init__(self, picture: Picture, selection: Selection, start: int, local: LocalFile) -> None:
         self._path, section, self._step = selection.section.path, selection.section, selection.frame_step
         with open_container(self._path) as container:  # says what is wrong with a file, which OpenCV does not
             self._declared = choose_stream(container, "video", 0).frames
@@ -34,6 +35,7 @@ class CapturedVideo:
         if not self._capture.isOpened():
             raise ValueError(f'{self._path} cannot be opened by OpenCV; use backend="av"')
         self._first, self._stop = section.start, section.stop
+        self._local = local
         self._number, self._wanted = 0, section.start + start * self._step
         self._converter = ArrayConverter(picture)
 
@@ -88,3 +90,4 @@ class CapturedVideo:
     def close(self) -> None:
         """Close the file."""
         self._capture.release()
+        self._local.close()
