@@ -19,7 +19,7 @@ from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, 
 from stream_dataloader.opened_stream import END, OpenedStream
 from stream_dataloader.opening import Opener, Reservation
 from stream_dataloader.progress import LaneState
-from stream_dataloader.schedule import NONE, IntArray, Rules
+from stream_dataloader.schedule import NEVER, NONE, IntArray, Rules
 from stream_dataloader.stream_info import run_as
 from stream_dataloader.structure import Layout, Leaves, Misfit
 
@@ -48,8 +48,8 @@ class Sink(Protocol):
             Misfit: The row's window has steps of another layout, or a value does not fit its dtype.
         """
 
-    def room(self, row: int, t: int, layout: Layout) -> Any:
-        """Where an item's structure of time steps `t` and on may be written to; see `ReadsInto.read_into`.
+    def room(self, row: int, t: int, stop: int, layout: Layout) -> Any:
+        """Where an item's structure of time steps `[t, stop)` may be written to; see `ReadsInto.read_into`.
 
         Raises:
             Misfit: As `put_step`.
@@ -143,8 +143,10 @@ class Lane:
         """The open stream's own state."""
         return None if self._stream is None else self._stream.state()
 
-    def fill(self, step: int, sink: Sink, runs: list[Run], failures: list[StreamError]) -> None:
-        """Read one window into the sink; nothing, once no source is left.
+    def fill(
+        self, step: int, sink: Sink, runs: list[Run], failures: list[StreamError], start: int = 0, stop: int = NEVER
+    ) -> None:
+        """Read one window into the sink, or time steps `[start, stop)` of it; nothing, once no source is left.
 
         Args:
             runs: What was read is added here.
@@ -153,7 +155,7 @@ class Lane:
         Raises:
             StreamError: A stream is broken, and the policy is to raise.
         """
-        rules, t, full = self._rules, 0, False
+        rules, t, full = self._rules, start, False
         while not full and (t == 0 or self._stream is not None or rules.windows == "packed"):
             if self._start is not None:
                 self._stream = self._resumed_stream(self._start)
@@ -165,7 +167,7 @@ class Lane:
             try:
                 if self._options.killers:
                     self._spare_worker(stream, step * rules.lanes + self.index)
-                full = self._read(stream, sink, t)
+                full = self._read(stream, sink, t, stop)
             except StreamError as broken:
                 error = broken
             finally:
@@ -187,10 +189,10 @@ class Lane:
         if fatal is not None and time >= fatal:
             raise stream.error(ReadError, "its worker died twice while reading it here")
 
-    def _read_steps(self, stream: OpenedStream, sink: Sink, t: int) -> bool:
-        """Read single steps; False if the stream ended before the window was full."""
-        end = self._rules.time_steps
-        assert end is not None
+    def _read_steps(self, stream: OpenedStream, sink: Sink, t: int, stop: int) -> bool:
+        """Read single steps up to `stop`; False if the stream ended before."""
+        assert self._rules.time_steps is not None
+        end = min(self._rules.time_steps, stop)
         while t < end:
             if stream.writes and self._layout is not None and None not in self._layout.dtypes and not stream.has_item:
                 count = self._write_steps(stream, sink, t, end, self._layout)
@@ -214,7 +216,7 @@ class Lane:
     def _write_steps(self, stream: OpenedStream, sink: Sink, t: int, end: int, layout: Layout) -> int:
         """Have the stream write time steps itself; how many it wrote, 0 if it had ended, -1 for an item to take."""
         try:
-            room = sink.room(self._row, t, layout)
+            room = sink.room(self._row, t, end, layout)
         except Misfit as misfit:
             raise self._misfit(stream, misfit) from None
         count = stream.read_into(room, end - t)
@@ -224,7 +226,7 @@ class Lane:
             sink.wrote(self._row, t + count)
         return count
 
-    def _read_window(self, stream: OpenedStream, sink: Sink, _t: int) -> bool:
+    def _read_window(self, stream: OpenedStream, sink: Sink, _t: int, _stop: int) -> bool:
         """Read one window that the stream cut itself; False if the stream had ended."""
         while True:
             item = self._next_item(stream)

@@ -13,7 +13,7 @@ import re
 import warnings
 import weakref
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import current_process, parent_process
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ from stream_dataloader.opening import Opener
 from stream_dataloader.progress import Snapshot, Told
 from stream_dataloader.protocols import StreamFactory
 from stream_dataloader.regroup import Fault, Part, Regrouper
-from stream_dataloader.schedule import IntArray, Rules
+from stream_dataloader.schedule import NEVER, IntArray, Rules
 from stream_dataloader.source_queue import Abandoned, SessionKey, SourceQueue
 from stream_dataloader.stream_info import StreamInfo
 from stream_dataloader.transport import Gathered, PartWriter, SlotWriter
@@ -112,7 +112,8 @@ class PartReader:
             Lane(lane, row, self._opener, options, self._taken, starts[row]) for row, lane in enumerate(lanes)
         ]
         self._writer = PartWriter(len(lanes), setup.rules.time_steps, setup.fill_value, slots, by_lane=setup.raw)
-        self._step = resume.step if resume else 0
+        self._step = self._first_step = resume.step if resume else 0
+        self._has_others = len(lanes) < setup.rules.lanes
         self._ended = False
         self._close = weakref.finalize(self, _close, self._opener, self._lanes, queue)
 
@@ -174,29 +175,77 @@ class PartReader:
         return Told(taken, array("q", numbers).tobytes(), states)
 
     def _read(self, step: int, runs: list[Run], failures: list[StreamError], faults: list[Fault]) -> None:
-        """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
-        queue, writer, begin = self.queue, self._writer, step * self.setup.rules.lanes
-        working, worker = self.setup.board.working, self.worker_id
+        """Fill this step's windows, those of lanes behind a broken one too: any other worker would.
+
+        What comes next in logical time waits for what may still pull a source before it. An aligned window pulls
+        none behind its first item, so where somebody waits, the first items of all lanes are read first::
+
+            lane 0   1     5 6 7
+            lane 1     2         8 9 .        lanes 2 and 3, of another worker, go on after 2, not after .
+        """
+        rules, first, behind = self.setup.rules, step * self.setup.rules.lanes, []
+        parted = rules.windows == "aligned" and (rules.time_steps or 0) > 1 and self._has_others
+        parted = parted and (step == self._first_step or self.queue.is_waited_for())
         for lane in self._lanes:
-            queue.publish(begin + lane.index)
+            self.queue.publish(first + lane.index)
             if lane.idle:
                 continue
-            before, working[worker] = len(runs), begin + lane.index + 1
-            try:
-                lane.fill(step, writer, runs, failures)
-            except StreamError as error:
-                faults.append(Fault(lane.index, lane.fresh, ErrorReport(error)))
+            before = len(runs)
+            if self._fill(lane, step, (0, 1 if parted else NEVER), runs, failures, faults) and parted:
+                behind.append(lane)
             if lane.idle:
-                queue.end_busy(step + (len(runs) > before))
+                self.queue.end_busy(step + (len(runs) > before))
         if not any(map(_IS_FRESH, runs)):
-            queue.end_fresh(step)
-        working[worker] = 0
-        queue.publish(begin + self.setup.rules.lanes + self.lanes.start)
+            self.queue.end_fresh(step)
+        self.queue.publish(first + rules.lanes + self.lanes.start)
+        for lane in behind:
+            self._fill(lane, step, (1, NEVER), runs, failures, faults)
+        if behind:
+            runs[:] = joined(runs)
+            failures.sort(key=lambda failure: failure.lane)
+            faults.sort(key=lambda fault: fault.lane)
+
+    def _fill(
+        self,
+        lane: Lane,
+        step: int,
+        times: tuple[int, int],
+        runs: list[Run],
+        failures: list[StreamError],
+        faults: list[Fault],
+    ) -> bool:
+        """Fill time steps `[start, stop)` of a lane's window; False if there is nothing more for it to read."""
+        working, worker = self.setup.board.working, self.worker_id
+        working[worker] = step * self.setup.rules.lanes + lane.index + 1
+        try:
+            lane.fill(step, self._writer, runs, failures, *times)
+        except StreamError as error:
+            faults.append(Fault(lane.index, lane.fresh, ErrorReport(error)))
+            return False
+        finally:
+            working[worker] = 0
+        return not lane.idle
 
     def close(self) -> None:
         """Close all streams and leave the session; no part follows."""
         self._ended = True
         self._close()
+
+
+def joined(runs: Iterable[Run]) -> list[Run]:
+    """Runs in lane order, those joined that go on with the same stream."""
+    found: list[Run] = []
+    for run in sorted(runs, key=lambda run: run.lane):
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and last[:1] + last[3:4] == run[:1] + run[3:4]
+            and last.position + last.steps == run.position
+        ):
+            found[-1] = last._replace(steps=last.steps + run.steps)
+        else:
+            found.append(run)
+    return found
 
 
 def _open(

@@ -256,6 +256,10 @@ class Ledger:
             self._grant[lane, slot] = decision
             self._decided[lane] += 1
 
+    def has_undecided(self) -> bool:
+        """Whether there is any ticket that was not decided."""
+        return bool((self._taken > self._decided).any())
+
     def time(self, lane: int, ticket: int) -> int:
         """When a ticket was taken out."""
         return int(self._time[lane, ticket % self._slots])

@@ -106,6 +106,10 @@ class SourceQueue:
         """Promise to take out no ticket for an earlier time any more."""
         self._slot.time[self._worker] = time
 
+    def is_waited_for(self) -> bool:
+        """Some lane has a ticket that cannot be decided yet."""
+        return self._slot.ledger.has_undecided()
+
     def take(self, lane: int, time: int, *, ahead: bool) -> int:
         """Take out a ticket and return its number within the lane."""
         with self._lock():

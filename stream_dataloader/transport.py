@@ -179,15 +179,15 @@ class PartWriter:
         except OverflowError as error:
             raise Misfit(f"a number does not fit its dtype: {error}") from None
 
-    def room(self, row: int, t: int, layout: Layout) -> Any:
+    def room(self, row: int, t: int, stop: int, layout: Layout) -> Any:
         """See `lane.Sink`."""
         block = self._block_of_row[row]
         if block is None or block.layout is not layout:
             block = self._block_for_steps(row, layout)
         return layout.build(
-            column[t:, row]
+            column[t:stop, row]
             if spec.dtype is None or spec.dtype in DTYPES_OF_NUMPY
-            else as_tensor(column[t:, row], spec.dtype)
+            else as_tensor(column[t:stop, row], spec.dtype)
             for spec, column in zip(layout.specs, block.columns, strict=True)
         )
 
