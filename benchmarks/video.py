@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="shorter clips, fewer rounds")
     parser.add_argument("--json", type=Path, help="also write the results here")
     options = parser.parse_args()
-    paths = make_clips(16, 150 if options.quick else 300)
+    paths = make_clips(16, 150 if options.quick else 600)
     results = [
         *throughput(paths, 2 if options.quick else 5),
         *seeking(20 if options.quick else 60),

@@ -47,11 +47,11 @@ def _write(path: Path, frames: int, seed: int) -> None:
     for cells in (4, 16, 64, 256):
         noise = rng.standard_normal((cells, cells, 3)).astype(np.float32)
         land += 40 / cells**0.3 * np.asarray(cv2.resize(noise, (2 * width, 2 * height), None, 0, 0, cv2.INTER_CUBIC))
-    grain = rng.normal(0, 2, (8, height, width, 1)).astype(np.float32)
+    grain = rng.normal(0, 1, (8, height, width, 1)).astype(np.float32)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".part.mp4")
     with av.open(str(unfinished), "w") as container:
-        video: Any = container.add_stream("libx264", RATE, options={"preset": "veryfast", "g": "60", "bf": "2"})
+        video: Any = container.add_stream("libx264", RATE, options={"g": "60", "bf": "2"})
         video.height, video.width, video.pix_fmt, video.bit_rate = height, width, "yuv420p", 1_500_000
         for i in range(frames):
             y, x = int((1 + np.sin(i / 97)) * height / 2), int((1 + np.cos(i / 131)) * width / 2)

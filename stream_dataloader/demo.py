@@ -12,11 +12,10 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import av
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +25,10 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
+from stream_dataloader.streams import VideoStream
 from stream_dataloader.visualize import Filmstrip, GridVideo, VideoWriter, source_colour
 
-__all__ = ["DemoError", "DemoReport", "OpenClip", "default_clips", "find_clips", "run_demo"]
+__all__ = ["DemoError", "DemoReport", "default_clips", "find_clips", "run_demo"]
 
 SUFFIXES = (
     ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
@@ -57,44 +57,6 @@ _CLIP_WIDTH, _CLIP_HEIGHT, _CLIP_RATE = 320, 240, 25
 
 class DemoError(Exception):
     """The demo cannot run; the message says why, and what to do about it."""
-
-
-@dataclass(frozen=True)
-class OpenClip:
-    """Opens a video as a stream of RGB frames, `(3, height, width)` uint8; the demo's `open_stream`.
-
-    Frames keep their shape: they are scaled to fit, with black borders.
-    """
-
-    width: int
-    height: int
-
-    def __call__(self, path: str) -> Iterator[Image]:
-        cv2.setNumThreads(1)  # the workers are the parallelism, for OpenCV and for the decoder
-        with av.open(path) as container:
-            if not container.streams.video:
-                raise ValueError("it has no video in it")
-            video = container.streams.video[0]
-            video.thread_type, video.codec_context.thread_count = "NONE", 1
-            empty = True
-            for frame in container.decode(video):
-                image = np.rot90(frame.to_ndarray(format="rgb24"), getattr(frame, "rotation", 0) // 90)
-                yield np.ascontiguousarray(letterbox(image, self.width, self.height).transpose(2, 0, 1))
-                empty = False
-            if empty:
-                raise ValueError("it has no frame that can be decoded")
-
-
-def letterbox(image: Image, width: int, height: int) -> Image:
-    """`image` scaled to fit into `height` x `width`, in the middle of black borders."""
-    scale = min(width / image.shape[1], height / image.shape[0])
-    inner_width, inner_height = max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale))
-    method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-    scaled = cv2.resize(np.ascontiguousarray(image), (inner_width, inner_height), interpolation=method)
-    boxed = np.zeros((height, width, 3), np.uint8)
-    top, left = (height - inner_height) // 2, (width - inner_width) // 2
-    boxed[top : top + inner_height, left : left + inner_width] = scaled
-    return boxed
 
 
 def find_clips(folder: Path, leave_out: Path | None = None) -> list[Path]:
@@ -218,7 +180,12 @@ def run_demo(
     _check_writable(output_dir)
     film_path, strip_path = output_dir / "grid.mp4", output_dir / "grid.png"
     dataset = StreamDataset(
-        [str(clip) for clip in clips], OpenClip(*size), lanes, time_steps=time_steps, seed=0, on_error="skip"
+        [str(clip) for clip in clips],
+        VideoStream(size=size[::-1], fit="letterbox"),
+        lanes,
+        time_steps=time_steps,
+        seed=0,
+        on_error="skip",
     )
     loader = StreamDataLoader(dataset, num_workers=min(workers, lanes))
 

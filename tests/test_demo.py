@@ -2,7 +2,6 @@
 
 import functools
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -161,7 +160,7 @@ def test_folder_is_streamed_and_what_is_broken_reported(tmp_path):
     assert (numbers["videos"], numbers["items"], numbers["resets"]) == (5, 31, 3)
     skipped = re.findall(r"^skipped   (.*?): (.*)$", result.stdout, re.MULTILINE)
     assert [name for name, _ in skipped] == ["broken.mp4", "sound.mp4"]
-    assert skipped[1][1] == "it has no video in it"
+    assert skipped[1][1].endswith("sound.mp4 has no video stream 0; it has only audio")
     assert "5/5" in result.stderr
     assert "notes.txt" not in result.stdout + result.stderr
     assert len(decode(output / "grid.mp4")) == 4 * numbers["batches"]
@@ -232,22 +231,6 @@ def test_options_are_checked(arguments, capsys):
 def test_importing_the_package_loads_no_video_library():
     code = "import sys, stream_dataloader, stream_dataloader.cli; assert not {'av', 'cv2'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_open_clip_keeps_proportions(tmp_path):
-    write_clip(tmp_path / "tall.mp4", 2, size=(32, 96), brightness=200)
-    frames = list(pickle.loads(pickle.dumps(demo.OpenClip(64, 48)))(str(tmp_path / "tall.mp4")))
-    assert [(frame.shape, frame.dtype) for frame in frames] == [((3, 48, 64), np.uint8)] * 2
-    assert frames[0][:, :, 26:38].min() > 180
-    assert frames[0][:, :, :23].max() < 20
-    assert frames[0][:, :, 41:].max() < 20
-
-
-def test_open_clip_works_in_spawned_workers(tmp_path):
-    write_clip(tmp_path / "a.mp4", 3)
-    dataset = StreamDataset([str(tmp_path / "a.mp4")], demo.OpenClip(32, 32), 1, time_steps=2)
-    batches = list(StreamDataLoader(dataset, num_workers=1, multiprocessing_context="spawn"))
-    assert [batch.mask.sum() for batch in batches] == [2, 1]
 
 
 def open_picture(length):

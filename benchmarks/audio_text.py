@@ -1,0 +1,162 @@
+"""Audio and text through the loader, against reading the same with two processes and no loader.
+
+Each kind is read by eight lanes and two workers into batches that nobody looks at, and by two processes that open
+the same streams one after another and write them into one array of their own. The streams are the library's, so
+that the ratio is what the loader costs:
+
+- `audio`: 64 MP3 files of two minutes, resampled from 44,100 to 16,000 samples a second, mono, in windows of 1,600.
+- `audio, overlapping`: the same in windows of 400 samples that begin every 160.
+- `tokens`: 32 texts of 1 MB, by a BPE tokenizer of 8,000 words, inputs and targets, 256 time steps a batch.
+- `characters`, `bytes`: the same texts, 64 of them of 4 MB, 4,096 time steps a batch.
+
+Contenders take turns; see `interleaved`. Run it as `python benchmarks/audio_text.py [--quick] [--json PATH]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+from interleaved import Result, figure, print_table, ratio, take_turns, write_json
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.streams import AudioStream, TextStream
+
+LANES, WORKERS, LEAST = 8, 2, 0.9
+OURS, ALONE = "stream_dataloader", "2 processes"
+
+
+class Work(NamedTuple):
+    """What is read.
+
+    Attributes:
+        open_stream: Opens a source.
+        item: Shape and dtype of an item's leaves, by name; "" for an item that is one array.
+        time_steps: Items in a lane's window.
+    """
+
+    sources: list[str]
+    open_stream: Any
+    item: dict[str, tuple[tuple[int, ...], str]]
+    time_steps: int
+
+
+def through_loader(work: Work) -> int:
+    """Items that the loader delivers."""
+    dataset = StreamDataset(work.sources, work.open_stream, LANES, time_steps=work.time_steps)
+    return sum(int(batch.mask.sum()) for batch in StreamDataLoader(dataset, WORKERS))
+
+
+def read(work: Work, sources: list[str]) -> int:
+    """Items that this process reads."""
+    leaves = {name: np.zeros((work.time_steps, *shape), dtype) for name, (shape, dtype) in work.item.items()}
+    out, count = leaves.get("", leaves), 0
+    for source in sources:
+        stream = work.open_stream(source)
+        while read := stream.read_into(out):
+            count += read
+        stream.close()
+    return count
+
+
+def without_loader(work: Work) -> int:
+    """The same by two processes."""
+    with multiprocessing.Pool(WORKERS) as pool:
+        return sum(pool.map(partial(read, work), [work.sources[i::WORKERS] for i in range(WORKERS)], 1))
+
+
+def write_music(path: Path, seconds: int, seed: int) -> str:
+    """An MP3 file of some chords and noise."""
+    rng, rate = np.random.default_rng(seed), 44100
+    with av.open(str(path), "w") as container:
+        track: Any = container.add_stream("libmp3lame", rate, layout="stereo")
+        track.bit_rate = 128_000
+        for _ in range(seconds):
+            times = np.arange(rate) / rate
+            chord = sum(np.sin(2 * np.pi * pitch * times) for pitch in rng.uniform(80, 2000, 4)) / 8
+            samples = np.stack([chord + rng.normal(0, 0.02, rate) for _ in range(2)]).astype(np.float32)
+            frame = av.AudioFrame.from_ndarray(samples, "fltp", "stereo")
+            frame.sample_rate = rate
+            container.mux(track.encode(frame))
+        container.mux(track.encode(None))
+    return str(path)
+
+
+def write_text(path: Path, size_bytes: int, seed: int) -> str:
+    """A text of made-up words, the frequent ones short."""
+    rng = np.random.default_rng(seed)
+    words = ["".join(map(chr, rng.integers(97, 123, 2 + i // 2000))) for i in range(16000)]
+    chosen = np.minimum(rng.zipf(1.3, size_bytes // 4), len(words)) - 1
+    lines = [" ".join(words[i] for i in chosen[start : start + 12]) for start in range(0, len(chosen), 12)]
+    path.write_text("\n".join(lines)[:size_bytes])
+    return str(path)
+
+
+def train_tokenizer(path: str) -> Any:
+    """A byte-pair encoding of 8,000 words (Sennrich et al. 2016)."""
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.train([path], trainers.BpeTrainer(vocab_size=8000, show_progress=False))
+    return tokenizer
+
+
+def all_works(folder: Path, share: float) -> dict[str, Work]:
+    """What is measured; `share` of the files."""
+    music = [write_music(folder / f"{i}.mp3", 120, i % 4) for i in range(4)] * round(16 * share)
+    texts = [write_text(folder / f"{i}.txt", 1 << 20, i) for i in range(4)] * round(8 * share)
+    long_texts = [write_text(folder / f"long{i}.txt", 4 << 20, i) for i in range(4)] * round(16 * share)
+    codes: dict[str, tuple[tuple[int, ...], str]] = {"input": ((), "int64"), "target": ((), "int64")}
+    tokens = TextStream(tokenizer=train_tokenizer(texts[0]), targets=True)
+    overlapping = AudioStream(window=400, hop=160, rate=16000, channels=1)
+    return {
+        "audio": Work(music, AudioStream(window=1600, rate=16000, channels=1), {"": ((1, 1600), "float32")}, 10),
+        "audio, overlapping": Work(music, overlapping, {"": ((1, 400), "float32")}, 100),
+        "tokens": Work(texts, tokens, codes, 256),
+        "characters": Work(long_texts, TextStream(), {"": ((), "int64")}, 4096),
+        "bytes": Work(long_texts, TextStream(units="bytes"), {"": ((), "uint8")}, 4096),
+    }
+
+
+def measure(name: str, work: Work, rounds: int) -> list[Result]:
+    """Items a second of both."""
+
+    def timed(run: Callable[[Work], int]) -> float:
+        begin = time.perf_counter()
+        items = run(work)
+        return items / (time.perf_counter() - begin)
+
+    figures = take_turns({OURS: partial(timed, through_loader), ALONE: partial(timed, without_loader)}, rounds)
+    return [
+        *(figure(name, contender, values, "it/s") for contender, values in figures.items()),
+        ratio(name, f"{OURS} / {ALONE}", figures, OURS, ALONE, LEAST, at_most=False),
+    ]
+
+
+def main() -> None:
+    """Run all parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer files and rounds")
+    parser.add_argument("--only", help="the name of one part")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    options = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, work in all_works(Path(folder), 0.5 if options.quick else 1).items():
+            if options.only in (None, name):
+                results += measure(name, work, 2 if options.quick else 5)
+    print_table(results)
+    if options.json:
+        write_json(options.json, results)
+
+
+if __name__ == "__main__":
+    main()
