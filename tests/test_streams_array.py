@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -18,8 +19,6 @@ from stream_dataloader.streams import hdf5
 from stream_dataloader.streams.array import ArrayStream
 from stream_dataloader.streams.cache import FileCache
 from stream_dataloader.testing import StreamContract
-
-h5py = pytest.importorskip("h5py")
 
 TABLE = np.arange(60, dtype=np.float32).reshape(20, 3)
 FRAMES = np.random.default_rng(0).integers(0, 256, (23, 2, 5, 4), np.uint8)

@@ -546,8 +546,7 @@ def test_chained_urls(server, cache, tmp_path):
 @pytest.fixture
 def bucket(monkeypatch):
     """A bucket of an S3-compatible server."""
-    pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
+    import moto.server as moto
     from moto.backends import get_backend
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
