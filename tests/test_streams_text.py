@@ -604,7 +604,7 @@ def test_starts_and_sections_that_are_not_there(path):
     for stream, source, message in (
         (TextStream(), 5, "the source is a int; give a path"),
         (TextStream(of="strings"), ("abc", 0, 1), "the source is a tuple, and of='strings' was chosen"),
-        (TextStream(), (file, 0.5, 1), "integer"),
+        (TextStream(), (file, 0.5, None), "integer"),
     ):
         with pytest.raises(TypeError, match=message):
             stream(source)

@@ -461,3 +461,69 @@ class TestRealVideos(StreamContract):
     @pytest.fixture
     def sources(self):
         return [path if path.stat().st_size < 100_000 else (path, 0, 20) for path in sorted(MEDIA.iterdir())]
+
+
+@pytest.mark.parametrize("cut_off", [3, 10])
+def test_edit_lists_cut_frames_off_the_beginning(tmp_path, cut_off):
+    """Frames before the list's start are decoded for those behind it, and are no items."""
+    path = tmp_path / "trimmed.mp4"
+    with av.open(clips.write_clip(tmp_path / "whole.mp4")) as source, av.open(str(path), "w") as trimmed:
+        track = trimmed.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.pts, packet.dts = packet.pts - 512 * cut_off, packet.dts - 512 * cut_off
+                packet.stream = track
+                trimmed.mux(packet)
+    whole = numbers(str(path))
+    assert whole == list(range(60 - len(whole), 60))
+    assert 56 - cut_off <= len(whole) <= 60 - cut_off
+    assert VideoStream().length(str(path)) == len(whole)
+    for item in (1, 2, 11, 30, len(whole)):
+        assert numbers(str(path), item) == whole[item:]
+
+
+def test_packets_that_were_lost_on_the_way_are_noticed(tmp_path):
+    whole = Path(clips.write_clip(tmp_path / "whole.ts", 60, "h264-ts", size=(240, 320))).read_bytes()
+    middle = len(whole) // 2 // 188 * 188
+    (tmp_path / "lossy.ts").write_bytes(whole[:middle] + whole[middle + 20 * 188 :])
+    with pytest.raises(ReadError, match=r"lossy\.ts.*(lost|damaged|could not be decoded|cannot be decoded)"):
+        load([str(tmp_path / "lossy.ts")])
+
+
+def test_places_that_make_no_sense(folder):
+    path = clip(folder)
+    for source, message in (
+        ((path, 1.5, 2), "give both as ints, which count items, or both as floats, in seconds"),
+        ((path, float("nan"), None), "start is nan"),
+        ((path, True, None), "start is True"),
+        ((path, 0.0, 9.0), r"seconds 0.* to 9\.0 of .* were asked for, and it has 2\.400"),
+        ((path, 0, 400), "frames 0 to 400 of .* were asked for, and it has 60"),
+    ):
+        for fps in (None, 10):
+            with pytest.raises((OpenError, ReadError), match=message):
+                load([source], fps=fps)
+    for item, message in ((61, "has 60 items, and was to be read from item 61 on"), (-1, "start is -1")):
+        with pytest.raises(ValueError, match=message):
+            read(path, item)
+    with pytest.raises(ValueError, match="has 24 items, and was to be read from item 25 on"):
+        read(path, 25, fps=10)
+    with pytest.raises(TypeError, match=r"frame_step is 1\.5, which is no whole number"):
+        VideoStream(frame_step=1.5)
+    with pytest.raises(TypeError, match="cache is '/tmp/x'; give a FileCache"):
+        VideoStream(cache="/tmp/x")
+    with pytest.raises(TypeError, match="a single path; give a list"):
+        segment_videos(path, max_frames=5)
+
+
+def test_the_size_is_that_of_the_first_frame_wherever_reading_begins(tmp_path):
+    one = clips.write_clip(tmp_path / "one.ts", 20, "h264-ts", offset=1000)
+    two = clips.write_clip(tmp_path / "two.ts", 20, "h264-ts", offset=1800, first=20, size=(96, 256))
+    (tmp_path / "both.ts").write_bytes(Path(one).read_bytes() + Path(two).read_bytes())
+    for backend in ("av", "opencv"):
+        assert read(str(tmp_path / "both.ts"), 30, backend=backend)[0].shape == (3, 48, 64)
+
+
+def test_resampled_sections_resume_at_their_end(folder):
+    path = clip(folder)
+    for item in range(12):
+        assert numbers((path, 1, 12), item, fps=25) == list(range(1 + item, 12))

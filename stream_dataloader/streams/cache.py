@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 from stream_dataloader.streams.cache_entry import CacheEntry, LocalFile, delete_file, stored_files
 from stream_dataloader.streams.remote import FileInfo, RemoteFile, UnreachableError, remote_file
 
-__all__ = ["FileCache", "LocalFile", "is_url", "local_path", "open_local"]
+__all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "local_path", "open_local"]
 
 _DIRECTORY, _LIMIT = "STREAM_DATALOADER_CACHE", "STREAM_DATALOADER_CACHE_BYTES"
 
@@ -49,7 +49,7 @@ class FileCache:
 
     Args:
         directory: On a local disk; made if it does not exist. By default what the environment variable
-            STREAM_DATALOADER_CACHE names, else `stream_dataloader/files` in the user's cache directory.
+            STREAM_DATALOADER_CACHE names, else `stream_dataloader` in the user's cache directory; `files` in that.
         size_limit_bytes: What all files may take together; those that were not used for longest are deleted for a
             new one. May be exceeded by files in use and in the middle of being fetched. By default what
             STREAM_DATALOADER_CACHE_BYTES says, else no limit.
@@ -103,8 +103,8 @@ class FileCache:
         path = os.fsdecode(path)
         if not is_url(path):
             return LocalFile(path)
-        if path.startswith(("file://", "local://")):
-            return LocalFile(path.split("://", 1)[1])
+        if path.lower().startswith(("file://", "local://")):
+            return LocalFile(unquote(path.split("://", 1)[1]))
         return self._open_url(path)
 
     def _open_url(self, url: str) -> LocalFile:
@@ -169,10 +169,7 @@ class FileCache:
     def _directory(self) -> str:
         if self.directory is not None:
             return os.path.abspath(os.path.expanduser(self.directory))
-        if found := os.environ.get(_DIRECTORY):
-            return os.path.abspath(os.path.expanduser(found))
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        return os.path.join(home, "stream_dataloader", "files")
+        return cache_directory("files")
 
     def _limit(self) -> int | None:
         if self.size_limit_bytes is not None or not (given := os.environ.get(_LIMIT)):
@@ -248,6 +245,15 @@ def local_path(path: str | os.PathLike[str], cache: FileCache | None = None) -> 
     """
     with open_local(path, cache) as file:
         return file.path
+
+
+def cache_directory(kind: str) -> str:
+    """Where this library keeps what can be had again, `kind` being a directory in it."""
+    if found := os.environ.get(_DIRECTORY):
+        return os.path.join(os.path.abspath(os.path.expanduser(found)), kind)
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    home = xdg if os.path.isabs(xdg) else os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(home, "stream_dataloader", kind)
 
 
 _DEFAULT = FileCache()

@@ -71,10 +71,10 @@ def _described(container: av.container.InputContainer) -> str:
 def ticks_of_untimed(container: av.container.InputContainer, stream: Any) -> Fraction | None:
     """How long a frame is shown, in the stream's time base, if the container does not tell when it is shown.
 
-    Bare streams have no times at all. AVI has them in the order of decoding only, and what FFmpeg makes of them is
-    not in order where frames refer to later ones.
+    Bare streams have no times at all. AVI and ASF have them in the order of decoding only, and what FFmpeg makes of
+    them is not in order where frames refer to later ones.
     """
-    disordered = container.format.name == "avi" and stream.codec_context.has_b_frames
+    disordered = container.format.name in ("avi", "asf") and stream.codec_context.has_b_frames
     if not disordered and not int(container.format.flags) & _NO_TIMESTAMPS:
         return None
     rate = stream.average_rate or stream.guessed_rate or Fraction(25)

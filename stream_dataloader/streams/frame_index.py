@@ -24,12 +24,12 @@ import av.error
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader.streams.cache import open_local
+from stream_dataloader.streams.cache import FileCache, cache_directory, open_local
 from stream_dataloader.streams.container import choose_stream, open_container, ticks_of_untimed
 
 __all__ = ["FrameTimes", "frame_times", "segment_videos"]
 
-_VERSION = 1  # of the files; raise it when what they hold changes
+_VERSION = 2  # of the files; raise it when what they hold changes
 _KNOWN, _UNKNOWN = b"+", b"-"  # what such a file begins with: time stamps follow, or there are none
 
 #: Time stamps of all frames in the order they are shown, in units of the stream's time base; None if the
@@ -55,8 +55,7 @@ def frame_times(path: str, stream: int = 0) -> FrameTimes:
 @functools.lru_cache(maxsize=64)
 def _remembered(path: str, size: int, changed: int, stream: int) -> FrameTimes:
     key = f"{_VERSION}\0{path}\0{size}\0{changed}\0{stream}".encode("utf-8", "surrogateescape")
-    folder = _cache_folder()
-    file = folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.times"
+    file = Path(cache_directory("probes")) / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.times"
     try:
         kept = file.read_bytes()
         if kept[:1] not in (_UNKNOWN, _KNOWN) or len(kept) % 8 != 1:
@@ -68,20 +67,17 @@ def _remembered(path: str, size: int, changed: int, stream: int) -> FrameTimes:
     return None if kept[:1] == _UNKNOWN else np.frombuffer(kept, "<i8", offset=1).astype(np.int64)
 
 
-def _cache_folder() -> Path:
-    if chosen := os.environ.get("STREAM_DATALOADER_CACHE"):
-        return Path(chosen) / "probes"
-    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "stream_dataloader" / "probes"
-
-
 def _keep(file: Path, content: bytes) -> None:
     """Write all of it under another name first. A cache that cannot be written to is no error."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as unfinished:
-            unfinished.write(content)
-        os.replace(unfinished.name, file)
+            try:
+                unfinished.write(content)
+                unfinished.flush()
+                os.replace(unfinished.name, file)
+            except OSError:
+                os.unlink(unfinished.name)
     except OSError:
         pass
 
@@ -95,14 +91,15 @@ def _scan(path: str, stream: int) -> FrameTimes:
         ticks = ticks_of_untimed(container, video)
         try:
             for packet in container.demux(video):
-                if not packet.size or packet.is_discard:
+                if not packet.size:
                     continue
                 time = packet.pts if ticks is None else round(len(found) * ticks)
                 if time is None:
                     return None
                 if first_key is None and packet.is_keyframe:
                     first_key = time
-                found.append(time)
+                if not packet.is_discard:  # decoded for others, but cut off by an edit list
+                    found.append(time)
         except av.error.FFmpegError:  # as far as it can be read; reading the frames tells the rest
             pass
     times = np.sort(np.array(found, np.int64))
@@ -112,7 +109,7 @@ def _scan(path: str, stream: int) -> FrameTimes:
 
 
 def segment_videos(
-    paths: Iterable[Any], *, max_frames: int, stream: int = 0, progress: bool = True
+    paths: Iterable[Any], *, max_frames: int, stream: int = 0, progress: bool = True, cache: FileCache | None = None
 ) -> list[tuple[str, int, int]]:
     """Cut long videos into sections of at most `max_frames` frames, of nearly the same length, to be used as sources.
 
@@ -124,6 +121,7 @@ def segment_videos(
         max_frames: The most frames of a section.
         stream: Which of their video streams, from 0.
         progress: Show a progress bar.
+        cache: Where files that are given as URLs are kept; None is the cache of all streams.
 
     Returns:
         `(path, start, stop)` for each section, in order; what `VideoStream` takes as sources.
@@ -136,11 +134,13 @@ def segment_videos(
 
     if max_frames < 1:
         raise ValueError(f"max_frames is {max_frames}; give 1 or more")
+    if isinstance(paths, (str, os.PathLike)):
+        raise TypeError(f"paths is {paths!r}, a single path; give a list of them")
     paths = [os.fspath(path) for path in paths]
     sections: list[tuple[str, int, int]] = []
 
     def times_of(path: str) -> FrameTimes:
-        with open_local(path) as local:
+        with open_local(path, cache) as local:
             return frame_times(local.path, stream)
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

@@ -19,18 +19,18 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any
 
 import av.error
 
 from stream_dataloader.streams.container import check_not_cut, choose_stream, open_container, ticks_of_untimed
 from stream_dataloader.streams.frame_index import frame_times
+from stream_dataloader.streams.source import OnCorrupt
 
-__all__ = ["FrameReader", "OnCorrupt"]
-
-OnCorrupt = Literal["raise", "keep", "drop"]
+__all__ = ["FrameReader"]
 
 _MOST_FAILURES = 100  # in a row, to read a packet
+_TO_A_KEY_FRAME = 3  # packets, from one that is marked, where files were joined
 _BACK_SECONDS = (0.0, 1.0, 4.0, 16.0, 64.0)  # further and further, where seeking lands late
 
 
@@ -53,8 +53,6 @@ class FrameReader:
     """
 
     def __init__(self, path: str, stream: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
-        if on_corrupt not in get_args(OnCorrupt):
-            raise ValueError(f"on_corrupt is {on_corrupt!r}; use one of {', '.join(map(repr, get_args(OnCorrupt)))}")
         self._path, self._index, self.on_corrupt = path, stream, on_corrupt
         self._open()
 
@@ -175,11 +173,16 @@ class FrameReader:
 
     def _decoded(self, packets: Iterator[Any], *, sought: bool = False) -> Iterator[Any]:
         """Decode packets, the first of which is a key frame's."""
-        raising, first_time, count, shown, last = self.on_corrupt == "raise", None, 0, 0, None
+        raising, first_time, count, expected, shown, last = self.on_corrupt == "raise", None, 0, 0, 0, None
+        gaps = _Gaps() if self._container.format.name == "mpegts" else None
         for packet in packets:
+            if gaps is not None and gaps.has_one_before(packet):
+                self._refuse(f"packets are lost or damaged{_after(last)}", None)
             if packet is not None:
                 count += 1
                 first_time = packet.pts if first_time is None else first_time
+                untimed = packet.pts is None or first_time is None
+                expected += not packet.is_discard and (untimed or packet.pts >= first_time)
             try:
                 frames = self.stream.decode(packet)
             except av.error.FFmpegError as error:
@@ -199,17 +202,49 @@ class FrameReader:
                 yield frame
         if raising:
             check_not_cut(self._path)
-            declared = self.stream.frames
+            declared = self._declared()
+            if not sought and shown < expected:
+                self._refuse(f"{expected - shown} of {expected} frames could not be decoded", None)
             if not sought and declared and count < declared:
                 raise ValueError(
                     f"{self._path} is cut off: it ended after {count} frames, and its header declares {declared}; use "
                     'on_corrupt="drop" for what there is'
                 )
 
+    def _declared(self) -> int:
+        """The number of frames by the header, without what an edit list cuts off; 0 if it does not tell."""
+        declared: int = self.stream.frames
+        if self._container.format.name.startswith("mov,") and self.stream.index_entries:
+            return min(declared, len(self.stream.index_entries))
+        return declared
+
     def _refuse(self, what: str, error: Exception | None) -> None:
         if self.on_corrupt == "raise":
             remedy = 'use on_corrupt="keep" or "drop" to go on, or on_error="skip" to leave the video'
             raise ValueError(f"{self._path}: {what}; {remedy}") from error
+
+
+class _Gaps:
+    """Finds out where packets of a transport stream were lost.
+
+    FFmpeg marks a packet near each break in the numbering. Where two files were joined there is one too, and no
+    harm: a key frame follows within two packets.
+    """
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def has_one_before(self, packet: Any) -> bool:
+        """Whether something was lost before this packet, or the end if it is None."""
+        if packet is None:
+            return self._left > 0
+        if packet.is_keyframe:
+            self._left = 0
+        if self._left:
+            self._left -= 1
+            return self._left == 0
+        self._left = _TO_A_KEY_FRAME if packet.is_corrupt else 0
+        return False
 
 
 def _after(seconds: float | None) -> str:

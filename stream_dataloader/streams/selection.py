@@ -23,6 +23,8 @@ from stream_dataloader.streams.source import Section
 
 __all__ = ["Selection"]
 
+_SLACK = 0.05  # seconds that a rounded duration may be too long
+
 
 class Selection(NamedTuple):
     """Which frames are wanted.
@@ -45,10 +47,15 @@ class Selection(NamedTuple):
         """
         first, stop = self._frame_numbers(reader)
         if self.fps is not None:
-            yield from self._at_rate(reader, first, stop, start)
+            item = None
+            for item in self._at_rate(reader, first, stop, start):
+                yield item
+            if item is None and start and reader.on_corrupt == "raise":
+                self._check_start(start, self.length(reader))
             return
         number = first + start * self.frame_step
         if stop is not None and number >= stop:
+            self._check_start(start, -((first - stop) // self.frame_step))
             return
         read = number
         for read, frame in enumerate(reader.frames(number), number + 1):
@@ -59,6 +66,8 @@ class Selection(NamedTuple):
         if read == number:  # nothing: it ends here, or before
             count = reader.count()
             read = sum(1 for _ in reader.frames()) if count is None else count
+            if reader.on_corrupt == "raise" and first <= read:
+                self._check_start(start, -((first - read) // self.frame_step))
         self._check_end(reader, first, stop, read)
 
     def length(self, reader: FrameReader) -> int | None:
@@ -85,7 +94,28 @@ class Selection(NamedTuple):
         first, stop = self.section.start, self.section.stop
         if isinstance(first, float):
             first = reader.frame_at(first) if first else 0
-        return first, reader.frame_at(stop) if isinstance(stop, float) else stop
+        if isinstance(stop, float):
+            last = reader.time_of((reader.count() or 1) - 1)
+            number = reader.frame_at(stop)
+            end = None if last is None else float((last + _ticks_a_frame(reader)) * reader.stream.time_base)
+            begin = reader.time_of(0)
+            if end is not None and begin is not None:
+                seconds = end - float(begin * reader.stream.time_base)
+                if stop > seconds + _SLACK:
+                    raise ValueError(
+                        f"seconds {self.section.start} to {stop} of {self.section.path} were asked for, and it has "
+                        f"{seconds:.3f}; give stop=None for its end"
+                    )
+            stop = number
+        return first, stop
+
+    def _check_start(self, start: int, items: int | None) -> None:
+        """See that the item to begin with is one of them, or the one behind the last."""
+        if items is not None and start > max(0, items):
+            raise ValueError(
+                f"{self.section.path} has {max(0, items)} items, and was to be read from item {start} on; has it "
+                "changed?"
+            )
 
     def _check_end(self, reader: FrameReader, first: int, stop: int | None, count: int) -> None:
         """See that a video of `count` frames, as far as it was read, holds the section."""
@@ -106,12 +136,17 @@ class Selection(NamedTuple):
         if stop is not None and first >= stop:
             return
         end = None if stop is None else reader.time_of(stop)
+        count = reader.count()
+        if count is not None and reader.on_corrupt == "raise":
+            self._check_end(reader, first, stop, count)
         origin = reader.time_of(first) if first or start else None
         if origin is None or reader.on_corrupt != "raise":  # read from the beginning, or from the first frame on
             frames = reader.frames(first)
             chosen = self._shown(reader, frames, None, end, 0)
             yield from itertools.islice(chosen, start, None)
         else:
+            if end is not None and origin + start * self._ticks_an_item(reader) >= end:
+                return
             moment = math.floor(origin + start * self._ticks_an_item(reader))
             frames = (frame for frame in reader.frames_from(moment) if frame.pts >= origin)
             yield from self._shown(reader, frames, origin, end, start)
@@ -121,6 +156,10 @@ class Selection(NamedTuple):
     ) -> Iterator[tuple[Any, Any]]:
         shown, ticks = None, self._ticks_an_item(reader)
         for frame in frames:
+            if frame.pts is None:
+                raise ValueError(
+                    f"{self.section.path} does not tell when its frames are shown, which a rate needs; leave fps out"
+                )
             origin = frame.pts if origin is None else origin
             if end is not None and frame.pts >= end:
                 break

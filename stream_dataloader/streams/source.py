@@ -5,10 +5,18 @@ Guarantee: a file that cannot be read is refused by name, with what is wrong wit
 
 from __future__ import annotations
 
+import math
+import operator
 import os
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, get_args
 
-__all__ = ["Section", "check_file", "section_of"]
+import numpy as np
+
+__all__ = ["OnCorrupt", "Section", "check_file", "check_on_corrupt", "section_of", "whole_number"]
+
+#: What to do about data that is damaged.
+OnCorrupt = Literal["raise", "keep", "drop"]
 
 
 class Section(NamedTuple):
@@ -35,11 +43,50 @@ def section_of(source: Any) -> Section:
         return Section(source)
     if len(source) != 3:
         raise ValueError(f"a source is a path or (path, start, stop), and this is a tuple of {len(source)}")
-    section = Section(*source)
-    start, stop = section.start or 0, section.stop
+    path, start, stop = source
+    start, stop = _place("start", start or 0), None if stop is None else _place("stop", stop)
     if start < 0 or (stop is not None and stop < start):
         raise ValueError(f"start is {start} and stop is {stop}; give 0 <= start <= stop, or stop=None for the end")
-    return section._replace(start=start)
+    if start and stop is not None and isinstance(start, float) != isinstance(stop, float):
+        raise ValueError(
+            f"start is {start} and stop is {stop}; give both as ints, which count items, or both as floats, in seconds"
+        )
+    return Section(path, start, stop)
+
+
+def _place(name: str, value: Any) -> int | float:
+    if not isinstance(value, (bool, np.bool_)):
+        with suppress(TypeError):
+            return operator.index(value)
+        if isinstance(value, (float, np.floating)) and math.isfinite(value):
+            return float(value)
+    raise ValueError(f"{name} is {value!r}; give an int, which counts items, or a float, in seconds")
+
+
+def whole_number(name: str, value: Any, remedy: str, least: int, most: float = math.inf) -> int:
+    """An option's value, as an int.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: It is less or more than may be.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, which is no whole number; {remedy}") from None
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {number}; {remedy}")
+    return number
+
+
+def check_on_corrupt(value: Any) -> None:
+    """Refuse what is no `OnCorrupt`.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if value not in get_args(OnCorrupt):
+        raise ValueError(f"on_corrupt is {value!r}; use one of {', '.join(map(repr, get_args(OnCorrupt)))}")
 
 
 def check_file(path: Any) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from stream_dataloader.streams.cache import FileCache
 from stream_dataloader.streams.source import section_of
@@ -67,6 +68,7 @@ class TextStream:
         dtype: Of the units. None: uint8 for bytes, otherwise int64, which torch takes as class numbers.
         block_bytes: How much is read at a time; it changes nothing but the memory used.
         longest_line_bytes: How long a line may surely be without being parted, for tokens.
+        cache: Where files that are given as URLs are kept; None is the cache of all streams, see `FileCache`.
 
     Raises:
         ValueError: An option is out of range, or does not go with another.
@@ -103,7 +105,9 @@ class TextStream:
         units = self.units or ("characters" if self.tokenizer is None else "tokens")
         object.__setattr__(self, "units", units)
         object.__setattr__(self, "newlines", self.newlines or ("keep" if units == "bytes" else "universal"))
-        object.__setattr__(self, "dtype", np.dtype(self.dtype or ("uint8" if units == "bytes" else "int64")))
+        dtype = self.dtype or ("uint8" if units == "bytes" else "int64")
+        dtype = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+        object.__setattr__(self, "dtype", np.dtype(dtype))
         for name, allowed in (
             ("of", ("files", "strings")),
             ("units", ("bytes", "characters", "tokens")),
@@ -120,6 +124,8 @@ class TextStream:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least {_SMALLEST_BLOCK_BYTES}")
         if (units == "tokens") != (self.tokenizer is not None):
             raise ValueError(f"units is {units!r} and tokenizer is {self.tokenizer!r}; only tokens need one")
+        if units == "bytes" and self.dtype == np.int8:
+            raise ValueError("dtype is int8, which does not hold the bytes from 128 on; give uint8, or a wider one")
         if units == "bytes" and self.newlines == "universal":
             raise ValueError("newlines is 'universal', and bytes are read as they are; read characters, or keep them")
         if self.vocabulary is not None:

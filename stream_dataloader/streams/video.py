@@ -11,13 +11,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Real
+from types import NoneType
 from typing import Any, Literal
 
 from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
-from stream_dataloader.streams.frames import FrameReader, OnCorrupt
+from stream_dataloader.streams.frames import FrameReader
 from stream_dataloader.streams.picture import AvConverter, Picture
 from stream_dataloader.streams.selection import Selection
-from stream_dataloader.streams.source import Section, section_of
+from stream_dataloader.streams.source import OnCorrupt, Section, check_on_corrupt, section_of, whole_number
 
 __all__ = ["OpenVideo", "VideoStream"]
 
@@ -78,15 +80,19 @@ class VideoStream:
     def __post_init__(self) -> None:
         object.__setattr__(self, "picture", Picture(self.size, self.layout, self.color, self.dtype, self.fit))
         object.__setattr__(self, "dtype", self.picture.dtype)
-        if self.frame_step < 1:
-            raise ValueError(f"frame_step is {self.frame_step}; give 1 for every frame, or more")
-        if self.fps is not None and not 0 < self.fps < math.inf:
-            raise ValueError(f"fps is {self.fps}; give a rate above 0, or None for the video's own frames")
-        if self.stream < 0:
-            raise ValueError(f"stream is {self.stream}; streams are numbered from 0")
-        section_of(("", self.start, self.stop))
-        if self.on_corrupt not in ("raise", "keep", "drop"):
-            raise ValueError(f"on_corrupt is {self.on_corrupt!r}; use 'raise', 'keep' or 'drop'")
+        for name, remedy, least in (
+            ("frame_step", "give 1 for every frame, or more", 1),
+            ("stream", "streams are numbered from 0", 0),
+        ):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), remedy, least))
+        if self.fps is not None and not (isinstance(self.fps, Real) and 0 < self.fps < math.inf):
+            raise ValueError(f"fps is {self.fps!r}; give a rate above 0, or None for the video's own frames")
+        _, start, stop = section_of(("", self.start, self.stop))
+        object.__setattr__(self, "start", start)
+        object.__setattr__(self, "stop", stop)
+        check_on_corrupt(self.on_corrupt)
+        if not isinstance(self.cache, (FileCache, NoneType)):
+            raise TypeError(f"cache is {self.cache!r}; give a FileCache, or None for the cache of all streams")
         if self.backend not in ("av", "opencv"):
             raise ValueError(f"backend is {self.backend!r}; use 'av' or 'opencv'")
         if self.backend == "opencv":
@@ -113,8 +119,10 @@ class VideoStream:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It is no video, lacks the stream, or ends before the source's start.
+            ValueError: It is no video, or lacks the stream. (That it ends before the source's start is found out when
+                it is read.)
         """
+        whole_number("start", start, "give the number of the first item wanted", 0)
         local, selection = self.open(source)
         try:
             if self.backend == "opencv":
@@ -162,8 +170,20 @@ class OpenVideo:
         aspect = self.reader.stream.sample_aspect_ratio
         self._converter = AvConverter(options.picture, float(aspect or 1))
         self._frames = selection.frames(self.reader, start)
+        if options.picture.size is None and start:
+            self._set_size(options, selection)
         self._with_times = options.with_times
         self._error: Exception | None = None
+
+    def _set_size(self, options: VideoStream, selection: Selection) -> None:
+        """Pictures are as large as the source's first one, also where reading begins elsewhere."""
+        reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
+        try:
+            for frame, _ in selection.frames(reader):
+                self._converter.empty(frame)
+                break
+        finally:
+            reader.close()
 
     def beside(self, frame: Any, _moment: Any) -> dict[str, Any]:
         """What an item holds beside its frame."""
@@ -176,6 +196,7 @@ class OpenVideo:
             picture = self._converter.empty(frame)
             self._converter.write(frame, picture)
             beside = self.beside(frame, moment)
+            del frame  # the decoder uses its memory again, and what it makes of damaged data depends on that
             yield {"frame": picture, **beside} if beside else picture
 
     def read_into(self, out: Any) -> int:

@@ -7,8 +7,10 @@ Seeking by OpenCV is not exact, so frames before the first wanted are decoded an
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+import av.error
 import cv2
 
 from stream_dataloader.streams.cache import LocalFile
@@ -30,7 +32,14 @@ class CapturedVideo:
     def __init__(self, picture: Picture, selection: Selection, start: int, local: LocalFile) -> None:
         self._path, section, self._step = selection.section.path, selection.section, selection.frame_step
         with open_container(self._path) as container:  # says what is wrong with a file, which OpenCV does not
-            self._declared = choose_stream(container, "video", 0).frames
+            video = choose_stream(container, "video", 0)
+            index = video.index_entries if container.format.name.startswith("mov,") else ()
+            self._declared = min(video.frames, len(index) or video.frames)  # an edit list may cut some off
+            with suppress(av.error.FFmpegError):
+                for frame in container.decode(video):
+                    if frame.interlaced_frame:
+                        raise ValueError(f'{self._path} is interlaced, which OpenCV garbles; use backend="av"')
+                    break
         self._capture = cv2.VideoCapture(self._path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
         if not self._capture.isOpened():
             raise ValueError(f'{self._path} cannot be opened by OpenCV; use backend="av"')
@@ -46,6 +55,8 @@ class CapturedVideo:
         while self._number < self._wanted:
             if not self._capture.grab():
                 return self._ended()
+            if self._number == self._first:  # it decides the size, if none was asked for
+                self._converter.empty(self._capture.retrieve()[1])
             self._number += 1
         read, image = self._capture.read()
         if not read:
