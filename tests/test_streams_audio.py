@@ -5,16 +5,21 @@ import os
 import pathlib
 import pickle
 import random
+import re
 import wave
+from fractions import Fraction
 
 import av
 import cloudpickle
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.errors import ReadError, StreamError
 from stream_dataloader.streams.audio import AudioStream
+from stream_dataloader.streams.resample import Converter, output_length
 from stream_dataloader.streams.samples import SampleReader
 from stream_dataloader.testing import StreamContract
 
@@ -45,6 +50,7 @@ KINDS = {
     "opus.webm": ("libopus", {"rate": 24000}),
     "vorbis.ogg": ("vorbis", {"options": {"strict": "experimental"}}),
     "one.ac3": ("ac3", {"rate": 44100}),
+    "flac.nut": ("flac", {}),
 }
 
 
@@ -118,8 +124,17 @@ def reference(path):
     """The samples as FFmpeg hands them out."""
     with av.open(str(path)) as container:
         resampler = av.AudioResampler("fltp", container.streams.audio[0].layout)
-        pieces = [r.to_ndarray() for f in container.decode(audio=0) for r in resampler.resample(f)]
+        packets = [packet for packet in container.demux(audio=0) if packet.size or packet.pts is None]  # not NUT's last
+        pieces = [r.to_ndarray() for packet in packets for f in packet.decode() for r in resampler.resample(f)]
     return np.concatenate(pieces, 1)
+
+
+def write_wave(path, samples, rate=8000):
+    """Write 16 bit samples `(n,)` or `(n, channels)`."""
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1 if samples.ndim == 1 else samples.shape[1], 2, rate, 0, "NONE", ""))
+        file.writeframes(samples.astype("<i2").tobytes())
+    return path
 
 
 # What is read
@@ -167,6 +182,47 @@ def test_any_ratio_of_rates_is_exact(tmp_path, rate, to):
         assert all(map(np.array_equal, items(audio(path, start=start)), expected[start:]))
 
 
+RATES = st.sampled_from([7999, 8000, 11025, 12345, 16000, 22050, 44100, 48000, 96000])
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    return tmp_path_factory.mktemp("scratch") / "any.wav"
+
+
+@given(
+    rate=RATES,
+    to=RATES,
+    count=st.integers(1, 100) | st.integers(1, 30_000),
+    window=st.integers(1, 4000),
+    data=st.data(),
+)
+def test_any_number_of_samples_is_resampled_whole(scratch, rate, to, count, window, data):
+    write_wave(scratch, np.random.default_rng(count).integers(-20_000, 20_000, count), rate)
+    audio = AudioStream(window=window, hop=max(1, window // 2), rate=to)
+    expected = items(audio(scratch))
+    assert audio.length(scratch) == len(expected) == audio.items(math.ceil(count * to / rate))
+    start = data.draw(st.integers(0, len(expected)))
+    found = items(audio(scratch, start=start))
+    assert len(found) == len(expected) - start
+    assert all(map(np.array_equal, found, expected[start:]))
+
+
+@given(rates=st.tuples(RATES, RATES), count=st.integers(1, 20_000), channels=st.integers(1, 3), data=st.data())
+def test_how_samples_are_cut_into_pieces_does_not_matter(rates, count, channels, data):
+    def converted(*pieces):
+        converter = Converter(rates, ("stereo", "mono"), (2, channels)) if channels < 3 else None
+        converter = converter or Converter(rates, ("mono", ""), (1, 3))
+        made = [out.copy() for piece in pieces for out in converter.push(piece[: 2 if channels < 3 else 1])]
+        return np.concatenate([*made, *(out.copy() for out in converter.end())], 1)
+
+    samples = sound(rates[0], 2, count / rates[0] + 0.01)[:, :count]
+    cut = data.draw(st.integers(0, count))
+    whole = converted(samples)
+    assert whole.shape == (channels, output_length(count, Fraction(rates[1], rates[0])))
+    np.testing.assert_array_equal(converted(samples[:, :cut], samples[:, cut:]), whole)
+
+
 def test_resampling_keeps_the_sound_and_its_place(tmp_path):
     def tone(rate):
         return (0.5 * np.sin(2 * np.pi * 440 * np.arange(3 * rate) / rate)[None]).astype(np.float32)
@@ -191,10 +247,8 @@ def test_channels_are_mixed_within_full_scale(tmp_path):
 
 
 def test_many_channels_without_a_layout(tmp_path):
-    path, samples = tmp_path / "twelve.wav", (np.arange(12 * 4000).reshape(4000, 12) % 30000).astype("<i2")
-    with wave.open(str(path), "wb") as file:
-        file.setparams((12, 2, 8000, 0, "NONE", ""))
-        file.writeframes(samples.tobytes())
+    samples = np.arange(12 * 4000).reshape(4000, 12) % 30000
+    path = write_wave(tmp_path / "twelve.wav", samples)
     np.testing.assert_array_equal(joined({}, path), samples.T / np.float32(32768))
     assert joined({"rate": 4000}, path).shape == (12, 2000)
     with pytest.raises(
@@ -211,10 +265,7 @@ def test_many_channels_without_a_layout(tmp_path):
 @pytest.mark.parametrize("pad_last", [True, False])
 def test_windows_are_cut_as_by_slicing(tmp_path, samples, hop, pad_last):
     ramp = np.arange(1, samples + 1, dtype="<i2")
-    path = tmp_path / "ramp.wav"
-    with wave.open(str(path), "wb") as file:
-        file.setparams((1, 2, 8000, 0, "NONE", ""))
-        file.writeframes(ramp.tobytes())
+    path = write_wave(tmp_path / "ramp.wav", ramp)
     expected, seen = [], 0
     for start in range(0, samples, hop or 100):
         part = ramp[start : start + 100]
@@ -345,7 +396,7 @@ def test_factory_is_plain_data():
         ({"window": 9, "rate": -16000}, "rate is -16000; give 1 to 768000"),
         ({"window": 9, "channels": 0}, "channels is 0; give 1 or more, or None"),
         ({"window": 9, "stream": -1}, "stream is -1; streams are numbered from 0"),
-        ({"window": 9, "on_corrupt": "skip"}, "on_corrupt is 'skip'; use 'raise', 'keep' or 'drop'"),
+        ({"window": 9, "on_corrupt": "skip"}, "on_corrupt is 'skip'; use one of 'raise', 'keep', 'drop'"),
     ],
 )
 def test_options_that_cannot_be(options, message):
@@ -500,6 +551,43 @@ def test_a_checksum_that_is_wrong(tmp_path):
         joined({}, path)
 
 
+@pytest.mark.parametrize(
+    ("name", "codec"), [("a.mkv", "libopus"), ("a.webm", "vorbis"), ("a.opus", "libopus"), ("a.ogg", "vorbis")]
+)
+def test_an_end_that_the_demuxer_leaves_out(tmp_path, name, codec):
+    path = write(tmp_path / name, codec, rate=24000, options={"strict": "experimental"})
+    whole = joined({}, path)
+    data = bytearray(path.read_bytes())
+    if pages := [found.start() for found in re.finditer(b"OggS", data)]:
+        data[pages[-2] + 200] ^= 1  # its checksum is wrong
+    else:
+        at = len(data) * 9 // 10
+        data[at : at + 800] = bytes(800)
+    path.write_bytes(data)
+    message = rf"{name} is cut off or damaged: its audio was read up to [45].\d+ s, and lasts to 6.0\d+ s"
+    with pytest.raises(ValueError, match=message):
+        joined({}, path)
+    assert 0.8 * whole.shape[1] < joined({"on_corrupt": "keep"}, path).shape[1] < whole.shape[1]
+
+
+@pytest.mark.parametrize("name", ["a.ogg", "a.opus"])
+def test_ogg_files_that_are_joined_or_begin_late(tmp_path, name):
+    codec, rate = ("libopus", 48000) if name == "a.opus" else ("vorbis", 24000)
+    long, short = (
+        write(tmp_path / f"{seconds}{name}", codec, rate=rate, seconds=seconds, options={"strict": "experimental"})
+        for seconds in (5, 3)
+    )
+    for parts in ((long, short), (short, long), (long, short, long), (short, long, short)):
+        path = tmp_path / name
+        path.write_bytes(b"".join(part.read_bytes() for part in parts))
+        seconds = sum(5 if part is long else 3 for part in parts)
+        assert joined({}, path).shape[1] == pytest.approx(rate * seconds, abs=4000)
+    data = long.read_bytes()
+    pages = [b"OggS" + page for page in data.split(b"OggS")[1:]]
+    path.write_bytes(b"".join(pages[:2] + pages[4:]))  # as a broadcast that one comes late to
+    assert 2.5 * rate < joined({}, path).shape[1] < 4.5 * rate
+
+
 @pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
 def test_a_gap_in_the_time_stamps(tmp_path, name):
     path = write(tmp_path / name, "aac", gap_seconds=1.5)
@@ -538,10 +626,18 @@ def test_sections_beyond_the_end(media, name):
         ):
             list(stream)
         stream.close()
-    stream = audio(path, start=500)
-    with pytest.raises(ValueError, match=rf"{name} has 9[67] items, and was to be read from item 500 on"):
-        list(stream)
-    stream.close()
+    for source, on_corrupt, found in (
+        (path, "raise", "9[67]"),
+        (path, "drop", "9[67]"),
+        ((path, 1000, 5000), "raise", "4"),
+        ((path, 1000, 5000), "keep", "4"),
+    ):
+        stream = AudioStream(window=1000, rate=16000, on_corrupt=on_corrupt)(source, start=500)
+        with pytest.raises(ValueError, match=rf"{name} has {found} items, and was to be read from item 500 on"):
+            list(stream)
+        stream.close()
+    with pytest.raises(ValueError, match="start is -1; items are numbered from 0"):
+        audio(path, start=-1)
 
 
 @pytest.mark.parametrize(
@@ -561,7 +657,5 @@ def test_sections_that_cannot_be(media, start, stop, message):
 
 
 def test_no_samples_at_all(tmp_path):
-    path = tmp_path / "none.wav"
-    with wave.open(str(path), "wb") as file:
-        file.setparams((1, 2, 8000, 0, "NONE", ""))
+    path = write_wave(tmp_path / "none.wav", np.zeros(0))
     assert items(AudioStream(window=10)(path)) == []

@@ -493,7 +493,7 @@ def test_packets_that_were_lost_on_the_way_are_noticed(tmp_path):
 def test_places_that_make_no_sense(folder):
     path = clip(folder)
     for source, message in (
-        ((path, 1.5, 2), "give both as ints, which count items, or both as floats, in seconds"),
+        ((path, 1.5, 2), "give both as ints, which count .*, or both as floats, in seconds"),
         ((path, float("nan"), None), "start is nan"),
         ((path, True, None), "start is True"),
         ((path, 0.0, 9.0), r"seconds 0.* to 9\.0 of .* were asked for, and it has 2\.400"),

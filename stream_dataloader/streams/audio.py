@@ -6,7 +6,6 @@ Guarantee: item n holds the same bits however it is reached, by reading or by se
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,12 +20,11 @@ from stream_dataloader.streams.audio_headers import declared_samples
 from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
 from stream_dataloader.streams.container import choose_stream, open_container
 from stream_dataloader.streams.resample import Samples, output_length
-from stream_dataloader.streams.samples import OnCorrupt, SampleReader
-from stream_dataloader.streams.source import Section, section_of
+from stream_dataloader.streams.samples import SampleReader, check_numbers
+from stream_dataloader.streams.source import OnCorrupt, Section, check_on_corrupt, section_of, whole_number
 
 __all__ = ["AudioStream"]
 
-_HIGHEST_RATE = 768_000
 _AHEAD_SAMPLES = 16384  # read at once, for several windows
 
 
@@ -82,24 +80,8 @@ class AudioStream:
     cache: FileCache | None = None
 
     def __post_init__(self) -> None:
-        for name, what in (("window", ""), ("hop", ", or None for window"), ("channels", ", or None for the file's")):
-            self._check(name, f"give 1 or more{what}", 1)
-        self._check("rate", f"give 1 to {_HIGHEST_RATE} samples a second, or None for the file's", 1, _HIGHEST_RATE)
-        self._check("stream", "streams are numbered from 0", 0)
-        if self.on_corrupt not in ("raise", "keep", "drop"):
-            raise ValueError(f"on_corrupt is {self.on_corrupt!r}; use 'raise', 'keep' or 'drop'")
-
-    def _check(self, name: str, remedy: str, least: int, most: float = math.inf) -> None:
-        value = getattr(self, name)
-        if value is None and name not in ("window", "stream"):
-            return
-        try:
-            number = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name} is {value!r}, which is no whole number; {remedy}") from None
-        if not least <= number <= most:
-            raise ValueError(f"{name} is {number}; {remedy}")
-        object.__setattr__(self, name, number)
+        check_numbers(self, window="", hop=", or None for window")
+        check_on_corrupt(self.on_corrupt)
 
     def __call__(self, source: Any, *, start: int = 0) -> _Windows:
         """Open one source.
@@ -110,9 +92,10 @@ class AudioStream:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It is no media file, or has no such stream.
+            ValueError: It is no media file, or has no such stream, or `start` is below 0.
         """
-        section = _checked(source)
+        section = section_of(source)
+        start = whole_number("start", start, "items are numbered from 0", 0)
         local = open_local(section.path, self.cache)
         try:
             return _Windows(self, section._replace(path=local.path), start, local)
@@ -127,7 +110,7 @@ class AudioStream:
             OSError: The file cannot be read.
             ValueError: It is no media file, or has no such stream.
         """
-        section = _checked(source)
+        section = section_of(source)
         if self.on_corrupt != "raise":
             return None
         rate, end = self.rate, None
@@ -233,38 +216,22 @@ class _Windows:
         return 1
 
     def _check_ends(self) -> None:
-        """See that what was asked for lies within the file, now that its end is known."""
+        """See that what was asked for lies within the file, or the section, now that its end is reached."""
         length, start, stop, rate = self._reader.length, self._reader.start, self._stop, self._reader.rate
-        if length is None or self._options.on_corrupt != "raise":
-            return
-        asked = next((at for at in (start, stop) if at is not None and at > length), None)
-        items = self._options.items(length - start) if asked is None else 0
-        path = self._section.path
-        if asked is not None:
+        path, end = self._section.path, min(at for at in (length, stop) if at is not None)
+        if length is not None and max(start, stop or 0) > length and self._options.on_corrupt == "raise":
             self._error = ValueError(
                 f"{path} ends at sample {length}, {length / rate:.3f} s at {rate} samples a second, and a section from "
                 f"{start} to {'the end' if stop is None else stop} was asked for; end it within the file, or give "
                 "stop=None for its end"
             )
-        elif self._item > items:
+        elif self._item > (items := self._options.items(max(0, end - start))):
             self._error = ValueError(f"{path} has {items} items, and was to be read from item {self._item} on")
 
     def close(self) -> None:
         """Close the file."""
         self._reader.close()
         self._local.close()
-
-
-def _checked(source: Any) -> Section:
-    """The section that a source names; its ends are whole numbers of samples, or seconds."""
-    section = section_of(source)
-    for name, value in (("start", section.start), ("stop", section.stop)):
-        whole = hasattr(value, "__index__") and not isinstance(value, (bool, np.bool_))
-        if not (whole or (isinstance(value, float) and math.isfinite(value)) or (name == "stop" and value is None)):
-            raise ValueError(
-                f"{name} is {value!r} in the source {source!r}; give a number of samples, or seconds as a float"
-            )
-    return section
 
 
 def _number(at: int | float, rate: int) -> int:

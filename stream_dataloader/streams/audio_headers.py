@@ -2,23 +2,42 @@
 
 Guarantee: a file that was cut off is found out where its format lets that be known: by what it declares of its
 length (WAV, AIFF, AU, W64, FLAC, MP3 with an Xing header), by where its index (MP4), its segment (Matroska, AVI)
-or its last page (Ogg) ends. Raw streams (MPEG-TS, ADTS, MP3 without such a header) declare nothing.
+or its last page (Ogg) ends. Where a demuxer leaves out the rest of a damaged file, the time of its last page (Ogg) or
+the duration of the track (Matroska, by most writers) tells. Raw streams (MPEG-TS, ADTS, MP3 without such a header)
+declare nothing.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import struct
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from stream_dataloader.streams.container import check_not_cut
 
-__all__ = ["check_audio_not_cut", "declared_samples"]
+__all__ = ["ReadAudio", "check_audio_not_cut", "declared_samples"]
 
 _COUNTING = ("wav", "w64", "aiff", "au", "flac")  # in samples, by a header that is right unless it is zero
 _OPEN_WAV_BYTES = 0x7FFF0000  # this much, or more, is what those write who do not know
 _OGG_PAGE_BYTES = 65307  # the longest there is
+_PRIMING_SECONDS = 0.1  # counted by some muxers, but not handed out: Opus has up to 80 ms (RFC 7845, 4.6)
+
+
+class ReadAudio(NamedTuple):
+    """How much was read of a stream, in seconds.
+
+    Attributes:
+        length: From the first frame to the end of the last one, by their time stamps.
+        end: When the last one ends, by its time stamp; or the length of all samples if that is more (in Ogg files that
+            were joined, time begins anew).
+        frame: The longest frame.
+    """
+
+    length: float
+    end: float
+    frame: float
 
 
 def declared_samples(path: str, container: Any, stream: Any) -> int | None:
@@ -34,28 +53,34 @@ def declared_samples(path: str, container: Any, stream: Any) -> int | None:
     return int(samples) if samples.denominator == 1 else None
 
 
-def check_audio_not_cut(path: str, container: Any, stream: Any, seconds: float | None) -> None:
+def check_audio_not_cut(path: str, container: Any, stream: Any, read: ReadAudio | None) -> None:
     """See that audio which was read to its end is as long as its file says.
 
     Args:
         path: The file.
         container: The file, opened.
         stream: What was read.
-        seconds: How much of it, by its time stamps; None where it has none.
+        read: How much of it; None if that was not to its end, or if it has no time stamps.
 
     Raises:
         ValueError: There should be more.
     """
     check_not_cut(path)
     name, size = container.format.name, os.path.getsize(path)
-    end = {"wav": _wav_end, "ogg": _ogg_end}.get(name, lambda _: None)(path)
+    last = {"wav": _wav_end, "ogg": _ogg_end}.get(name, lambda _: None)(path)
     if name.startswith("mov,"):
         entries = stream.index_entries
-        end = max((entries[i].pos + entries[i].size for i in range(max(0, len(entries) - 8), len(entries))), default=0)
-    if end is not None and end > size + 1:  # a byte of padding may be left out
-        raise ValueError(f"{path} is cut off: it has {size} bytes, and its header declares audio up to byte {end}")
-    if seconds is None:
+        last = max((entries[i].pos + entries[i].size for i in range(max(0, len(entries) - 8), len(entries))), default=0)
+    if last is not None and last > size + 1:  # a byte of padding may be left out
+        raise ValueError(f"{path} is cut off: it has {size} bytes, and its header declares audio up to byte {last}")
+    if read is None:
         return
+    end = _end_seconds(container, stream)
+    if end is not None and end - read.end > 2 * read.frame + _PRIMING_SECONDS:
+        raise ValueError(
+            f"{path} is cut off or damaged: its audio was read up to {read.end:.3f} s, and lasts to {end:.3f} s by its "
+            "own account; repair the file, or give on_corrupt='keep' or 'drop' for what there is"
+        )
     rate = stream.codec_context.sample_rate
     if (declared := declared_samples(path, container, stream)) is not None:
         wanted, tolerated = declared / rate, 0.5 / rate
@@ -63,10 +88,22 @@ def check_audio_not_cut(path: str, container: Any, stream: Any, seconds: float |
         wanted, tolerated = float(stream.duration * stream.time_base), 3 * 1152 / rate
     else:
         return
-    if wanted - seconds > tolerated:
+    if wanted - read.length > tolerated:
         raise ValueError(
-            f"{path} is cut off or damaged: {seconds:.3f} s of audio were read, and its header declares {wanted:.3f} s"
+            f"{path} is cut off or damaged: {read.length:.3f} s of audio were read, and its header declares "
+            f"{wanted:.3f} s"
         )
+
+
+def _end_seconds(container: Any, stream: Any) -> float | None:
+    """When the audio ends, by its own account; some files count from 0, some from its first sample, which is less."""
+    name = container.format.name
+    if name == "ogg" and stream.duration:
+        return float(stream.duration * stream.time_base)
+    if name == "matroska,webm":
+        told = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
+        return 3600 * int(told[1]) + 60 * int(told[2]) + float(told[3]) if told else None
+    return None
 
 
 def _wav_end(path: str) -> int | None:

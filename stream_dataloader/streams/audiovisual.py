@@ -15,7 +15,7 @@ import numpy as np
 
 from stream_dataloader.streams.cache import LocalFile
 from stream_dataloader.streams.resample import Samples
-from stream_dataloader.streams.samples import SampleReader
+from stream_dataloader.streams.samples import SampleReader, check_numbers
 from stream_dataloader.streams.selection import Selection
 from stream_dataloader.streams.video import OpenVideo, VideoStream
 
@@ -34,8 +34,10 @@ class AudioVisualStream:
             n / fps, else its time stamp.
         rate: Samples a second; None leaves the file's own.
         channels: 1 mixes to mono; None leaves the file's own.
-        samples: Samples a frame; None takes as many as fit between two frames at the video's (average) rate, so that
-            they follow on each other. Files of different rates need `samples`, or an `fps` of the video's.
+        samples: Samples a frame; None takes as many as fit between two frames at the video's (average) rate, rounded.
+            They follow on each other exactly only where the samples' rate / fps is whole and frames are evenly spaced;
+            else some are left out, or given twice. Files of different rates need `samples`, or an `fps` of the
+            video's.
         stream: Which of the file's audio streams, from 0.
 
     Raises:
@@ -55,12 +57,7 @@ class AudioVisualStream:
     stream: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rate", "channels", "samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; give 1 or more, or None")
-        if self.stream < 0:
-            raise ValueError(f"stream is {self.stream}; streams are numbered from 0")
+        check_numbers(self, samples=", or None for as many as fit between two frames")
         if self.video.backend != "av":
             raise ValueError(f'backend is {self.video.backend!r}, which reads no sound; use VideoStream(backend="av")')
 

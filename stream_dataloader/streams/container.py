@@ -32,7 +32,7 @@ def open_container(path: str) -> av.container.InputContainer:
     """
     path = check_file(path)
     try:
-        return av.open(path, "r")
+        return av.open(path, "r", metadata_errors="replace")
     except av.error.FFmpegError as error:
         raise ValueError(
             f"{path} cannot be read as a media file ({error.strerror}); it is damaged, is cut off before its index, or "

@@ -2,7 +2,7 @@
 
 Guarantee: output sample j depends on the inputs around j * p / q alone, where p / q is the ratio of the rates in
 lowest terms; not on how the input was cut into pieces, nor on where it began, provided that it began at a
-multiple of p (`restart`) and early enough to fill the filter.
+multiple of p (`restart`) and early enough to fill the filter. n inputs make `output_length` outputs, however few.
 
 The resampler is libswresample's, a polyphase filter: with `exact_rational` it has q filters, and input sample
 m * p is met by the first of them for every m::
@@ -13,6 +13,7 @@ m * p is met by the first of them for every m::
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from fractions import Fraction
@@ -92,9 +93,13 @@ def restart(start: int, ratio: Fraction) -> tuple[int, int]:
     if ratio == 1:
         return start, 0
     outputs, inputs = ratio.numerator, ratio.denominator
-    filled = 2 * math.ceil(_FILTER_TAPS * max(Fraction(1), 1 / ratio)) + 64
-    blocks = max(0, (start * inputs // outputs - filled) // inputs)
+    blocks = max(0, (start * inputs // outputs - _filling(ratio)) // inputs)
     return blocks * inputs, start - blocks * outputs
+
+
+def _filling(ratio: Fraction) -> int:
+    """So many inputs surely fill the filter."""
+    return 2 * math.ceil(_FILTER_TAPS * max(Fraction(1), 1 / ratio)) + 64
 
 
 class Converter:
@@ -116,6 +121,7 @@ class Converter:
         self._copies = channels[1] if channels[0] == 1 and channels[1] > 1 else 0
         target = layouts[0] if self._copies or channels[0] == channels[1] else layouts[1]
         self._graph: Any = None
+        self._ratio, self._read, self._given = Fraction(rates[1], rates[0]), 0, 0  # samples into the graph, and out
         self._made = channels[0] if target == layouts[0] else channels[1]
         if rates[0] != rates[1] or target != layouts[0]:
             self._graph = self._connected(rates, layouts[0], target)
@@ -179,6 +185,7 @@ class Converter:
         """All that can be made of the pieces so far, which go on."""
         if self._count:
             samples, self._count = self._staged[:, : self._count], 0
+            self._read += samples.shape[1]
             if self._packed:
                 samples = samples.T.reshape(1, -1)
             kind = "flt" if self._packed else "fltp"
@@ -188,11 +195,20 @@ class Converter:
             yield from self._pulled()
 
     def end(self) -> Iterator[Samples]:
-        """The rest, behind the last piece."""
-        if self._graph is not None:
-            yield from self.flush()
-            self._graph.push(None)
-            yield from self._pulled()
+        """The rest, behind the last piece: what silence behind it lets out of the filter.
+
+        (What the filter graph makes of its own end is too short, and nothing at all if the filter was never full.)
+        """
+        if self._graph is None:
+            return
+        yield from self.flush()
+        missing, silence = output_length(self._read, self._ratio) - self._given, _filling(self._ratio)
+        while missing > 0 and silence > 0:
+            block = np.zeros((self._channels, min(silence, _BLOCK_SAMPLES)), np.float32)
+            silence -= block.shape[1]
+            for samples in itertools.chain(self.push(block), self.flush()):
+                yield samples[:, :missing]
+                missing -= min(missing, samples.shape[1])
 
     def _pulled(self) -> Iterator[Samples]:
         while True:
@@ -200,6 +216,7 @@ class Converter:
                 frame = self._graph.pull()
             except (av.error.BlockingIOError, av.error.EOFError):
                 return
+            self._given += frame.samples
             yield self._copied(as_float(frame))
 
     def _copied(self, samples: Samples) -> Samples:

@@ -15,28 +15,52 @@ where the file marks it. The first one has number 0, whatever its time stamp.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import av.error
 import numpy as np
 
-from stream_dataloader.streams.audio_headers import check_audio_not_cut
+from stream_dataloader.streams.audio_headers import ReadAudio, check_audio_not_cut
 from stream_dataloader.streams.container import choose_stream, open_container
 from stream_dataloader.streams.resample import Converter, Samples, as_float, layout_name, output_length, restart
+from stream_dataloader.streams.source import OnCorrupt, whole_number
 
-__all__ = ["OnCorrupt", "SampleReader"]
+__all__ = ["SampleReader", "check_numbers"]
 
-OnCorrupt = Literal["raise", "keep", "drop"]
-
+_HIGHEST_RATE = 768_000
 _STATELESS_FORMATS = ("wav", "w64", "aiff", "au", "caf", "flac", "mov,mp4,m4a,3gp,3g2,mj2")
 _STATELESS_CODECS = ("flac", "alac", "pcm_")
 _CHECKS = {"flac": "crccheck+explode", "wavpack": "crccheck", "tta": "crccheck"}  # their checksums, else ignored
 _MP3_PREROLL_PACKETS = 128  # the reservoir is 255 bytes where a frame may add as few as 3
 _SEEK_SECONDS = 1.0  # what comes before is decoded faster than found
 _SILENCE_SAMPLES = 65536  # at once
+
+
+def check_numbers(options: Any, **others: str) -> None:
+    """Have a dataclass's `rate`, `channels` and `stream` be ints, as `SampleReader` takes them.
+
+    Args:
+        options: The dataclass, which may be frozen. None is let be where it is the default.
+        **others: More options, to be 1 or more, by name; and what None means, where it may be.
+
+    Raises:
+        TypeError: One is no whole number.
+        ValueError: One is too low or too high.
+    """
+    rates = f"give 1 to {_HIGHEST_RATE} samples a second, or None for the file's"
+    for name, remedy, least, most in (
+        *((name, f"give 1 or more{none}", 1, math.inf) for name, none in others.items()),
+        ("rate", rates, 1, _HIGHEST_RATE),
+        ("channels", "give 1 or more, or None for the file's", 1, math.inf),
+        ("stream", "streams are numbered from 0", 0, math.inf),
+    ):
+        value = getattr(options, name)
+        if value is not None or getattr(type(options), name, 0) is not None:
+            object.__setattr__(options, name, whole_number(name, value, remedy, least, most))
 
 
 class SampleReader:
@@ -96,6 +120,7 @@ class SampleReader:
         self._packets = self._container.demux(self._stream)
         self._origin: int | None = None  # the time stamp of the first frame
         self._end: tuple[int, int, int] | None = None  # the last time stamp, samples read from there on, and their rate
+        self._longest = 0.0  # frame, in seconds
         self._tick_seconds = float(self._stream.time_base or 0)
         self._frames = self._decoded(self._packets)
         self._first = next(self._frames, None)  # tells what the codec's parameters may not
@@ -143,7 +168,8 @@ class SampleReader:
                 if skipped < piece.shape[1]:
                     yield piece[:, skipped:]
         if self._on_corrupt == "raise":
-            check_audio_not_cut(str(self._path), self._container, self._stream, self._seconds_read())
+            read = self._read_in_all(position / self._input_rate)
+            check_audio_not_cut(str(self._path), self._container, self._stream, read)
         self.length = output_length(position, self._ratio)
 
     def _sought(self, start: int) -> tuple[int, Any, Iterator[Any]] | None:
@@ -208,6 +234,8 @@ class SampleReader:
     def _decoded(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Frames; what cannot be decoded is an error, or is left out."""
         while (packet := self._next_packet(packets)) is not None:
+            if not packet.size and packet.pts is not None:
+                continue  # no end of the stream, but a new header for NUT's FLAC
             if packet.is_corrupt and self._container.format.name == "mpegts":  # elsewhere a short last packet is
                 self._corrupt("a packet is lost or damaged")
             try:
@@ -235,6 +263,7 @@ class SampleReader:
                 while left:
                     yield np.zeros((self._input_channels, min(left, _SILENCE_SAMPLES)), np.float32)
                     left -= min(left, _SILENCE_SAMPLES)
+            self._longest = max(self._longest, frame.samples / int(frame.sample_rate))
             if frame.pts is not None:
                 self._end = frame.pts, frame.samples, int(frame.sample_rate)
             elif self._end is not None:  # it is taken to follow, until the next time stamp
@@ -278,6 +307,12 @@ class SampleReader:
             return None
         pts, samples, rate = self._end
         return (pts - self._origin) * self._tick_seconds + samples / rate
+
+    def _read_in_all(self, decoded_seconds: float) -> ReadAudio | None:
+        length = self._seconds_read()
+        if length is None or self._origin is None:
+            return None
+        return ReadAudio(length, max(decoded_seconds, self._origin * self._tick_seconds + length), self._longest)
 
     def _place(self) -> str:
         seconds = self._seconds_read()

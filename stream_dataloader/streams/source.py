@@ -49,7 +49,8 @@ def section_of(source: Any) -> Section:
         raise ValueError(f"start is {start} and stop is {stop}; give 0 <= start <= stop, or stop=None for the end")
     if start and stop is not None and isinstance(start, float) != isinstance(stop, float):
         raise ValueError(
-            f"start is {start} and stop is {stop}; give both as ints, which count items, or both as floats, in seconds"
+            f"start is {start} and stop is {stop}; give both as ints, which count (frames, samples, ...), or both as "
+            "floats, in seconds"
         )
     return Section(path, start, stop)
 
@@ -60,7 +61,7 @@ def _place(name: str, value: Any) -> int | float:
             return operator.index(value)
         if isinstance(value, (float, np.floating)) and math.isfinite(value):
             return float(value)
-    raise ValueError(f"{name} is {value!r}; give an int, which counts items, or a float, in seconds")
+    raise ValueError(f"{name} is {value!r}; give an int, which counts (frames, samples, ...), or a float, in seconds")
 
 
 def whole_number(name: str, value: Any, remedy: str, least: int, most: float = math.inf) -> int:
