@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from stream_dataloader import options
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.board import Board
+from stream_dataloader.groups import Groups
 from stream_dataloader.part_reader import NO_RECOVERY, PartReader, PlainParts, Recovery, Setup, plain_session
 from stream_dataloader.pickling import ByValue, spawning
 from stream_dataloader.progress import Snapshot
@@ -163,6 +164,16 @@ class StreamDataset(IterableDataset[StreamBatch]):
     def adopt_seed(self, seed: int) -> None:
         """Have the seed that a saved state was made with."""
         self.rules = self._table.rules = dataclasses.replace(self.rules, seed=seed)
+
+    def host(self, groups: Groups) -> None:
+        """Read the lanes of these groups, of all that the epoch's order is dealt to.
+
+        Raises:
+            ValueError: They cannot share the lanes evenly, or there are fewer sources than groups.
+        """
+        rules = dataclasses.replace(self.rules, groups=groups)
+        options.check_groups(rules)
+        self.rules = self._table.rules = rules
 
     def count_steps(self, epoch: int) -> int:
         """Number of batches of an epoch.

@@ -283,13 +283,13 @@ class Lane:
         rules = self._rules
         self._layout, self._first_window, self._position = None, 0, 0
         draws = self._draws_without_item
-        if rules.padding_mode == "cycle" and draws >= rules.draws_of_a_pass + rules.lookahead:
+        if rules.padding_mode == "cycle" and draws >= rules.draws_of_a_pass(self.index) + rules.lookahead:
             raise EmptySourcesError(
                 f"lane {self.index} drew {draws} sources in a row, of {rules.num_sources} there are, and none yielded "
                 'an item; padding_mode="cycle" would go on for ever',
                 lane=self.index,
             )
-        if rules.padding_mode != "data" or draws < rules.draws:
+        if rules.padding_mode != "data" or draws < rules.draws_of(self.index):
             self._stream = self._take(time)
         self._draws_without_item += 1
         self.idle = self._stream is None

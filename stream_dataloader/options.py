@@ -138,9 +138,28 @@ def check_rules(
         raise ValueError(f"schedule={rules.schedule!r} needs lengths=, the number of items of each source")
     if rules.windows == "packed" and rules.time_steps is None:
         raise ValueError('windows="packed" needs time_steps=, the number of steps of a window')
-    if rules.padding_mode == "drop" and rules.draws < rules.lanes:
+    check_groups(rules)
+    return rules
+
+
+def check_groups(rules: Rules) -> None:
+    """Refuse what groups cannot share.
+
+    Raises:
+        ValueError: They cannot share the lanes evenly, or there are too few sources.
+    """
+    groups, lanes = rules.groups, rules.lanes
+    if lanes % groups.count:
+        raise ValueError(
+            f"batch_size is {lanes}, and {groups.count} groups are hosted on each rank, which need the same number of "
+            f"lanes; give a multiple of {groups.count}"
+        )
+    if groups.total > 1 and rules.draws < groups.total:
+        raise ValueError(f"there are {rules.draws} sources for {groups.total} groups; give each at least one")
+    if rules.padding_mode == "drop" and rules.draws // groups.total < rules.lanes_of_a_group:
+        everywhere = groups.total * rules.lanes_of_a_group
         raise ValueError(
             f'padding_mode="drop" ends the epoch at the first idle lane, and {rules.draws} sources leave some of '
-            f"{rules.lanes} lanes idle from the start; lower batch_size to at most {rules.draws}, or pad"
+            f"{everywhere} lanes idle from the start; lower batch_size to at most "
+            f"{rules.draws // groups.total * groups.count}, or pad"
         )
-    return rules

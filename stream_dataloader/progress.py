@@ -61,13 +61,13 @@ class Snapshot(NamedTuple):
 
     Attributes:
         step: The step that comes next.
-        cursor: Grants given so far.
+        cursors: Grants given so far, by group hosted.
         returned: Grants among them that were not delivered, and are to be given again first.
         lanes: One state a lane.
     """
 
     step: int
-    cursor: int
+    cursors: tuple[int, ...]
     returned: tuple[int, ...]
     lanes: tuple[LaneState, ...]
 
@@ -76,7 +76,7 @@ class Record(NamedTuple):
     """A `Snapshot`, unread: what costs nothing to keep at each step."""
 
     step: int
-    cursor: int
+    cursors: tuple[int, ...]
     returned: tuple[int, ...]
     grants: tuple[int, ...]
     reserved: tuple[tuple[int, ...] | None, ...]
@@ -115,7 +115,7 @@ class Progress:
     def __init__(self, rules: Rules, epoch: int, start: Snapshot | None, parts: int) -> None:
         self._rules, self.epoch, self.finished = rules, epoch, False
         start = start or beginning(rules)
-        self._step, self._cursor = start.step, start.cursor
+        self._step, self._cursors = start.step, list(start.cursors)
         self._missing = dict.fromkeys(start.returned)
         self._grants = tuple(lane.grant for lane in start.lanes)
         self._reserved = tuple(lane.reserved for lane in start.lanes)
@@ -130,7 +130,7 @@ class Progress:
         returned = tuple(self._missing) if self._missing else ()
         after = tuple(self._after)
         self._records.append(
-            Record(self._step, self._cursor, returned, self._grants, self._reserved, after, self._streams)
+            Record(self._step, tuple(self._cursors), returned, self._grants, self._reserved, after, self._streams)
         )
 
     def advance(self, told: Sequence[Told | None]) -> None:
@@ -165,23 +165,25 @@ class Progress:
         """What a lane that takes its next source gets."""
         held = self._reserved[lane]
         if held is None:
-            return self._draw(ahead=False)
+            return self._draw(lane, ahead=False)
         missing = 1 if held else self._rules.lookahead + 1
-        first, *others = (*held, *[self._draw(ahead=True) for _ in range(missing)])
+        first, *others = (*held, *[self._draw(lane, ahead=True) for _ in range(missing)])
         rest = None if first == NONE else tuple(others)
         self._reserved = (*self._reserved[:lane], rest, *self._reserved[lane + 1 :])
-        return self._draw(ahead=False) if first == NONE else first
+        return self._draw(lane, ahead=False) if first == NONE else first
 
-    def _draw(self, *, ahead: bool) -> int:
-        decision = self._rules.decide(self._cursor, ahead)
-        self._cursor += decision != NONE
-        return decision
+    def _draw(self, lane: int, *, ahead: bool) -> int:
+        return self._rules.decide(lane, self._cursors, ahead)
 
     def _note(self, grant: int) -> None:
         """A source was taken, in whatever order; those before it that were not are still to come."""
-        if grant >= self._cursor:
-            self._missing.update(dict.fromkeys(range(self._cursor, grant)))
-            self._cursor = grant + 1
+        total = self._rules.groups.total
+        count, group = divmod(grant, total)
+        hosted = group - self._rules.groups.first
+        cursor = self._cursors[hosted]
+        if count >= cursor:
+            self._missing.update(dict.fromkeys(range(cursor * total + group, grant, total)))
+            self._cursors[hosted] = count + 1
         else:
             self._missing.pop(grant, None)
 
@@ -228,10 +230,10 @@ def read(record: Record, rules: Rules) -> Snapshot:
         grant = record.grants[lane] if after.open else NONE
         reserved = record.reserved[lane] if rules.deterministic or after.idle else beginning(rules).lanes[0].reserved
         lanes.append(LaneState(grant, after, reserved, record.streams.get(lane) if after.open else None))
-    return Snapshot(record.step, record.cursor, record.returned, tuple(lanes))
+    return Snapshot(record.step, record.cursors, record.returned, tuple(lanes))
 
 
 def beginning(rules: Rules) -> Snapshot:
     """Before the first step."""
     lane = LaneState(NONE, AT_START, () if rules.lookahead else None)
-    return Snapshot(0, 0, (), (lane,) * rules.lanes)
+    return Snapshot(0, (0,) * rules.groups.count, (), (lane,) * rules.lanes)

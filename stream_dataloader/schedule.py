@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stream_dataloader.groups import ALONE, Groups, dealt_by_length
 from stream_dataloader.mixing import DrawOrder, Latest, Mix
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 from stream_dataloader.stream_info import order_rng
@@ -70,7 +71,8 @@ class Rules:
     from the lists; each list's own order is up to the mix.
 
     Attributes:
-        draws: Number of grants in a pass: one a source, but where lists that are exhausted start again.
+        lanes: Those of all groups that are hosted here, one group's behind the other's.
+        draws: Number of grants in a pass of all groups: one a source, but where lists that are exhausted start again.
     """
 
     num_sources: int
@@ -84,6 +86,7 @@ class Rules:
     seed: int
     deterministic: bool
     mix: Mix | None = None
+    groups: Groups = ALONE
     draws: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,20 +98,38 @@ class Rules:
         return self.padding_mode == "cycle" and self.mix is not None and self.mix.exhausted == "repeat"
 
     @property
-    def draws_of_a_pass(self) -> int:
-        """So many grants in a row, with `"cycle"`, have every source among them, wherever they begin."""
-        return (3 if self.endless_mix else 2) * self.draws
+    def lanes_of_a_group(self) -> int:
+        """How many of the lanes each group has."""
+        return self.lanes // self.groups.count
 
-    def decide(self, cursor: int, ahead: bool) -> int:
-        """What the next ticket in order gets: the number of its grant, which is `cursor`, or `NONE`.
+    def draws_of(self, lane: int) -> int:
+        """Number of grants in a pass of a lane's group."""
+        return self.groups.share(self.groups.first + lane // self.lanes_of_a_group, self.draws)
 
-        For a ticket ahead `NONE` means refused, for one now that no source is left and the lane idles.
+    def draws_of_a_pass(self, lane: int) -> int:
+        """So many grants in a row, with `"cycle"`, have every source of a lane's group, wherever they begin."""
+        return (3 if self.endless_mix else 2) * self.draws_of(lane)
+
+    def decide(self, lane: int, cursors: IntArray | list[int], ahead: bool) -> int:
+        """What the next ticket of a lane's group in order gets: its grant, or `NONE`.
+
+        A grant is numbered `n * groups + group`, the n-th of its group. For a ticket ahead `NONE` means refused, for
+        one now that no source is left and the lane idles.
+
+        Args:
+            cursors: How many grants each group hosted here was given; counts on.
         """
-        left = self.draws - cursor
+        hosted = lane // self.lanes_of_a_group
+        cursor = int(cursors[hosted])
+        left = self.draws_of(lane) - cursor
         if ahead:
-            tail = self.padding_mode != "cycle" and left <= TAIL_SOURCES_PER_LANE * self.lanes
-            return NONE if tail else cursor
-        return NONE if left <= 0 and self.padding_mode in ("zeros", "drop") else cursor
+            refused = self.padding_mode != "cycle" and left <= TAIL_SOURCES_PER_LANE * self.lanes_of_a_group
+        else:
+            refused = left <= 0 and self.padding_mode in ("zeros", "drop")
+        if refused:
+            return NONE
+        cursors[hosted] = cursor + 1
+        return cursor * self.groups.total + self.groups.first + hosted
 
 
 class Assignment(NamedTuple):
@@ -127,34 +148,57 @@ class Order:
         rules: Those of the dataset.
         epoch: The epoch's number.
         lengths: Items of each source, if known.
-        cursor: Grants given before this order is used.
+        cursors: Grants given before this order is used, by group hosted.
         returned: Grants among them that are to be given again, first.
+
+    Attributes:
+        first: Where ledgers that use this order begin to count, by group hosted.
     """
 
     def __init__(
-        self, rules: Rules, epoch: int, lengths: IntArray | None, cursor: int = 0, returned: Sequence[int] = ()
+        self,
+        rules: Rules,
+        epoch: int,
+        lengths: IntArray | None,
+        cursors: Sequence[int] | None = None,
+        returned: Sequence[int] = (),
     ) -> None:
-        self._epoch, self._cycles = epoch, rules.padding_mode == "cycle"
-        self._draws = NEVER if rules.endless_mix else rules.draws
-        self._returned, self.first = returned, cursor - len(returned)
+        self._epoch, self._cycles, self._rules = epoch, rules.padding_mode == "cycle", rules
+        self._groups = rules.groups
+        self._returned = returned_by_group(rules, returned)
+        cursors = cursors or [0] * rules.groups.count
+        self.first = [cursor - len(again) for cursor, again in zip(cursors, self._returned, strict=True)]
         self._passes: Latest[int, IntArray | None]  # at most two are being read at once, mostly
         self._passes = Latest(lambda epoch: epoch_order(rules, epoch, lengths), 2)
         self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
 
     def grant(self, number: int) -> int:
         """The grant that a ledger that starts with `first` means by a number."""
-        place = number - self.first
-        return self._returned[place] if 0 <= place < len(self._returned) else number
+        count, group = divmod(number, self._groups.total)
+        hosted = group - self._groups.first
+        place, again = count - self.first[hosted], self._returned[hosted]
+        return again[place] if 0 <= place < len(again) else number
 
     def __getitem__(self, grant: int) -> Assignment:
-        """The `grant`-th source; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
-        turn, index = divmod(grant, self._draws)
+        """What a grant stands for; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
+        count, group = divmod(grant, self._groups.total)
+        draws = NEVER if self._rules.endless_mix else self._groups.share(group, self._rules.draws)
+        turn, index = divmod(count, draws)
+        index = index * self._groups.total + group
         epoch = self._epoch + turn if self._cycles else self._epoch
         fresh = self._cycles or turn == 0
         if self._mixed is not None:
             return Assignment(*self._mixed.source(epoch, index), fresh)
         order = self._passes[epoch]
         return Assignment(index if order is None else int(order[index]), epoch, 0, fresh)
+
+
+def returned_by_group(rules: Rules, returned: Sequence[int]) -> list[list[int]]:
+    """Grants by the group hosted here that they are of, in their order."""
+    by_group: list[list[int]] = [[] for _ in range(rules.groups.count)]
+    for grant in returned:
+        by_group[grant % rules.groups.total - rules.groups.first].append(grant)
+    return by_group
 
 
 class _MixedOrder:
@@ -169,7 +213,9 @@ class _MixedOrder:
         def orders(number: int) -> Latest[tuple[int, int], IntArray | None]:
             start, stop = mix.starts[number : number + 2]
             shuffle, schedule = mix.shuffles[number], mix.schedules[number]
-            alone = replace(rules, num_sources=stop - start, shuffle=shuffle, schedule=schedule, mix=None)
+            alone = replace(
+                rules, num_sources=stop - start, shuffle=shuffle, schedule=schedule, mix=None, groups=Groups()
+            )
             known = None if lengths is None else lengths[start:stop]
             return Latest(lambda key: epoch_order(alone, key[0], known, number + 1, key[1]), 2)
 
@@ -193,6 +239,15 @@ def epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) 
     length: sort by u ** (1 / w), u uniform (Efraimidis and Spirakis, Weighted random sampling with a
     reservoir, 2006), here by -log(u) / w, ascending.
     """
+    order = _epoch_order(rules, epoch, lengths, *part)
+    if lengths is None or rules.groups.total == 1 or (lengths < 0).any():
+        return order
+    order = np.arange(rules.num_sources) if order is None else order
+    dealt: IntArray = dealt_by_length(order, lengths, rules.groups.total)
+    return dealt
+
+
+def _epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) -> IntArray | None:
     if rules.schedule == "listed" and not rules.shuffle:
         return None
     rng = order_rng(rules.seed, epoch, *part)
@@ -217,8 +272,8 @@ class Ledger:
     def __init__(self, memory: IntArray, rules: Rules) -> None:
         lanes, self._slots = rules.lanes, rules.lookahead + 1
         self._rules = rules
-        parts = iter(np.split(memory[1 : self.size(rules)], np.cumsum([lanes] * 2 + [lanes * self._slots] * 2)))
-        self._cursor = memory[:1]
+        parts = iter(np.split(memory[lanes : self.size(rules)], np.cumsum([lanes] * 2 + [lanes * self._slots] * 2)))
+        self._cursors = memory[:lanes]  # by group hosted; there are no more groups than lanes
         self._taken, self._decided = next(parts), next(parts)
         self._time = next(parts).reshape(lanes, self._slots)
         self._ahead = next(parts).reshape(lanes, self._slots)
@@ -227,11 +282,11 @@ class Ledger:
     @staticmethod
     def size(rules: Rules) -> int:
         """Number of int64 values a ledger takes; all zero is an empty one."""
-        return 1 + rules.lanes * (2 + 3 * (rules.lookahead + 1))
+        return rules.lanes * (3 + 3 * (rules.lookahead + 1))
 
-    def start(self, cursor: int) -> None:
-        """Begin with a cursor other than 0."""
-        self._cursor[0] = cursor
+    def start(self, cursors: Sequence[int]) -> None:
+        """Begin with cursors other than 0."""
+        self._cursors[: len(cursors)] = cursors
 
     def take(self, lane: int, time: int, ahead: bool) -> int:
         """Take out a lane's next ticket and return its number."""
@@ -251,9 +306,7 @@ class Ledger:
             if head[lane] > min(horizon, NEVER - 1):
                 return
             slot = int(self._decided[lane]) % self._slots
-            decision = self._rules.decide(int(self._cursor[0]), bool(self._ahead[lane, slot]))
-            self._cursor[0] += decision != NONE
-            self._grant[lane, slot] = decision
+            self._grant[lane, slot] = self._rules.decide(lane, self._cursors, bool(self._ahead[lane, slot]))
             self._decided[lane] += 1
 
     def has_undecided(self) -> bool:
@@ -270,25 +323,32 @@ class Ledger:
 
 
 def count_steps(rules: Rules, epoch: int, lengths: IntArray) -> int:
-    """How many batches an epoch has, for streams of known lengths.
+    """How many batches an epoch has, for streams of known lengths: those of the group that has most.
 
-    Replays the assignment one lane after another, in order of time, where each ticket is decided at once.
+    With `"drop"` it is the group that has fewest. The same on every rank.
 
     Args:
         lengths: `(num_sources,)`, items of each source: time steps, or windows if `time_steps` is None.
     """
     assert rules.padding_mode != "cycle"
+    last = min if rules.padding_mode == "drop" else max
+    alone = [
+        replace(rules, lanes=rules.lanes_of_a_group, groups=Groups(rules.groups.total, group, 1))
+        for group in range(rules.groups.total)
+    ]
+    return last(_count_steps(group, epoch, lengths) for group in alone)
+
+
+def _count_steps(rules: Rules, epoch: int, lengths: IntArray) -> int:
+    """The same for one group: replays the assignment lane after lane, in order of time, each ticket decided at once."""
     order, window = Order(rules, epoch, lengths), rules.time_steps or 1
     reserved: list[deque[int] | None] = [deque() if rules.lookahead else None for _ in range(rules.lanes)]
     cell = [0] * rules.lanes  # the time step, counted over the epoch, that a lane fills next
     times = list(range(rules.lanes))  # when each lane is out of data next: a heap
-    cursor, last_fresh, first_idle = 0, 0, NEVER
+    cursors, last_fresh, first_idle = [0], 0, NEVER
 
     def draw(ahead: bool) -> int:
-        nonlocal cursor
-        decision = rules.decide(cursor, ahead)
-        cursor += decision != NONE
-        return decision
+        return rules.decide(0, cursors, ahead)
 
     def next_grant(lane: int) -> int:
         ahead = reserved[lane]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import threading
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -63,7 +63,7 @@ class _Slot:
     def size(rules: Rules) -> int:
         return 6 + 5 * rules.lanes + Ledger.size(rules)
 
-    def create(self, key: SessionKey, epoch: int, workers: int, number: int, first: int) -> None:
+    def create(self, key: SessionKey, epoch: int, workers: int, number: int, first: Sequence[int]) -> None:
         self.key[:], self.epoch[0], self.workers[0], self.created[0] = key, epoch, workers, number
         self.status[:] = _ABSENT
         self.time[:workers], self.time[workers:] = 0, NEVER
@@ -200,7 +200,7 @@ def local_queue(rules: Rules, epoch: int, lengths: IntArray | None, resume: Snap
 
 
 def _order(rules: Rules, epoch: int, lengths: IntArray | None, resume: Snapshot | None) -> Order:
-    return Order(rules, epoch, lengths, *(resume.cursor, resume.returned) if resume else ())
+    return Order(rules, epoch, lengths, *(resume.cursors, resume.returned) if resume else ())
 
 
 class SessionTable:
@@ -273,9 +273,9 @@ class SessionTable:
             if slot is None:
                 slot = _free_slot(slots)
                 array[0] += 1
-                first = resume.cursor - len(resume.returned) if resume else 0
                 begun = self._take_epoch(key.owner) if epoch is None else epoch
-                slot.create(key, begun, workers, int(array[0]), first)
+                order = _order(self.rules, begun, lengths, resume)
+                slot.create(key, begun, workers, int(array[0]), order.first)
             slot.status[worker], slot.pid[worker] = _RUNNING, os.getpid()
             order = _order(self.rules, int(slot.epoch[0]), lengths, resume)
         return SourceQueue(slot, worker, self.rules, order, self._memory.locked, closed)

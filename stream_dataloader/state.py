@@ -30,7 +30,8 @@ def to_plain(rules: Rules, epoch: int, snapshot: Snapshot | None, fingerprint: s
     state: dict[str, Any] = {
         "version": VERSION,
         "seed": rules.seed,
-        "groups": 1,
+        "groups": rules.groups.total,
+        "first_group": rules.groups.first,
         "epoch": epoch,
         "failures": failures,
         **{name: getattr(rules, name) for name in _COMPARED},
@@ -42,7 +43,7 @@ def to_plain(rules: Rules, epoch: int, snapshot: Snapshot | None, fingerprint: s
     return {
         **state,
         "step": snapshot.step,
-        "cursor": snapshot.cursor,
+        "cursors": list(snapshot.cursors),
         "returned": list(snapshot.returned),
         "lane_states": [
             {
@@ -104,8 +105,11 @@ def _from_plain(state: Any, rules: Rules, fingerprint: str) -> tuple[int, int, S
         raise StateError(f"this is no state of a StreamDataLoader, but a {type(state).__name__}; pass a state_dict()")
     if state["version"] != VERSION:
         raise StateError(f"the state is of version {state['version']}, and this library reads version {VERSION}")
-    if state["groups"] != 1:
-        raise StateError(f"the state is of {state['groups']} groups, and the loader has 1")
+    if (state["groups"], state["first_group"]) != (rules.groups.total, rules.groups.first):
+        raise StateError(
+            f"the state is of {state['groups']} groups, from number {state['first_group']} on, and the loader has "
+            f"{rules.groups.total}, from number {rules.groups.first} on"
+        )
     if ("mix" in state) != (rules.mix is not None):
         one, several = "one dataset", "several datasets that are interleaved (mix)"
         saved, here = (several, one) if rules.mix is None else (one, several)
@@ -129,7 +133,7 @@ def _from_plain(state: Any, rules: Rules, fingerprint: str) -> tuple[int, int, S
         )
         for lane in state["lane_states"]
     )
-    snapshot = Snapshot(state["step"], state["cursor"], tuple(state["returned"]), lanes)
+    snapshot = Snapshot(state["step"], tuple(state["cursors"]), tuple(state["returned"]), lanes)
     return int(state["seed"]), int(state["epoch"]), snapshot, int(state["failures"])
 
 
