@@ -19,7 +19,7 @@ from stream_dataloader.errors import (
     WorkerTimeoutError,
 )
 from stream_dataloader.interleaved import interleave
-from stream_dataloader.schedule import split_batch_size
+from stream_dataloader.rules import split_batch_size
 from stream_dataloader.stream_info import StreamInfo, get_stream_info
 
 __version__ = "0.1.0"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stream_dataloader.schedule import IntArray, lanes_of_worker
+from stream_dataloader.rules import IntArray, lanes_of_worker
 from stream_dataloader.shared_memory import SharedMemory
 
 

@@ -24,7 +24,8 @@ from stream_dataloader.pickling import ByValue, spawning
 from stream_dataloader.progress import Snapshot
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 from stream_dataloader.ring import Ring
-from stream_dataloader.schedule import IntArray, Rules, count_steps, lanes_of_worker, split_batch_size
+from stream_dataloader.rules import IntArray, Rules, lanes_of_worker, split_batch_size
+from stream_dataloader.schedule import count_steps
 from stream_dataloader.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
 from stream_dataloader.sources import JoinedSources, PackedSources
 from stream_dataloader.state import fingerprint_of

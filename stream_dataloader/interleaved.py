@@ -19,7 +19,7 @@ from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
 from stream_dataloader.mixing import Mix
 from stream_dataloader.protocols import Exhausted, OnError, PaddingMode, StreamFactory, Windows
-from stream_dataloader.schedule import IntArray, Rules
+from stream_dataloader.rules import IntArray, Rules
 from stream_dataloader.sources import JoinedSources
 from stream_dataloader.state import fingerprint_of
 

@@ -30,7 +30,7 @@ from stream_dataloader.progress import Progress, Record, Told
 from stream_dataloader.protocols import CollateFn
 from stream_dataloader.regroup import Part, Regrouper
 from stream_dataloader.ring import Slot
-from stream_dataloader.schedule import lanes_of_worker
+from stream_dataloader.rules import lanes_of_worker
 
 
 class Iteration:

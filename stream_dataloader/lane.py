@@ -19,7 +19,7 @@ from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, 
 from stream_dataloader.opened_stream import END, OpenedStream
 from stream_dataloader.opening import Opener, Reservation
 from stream_dataloader.progress import LaneState
-from stream_dataloader.schedule import NEVER, NONE, IntArray, Rules
+from stream_dataloader.rules import NEVER, NONE, IntArray, Rules
 from stream_dataloader.stream_info import run_as
 from stream_dataloader.structure import Layout, Leaves, Misfit
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stream_dataloader.errors import ItemError, OpenError, ReadError, StreamError, shorten
-from stream_dataloader.schedule import NONE
+from stream_dataloader.rules import NONE
 from stream_dataloader.stream_info import StreamInfo, run_as
 
 _FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS = 0.1, 30.0

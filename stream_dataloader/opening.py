@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from stream_dataloader.opened_stream import OpenedStream
-from stream_dataloader.schedule import NONE, PENDING
+from stream_dataloader.rules import NONE, PENDING
 from stream_dataloader.source_queue import SourceQueue
 
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 100e-6, 5e-3

@@ -11,7 +11,7 @@ import numpy as np
 from stream_dataloader.errors import shorten
 from stream_dataloader.mixing import Mix
 from stream_dataloader.protocols import Exhausted, PaddingMode, Schedule, Windows
-from stream_dataloader.schedule import IntArray, Rules
+from stream_dataloader.rules import IntArray, Rules
 
 _LARGEST = 2**63 - 1
 _LEAST_SHARE = 1e-9  # of the largest weight: draws are counted in floats

@@ -26,7 +26,7 @@ from stream_dataloader.opening import Opener
 from stream_dataloader.progress import Snapshot, Told
 from stream_dataloader.protocols import StreamFactory
 from stream_dataloader.regroup import Fault, Part, Regrouper
-from stream_dataloader.schedule import NEVER, IntArray, Rules
+from stream_dataloader.rules import NEVER, IntArray, Rules
 from stream_dataloader.source_queue import Abandoned, SessionKey, SourceQueue
 from stream_dataloader.stream_info import StreamInfo
 from stream_dataloader.transport import Gathered, PartWriter, SlotWriter

@@ -2,7 +2,7 @@
 
 Workers run ahead of what was delivered, so their state is not the state. Each part tells which sources its
 lanes took in the step and how far they have read; `Progress` follows, part by part as they are delivered, by the
-same pure rules (`schedule.Rules`) that the workers' ledger follows. Between two steps every ticket is decided,
+same pure rules (`rules.Rules`) that the workers' ledger follows. Between two steps every ticket is decided,
 so little is left to be kept: a cursor, and for each lane what it reads and has reserved.
 
 Guarantee: following costs next to nothing; a snapshot is made only when one is asked for.
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stream_dataloader.schedule import NONE, Rules
+from stream_dataloader.rules import NONE, Rules
 
 _KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many batches ago
 

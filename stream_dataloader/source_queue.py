@@ -26,8 +26,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stream_dataloader.order import Order
 from stream_dataloader.progress import Snapshot
-from stream_dataloader.schedule import NEVER, PENDING, IntArray, Ledger, Order, Rules
+from stream_dataloader.rules import NEVER, PENDING, IntArray, Rules
+from stream_dataloader.schedule import Ledger
 from stream_dataloader.shared_memory import SharedMemory
 
 _SESSIONS = 64  # iterations over one dataset that can be alive at once

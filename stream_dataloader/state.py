@@ -19,7 +19,7 @@ import torch
 from stream_dataloader.errors import StateError
 from stream_dataloader.mixing import Mix
 from stream_dataloader.progress import After, LaneState, Snapshot
-from stream_dataloader.schedule import Rules
+from stream_dataloader.rules import Rules
 from stream_dataloader.structure import as_array
 
 VERSION = 1

@@ -33,7 +33,7 @@ from stream_dataloader.progress import Snapshot
 from stream_dataloader.protocols import Transport
 from stream_dataloader.regroup import Fault, Part, pack
 from stream_dataloader.ring import MESSAGE_BYTES, MOST_STEPS_A_MESSAGE, Ring, RingReader, Slot
-from stream_dataloader.schedule import IntArray
+from stream_dataloader.rules import IntArray
 from stream_dataloader.shared_memory import SharedMemory
 from stream_dataloader.source_queue import SessionKey
 from stream_dataloader.workers import Crew, WorkerInit, guard, starting

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader.pickling import ByValue
-from stream_dataloader.schedule import IntArray
+from stream_dataloader.rules import IntArray
 
 _WATCH_SECONDS = 1.0
 _FAREWELL_SECONDS = 4.0  # torch gives a worker 5 to finish what it is doing, one after the other

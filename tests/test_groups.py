@@ -11,7 +11,7 @@ from serial_model import serial_batches
 
 from stream_dataloader import StateError, StreamDataLoader
 from stream_dataloader.groups import Groups, dealt_by_length
-from stream_dataloader.schedule import Order
+from stream_dataloader.order import Order
 
 
 @st.composite
