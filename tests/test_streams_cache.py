@@ -272,6 +272,9 @@ def test_what_killed_processes_left_is_swept_out(server, cache):
     server.plan.append("slow")
     killed = run(read, cache, server.put("a.bin", b"x" * 200_000))
     assert server.half_sent.wait(30)
+    deadline = time.monotonic() + 30
+    while stored(cache) != ["part"] and time.monotonic() < deadline:  # what was sent is not written yet
+        time.sleep(0.01)
     os.kill(killed.pid, signal.SIGKILL)
     assert join(killed) == [-signal.SIGKILL]
     assert stored(cache) == ["part"]
