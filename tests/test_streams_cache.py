@@ -123,6 +123,14 @@ def read(cache, url):
         return pathlib.Path(file.path).read_bytes()
 
 
+def wait_for_part(server, cache):
+    """Wait until a slow download has begun to be written."""
+    assert server.half_sent.wait(30)
+    deadline = time.monotonic() + 30
+    while "part" not in stored(cache) and time.monotonic() < deadline:  # it was sent, and is not written yet
+        time.sleep(0.01)
+
+
 def stored(cache):
     """What is in the cache, by name."""
     paths = pathlib.Path(cache.directory).glob("*/*")
@@ -257,7 +265,7 @@ def test_others_go_on_when_the_fetching_process_is_killed(server, cache):
     url = server.put("a.bin", content)
     server.plan.append("slow")
     first = run(read, cache, url)
-    assert server.half_sent.wait(30)
+    wait_for_part(server, cache)
     assert stored(cache) == ["part"]
     together = Together()
     others = [run(fetch_at_once, together, cache, url, content) for _ in range(2)]
@@ -271,10 +279,7 @@ def test_others_go_on_when_the_fetching_process_is_killed(server, cache):
 def test_what_killed_processes_left_is_swept_out(server, cache):
     server.plan.append("slow")
     killed = run(read, cache, server.put("a.bin", b"x" * 200_000))
-    assert server.half_sent.wait(30)
-    deadline = time.monotonic() + 30
-    while stored(cache) != ["part"] and time.monotonic() < deadline:  # what was sent is not written yet
-        time.sleep(0.01)
+    wait_for_part(server, cache)
     os.kill(killed.pid, signal.SIGKILL)
     assert join(killed) == [-signal.SIGKILL]
     assert stored(cache) == ["part"]
@@ -294,7 +299,7 @@ def interrupted(cache, url):
 def test_ctrl_c_in_the_middle_of_a_download_leaves_nothing(server, cache):
     server.plan.append("slow")
     process = run(interrupted, cache, server.put("a.bin", b"x" * 200_000))
-    assert server.half_sent.wait(30)
+    wait_for_part(server, cache)
     os.kill(process.pid, signal.SIGINT)
     assert join(process) == [7]
     assert stored(cache) == []
