@@ -25,21 +25,22 @@ from stream_dataloader.dataloader import StreamDataLoader
 __all__ = ["batch_key", "check_resume"]
 
 
+def leaf_key(leaf: Any) -> Any:
+    """A leaf as a value that can be compared with `==`, bit for bit."""
+    if isinstance(leaf, torch.Tensor):
+        tensor = leaf.detach().cpu().contiguous()
+        return str(leaf.dtype), tuple(leaf.shape), tensor.flatten().view(torch.uint8).numpy().tobytes()
+    if hasattr(leaf, "tobytes") and hasattr(leaf, "dtype"):
+        return str(leaf.dtype), leaf.shape, leaf.tobytes()
+    return leaf
+
+
 def batch_key(batch: Any) -> Any:
     """All that a batch holds, but for `worker_id`, as values that can be compared with `==`, bit for bit."""
-
-    def plain(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            tensor = leaf.detach().cpu().contiguous()
-            return str(leaf.dtype), tuple(leaf.shape), tensor.flatten().view(torch.uint8).numpy().tobytes()
-        if hasattr(leaf, "tobytes") and hasattr(leaf, "dtype"):
-            return str(leaf.dtype), leaf.shape, leaf.tobytes()
-        return leaf
-
     if isinstance(batch, StreamBatch):
         names = ("data", "reset", "is_start", "mask", "source", "position", "lane", "step", "epoch")
-        return {name: map_leaves(getattr(batch, name), plain) for name in names}
-    return map_leaves(batch, plain)
+        return {name: map_leaves(getattr(batch, name), leaf_key) for name in names}
+    return map_leaves(batch, leaf_key)
 
 
 def check_resume(

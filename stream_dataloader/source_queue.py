@@ -278,8 +278,9 @@ class SessionTable:
                 begun = self._take_epoch(key.owner) if epoch is None else epoch
                 order = _order(self.rules, begun, lengths, resume)
                 slot.create(key, begun, workers, int(array[0]), order.first)
+            else:
+                order = _order(self.rules, int(slot.epoch[0]), lengths, resume)
             slot.status[worker], slot.pid[worker] = _RUNNING, os.getpid()
-            order = _order(self.rules, int(slot.epoch[0]), lengths, resume)
         return SourceQueue(slot, worker, self.rules, order, self._memory.locked, closed)
 
 

@@ -24,7 +24,7 @@ from stream_dataloader.batch import map_leaves
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.opened_stream import takes_start
-from stream_dataloader.resume_contract import batch_key, check_resume
+from stream_dataloader.resume_contract import batch_key, check_resume, leaf_key
 from stream_dataloader.structure import as_array
 
 __all__ = ["StreamContract"]
@@ -219,17 +219,9 @@ def _close(stream: Any) -> None:
         close()
 
 
-def _bits(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return str(leaf.dtype), tuple(leaf.shape), leaf.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    if isinstance(leaf, np.ndarray):
-        return str(leaf.dtype), leaf.shape, leaf.tobytes()
-    return leaf
-
-
 def _assert_same(found: list[Any], expected: list[Any], source: Any, what: str) -> None:
     for position, (one, other) in enumerate(zip(found, expected, strict=False)):
-        same = map_leaves(one, _bits) == map_leaves(other, _bits)
+        same = map_leaves(one, leaf_key) == map_leaves(other, leaf_key)
         assert same, f"{source!r}, {what}: item {position} of those is another one"
     assert len(found) == len(expected), f"{source!r}, {what}: {len(found)} items, and should be {len(expected)}"
 
@@ -256,7 +248,7 @@ def _written(stream: Any, item: Any, room: int, source: Any) -> list[Any]:
     out, before = _rows_of(item, room), _rows_of(item, room)
     count: int = stream.read_into(map_leaves(out, lambda leaf: leaf[:room]))
     assert 0 <= count <= room, f"{source!r}: read_into returned {count}, with room for {room}"
-    rest, rest_before = (map_leaves(rows, lambda leaf: _bits(leaf[count:])) for rows in (out, before))
+    rest, rest_before = (map_leaves(rows, lambda leaf: leaf_key(leaf[count:])) for rows in (out, before))
     assert rest == rest_before, f"{source!r}: read_into wrote more than the {count} items it returned"
     return [map_leaves(out, functools.partial(_row, t=t)) for t in range(count)]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
-from stream_dataloader.streams.source import check_file, section_of
+from stream_dataloader.streams.source import check_file, closed_on_error, section_of
 from stream_dataloader.streams.tables import NpyTable, Table, memory_table
 
 __all__ = ["ArrayStream"]
@@ -118,11 +118,8 @@ class ArrayStream:
         """The arrays by their keys, `_ALONE` for an array that is an item's only one."""
         if isinstance(whole, (str, os.PathLike)):
             local = open_local(whole, self.cache)
-            try:
+            with closed_on_error(local):
                 return self._open_file(local.path, os.fspath(whole)), local
-            except BaseException:
-                local.close()
-                raise
         if isinstance(whole, Mapping):
             if not whole:
                 raise ValueError("the source is an empty mapping; give at least one array")

@@ -21,7 +21,14 @@ from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
 from stream_dataloader.streams.container import choose_stream, open_container
 from stream_dataloader.streams.resample import Samples, output_length
 from stream_dataloader.streams.samples import SampleReader, check_numbers
-from stream_dataloader.streams.source import OnCorrupt, Section, check_on_corrupt, section_of, whole_number
+from stream_dataloader.streams.source import (
+    OnCorrupt,
+    Section,
+    check_on_corrupt,
+    closed_on_error,
+    section_of,
+    whole_number,
+)
 
 __all__ = ["AudioStream"]
 
@@ -97,11 +104,8 @@ class AudioStream:
         section = section_of(source)
         start = whole_number("start", start, "items are numbered from 0", 0)
         local = open_local(section.path, self.cache)
-        try:
+        with closed_on_error(local):
             return _Windows(self, section._replace(path=local.path), start, local)
-        except BaseException:
-            local.close()
-            raise
 
     def length(self, source: Any) -> int | None:
         """The number of items: by the ends of a section, or by a header that counts samples (WAV, FLAC, ...); or None.

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader.streams.cache import LocalFile
+from stream_dataloader.streams.container import frame_rate
 from stream_dataloader.streams.resample import Samples
 from stream_dataloader.streams.samples import SampleReader, check_numbers
 from stream_dataloader.streams.selection import Selection
+from stream_dataloader.streams.source import closed_on_error
 from stream_dataloader.streams.video import OpenVideo, VideoStream
 
 __all__ = ["AudioVisualStream"]
@@ -73,11 +75,8 @@ class AudioVisualStream:
             ValueError: It is no video, lacks a stream, or ends before the source's start.
         """
         local, selection = self.video.open(source)
-        try:
+        with closed_on_error(local):
             return _OpenAudioVisual(self, selection, start, local)
-        except BaseException:
-            local.close()
-            raise
 
     def length(self, source: Any) -> int | None:
         """The number of items: that of the frames; see `VideoStream.length`."""
@@ -89,13 +88,10 @@ class _OpenAudioVisual(OpenVideo):
 
     def __init__(self, options: AudioVisualStream, selection: Selection, start: int, local: LocalFile) -> None:
         super().__init__(options.video, selection, start, local)
-        try:
+        with closed_on_error(self):
             self._sound = _Sound(options, selection)
-        except BaseException:
-            self.close()
-            raise
-        rate = selection.fps or self.reader.stream.average_rate or self.reader.stream.guessed_rate or 25
-        a_frame = self._sound.rate * selection.frame_step / Fraction(rate)
+        rate = selection.fps or frame_rate(self.reader.stream)
+        a_frame = self._sound.rate * selection.frame_step / rate
         self._count = options.samples or max(1, round(a_frame))
 
     def beside(self, frame: Any, moment: Any) -> dict[str, Any]:

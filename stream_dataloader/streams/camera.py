@@ -23,6 +23,7 @@ import numpy as np
 from stream_dataloader.streams.captures import av_frames, is_device, opencv_frames
 from stream_dataloader.streams.live import Arrival, LiveReader, Retry
 from stream_dataloader.streams.picture import ArrayConverter, AvConverter, Picture
+from stream_dataloader.streams.source import closed_on_error
 
 __all__ = ["CameraStream"]
 
@@ -147,11 +148,8 @@ class CameraStream:
             fps=self.fps,
             retry=Retry(self.reconnect_tries, *self.reconnect_seconds),
         )
-        try:
+        with closed_on_error(reader):
             reader.wait_for_first()
-        except BaseException:
-            reader.close()
-            raise
         converter = (ArrayConverter if by_opencv else AvConverter)(self._picture())
         return _Live(reader, converter, self.items == "dict")
 

@@ -16,7 +16,7 @@ import av.error
 
 from stream_dataloader.streams.source import check_file
 
-__all__ = ["check_not_cut", "choose_stream", "open_container", "ticks_of_untimed"]
+__all__ = ["check_not_cut", "choose_stream", "frame_rate", "open_container", "ticks_a_frame", "ticks_of_untimed"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
 _NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
@@ -77,8 +77,17 @@ def ticks_of_untimed(container: av.container.InputContainer, stream: Any) -> Fra
     disordered = container.format.name in ("avi", "asf") and stream.codec_context.has_b_frames
     if not disordered and not int(container.format.flags) & _NO_TIMESTAMPS:
         return None
-    rate = stream.average_rate or stream.guessed_rate or Fraction(25)
-    return 1 / (Fraction(rate) * Fraction(stream.time_base))
+    return ticks_a_frame(stream)
+
+
+def frame_rate(stream: Any) -> Fraction:
+    """Frames a second, on average."""
+    return Fraction(stream.average_rate or stream.guessed_rate or 25)
+
+
+def ticks_a_frame(stream: Any) -> Fraction:
+    """How long a frame is shown on average, in the stream's time base."""
+    return 1 / (frame_rate(stream) * Fraction(stream.time_base))
 
 
 def check_not_cut(path: str) -> None:

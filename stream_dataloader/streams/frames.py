@@ -16,6 +16,7 @@ Frames are decoded with one thread: the workers are the parallelism.
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -24,8 +25,8 @@ from typing import Any
 import av.error
 
 from stream_dataloader.streams.container import check_not_cut, choose_stream, open_container, ticks_of_untimed
-from stream_dataloader.streams.frame_index import frame_times
-from stream_dataloader.streams.source import OnCorrupt
+from stream_dataloader.streams.frame_index import FrameTimes, frame_times
+from stream_dataloader.streams.source import OnCorrupt, closed_on_error
 
 __all__ = ["FrameReader"]
 
@@ -59,25 +60,26 @@ class FrameReader:
     def _open(self) -> None:
         self._begun = False
         self._container = open_container(self._path)
-        try:
+        with closed_on_error(self._container):
             self.stream: Any = choose_stream(self._container, "video", self._index)
             self._ticks = ticks_of_untimed(self._container, self.stream)
-        except BaseException:
-            self._container.close()
-            raise
 
     def close(self) -> None:
         """Close the file."""
         self._container.close()
 
+    @functools.cached_property
+    def _times(self) -> FrameTimes:
+        return frame_times(self._path, self._index)
+
     def count(self) -> int | None:
         """The number of frames; None if the container does not tell."""
-        times = frame_times(self._path, self._index)
+        times = self._times
         return None if times is None else len(times)
 
     def time_of(self, frame: int) -> int | None:
         """The time stamp of a frame in the stream's time base; None if there is no such frame, or no way to tell."""
-        times = frame_times(self._path, self._index)
+        times = self._times
         return int(times[frame]) if times is not None and frame < len(times) else None
 
     def frame_at(self, seconds: float) -> int:
@@ -86,7 +88,7 @@ class FrameReader:
         Raises:
             ValueError: The container does not tell when frames are shown.
         """
-        times = frame_times(self._path, self._index)
+        times = self._times
         if times is None:
             raise ValueError(f"{self._path} does not tell when its frames are shown; give frames, not seconds")
         if not len(times):

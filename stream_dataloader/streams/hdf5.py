@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from stream_dataloader.streams.source import closed_on_error
 from stream_dataloader.streams.tables import check_rows
 
 __all__ = ["Hdf5Table", "is_hdf5", "open_tables"]
@@ -69,12 +70,9 @@ def open_tables(path: str, name: str, datasets: Sequence[str | None]) -> list[Hd
         ) from error
     except OSError as error:
         raise OSError(f"{name} is not a whole HDF5 file: {_text(error)}; write it anew") from error
-    try:
+    with closed_on_error(file):
         opened = _Opened(file, len(datasets))
         return [Hdf5Table(h5py, opened, name, dataset) for dataset in datasets]
-    except BaseException:
-        file.close()
-        raise
 
 
 class _Opened:

@@ -27,7 +27,7 @@ import numpy as np
 from stream_dataloader.streams.audio_headers import ReadAudio, check_audio_not_cut
 from stream_dataloader.streams.container import choose_stream, open_container
 from stream_dataloader.streams.resample import Converter, Samples, as_float, layout_name, output_length, restart
-from stream_dataloader.streams.source import OnCorrupt, whole_number
+from stream_dataloader.streams.source import OnCorrupt, closed_on_error, whole_number
 
 __all__ = ["SampleReader", "check_numbers"]
 
@@ -102,19 +102,13 @@ class SampleReader:
     ) -> None:
         self._path, self._index, self._on_corrupt = path, stream, on_corrupt
         self._open()
-        try:
+        with closed_on_error(self):
             self._begin(rate, channels, start, offset)
-        except BaseException:
-            self.close()
-            raise
 
     def _open(self) -> None:
         self._container = open_container(self._path)
-        try:
+        with closed_on_error(self._container):
             self._stream = choose_stream(self._container, "audio", self._index)
-        except BaseException:
-            self._container.close()
-            raise
         if checks := _CHECKS.get(self._stream.codec_context.name):
             self._stream.codec_context.options = {"err_detect": checks}
         self._packets = self._container.demux(self._stream)

@@ -18,6 +18,7 @@ from collections.abc import Generator, Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from stream_dataloader.streams.container import ticks_a_frame
 from stream_dataloader.streams.frames import FrameReader
 from stream_dataloader.streams.source import Section
 
@@ -87,7 +88,7 @@ class Selection(NamedTuple):
         origin, last, end = reader.time_of(first), reader.time_of(count - 1), reader.time_of(stop)
         assert origin is not None
         assert last is not None
-        behind = last + _ticks_a_frame(reader) if end is None else Fraction(end)
+        behind = last + ticks_a_frame(reader.stream) if end is None else Fraction(end)
         return math.ceil((behind - origin) / self._ticks_an_item(reader))
 
     def _frame_numbers(self, reader: FrameReader) -> tuple[int, int | None]:
@@ -95,19 +96,22 @@ class Selection(NamedTuple):
         if isinstance(first, float):
             first = reader.frame_at(first) if first else 0
         if isinstance(stop, float):
-            last = reader.time_of((reader.count() or 1) - 1)
-            number = reader.frame_at(stop)
-            end = None if last is None else float((last + _ticks_a_frame(reader)) * reader.stream.time_base)
-            begin = reader.time_of(0)
-            if end is not None and begin is not None:
-                seconds = end - float(begin * reader.stream.time_base)
-                if stop > seconds + _SLACK:
-                    raise ValueError(
-                        f"seconds {self.section.start} to {stop} of {self.section.path} were asked for, and it has "
-                        f"{seconds:.3f}; give stop=None for its end"
-                    )
-            stop = number
+            self._check_seconds(reader, stop)
+            stop = reader.frame_at(stop)
         return first, stop
+
+    def _check_seconds(self, reader: FrameReader, stop: float) -> None:
+        """See that the video, with its last frame shown as long as the others, holds the section."""
+        count = reader.count()
+        begin, last = (reader.time_of(0), reader.time_of(count - 1)) if count else (None, None)
+        if begin is None or last is None:
+            return
+        seconds = float((last + ticks_a_frame(reader.stream) - begin) * reader.stream.time_base)
+        if stop > seconds + _SLACK:
+            raise ValueError(
+                f"seconds {self.section.start} to {stop} of {self.section.path} were asked for, and it has "
+                f"{seconds:.3f}; give stop=None for its end"
+            )
 
     def _check_start(self, start: int, items: int | None) -> None:
         """See that the item to begin with is one of them, or the one behind the last."""
@@ -171,13 +175,7 @@ class Selection(NamedTuple):
             self._check_end(reader, self.section.start, None, 0)
             return
         if end is None:
-            end = shown.pts + _ticks_a_frame(reader)
+            end = shown.pts + ticks_a_frame(reader.stream)
         while origin + item * ticks < end:
             yield shown, origin + item * ticks
             item += 1
-
-
-def _ticks_a_frame(reader: FrameReader) -> Fraction:
-    """How long the last frame is shown, in the stream's time base: as long as the others are on average."""
-    rate = reader.stream.average_rate or reader.stream.guessed_rate or Fraction(25)
-    return 1 / (Fraction(rate) * Fraction(reader.stream.time_base))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import operator
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-__all__ = ["OnCorrupt", "Section", "check_file", "check_on_corrupt", "section_of", "whole_number"]
+__all__ = ["OnCorrupt", "Section", "check_file", "check_on_corrupt", "closed_on_error", "section_of", "whole_number"]
 
 #: What to do about data that is damaged.
 OnCorrupt = Literal["raise", "keep", "drop"]
@@ -88,6 +89,16 @@ def check_on_corrupt(value: Any) -> None:
     """
     if value not in get_args(OnCorrupt):
         raise ValueError(f"on_corrupt is {value!r}; use one of {', '.join(map(repr, get_args(OnCorrupt)))}")
+
+
+@contextmanager
+def closed_on_error(resource: Any) -> Iterator[None]:
+    """Close what was opened if the step that is to take it over fails; otherwise it is left open."""
+    try:
+        yield
+    except BaseException:
+        resource.close()
+        raise
 
 
 def check_file(path: Any) -> str:

@@ -15,6 +15,8 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from stream_dataloader.streams.source import closed_on_error
+
 __all__ = ["NpyTable", "Table", "check_rows", "memory_table"]
 
 _NUMBERS = "biufc"  # bool, signed and unsigned integers, floats, complex
@@ -148,7 +150,7 @@ class NpyTable:
 
     def __init__(self, path: str, name: str) -> None:
         self._file = open(path, "rb")  # noqa: SIM115
-        try:
+        with closed_on_error(self._file):
             self._name = name
             header = read_header(self._file, name)
             check_rows(header.shape, header.dtype, name)
@@ -162,9 +164,6 @@ class NpyTable:
                 self._file, header.dtype, "r", header.offset, header.shape, "F" if header.fortran_order else "C"
             )
             self._native = header.dtype.newbyteorder("=")
-        except BaseException:
-            self._file.close()
-            raise
 
     def __len__(self) -> int:
         return len(self._array)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from stream_dataloader.streams.cache import FileCache
-from stream_dataloader.streams.source import section_of
+from stream_dataloader.streams.source import closed_on_error, section_of
 from stream_dataloader.streams.text_blocks import NOTHING, Marks, blocks_of
 from stream_dataloader.streams.text_bytes import StringBytes, TextBytes, is_compressed, open_text
 from stream_dataloader.streams.text_encoding import Codes, TextEncoding, encoding_name
@@ -156,15 +156,12 @@ class TextStream:
         if start < 0:
             raise ValueError(f"start is {start}; give the first item wanted, 0 or more")
         file, first, stop = self._open(source)
-        try:
+        with closed_on_error(file):
             units = self._units(file, first, stop)
             items = _Items(units, self.dtype, self.targets)
             units.skip(start)
             if self.targets and start and items.at_end():
                 raise ValueError(f"{file.name} has {start} units here, one item fewer, and start is {start}")
-        except BaseException:
-            file.close()
-            raise
         return items
 
     def length(self, source: Any) -> int | None:
@@ -204,11 +201,8 @@ class TextStream:
             raise TypeError(f"the source is a {type(path).__name__}; give a path, or of='strings' for texts themselves")
         first, stop = operator.index(first), None if stop is None else operator.index(stop)
         file = open_text(path, self.cache)
-        try:
+        with closed_on_error(file):
             self._check(file, first, stop)
-        except BaseException:
-            file.close()
-            raise
         return file, first, stop
 
     def _open_string(self, text: str) -> TextBytes:

@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
-from stream_dataloader.streams.source import check_file
+from stream_dataloader.streams.source import check_file, closed_on_error
 
 __all__ = ["CompressedBytes", "FileBytes", "StringBytes", "TextBytes", "is_compressed", "open_text"]
 
@@ -77,14 +77,11 @@ def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise ValueError(f"{name} is a pipe or a device; give a regular file, which can be read again")
     local = open_local(path, cache)
-    try:
+    with closed_on_error(local):
         here = check_file(local.path)
         if not is_compressed(path):
             return FileBytes(here, name, local)
         return CompressedBytes(_open_gzip(here) if name.lower().endswith(".gz") else _open_zstd(here), name, local)
-    except BaseException:
-        local.close()
-        raise
 
 
 class StringBytes:

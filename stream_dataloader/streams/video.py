@@ -19,7 +19,14 @@ from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
 from stream_dataloader.streams.frames import FrameReader
 from stream_dataloader.streams.picture import AvConverter, Picture
 from stream_dataloader.streams.selection import Selection
-from stream_dataloader.streams.source import OnCorrupt, Section, check_on_corrupt, section_of, whole_number
+from stream_dataloader.streams.source import (
+    OnCorrupt,
+    Section,
+    check_on_corrupt,
+    closed_on_error,
+    section_of,
+    whole_number,
+)
 
 __all__ = ["OpenVideo", "VideoStream"]
 
@@ -124,15 +131,12 @@ class VideoStream:
         """
         whole_number("start", start, "give the number of the first item wanted", 0)
         local, selection = self.open(source)
-        try:
+        with closed_on_error(local):
             if self.backend == "opencv":
                 from stream_dataloader.streams.video_opencv import CapturedVideo
 
                 return CapturedVideo(self.picture, selection, start, local)
             return OpenVideo(self, selection, start, local)
-        except BaseException:
-            local.close()
-            raise
 
     def length(self, source: Any) -> int | None:
         """The number of items of a source, by its packets; None if they do not tell, or frames may be dropped.
