@@ -9,6 +9,7 @@ from stream_dataloader.errors import (
     ItemError,
     LengthError,
     OpenError,
+    RankError,
     ReadError,
     StaleIteratorError,
     StateError,
@@ -20,6 +21,7 @@ from stream_dataloader.errors import (
 )
 from stream_dataloader.interleaved import interleave
 from stream_dataloader.rules import split_batch_size
+from stream_dataloader.state import merge_states, split_state
 from stream_dataloader.stream_info import StreamInfo, get_stream_info
 
 __version__ = "0.1.0"
@@ -30,6 +32,7 @@ __all__ = [
     "ItemError",
     "LengthError",
     "OpenError",
+    "RankError",
     "ReadError",
     "StaleIteratorError",
     "StateError",
@@ -44,5 +47,7 @@ __all__ = [
     "WorkerTimeoutError",
     "get_stream_info",
     "interleave",
+    "merge_states",
     "split_batch_size",
+    "split_state",
 ]

@@ -6,6 +6,7 @@ a step set; an iteration left early leaves no process, thread or file behind.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 import weakref
@@ -16,17 +17,22 @@ from typing import Any
 import torch
 
 from stream_dataloader import options
+from stream_dataloader.agreement import OwnSteps, Steps
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.device import OneAhead, moved, pinned
-from stream_dataloader.errors import FailureLimitError, StreamError
+from stream_dataloader.distributed import find_place
+from stream_dataloader.errors import FailureLimitError, StateError, StreamError
 from stream_dataloader.feed import Feed, LocalFeed
+from stream_dataloader.groups import Groups
 from stream_dataloader.iteration import Iteration
 from stream_dataloader.pickling import ByValue
 from stream_dataloader.progress import Progress, Record, Snapshot, read
 from stream_dataloader.protocols import CollateFn, Transport
+from stream_dataloader.ranks import Ranks
 from stream_dataloader.rescue import Rescue
-from stream_dataloader.state import from_plain, to_plain
+from stream_dataloader.schedule import count_steps
+from stream_dataloader.state import common, from_plain, groups_of, to_plain
 from stream_dataloader.worker_pool import WorkerPool
 
 __all__ = ["StreamDataLoader"]
@@ -50,7 +56,8 @@ class StreamDataLoader:
         persistent_workers: Keep the workers from one epoch to the next.
         multiprocessing_context: `"fork"`, `"spawn"`, `"forkserver"` or a context; None is the default one.
         worker_init_fn: Called with the worker's id in each worker when it starts.
-        timeout: Seconds to wait for a worker before `WorkerTimeoutError`; 0 waits for ever.
+        timeout: Seconds to wait for a worker before `WorkerTimeoutError`, and for another rank before `RankError`; 0
+            waits for ever for workers, and for ranks as long as torch.distributed's store.
         device: Move batches there, to a CUDA device one ahead of use on a stream of its own; see also `to`.
         transport: How batches come from workers. `"shared_memory"`: they are put together in place, in memory
             that is used again when nobody holds a tensor, view or array over it any more (a process that you
@@ -59,10 +66,18 @@ class StreamDataLoader:
         max_restarts: How often in an epoch a worker may die and new workers go on after the last batch delivered,
             with not an item lost or doubled. A source at which workers died twice, at the same place, is an error,
             or skipped with the dataset's `on_error="skip"`.
+        groups: Into how many groups the epoch's order is dealt, each with lanes of its own; ranks share them evenly.
+            None: as many as ranks. More of them let a checkpoint go on with other world sizes, with the same global
+            batches. A state that is loaded brings its own.
+        rank: Which rank this process is; with `world_size`. None: asks torch.distributed, if that is initialised when
+            an iteration begins; else there is one rank.
+        world_size: Of how many ranks.
+        process_group: The ranks that share the epoch, a process group or a `DeviceMesh` dimension of torch.distributed,
+            where that is not all of them: model-parallel ranks read the same data.
 
     Raises:
         TypeError: The dataset is no `StreamDataset`.
-        ValueError: An option is out of range, or needs workers and there are none.
+        ValueError: An option is out of range, needs workers and there are none, or does not go with another.
         RuntimeError: The system offers no shared memory, and `transport` insists on it.
 
     Example:
@@ -87,6 +102,10 @@ class StreamDataLoader:
         device: torch.device | str | int | None = None,
         transport: Transport = "auto",
         max_restarts: int = 0,
+        groups: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
     ) -> None:
         if not isinstance(dataset, StreamDataset):
             raise TypeError(f"dataset must be a StreamDataset, and is a {type(dataset).__name__}")
@@ -109,7 +128,7 @@ class StreamDataLoader:
         self.device = None if device is None else torch.device(device)
         self.failures: list[StreamError] = []
         self._max_restarts = options.integer("max_restarts", max_restarts, 0)
-        self._failures_before = 0  # those of a state that was loaded
+        self._failures_before: list[int] = []  # those of a state that was loaded, by group hosted
         self._pool_options: dict[str, Any] = {
             "worker_init_fn": worker_init_fn,
             "prefetch_factor": prefetch_factor,
@@ -119,13 +138,40 @@ class StreamDataLoader:
             "pin_memory": pin_memory,
             "transport": options.choice("transport", transport, Transport),
         }
-        self._pool = WorkerPool(dataset, num_workers, **self._pool_options)
         self._next_epoch = 0
         self._requests_heeded = 0  # of the dataset's set_epoch
         self._lengths: dict[int, int] = {}
         self._iteration: weakref.ref[Iteration] | None = None
         self._progress: Progress | None = None  # of the last iteration
         self._resume: tuple[int, Snapshot | None] | None = None  # epoch and place that were loaded
+        options.check_ranks(groups, rank, world_size, process_group)
+        self._groups, self._rank, self._world_size, self._process_group = groups, rank, world_size, process_group
+        self._seed = dataset.rules.seed
+        self._reading = dataset  # by the rules of this rank
+        self._ranks = Ranks(timeout)
+        self._settle()
+        self._pool = self._new_pool()
+
+    def _new_pool(self) -> WorkerPool:
+        return WorkerPool(self._reading, self.num_workers, **self._pool_options)
+
+    def _find_place(self) -> None:
+        """Have the rules of this rank, which may be known only now, and workers that read by them."""
+        if self._settle():
+            self._pool = self._new_pool()
+
+    def _settle(self) -> bool:
+        """Have the rules of this rank; whether they are other ones now."""
+        place = self._ranks.place = find_place(self._rank, self._world_size, self._process_group)
+        groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
+        rules = dataclasses.replace(self.dataset.rules, groups=groups, seed=self._seed)
+        if rules == self._reading.rules:
+            return False
+        options.check_groups(rules)
+        self._end_running()
+        self._reading = self.dataset.under(rules)
+        self._lengths, self._resume, self._failures_before = {}, None, []
+        return True
 
     @property
     def batch_size(self) -> int:
@@ -154,9 +200,10 @@ class StreamDataLoader:
         """Start the next epoch, not regrouped: iterate over the parts of each worker, step after step.
 
         Each part is a `StreamBatch` of one worker's lanes, for a model with a state for each `worker_id`.
-        `collate_fn` takes no part in it.
+        `collate_fn` takes no part in it. Several ranks do not wait for each other: each yields the parts of its own
+        lanes, and their numbers differ.
         """
-        return self._ahead(self._start(None).parts())
+        return self._ahead(self._start(None, agree=False).parts())
 
     def _ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Batches on the device, if that is one that copies by itself."""
@@ -164,8 +211,9 @@ class StreamDataLoader:
             return batches
         return OneAhead(batches, self.device, self._progress.hold)
 
-    def _start(self, collate_fn: CollateFn | None) -> Iteration:
+    def _start(self, collate_fn: CollateFn | None, *, agree: bool = True) -> Iteration:
         self._end_running()
+        self._find_place()
         epoch, resume = self._coming_epoch(), None
         if self._resume is not None and self._resume[0] == epoch:
             resume = self._resume[1]
@@ -175,14 +223,23 @@ class StreamDataLoader:
         rescue: Rescue | None = None
         if self.num_workers:
             if self._pool.owner != os.getpid():  # the loader was built before this process was forked
-                self._pool = WorkerPool(self.dataset, self.num_workers, **self._pool_options)
-            rescue = Rescue(self._pool, self.dataset, epoch, raw=collate_fn is not None, most=self._max_restarts)
+                self._pool = self._new_pool()
+            rescue = Rescue(self._pool, self._reading, epoch, raw=collate_fn is not None, most=self._max_restarts)
             feed = self._pool.start(epoch, raw=collate_fn is not None, resume=resume)
         else:
-            feed = LocalFeed(self.dataset.read_locally(epoch, raw=collate_fn is not None, resume=resume))
-        progress = self._progress = Progress(self.dataset.rules, epoch, resume, max(1, self.num_workers))
+            feed = LocalFeed(self._reading.read_locally(epoch, raw=collate_fn is not None, resume=resume))
+        progress = Progress(self._reading.rules, epoch, resume, max(1, self.num_workers))
+        steps: Steps = OwnSteps()
+        if agree:
+            try:
+                told = common(self._state(epoch, resume)) if self._ranks.place.world_size > 1 else {}
+                steps = self._ranks.begin(self._reading, epoch, progress.step, told)
+            except BaseException:
+                feed.close()
+                raise
+        self._progress = progress
         iteration = Iteration(
-            self.dataset,
+            self._reading,
             self.num_workers,
             feed,
             epoch,
@@ -191,6 +248,7 @@ class StreamDataLoader:
             note_failure=self._note_failure,
             progress=progress,
             state=self._state,
+            steps=steps,
             restart=rescue,
         )
         self._iteration = weakref.ref(iteration)
@@ -216,6 +274,8 @@ class StreamDataLoader:
             ValueError: `step` was not delivered, or is too long ago.
         """
         progress = self._progress
+        if progress is None or progress.over:
+            self._find_place()
         other_is_set = self.dataset.epoch_request[0] != self._requests_heeded
         if progress is not None and not progress.over and not other_is_set:
             return self._state(progress.epoch, progress.record(step))
@@ -224,39 +284,55 @@ class StreamDataLoader:
         return self._state(epoch, self._resume[1] if self._resume and loaded else None)
 
     def _state(self, epoch: int, place: Snapshot | Record | None) -> dict[str, Any]:
-        rules = self.dataset.rules
+        rules = self._reading.rules
         snapshot = read(place, rules) if isinstance(place, Record) else place
-        return to_plain(rules, epoch, snapshot, self.dataset.fingerprint, self._failure_count)
+        return to_plain(rules, epoch, snapshot, self.dataset.fingerprint, self._failures_by_group)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state with the next `iter()`, with any number of workers, bit for bit as without break.
 
-        The state's seed is adopted. An iteration that is running ends. If another epoch is set before `iter()`,
-        that one is read from its beginning.
+        The state's seed and groups are adopted. An iteration that is running ends. If another epoch is set before
+        `iter()`, that one is read from its beginning.
+
+        Args:
+            state: What `state_dict()` returned on the same rank of as many, or `merge_states` for the states of all
+                ranks, whose number may have been another one.
 
         Raises:
-            StateError: The state is of other sources or options; it says which.
+            StateError: The state is of other sources or options, or of groups that are not this rank's; it says which.
         """
-        seed, epoch, snapshot, failures = from_plain(state, self.dataset.rules, self.dataset.fingerprint)
+        place = find_place(self._rank, self._world_size, self._process_group)
+        try:
+            groups = Groups.of_rank(groups_of(state), place.rank, place.world_size)
+        except StateError:
+            raise
+        except ValueError as error:
+            raise StateError(f"the state cannot be loaded here: {error}") from None
+        loaded = from_plain(state, dataclasses.replace(self.dataset.rules, groups=groups), self.dataset.fingerprint)
         self._end_running()
-        if seed != self.dataset.rules.seed:
-            self.dataset.adopt_seed(seed)
-            self._pool = WorkerPool(self.dataset, self.num_workers, **self._pool_options)
-        self._progress, self._resume = None, (epoch, snapshot)
-        self._failures_before = failures - len(self.failures)
-        self.set_epoch(epoch)
+        self._seed, self._groups = loaded.seed, groups.total
+        self._find_place()
+        self._progress, self._resume = None, (loaded.epoch, loaded.snapshot)
+        now = self._failures_by_group
+        self._failures_before = [saved - new for saved, new in zip(loaded.failures, now, strict=True)]
+        self.set_epoch(loaded.epoch)
 
     @property
-    def _failure_count(self) -> int:
-        return self._failures_before + len(self.failures)
+    def _failures_by_group(self) -> list[int]:
+        rules = self._reading.rules
+        counts = list(self._failures_before) or [0] * rules.groups.count
+        for failure in self.failures:
+            counts[failure.lane // rules.lanes_of_a_group] += 1
+        return counts
 
     def _note_failure(self, failure: StreamError) -> None:
         """A stream was skipped."""
         self.failures.append(failure)
         most = self.dataset.max_failures
-        if most is not None and self._failure_count > most:
+        count = sum(self._failures_by_group)
+        if most is not None and count > most:
             raise FailureLimitError(
-                f"{self._failure_count} streams were skipped, and max_failures is {most}; the last one: {failure}",
+                f"{count} streams were skipped, and max_failures is {most}; the last one: {failure}",
                 **failure.place,
             ) from failure
 
@@ -281,14 +357,19 @@ class StreamDataLoader:
             TypeError: Unknown without the dataset's `lengths`, or endless.
         """
         running = self._running()
-        epoch = self._coming_epoch() if running is None or running.closed else running.epoch
+        if running is None or running.closed:
+            self._find_place()
+            epoch = self._coming_epoch()
+        else:
+            epoch = running.epoch
         if epoch not in self._lengths:
-            self._lengths = {epoch: self.dataset.count_steps(epoch)}
+            self._lengths = {epoch: count_steps(self._reading.rules, self._reading.steps_of_groups(epoch))}
         return self._lengths[epoch]
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {
             "_pool": None,
+            "_ranks": None,
             "_iteration": None,
             "_progress": None,
             "collate_fn": ByValue(self.collate_fn),
@@ -298,7 +379,8 @@ class StreamDataLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.collate_fn, self._pool_options = state["collate_fn"].value, state["_pool_options"].value
-        self._pool = WorkerPool(self.dataset, self.num_workers, **self._pool_options)
+        self._ranks = Ranks(self._pool_options["timeout"])
+        self._pool = self._new_pool()
 
     def to(self, device: torch.device | str | int) -> StreamDataLoader:
         """Move batches to `device` from now on; returns the loader."""

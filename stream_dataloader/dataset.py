@@ -7,7 +7,6 @@ them on as they are.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -18,17 +17,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 from stream_dataloader import options
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.board import Board
-from stream_dataloader.groups import Groups
+from stream_dataloader.fingerprint import fingerprint_of
 from stream_dataloader.part_reader import NO_RECOVERY, PartReader, PlainParts, Recovery, Setup, plain_session
 from stream_dataloader.pickling import ByValue, spawning
 from stream_dataloader.progress import Snapshot
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 from stream_dataloader.ring import Ring
 from stream_dataloader.rules import IntArray, Rules, lanes_of_worker, split_batch_size
-from stream_dataloader.schedule import count_steps
+from stream_dataloader.schedule import steps_of_groups
 from stream_dataloader.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
 from stream_dataloader.sources import JoinedSources, PackedSources
-from stream_dataloader.state import fingerprint_of
 from stream_dataloader.transport import SlotWriter
 
 __all__ = ["StreamDataset"]
@@ -162,22 +160,17 @@ class StreamDataset(IterableDataset[StreamBatch]):
             self._fingerprint = fingerprint_of(self.sources)
         return self._fingerprint
 
-    def adopt_seed(self, seed: int) -> None:
-        """Have the seed that a saved state was made with."""
-        self.rules = self._table.rules = dataclasses.replace(self.rules, seed=seed)
+    def under(self, rules: Rules) -> StreamDataset:
+        """The same to be read by other rules: this dataset if they are its own, else one that shares all else."""
+        if rules == self.rules:
+            return self
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.rules, other._table = rules, SessionTable(rules)
+        return other
 
-    def host(self, groups: Groups) -> None:
-        """Read the lanes of these groups, of all that the epoch's order is dealt to.
-
-        Raises:
-            ValueError: They cannot share the lanes evenly, or there are fewer sources than groups.
-        """
-        rules = dataclasses.replace(self.rules, groups=groups)
-        options.check_groups(rules)
-        self.rules = self._table.rules = rules
-
-    def count_steps(self, epoch: int) -> int:
-        """Number of batches of an epoch.
+    def steps_of_groups(self, epoch: int) -> list[int]:
+        """Number of steps of an epoch that each group has something to read for; `"drop"`: has for all of its lanes.
 
         Raises:
             TypeError: Unknown, for want of `lengths`, or endless.
@@ -186,7 +179,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")
         if self.rules.padding_mode == "cycle":
             raise TypeError('the number of batches has no end with padding_mode="cycle"')
-        return count_steps(self.rules, epoch, self.lengths)
+        return steps_of_groups(self.rules, epoch, self.lengths)
 
     def __iter__(self) -> Iterator[StreamBatch]:
         """Iterate over the parts of this process's lanes, with torch's own `DataLoader` or without.

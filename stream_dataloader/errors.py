@@ -13,6 +13,7 @@
     ├── WorkerError (RuntimeError)         a worker process died or ended too early
     │   ├── WorkerDeathError               it was killed, or exited
     │   └── WorkerTimeoutError (TimeoutError)
+    ├── RankError (RuntimeError)           ranks disagree, or one does not come forward
     ├── StateError (ValueError)            a state does not belong to the dataset it is loaded for
     └── StaleIteratorError (RuntimeError)  a newer `iter()` of the same loader has begun
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "ItemError",
     "LengthError",
     "OpenError",
+    "RankError",
     "ReadError",
     "StaleIteratorError",
     "StateError",
@@ -126,6 +129,18 @@ class WorkerDeathError(WorkerError):
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
     """No worker delivered within `timeout` seconds."""
+
+
+class RankError(StreamDataLoaderError, RuntimeError):
+    """Ranks are about to read different things, or one of them left, died or is stuck.
+
+    Attributes:
+        ranks: Which ones it is about, if that is known.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 class RemoteTraceback(Exception):

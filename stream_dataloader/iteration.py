@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from stream_dataloader.agreement import Steps
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StaleIteratorError, StreamError, WorkerDeathError
@@ -46,6 +47,7 @@ class Iteration:
         note_failure: Is told of streams that were skipped.
         progress: Follows what is delivered.
         state: Makes a state of an epoch and a record of its progress.
+        steps: Decides which steps belong to the epoch.
         restart: Has new workers go on from a record after one died, if it may; None if none can die.
 
     Attributes:
@@ -66,18 +68,20 @@ class Iteration:
         note_failure: Callable[[StreamError], None],
         progress: Progress,
         state: Callable[[int, Record], dict[str, Any]],
+        steps: Steps,
         restart: Callable[[WorkerDeathError, Record], Feed | None] | None,
     ) -> None:
         workers = max(1, num_workers)
         self.epoch, self.closed, self.stale = epoch, False, False
         self._feed, self._rules, self._fill_value = feed, dataset.rules, dataset.fill_value
+        self._needs_layout = collate_fn is None or dataset.rules.time_steps is not None
         self._collate_fn, self._finish, self._note_failure = collate_fn, finish, note_failure
         self._lanes = [lanes_of_worker(dataset.batch_size, workers, worker) for worker in range(workers)]
         self._regrouper = self._regrouper_of(list(range(workers)))
         self._fifos: list[deque[Part]] = [deque() for _ in range(workers)]
         self._ended = [False] * workers
         self._skipped: set[int] = set()
-        self._restart = restart
+        self._restart, self._steps = restart, steps
         self._owner = os.getpid()
         self._progress, self._state, self._step = progress, state, progress.step
         _running.add(self)
@@ -91,12 +95,17 @@ class Iteration:
     def __next__(self) -> Any:
         step = self._step
         parts, slot = self._next_parts()
+        if not any(parts) and self._regrouper.layout is None and self._needs_layout:
+            self._regrouper.layout = self._steps.layout()  # nothing was read here yet: as other ranks have it
         if self._collate_fn is None:
             batch = self._regrouper.batch(step, self.epoch, parts, slot)
             batch.remember(functools.partial(self._state, self.epoch, self._progress.record(self._progress.step)))
+            self._steps.tell_layout(self._regrouper.layout)
             return self._finish(batch)
+        windows = self._regrouper.windows(parts, slot)
+        self._steps.tell_layout(self._regrouper.layout)
         try:
-            batch = self._collate_fn(self._regrouper.windows(parts, slot))
+            batch = self._collate_fn(windows)
         except StopIteration as error:  # would look like the epoch's end
             raise RuntimeError("collate_fn raised StopIteration") from error
         return self._finish(batch)
@@ -124,8 +133,8 @@ class Iteration:
             raise StopIteration
         try:
             parts, told = self._collect_again()
-            slot = self._feed.slot(self._step)
-            delivered = self._delivers(parts)
+            slot = self._feed.slot(self._step) if any(parts) else None
+            delivered = self._steps.delivers(self._step, self._has_data(parts))
             if delivered:
                 self._raise_first_error(parts, slot)
         except BaseException:
@@ -176,8 +185,8 @@ class Iteration:
                 self._skipped.add(failure.source_index)
                 warn_of_skip(failure)
 
-    def _delivers(self, parts: list[Part | None]) -> bool:
-        """Whether the step belongs to the epoch: a pure function of what lanes read in it."""
+    def _has_data(self, parts: list[Part | None]) -> bool:
+        """Whether the step belongs to the epoch, as far as is known here: a pure function of what lanes read in it."""
         given = [part for part in parts if part is not None]
         if self._rules.padding_mode == "drop":
             return sum([part.lanes_read for part in given]) == self._rules.lanes
@@ -201,6 +210,7 @@ class Iteration:
         """End the iteration: workers that are not kept end, streams are closed."""
         if not self.closed and self._owner == os.getpid():  # not in a process the user forked meanwhile
             self.closed = True
+            self._steps.close()
             self._feed.close()
 
     def __del__(self) -> None:

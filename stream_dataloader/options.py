@@ -142,6 +142,24 @@ def check_rules(
     return rules
 
 
+def check_ranks(groups: Any, rank: Any, world_size: Any, process_group: Any) -> None:
+    """Refuse ranks that cannot be.
+
+    Raises:
+        ValueError: A number is out of range, or one is missing, or there are two ways to tell the rank.
+        TypeError: One is no integer.
+    """
+    if groups is not None:
+        integer("groups", groups, 1, 2**31)
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"rank is {rank}, and world_size {world_size}; give both, or neither")
+    if rank is not None and world_size is not None:
+        integer("world_size", world_size, 1, 2**31)
+        integer("rank", rank, 0, world_size - 1)
+        if process_group is not None:
+            raise ValueError("process_group= tells rank and world size; leave out rank= and world_size=")
+
+
 def check_groups(rules: Rules) -> None:
     """Refuse what groups cannot share.
 

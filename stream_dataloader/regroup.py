@@ -93,13 +93,17 @@ class Regrouper:
         worker_ids: Whose they are.
         time_steps: Steps of a window; None if the streams cut windows.
         fill_value: Pads what no item was read for.
+
+    Attributes:
+        layout: That of the epoch's items, once it is known.
     """
 
     def __init__(
         self, lanes: Sequence[range], worker_ids: Sequence[int], time_steps: int | None, fill_value: Any
     ) -> None:
         self._lanes, self._time_steps, self._fill_value = lanes, time_steps, fill_value
-        self._layout: Layout | None = None
+        self.layout: Layout | None = None
+        self._last_time_steps = 1
         self._first = lanes[0].start
         self._width = lanes[-1].stop - self._first
         self._lane = torch.arange(self._first, self._first + self._width)
@@ -116,15 +120,16 @@ class Regrouper:
             ItemError: A stream's items do not fit those of the streams before it.
         """
         self.judge(parts, slot)
-        time_steps = self._time_steps or max([part.time_steps for part in parts if part])
+        time_steps = self._time_steps or max([part.time_steps for part in parts if part], default=self._last_time_steps)
+        self._last_time_steps = time_steps
         if slot is not None and all(part is None or part.in_slot for part in parts):
             source, position, mask, is_start, columns = self._finished(parts, slot, time_steps)
         else:
             source, position, mask, is_start = self._bookkeeping(parts, slot, time_steps)
             columns = self._columns([_block_of(part, slot, lanes) for part, lanes in self._dealt(parts)], time_steps)
-        assert self._layout is not None
+        assert self.layout is not None
         return StreamBatch.of_checked(
-            data=self._layout.build(map(_leaf, self._layout.specs, columns)),
+            data=self.layout.build(map(_leaf, self.layout.specs, columns)),
             reset=torch.from_numpy(is_start[0]),
             is_start=torch.from_numpy(is_start),
             mask=torch.from_numpy(mask),
@@ -177,8 +182,8 @@ class Regrouper:
             return np.where(real, indices, -1), np.where(real, t + starts, -1), real & fresh, is_start
         source, position = np.empty((2, *shape), np.int64)
         mask, is_start = np.empty((2, *shape), np.bool_)
-        assert self._layout is not None
-        write_bookkeeping(Slot(self._layout, source, position, mask, is_start, []), runs, self._first)
+        assert self.layout is not None
+        write_bookkeeping(Slot(self.layout, source, position, mask, is_start, []), runs, self._first)
         for part, lanes in self._dealt(parts):
             if part and part.in_slot and slot:
                 rows, count = slice(lanes.start - self._first, lanes.stop - self._first), part.time_steps
@@ -188,14 +193,14 @@ class Regrouper:
         return source, position, mask, is_start
 
     def _columns(self, blocks: list[Block | None], time_steps: int) -> list[Any]:
-        assert self._layout is not None
+        assert self.layout is not None
         if len(blocks) == 1 and blocks[0] is not None:
             return blocks[0].columns
-        return [self._column(i, spec, blocks, time_steps) for i, spec in enumerate(self._layout.specs)]
+        return [self._column(i, spec, blocks, time_steps) for i, spec in enumerate(self.layout.specs)]
 
     def _column(self, i: int, spec: Spec, blocks: list[Block | None], time_steps: int) -> Any:
         """One leaf of all workers, side by side."""
-        assert self._layout is not None
+        assert self.layout is not None
         column = new_column(spec, time_steps, self._width)
         for lanes, block in zip(self._lanes, blocks, strict=True):
             rows = slice(lanes.start - self._first, lanes.stop - self._first)
@@ -207,7 +212,7 @@ class Regrouper:
                 if block:
                     column[:count, rows] = block.columns[i][:count]
                 if count < time_steps:
-                    column[count:, rows] = fill_for(self._fill_value, spec, self._layout.paths[i])
+                    column[count:, rows] = fill_for(self._fill_value, spec, self.layout.paths[i])
         return column
 
     def windows(self, parts: Sequence[Part | None], slot: Slot | None) -> list[Any]:
@@ -224,23 +229,23 @@ class Regrouper:
                 if part and not part.objects:
                     held = next((b for b in ([block] if block else part.blocks) if b.counts[row]), None)
                     if held is not None:
-                        self._layout = self._layout or held.layout
+                        self.layout = self.layout or held.layout
                         given = _window(held, row)
                 windows.append(given)
         return [self._idle_window() if window is _IDLE else window for window in windows]
 
     def _idle_window(self) -> Any:
-        if self._time_steps is None or self._layout is None:
+        if self._time_steps is None or self.layout is None:
             return self._fill_value
-        block = Block.empty(self._layout, self._time_steps, 1, by_lane=True)
+        block = Block.empty(self.layout, self._time_steps, 1, by_lane=True)
         block.pad(self._fill_value)
         return _window(block, 0)
 
     def _fits(self, part: Part, slot: Slot | None) -> bool:
         """Whether a part's windows all have the epoch's layout, as most do."""
         if part.in_slot and slot is not None:
-            return slot.layout is self._layout
-        return len(part.blocks) == 1 and part.blocks[0].layout == self._layout
+            return slot.layout is self.layout
+        return len(part.blocks) == 1 and part.blocks[0].layout == self.layout
 
     def judge(self, parts: Sequence[Part | None], slot: Slot | None) -> None:
         """Check that the streams of a step share the layout of the epoch's first.
@@ -252,12 +257,12 @@ class Regrouper:
             if part is None or self._fits(part, slot):
                 continue
             for lane, source, position, layout in _reads(part, slot, lanes):
-                if self._layout is None or layout == self._layout:
-                    self._layout = layout
+                if self.layout is None or layout == self.layout:
+                    self.layout = layout
                     continue
                 raise ItemError(
                     f"source {source}, item {position}, lane {lane}, worker {part.worker_id}: the "
-                    f"stream does not fit beside the epoch's first: {self._layout.difference(layout)}; make "
+                    f"stream does not fit beside the epoch's first: {self.layout.difference(layout)}; make "
                     "all streams alike (resize, crop, convert), or pass a collate_fn, which may mix them",
                     source_index=source,
                     position=position,

@@ -87,26 +87,31 @@ class Ledger:
         return int(self._grant[lane, ticket % self._slots]) if ticket < self._decided[lane] else PENDING
 
 
-def count_steps(rules: Rules, epoch: int, lengths: IntArray) -> int:
-    """How many batches an epoch has, for streams of known lengths: those of the group that has most.
+def steps_of_groups(rules: Rules, epoch: int, lengths: IntArray) -> list[int]:
+    """For how many steps each group, of all ranks, has something new to read; with `"drop"`, has for all of its lanes.
 
-    With `"drop"` it is the group that has fewest. The same on every rank.
+    The same on every rank.
 
     Args:
         lengths: `(num_sources,)`, items of each source: time steps, or windows if `time_steps` is None.
     """
     assert rules.padding_mode != "cycle"
-    last = min if rules.padding_mode == "drop" else max
+    order = Order(rules, epoch, lengths)
     alone = [
         replace(rules, lanes=rules.lanes_of_a_group, groups=Groups(rules.groups.total, group, 1))
         for group in range(rules.groups.total)
     ]
-    return last(_count_steps(group, epoch, lengths) for group in alone)
+    return [_steps_of(group, order, lengths) for group in alone]
 
 
-def _count_steps(rules: Rules, epoch: int, lengths: IntArray) -> int:
+def count_steps(rules: Rules, steps: Sequence[int]) -> int:
+    """How many batches an epoch has, if groups have so many steps."""
+    return min(steps) if rules.padding_mode == "drop" else max(steps)
+
+
+def _steps_of(rules: Rules, order: Order, lengths: IntArray) -> int:
     """The same for one group: replays the assignment lane after lane, in order of time, each ticket decided at once."""
-    order, window = Order(rules, epoch, lengths), rules.time_steps or 1
+    window = rules.time_steps or 1
     reserved: list[deque[int] | None] = [deque() if rules.lookahead else None for _ in range(rules.lanes)]
     cell = [0] * rules.lanes  # the time step, counted over the epoch, that a lane fills next
     times = list(range(rules.lanes))  # when each lane is out of data next: a heap

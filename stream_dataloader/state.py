@@ -1,59 +1,67 @@
 """Where a loader stands, as plain data: what `state_dict` gives and `load_state_dict` takes.
 
-Guarantee: a state is keyed by lane and holds no word on workers, so that any number of them can take it up; one
-of other sources or options is refused, with both sides named.
+Guarantee: a state is keyed by group and lane and holds no word on workers or ranks, so that any number of them can
+take it up; one of other sources or options is refused, with both sides named.
 """
 
 from __future__ import annotations
 
-import hashlib
-import pickle
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
-from pathlib import PurePath
-from typing import Any
-
-import numpy as np
-import torch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 from stream_dataloader.errors import StateError
+from stream_dataloader.groups import Groups
 from stream_dataloader.mixing import Mix
+from stream_dataloader.order import returned_by_group
 from stream_dataloader.progress import After, LaneState, Snapshot
 from stream_dataloader.rules import Rules
-from stream_dataloader.structure import as_array
 
 VERSION = 1
 
 
-def to_plain(rules: Rules, epoch: int, snapshot: Snapshot | None, fingerprint: str, failures: int) -> dict[str, Any]:
-    """A state as plain data; without a snapshot, that of an epoch that has not begun."""
+def to_plain(
+    rules: Rules, epoch: int, snapshot: Snapshot | None, fingerprint: str, failures: Sequence[int]
+) -> dict[str, Any]:
+    """A state as plain data; without a snapshot, that of an epoch that has not begun.
+
+    What is a group's own has a key of its own, and is a tuple, which `torch.distributed.checkpoint` takes as a whole.
+    So the states of several ranks have no key in common that differs.
+
+    Args:
+        failures: How many streams were skipped, by group hosted.
+    """
+    groups, lanes = rules.groups, rules.lanes_of_a_group
     state: dict[str, Any] = {
         "version": VERSION,
         "seed": rules.seed,
-        "groups": rules.groups.total,
-        "first_group": rules.groups.first,
+        "groups": groups.total,
         "epoch": epoch,
-        "failures": failures,
-        **{name: getattr(rules, name) for name in _COMPARED},
+        "step": 0 if snapshot is None else snapshot.step,
+        **{name: getattr(rules, name) for name in (*_COMPARED, "lanes_of_a_group")},
         "fingerprint": fingerprint,
         **({} if rules.mix is None else {"mix": _plain_mix(rules.mix)}),
     }
-    if snapshot is None:
-        return {**state, "step": 0}
+    returned = [[]] * groups.count if snapshot is None else returned_by_group(rules, snapshot.returned)
+    for hosted, failed in enumerate(failures):
+        place: tuple[Any, ...] = ()
+        if snapshot is not None:
+            own = snapshot.lanes[hosted * lanes : (hosted + 1) * lanes]
+            place = (snapshot.cursors[hosted], returned[hosted], [_plain_lane(lane) for lane in own])
+        state[_key(groups.first + hosted)] = (failed, *place)
+    return state
+
+
+def _key(group: int) -> str:
+    return f"group_{group}"
+
+
+def _plain_lane(lane: LaneState) -> dict[str, Any]:
     return {
-        **state,
-        "step": snapshot.step,
-        "cursors": list(snapshot.cursors),
-        "returned": list(snapshot.returned),
-        "lane_states": [
-            {
-                "grant": lane.grant,
-                "after": list(lane.after),
-                "reserved": None if lane.reserved is None else list(lane.reserved),
-                **({} if lane.stream is None else {"stream": lane.stream}),
-            }
-            for lane in snapshot.lanes
-        ],
+        "grant": lane.grant,
+        "after": list(lane.after),
+        "reserved": None if lane.reserved is None else list(lane.reserved),
+        **({} if lane.stream is None else {"stream": lane.stream}),
     }
 
 
@@ -66,7 +74,6 @@ def _plain_mix(mix: Mix) -> dict[str, Any]:
 
 #: What a state and the dataset it is loaded for must agree on, and the option to change.
 _COMPARED = {
-    "lanes": "batch_size",
     "time_steps": "time_steps",
     "windows": "windows",
     "padding_mode": "padding_mode",
@@ -88,53 +95,159 @@ _COMPARED_IN_MIX = {
 }
 
 
-def from_plain(state: Any, rules: Rules, fingerprint: str) -> tuple[int, int, Snapshot | None, int]:
-    """Seed, epoch, snapshot and number of failures of a state.
+class Loaded(NamedTuple):
+    """What a state says: the seed, the epoch, where in it, and how many streams were skipped, by group hosted."""
+
+    seed: int
+    epoch: int
+    snapshot: Snapshot | None
+    failures: list[int]
+
+
+def groups_of(state: Any) -> int:
+    """How many groups a state is of.
 
     Raises:
-        StateError: It is no state, or one of another dataset; says how they differ.
+        StateError: It is no state.
     """
-    try:
-        return _from_plain(state, rules, fingerprint)
-    except (KeyError, TypeError, IndexError) as error:
-        raise StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it") from error
-
-
-def _from_plain(state: Any, rules: Rules, fingerprint: str) -> tuple[int, int, Snapshot | None, int]:
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"this is no state of a StreamDataLoader, but a {type(state).__name__}; pass a state_dict()")
     if state["version"] != VERSION:
         raise StateError(f"the state is of version {state['version']}, and this library reads version {VERSION}")
-    if (state["groups"], state["first_group"]) != (rules.groups.total, rules.groups.first):
-        raise StateError(
-            f"the state is of {state['groups']} groups, from number {state['first_group']} on, and the loader has "
-            f"{rules.groups.total}, from number {rules.groups.first} on"
-        )
+    if "groups" not in state:
+        raise StateError("the state is not whole: it has no groups; pass what state_dict() returned, all of it")
+    return int(state["groups"])
+
+
+def from_plain(state: Any, rules: Rules, fingerprint: str) -> Loaded:
+    """What a state says of the groups that are hosted here; it may hold others too.
+
+    Raises:
+        StateError: It is no state, one of another dataset, or without a group; says how they differ.
+    """
+    try:
+        return _from_plain(state, rules, fingerprint)
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it") from error
+
+
+def _from_plain(state: Any, rules: Rules, fingerprint: str) -> Loaded:
+    groups = rules.groups
+    if groups_of(state) != groups.total:
+        raise StateError(f"the state is of {state['groups']} groups, and the loader has {groups.total}")
     if ("mix" in state) != (rules.mix is not None):
         one, several = "one dataset", "several datasets that are interleaved (mix)"
         saved, here = (several, one) if rules.mix is None else (one, several)
         raise StateError(f"the state was saved with {saved}, and this is {here}; build it as it was")
     if rules.mix is not None:
         _compare(_COMPARED_IN_MIX, state["mix"], _plain_mix(rules.mix))
+    saved_size = state["lanes_of_a_group"] * groups.count
+    _compare({"batch_size": "batch_size"}, {"batch_size": saved_size}, {"batch_size": rules.lanes})
     _compare(_COMPARED, state, {name: getattr(rules, name) for name in _COMPARED})
     if state["fingerprint"] != fingerprint:
         raise StateError(
             f"the state was saved with other sources (fingerprint {state['fingerprint']}, here {fingerprint}); pass "
             "the same list, or, if only paths have moved, the same fingerprint= to both datasets"
         )
-    if state["step"] == 0 and "lane_states" not in state:
-        return int(state["seed"]), int(state["epoch"]), None, int(state["failures"])
-    lanes = tuple(
-        LaneState(
-            lane["grant"],
-            After(*lane["after"]),
-            None if lane["reserved"] is None else tuple(lane["reserved"]),
-            lane.get("stream"),
+    hosted = range(groups.first, groups.first + groups.count)
+    if missing := [group for group in hosted if _key(group) not in state]:
+        raise StateError(
+            f"the state holds groups {_groups_in(state)} of {groups.total}, and this rank hosts {list(hosted)}; "
+            f"{_key(missing[0])} is missing; load the rank's own state, or all ranks' together: merge_states([...])"
         )
-        for lane in state["lane_states"]
-    )
-    snapshot = Snapshot(state["step"], tuple(state["cursors"]), tuple(state["returned"]), lanes)
-    return int(state["seed"]), int(state["epoch"]), snapshot, int(state["failures"])
+    failures, *places = zip(*(state[_key(group)] for group in hosted), strict=True)
+    step, snapshot = int(state["step"]), None
+    if places:
+        cursors, returned, lanes = places
+        snapshot = Snapshot(
+            step,
+            tuple(cursors),
+            tuple(grant for grants in returned for grant in grants),
+            tuple(_lane_of(lane) for own in lanes for lane in own),
+        )
+    return Loaded(int(state["seed"]), int(state["epoch"]), snapshot, list(failures))
+
+
+def _lane_of(lane: Mapping[str, Any]) -> LaneState:
+    reserved = None if lane["reserved"] is None else tuple(lane["reserved"])
+    return LaneState(lane["grant"], After(*lane["after"]), reserved, lane.get("stream"))
+
+
+def _groups_in(state: Mapping[str, Any]) -> list[int]:
+    return [group for group in range(groups_of(state)) if _key(group) in state]
+
+
+def common(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What all ranks' states of one moment share."""
+    groups = {_key(group) for group in _groups_in(state)}
+    return {name: value for name, value in state.items() if name not in groups}
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first name in which two states' common parts differ, with both values; None if they are equal."""
+    for name in (*one, *(name for name in other if name not in one)):
+        if one.get(name) != other.get(name):
+            return name, one.get(name), other.get(name)
+    return None
+
+
+def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state of all groups, out of each rank's own, saved after the same batch.
+
+    Each rank of any number that divides the groups can load it, and takes its own groups from it.
+
+    Args:
+        states: What each rank's `state_dict()` returned, in any order.
+
+    Raises:
+        StateError: One is no state, they are not of one moment of one run, or a group is missing.
+
+    Example:
+        >>> from stream_dataloader import StreamDataset, StreamDataLoader
+        >>> def loader(rank, world_size):
+        ...     dataset = StreamDataset(["abcd", "ef", "g", "hij"], iter, 4 // world_size, time_steps=2, seed=0)
+        ...     return StreamDataLoader(dataset, groups=4, rank=rank, world_size=world_size)
+        >>> whole = merge_states([loader(0, 2).state_dict(), loader(1, 2).state_dict()])
+        >>> loader(3, 4).load_state_dict(whole)
+    """
+    listed = list(states)
+    if not listed:
+        raise StateError("there is no state to merge; pass the state_dict() of each rank")
+    whole: dict[str, Any] = {}
+    for i, state in enumerate(listed):
+        groups_of(state)
+        if whole and (differ := difference(common(state), common(whole))):
+            name, value, first = differ
+            raise StateError(
+                f"state {i} has {name} {value!r}, and state 0 {first!r}; merge states that all ranks of one run saved "
+                "after the same batch"
+            )
+        whole.update({name: value for name, value in state.items() if name not in whole})
+    if len(found := _groups_in(whole)) < whole["groups"]:
+        missing = [group for group in range(whole["groups"]) if group not in found]
+        raise StateError(f"the states hold no group {missing} of {whole['groups']}; pass the states of all ranks")
+    return whole
+
+
+def split_state(state: Mapping[str, Any], world_size: int) -> list[dict[str, Any]]:
+    """The states of the ranks of another world size, out of one that `merge_states` made.
+
+    Not needed for loading, as a rank takes its own from the whole; for ranks that are to be sent theirs.
+
+    Raises:
+        StateError: It is no state, not of all groups, or that many ranks cannot share the groups evenly.
+    """
+    whole = merge_states([state])
+    try:
+        ranks = [Groups.of_rank(whole["groups"], rank, world_size) for rank in range(max(world_size, 1))]
+    except ValueError as error:
+        raise StateError(str(error)) from None
+    shared = common(whole)
+    return [
+        shared | {_key(group): whole[_key(group)] for group in range(own.first, own.first + own.count)} for own in ranks
+    ]
 
 
 def _compare(options: Mapping[str, str], saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -144,47 +257,3 @@ def _compare(options: Mapping[str, str], saved: Mapping[str, Any], here: Mapping
                 f"the state was saved with {option} {saved[name]!r}, and the dataset has {here[name]!r}; "
                 "build it as it was, or start the epoch anew"
             )
-
-
-def fingerprint_of(sources: Iterable[Any]) -> str:
-    """A hash of a list of sources that does not depend on process, machine or Python version.
-
-    Plain values, containers of them, paths, arrays, tensors and dataclasses count by content, other objects by
-    their pickles, which may differ between versions.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for source in sources:
-        _hash(source, digest.update)
-    return digest.hexdigest()
-
-
-def _hash(value: Any, update: Any) -> None:
-    if value is None or isinstance(value, (str, bytes, bool, int, float, complex, PurePath)):
-        text = repr(value.as_posix() if isinstance(value, PurePath) else value)
-        update(f"{text}\0".encode("utf-8", "backslashreplace"))
-    elif isinstance(value, Mapping):
-        update(b"{")
-        for key in sorted(value, key=repr):
-            _hash(key, update)
-            _hash(value[key], update)
-        update(b"}")
-    elif isinstance(value, (list, tuple)):
-        update(b"[")
-        for element in value:
-            _hash(element, update)
-        update(b"]")
-    elif is_dataclass(value) and not isinstance(value, type):
-        update(type(value).__qualname__.encode())
-        for field in fields(value):
-            _hash(getattr(value, field.name), update)
-    elif isinstance(value, torch.Tensor):
-        update(f"{value.dtype}".encode())
-        _hash(as_array(value), update)
-    elif isinstance(value, (np.ndarray, np.generic)) and not np.asarray(value).dtype.hasobject:
-        update(f"{value.dtype.str}{value.shape}".encode())
-        update(np.ascontiguousarray(value).tobytes())
-    else:
-        try:
-            update(pickle.dumps(pickle.loads(pickle.dumps(value, 5)), 5))  # read back: what is shared becomes equal
-        except Exception:  # cloudpickle may do, with its own notion of equality
-            update(type(value).__qualname__.encode())

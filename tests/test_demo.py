@@ -64,7 +64,9 @@ def write_sound(path):
 
 
 def count_batches(lengths, lanes, time_steps):
-    return StreamDataset(list(lengths), range, lanes, time_steps=time_steps, seed=0, lengths=lengths).count_steps(0)
+    return len(
+        StreamDataLoader(StreamDataset(list(lengths), range, lanes, time_steps=time_steps, seed=0, lengths=lengths))
+    )
 
 
 def filmstrip_shape(batches, lanes, width, height):

@@ -1,51 +1,37 @@
 """Groups are scheduled like loaders of their own: what one reads depends on no other, nor on who hosts it."""
 
+import contextlib
+import dataclasses
+import itertools
 import json
 
 import numpy as np
 import pytest
-from cases import Case, cells, check_fields
-from hypothesis import given, settings
+from cases import Case, cells, check_fields, key
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from rank_processes import loader_of, shared_cases, world_sizes
 from serial_model import serial_batches
 
-from stream_dataloader import StateError, StreamDataLoader
+from stream_dataloader import (
+    FailureLimitError,
+    RankError,
+    StateError,
+    StreamDataLoader,
+    StreamDataset,
+    merge_states,
+    split_state,
+)
 from stream_dataloader.groups import Groups, dealt_by_length
 from stream_dataloader.order import Order
 
 
-@st.composite
-def shared_cases(draw):
-    """A case for lanes of one group, and how many groups there are."""
-    groups = draw(st.integers(1, 8))
-    mode = draw(st.sampled_from(["zeros", "data", "drop"]))
-    lanes = draw(st.integers(1, 3))
-    least = groups * lanes if mode == "drop" else groups
-    lengths = draw(st.lists(st.integers(0, 8), min_size=least, max_size=least + 20))
-    case = Case(
-        lengths=lengths,
-        lanes=lanes,
-        time_steps=draw(st.integers(1, 4)),
-        windows=draw(st.sampled_from(["aligned", "packed"])),
-        padding_mode=mode,
-        lookahead=draw(st.integers(0, 2)),
-        shuffle=draw(st.booleans()),
-        seed=draw(st.integers(0, 1 << 30)),
-    )
-    return case, groups, draw(st.booleans())
-
-
-def dataset_of(case, groups, known):
-    ours = Case(**{**vars(case), "lanes": case.lanes * groups.count})
-    dataset = ours.dataset(lengths=case.lengths) if known else ours.dataset()
-    dataset.host(groups)
-    return dataset
-
-
-def alone(case, dataset, group, total):
+def alone(case, known, group, total):
     """What the serial model says of one group, which has the sources that were dealt to it and no others."""
-    order = Order(dataset.rules, 0, dataset.lengths)
-    share = dataset.rules.groups.share(group, len(case.lengths))
+    dataset = case.dataset(lengths=case.lengths) if known else case.dataset()
+    groups = Groups(total, group, 1)
+    order = Order(dataclasses.replace(dataset.rules, groups=groups), 0, dataset.lengths)
+    share = groups.share(group, len(case.lengths))
     sources = [order[n * total + group].source for n in range(share)]
     batches = serial_batches(
         [case.lengths[source] for source in sources],
@@ -61,70 +47,89 @@ def alone(case, dataset, group, total):
 
 @settings(max_examples=1500)
 @given(shared_cases(), st.data())
+@pytest.mark.filterwarnings("ignore:ranks cannot agree")
 def test_a_group_reads_what_it_would_alone_whoever_hosts_it(drawn, data):
     case, total, known = drawn
-    world_size = data.draw(st.sampled_from([size for size in range(1, total + 1) if total % size == 0]))
-    dealt = []
+    world_size = data.draw(world_sizes(total))
+    expected, dealt = [], []
+    for group in range(total):
+        lanes, sources = alone(case, known, group, total)
+        expected.append(lanes)
+        dealt += sources
+    assert sorted(dealt) == list(range(len(case.lengths)))  # each source is of one group
+    ends = [len(lanes) for lanes in expected]
+    count = total // world_size
     for rank in range(world_size):
-        groups = Groups.of_rank(total, rank, world_size)
-        dataset = dataset_of(case, groups, known)
-        batches = list(StreamDataLoader(dataset))
-        expected = []
-        for group in range(groups.first, groups.first + groups.count):
-            lanes, sources = alone(case, dataset, group, total)
-            expected.append(lanes)
-            dealt += sources
+        hosted = range(rank * count, (rank + 1) * count)
+        loader = loader_of(*drawn, world_size=world_size, rank=rank) if world_size > 1 else loader_of(*drawn)
+        if known and case.padding_mode != "drop" and max(ends) and not max(ends[group] for group in hosted):
+            with pytest.raises(RankError, match="this rank has no item to read"):
+                next(iter(loader))
+            continue
+        batches = list(loader)
         for batch in batches:
             check_fields(batch)
-        found = [cells(batch) for batch in batches]
-        ends = [len(lanes) for lanes in expected]
-        assert len(found) == (min if case.padding_mode == "drop" else max)(ends)
-        for hosted, lanes in enumerate(expected):
-            rows = slice(hosted * case.lanes, (hosted + 1) * case.lanes)
-            for step, batch in enumerate(found):
-                if step < len(lanes):
-                    assert batch[rows] == lanes[step]
+        together = ends if known else [ends[group] for group in hosted]
+        assert len(batches) == (min if case.padding_mode == "drop" else max)(together)
+        for i, group in enumerate(hosted):
+            rows = slice(i * case.lanes, (i + 1) * case.lanes)
+            for step, batch in enumerate(map(cells, batches)):
+                if step < ends[group]:
+                    assert batch[rows] == expected[group][step]
                 else:  # it pads, or reads again
                     assert not any(cell and cell[2] for lane in batch[rows] for cell in lane)
-    assert sorted(dealt) == list(range(len(case.lengths)))  # each source is of one group
 
 
 @settings(max_examples=25)
 @given(shared_cases(), st.integers(1, 3))
-@pytest.mark.filterwarnings("ignore:num_workers is")
 def test_workers_make_no_difference_to_groups(drawn, workers):
-    case, total, known = drawn
-    groups = Groups(total, 0, total)
-    expected = [cells(batch) for batch in StreamDataLoader(dataset_of(case, groups, known))]
-    assert [cells(batch) for batch in StreamDataLoader(dataset_of(case, groups, known), workers)] == expected
+    expected = [key(batch) for batch in loader_of(*drawn)]
+    assert [key(batch) for batch in loader_of(*drawn, workers)] == expected
 
 
 @settings(max_examples=300)
 @given(shared_cases(), st.data())
-def test_groups_resume(drawn, data):
-    case, total, known = drawn
-    groups = Groups(total, 0, total)
-    whole = [cells(batch) for batch in StreamDataLoader(dataset_of(case, groups, known))]
+@pytest.mark.filterwarnings("ignore:ranks cannot agree")
+def test_groups_resume_on_any_number_of_ranks(drawn, data):
+    case, total, _ = drawn
+    before, after = data.draw(world_sizes(total)), data.draw(world_sizes(total))
+    whole = [key(batch) for batch in loader_of(*drawn)]
     step = data.draw(st.integers(0, len(whole)))
-    loader = StreamDataLoader(dataset_of(case, groups, known))
-    for _ in zip(range(step), loader, strict=False):
-        pass
-    state = json.loads(json.dumps(loader.state_dict(step if step else None)))
-    resumed = StreamDataLoader(dataset_of(case, groups, known))
-    resumed.load_state_dict(state)
-    assert [cells(batch) for batch in resumed] == whole[step:]
+
+    def head(rank):
+        loader = loader_of(*drawn, world_size=before, rank=rank)
+        read = 0
+        with contextlib.suppress(RankError):  # without another rank to tell what items are like
+            read = sum(1 for _ in zip(range(step), loader, strict=False))
+        return loader.state_dict(), read
+
+    states, read = zip(*map(head, range(before)), strict=True)
+    assume(set(read) == {step})  # without lengths, and nobody to ask, a rank may end early
+    state = json.loads(json.dumps(merge_states(states)))
+    parts = split_state(state, after)
+    tails = []
+    for rank in range(after):
+        loader = loader_of(*drawn, world_size=after, rank=rank)
+        loader.load_state_dict(data.draw(st.sampled_from([state, parts[rank]])))
+        tails.append([])
+        with contextlib.suppress(RankError):
+            tails[-1] = [key(batch) for batch in loader]
+    longest = max(map(len, tails))
+    assert longest == len(whole) - step or case.padding_mode == "drop"
+    for rank, tail in enumerate(tails):
+        lanes = case.lanes * total // after
+        for batch, expected in zip(tail, whole[step:], strict=False):
+            rows = slice(rank * lanes, (rank + 1) * lanes)
+            for field, all_lanes in zip(batch[2:6], expected[2:6], strict=True):  # those of (T, B)
+                assert field == [cells_of[rows] for cells_of in all_lanes]
 
 
 @settings(max_examples=300)
-@given(shared_cases())
+@given(shared_cases(known=True))
 def test_the_number_of_steps_is_that_of_the_longest_group_on_every_rank(drawn):
-    case, total, _ = drawn
-    counts = {
-        StreamDataLoader(dataset_of(case, Groups.of_rank(total, rank, total), known=True)).__len__()
-        for rank in range(total)
-    }
-    whole = dataset_of(case, Groups(total, 0, total), known=True)
-    assert counts == {len(list(StreamDataLoader(whole)))}
+    _, total, _ = drawn
+    counts = {len(loader_of(*drawn, world_size=total, rank=rank)) for rank in range(total)}
+    assert counts == {len(list(loader_of(*drawn)))}
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=60), st.integers(1, 8))
@@ -139,23 +144,92 @@ def test_dealing_by_length_keeps_blocks_and_evens_loads(lengths, groups):
 
 
 def test_what_groups_cannot_share_is_refused():
+    def build(lengths, lanes, **options):
+        mode = options.pop("padding_mode", "zeros")
+        return StreamDataLoader(Case(lengths, lanes=lanes, padding_mode=mode).dataset(), **options)
+
     with pytest.raises(ValueError, match=r"groups is 8, which 3 ranks cannot share evenly; .* by 1, 2, 4, 8 ranks"):
-        Groups.of_rank(8, 0, 3)
-    with pytest.raises(ValueError, match="rank is 4, and there are 4 ranks"):
-        Groups.of_rank(8, 4, 4)
+        build([1] * 9, 4, groups=8, rank=0, world_size=3)
+    with pytest.raises(ValueError, match="rank is 4, and must be at most 3"):
+        build([1] * 9, 4, rank=4, world_size=4)
+    with pytest.raises(ValueError, match="rank is 1, and world_size None; give both"):
+        build([1] * 9, 4, rank=1)
+    with pytest.raises(ValueError, match="groups is 0, and must be at least 1"):
+        build([1] * 9, 4, groups=0)
     with pytest.raises(ValueError, match="batch_size is 3, and 2 groups"):
-        Case([1] * 9, lanes=3).dataset().host(Groups(4, 0, 2))
+        build([1] * 9, 3, groups=4, rank=0, world_size=2)
     with pytest.raises(ValueError, match="3 sources for 4 groups"):
-        Case([1] * 3, lanes=4).dataset().host(Groups(4, 0, 4))
+        build([1] * 3, 4, groups=4)
     with pytest.raises(ValueError, match="7 sources leave some of 8 lanes idle"):
-        Case([1] * 7, lanes=4, padding_mode="drop").dataset().host(Groups(4, 0, 2))
+        build([1] * 7, 4, padding_mode="drop", groups=4, rank=0, world_size=2)
+    with pytest.raises(ValueError, match=r"needs torch\.distributed"):
+        build([1] * 7, 4, process_group=object())
 
 
-def test_a_state_belongs_to_its_groups():
-    one, other = (Case([4] * 8).dataset() for _ in range(2))
-    one.host(Groups.of_rank(2, 0, 2))
-    other.host(Groups.of_rank(2, 1, 2))
-    state = StreamDataLoader(one).state_dict()
-    with pytest.raises(StateError, match="of 2 groups, from number 0 on, and the loader has 2, from number 1 on"):
-        StreamDataLoader(other).load_state_dict(state)
-    assert next(iter(StreamDataLoader(other))).source[0].tolist() == [1, 3]
+def loaders(world_size, lanes=1, **options):
+    return [
+        StreamDataLoader(Case([4] * 8, lanes).dataset(**options), rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:ranks cannot agree")
+def test_a_state_is_for_the_rank_that_saved_it():
+    first, second = loaders(2)
+    with pytest.raises(
+        StateError, match=r"groups \[0\] of 2, and this rank hosts \[1\]; group_1 is missing; .*merge_states"
+    ):
+        second.load_state_dict(first.state_dict())
+    assert next(iter(second)).source[0].tolist() == [1]
+
+
+@pytest.mark.filterwarnings("ignore:ranks cannot agree")
+def test_a_whole_state_says_for_how_many_ranks_it_is():
+    whole = merge_states([loader.state_dict() for loader in loaders(4)])
+    dataset = Case([4] * 8, 2).dataset()
+    with pytest.raises(StateError, match=r"groups is 4, which 3 ranks cannot share evenly; .* by 1, 2, 4 ranks"):
+        StreamDataLoader(dataset, rank=0, world_size=3).load_state_dict(whole)
+    with pytest.raises(StateError, match="groups is 4, which 3 ranks cannot share evenly"):
+        split_state(whole, 3)
+    with pytest.raises(StateError, match="saved with batch_size 4, and the dataset has 2"):
+        StreamDataLoader(Case([4] * 8, 2).dataset(), groups=2).load_state_dict(whole | {"groups": 4})
+    resumed = StreamDataLoader(dataset, rank=1, world_size=2)
+    resumed.load_state_dict(whole)
+    assert next(iter(resumed)).source[0].tolist() == [2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:ranks cannot agree")
+def test_states_of_different_moments_are_not_merged():
+    first, second = loaders(2)
+    next(iter(first))
+    with pytest.raises(StateError, match=r"state 1 has step 0, and state 0 1; merge states .* after the same batch"):
+        merge_states([first.state_dict(), second.state_dict()])
+    with pytest.raises(StateError, match=r"no group \[1\] of 2"):
+        merge_states([first.state_dict()])
+    with pytest.raises(StateError, match="there is no state to merge"):
+        merge_states([])
+    with pytest.raises(StateError, match="this is no state"):
+        merge_states([{}])
+    with pytest.raises(StateError, match="not whole"):
+        StreamDataLoader(Case([4] * 8, 1).dataset()).load_state_dict({"version": 1})
+
+
+@pytest.mark.filterwarnings("ignore:.*gone", "ignore:ranks cannot agree")
+def test_skipped_streams_are_counted_by_group():
+    def stream(index):
+        if index in (1, 3, 9):
+            raise OSError("gone")
+        yield from range(4)
+
+    def loader(rank, world_size, **options):
+        dataset = StreamDataset(range(12), stream, 2 // world_size, seed=0, time_steps=2, on_error="skip", **options)
+        return StreamDataLoader(dataset, groups=2, rank=rank, world_size=world_size)
+
+    ranks = [loader(rank, 2) for rank in range(2)]
+    for one in ranks:
+        list(itertools.islice(one, 2))
+    whole = merge_states([one.state_dict() for one in ranks])
+    alone = loader(0, 1, max_failures=2)
+    alone.load_state_dict(whole)
+    with pytest.raises(FailureLimitError, match="3 streams were skipped"):
+        list(alone)

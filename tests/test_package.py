@@ -10,7 +10,7 @@ import stream_dataloader
 PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
 LEVELS = [
     {"errors", "protocols", "batch", "structure", "stream_info", "pickling"},
-    {"groups", "mixing", "order", "rules", "schedule", "options", "device", "state", "progress"},
+    {"groups", "mixing", "order", "rules", "schedule", "options", "device", "fingerprint", "state", "progress"},
     {
         "source_queue",
         "sources",
@@ -25,9 +25,12 @@ LEVELS = [
         "transport",
         "regroup",
         "workers",
+        "distributed",
+        "session",
+        "agreement",
     },
     {"part_reader", "dataset", "interleaved"},
-    {"feed", "worker_pool", "rescue", "iteration", "dataloader"},
+    {"feed", "worker_pool", "rescue", "ranks", "iteration", "dataloader"},
     {"resume_contract", "stream_contract", "testing", "visualize", "demo", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}

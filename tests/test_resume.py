@@ -291,7 +291,7 @@ def test_half_read_epochs_of_seekable_streams_resume_at_once():
     next(iter(snapshot))
     state = snapshot.state_dict()
     state["step"] = 1000
-    for lane in state["lane_states"]:
+    for lane in state["group_0"][-1]:
         lane["after"][1:3] = 50_000, 50_000
     other = StreamDataLoader(dataset, 2)
     other.load_state_dict(state)

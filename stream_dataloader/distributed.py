@@ -1,0 +1,247 @@
+"""Which rank this process is, of how many, and how ranks speak with each other.
+
+They speak through the key-value store that torch.distributed was started with: a few small values at the start of an
+epoch and, where lengths are not known, towards its end. No collective is called, so nothing waits for the training's.
+
+Guarantee: a wait for another rank ends within its patience, with an error that names the rank.
+"""
+
+from __future__ import annotations
+
+import threading
+import time as clock
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from stream_dataloader.errors import RankError
+
+_POLL_SECONDS = 0.05
+_LIVENESS_SECONDS = 1.0
+_QUIET_SECONDS = 5.0  # torch writes a warning about each wait of a store that ends without the key
+
+
+class Place(NamedTuple):
+    """Where this process stands among the ranks that share an epoch.
+
+    Attributes:
+        peers: Names those ranks, where there are several sets of them.
+        store: Through which they speak; None if torch.distributed was not started.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    peers: str = ""
+    store: Store | None = None
+
+
+def find_place(rank: int | None, world_size: int | None, process_group: Any) -> Place:
+    """This process's place: as given, or of the process group, or of all processes of torch.distributed, or alone.
+
+    Raises:
+        ValueError: This process is not in the process group.
+    """
+    started = dist.is_available() and dist.is_initialized()
+    store = dist.distributed_c10d._get_default_store() if started else None
+    if rank is not None and world_size is not None:
+        return Place(rank, world_size, f"ranks of {world_size}", store)
+    if not started:
+        if process_group is not None:
+            raise ValueError("process_group= needs torch.distributed: call init_process_group() before iterating")
+        return Place()
+    group = process_group.get_group() if hasattr(process_group, "get_group") else process_group
+    own = dist.get_rank(group)
+    if own < 0:
+        raise ValueError(f"rank {dist.get_rank()} is not in process_group; pass the group that it is in")
+    peers = "all" if group is None else "ranks " + "-".join(map(str, dist.get_process_group_ranks(group)))
+    return Place(own, dist.get_world_size(group), peers, store)
+
+
+_sessions_of: tuple[Any, dict[str, int]] = (None, {})
+
+
+def number_of_next(place: Place) -> int:
+    """How many loaders with these peers took a number before; the same on each rank, as each takes them in turn."""
+    global _sessions_of
+    if _sessions_of[0] is not place.store:  # torch.distributed was started anew
+        _sessions_of = (place.store, {})
+    counts = _sessions_of[1]
+    counts[place.peers] = counts.get(place.peers, -1) + 1
+    return counts[place.peers]
+
+
+def patience_of(store: Any) -> float:
+    """How many seconds the store waits by itself."""
+    return float(store.timeout.total_seconds())
+
+
+class Line:
+    """A connection to the store, for one thread, on which a wait keeps nobody else waiting.
+
+    Args:
+        store: torch.distributed's.
+        prefix: Of all keys.
+        patience: Seconds to wait for a rank that does not come forward.
+    """
+
+    def __init__(self, store: Store, prefix: str, patience: float) -> None:
+        clone = getattr(store, "clone", None)  # torch >= 2.8; else the connection is the training's too
+        self._own = clone is not None
+        self.keys = PrefixStore(prefix, store if clone is None else clone())
+        self.patience = patience
+        self.closed = threading.Event()
+        self.heard = clock.monotonic()  # when the store answered last
+
+    def has(self, key: str) -> bool:
+        """Whether a key was set."""
+        found = bool(self.keys.check([key]))
+        self.heard = clock.monotonic()
+        return found
+
+    def text(self, key: str) -> str:
+        """The value of a key that was set."""
+        return bytes(self.keys.get(key)).decode()
+
+    def first(self, key: str, count: str) -> int:
+        """Count something of a rank's, once even if several processes are that rank; 0 if it was counted before."""
+        return int(self.keys.add(count, 1)) if self.keys.add(key, 1) == 1 else 0
+
+    def wait_long(self, key: str, seconds: float) -> bool:
+        """Whether a key is set, within some seconds."""
+        deadline = clock.monotonic() + seconds
+        if self._own:
+            try:
+                self.keys.wait([key], timedelta(seconds=seconds))
+            except RuntimeError:  # or the connection is broken, which the next call says
+                return self.has(key)
+            return True
+        while not (found := self.has(key)) and clock.monotonic() < deadline and not self.closed.is_set():
+            self.closed.wait(_POLL_SECONDS / 10)
+        return found
+
+    def wait(self, key: str, missing: Callable[[], Sequence[int]], purpose: str) -> str:
+        """The value of a key that other ranks are to set.
+
+        Args:
+            missing: Says on which ranks that depends.
+            purpose: What they are to do, for the error.
+
+        Raises:
+            RankError: One of them has left, or none of them got any further for as long as patience lasts.
+        """
+        begin = clock.monotonic()
+        if self.wait_long(key, min(_QUIET_SECONDS, self.patience / 2)):
+            return self.text(key)
+        progress, since, looked = None, begin, 0.0
+        while not self.has(key):
+            now = clock.monotonic()
+            if self.closed.is_set():
+                raise RankError("the iteration was closed while it waited for other ranks")
+            if now - looked >= min(_LIVENESS_SECONDS, self.patience / 4):
+                looked, ranks = now, list(missing())
+                left = [rank for rank in ranks if self.has(f"left/{rank}")]
+                if left and not self.has(key):
+                    raise RankError(_left(left, self.text(f"left/{left[0]}"), purpose), left)
+                seen = [(rank, self.has(f"at/{rank}") and self.text(f"at/{rank}")) for rank in ranks]
+                if progress is not None and seen != progress:
+                    since = now
+                progress = seen
+                if now - since > self.patience and not self.has(key):
+                    raise RankError(_silent(ranks, self.patience, purpose), ranks)
+            self.closed.wait(_POLL_SECONDS)
+        return self.text(key)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+def _left(ranks: Sequence[int], step: str, purpose: str) -> str:
+    return (
+        f"{_named(ranks)} left the epoch at step {step}, before its end, while others wait for it to {purpose}; see "
+        "its log, and leave the loop at the same step on all ranks"
+    )
+
+
+def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
+    return (
+        f"{_named(ranks)} did not {purpose} within {patience:g} s: dead, stuck, out of reach, or not iterating over "
+        "its loader at all; see its log, go on from the last checkpoint, or pass a longer timeout="
+    )
+
+
+class Caller:
+    """A thread that speaks for the main thread, which can be interrupted meanwhile.
+
+    Args:
+        connect: Opens its line.
+    """
+
+    def __init__(self, connect: Callable[[], Line]) -> None:
+        self._connect = connect
+        self._line: Line | None = None
+        self._wanted = threading.Condition()
+        self._tasks: list[tuple[Callable[[Line], Any], list[Any]]] = []
+        self._over = False
+        self.thread = threading.Thread(target=self._run, name="rank-agreement", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._wanted:
+                while not self._tasks and not self._over:
+                    self._wanted.wait()
+                if not self._tasks:
+                    self._line = None
+                    return
+                task, answer = self._tasks.pop(0)
+            try:
+                self._line = self._line or self._connect()
+                answer[:] = [task(self._line), None]
+            except BaseException as error:  # for the main thread
+                answer[:] = [None, error]
+            with self._wanted:
+                self._wanted.notify_all()
+
+    def call(self, task: Callable[[Line], Any], patience: float) -> Any:
+        """What `task` returns for the line.
+
+        Raises:
+            RankError: It, or that the store failed or did not answer in so many seconds.
+        """
+        answer: list[Any] = []
+        begin = clock.monotonic()
+        with self._wanted:
+            self._tasks.append((task, answer))
+            self._wanted.notify_all()
+            while not self._wanted.wait_for(lambda: answer, _LIVENESS_SECONDS):
+                heard = max(begin, self._line.heard if self._line else begin)
+                if clock.monotonic() - heard > patience:
+                    raise RankError(
+                        f"the store of torch.distributed, through which ranks agree, did not answer within "
+                        f"{patience:g} s; the network to the host that keeps it is cut, or that is stuck; go on from "
+                        "the last checkpoint"
+                    )
+        value, error = answer
+        if isinstance(error, RankError):
+            raise error
+        if isinstance(error, RuntimeError):  # torch's
+            raise RankError(
+                f"the store of torch.distributed, through which ranks agree, failed ({str(error).splitlines()[0]}); "
+                "rank 0, or the agent that keeps it, has ended or cannot be reached"
+            ) from error
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        """End the thread once it has done what it does."""
+        with self._wanted:
+            self._over = True
+            if self._line is not None:
+                self._line.closed.set()
+            self._wanted.notify_all()

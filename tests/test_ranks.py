@@ -1,0 +1,401 @@
+"""Several ranks, as real processes: the same global batch for any world size, the same steps on all, no hang."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+import rank_processes
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpointing
+from cases import Case, key
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rank_processes import RankProcesses, loader_of, read, shared_cases, side_by_side, world_sizes
+from torch.distributed.device_mesh import init_device_mesh
+
+from stream_dataloader import StreamDataLoader, StreamDataset, merge_states
+
+#: More where scheduling, transport or resume change.
+EXAMPLES = int(os.environ.get("STREAM_DATALOADER_RANK_EXAMPLES", "20"))
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    processes = RankProcesses()
+    yield processes
+    processes.close()
+
+
+@settings(max_examples=EXAMPLES)
+@given(shared_cases(), st.data())
+def test_the_union_of_all_ranks_is_the_batch_of_one(ranks, drawn, data):
+    _, groups, _ = drawn
+    world_size = data.draw(world_sizes(groups))
+    workers = data.draw(st.lists(st.integers(0, 3), min_size=world_size, max_size=world_size))
+    whole = [key(batch) for batch in loader_of(*drawn)]
+    batches, _ = zip(*ranks.run(world_size, read, world_size, drawn, workers), strict=True)
+    assert [len(mine) for mine in batches] == [len(whole)] * world_size
+    assert [side_by_side(step) for step in zip(*batches, strict=True)] == whole
+
+
+@settings(max_examples=EXAMPLES)
+@given(shared_cases(), st.data())
+def test_any_number_of_ranks_goes_on_with_the_same_batches(ranks, drawn, data):
+    _, groups, _ = drawn
+    before, after = data.draw(world_sizes(groups)), data.draw(world_sizes(groups))
+    workers = data.draw(st.lists(st.sampled_from([0, 0, 1, 2]), min_size=8, max_size=8))
+    whole = [key(batch) for batch in loader_of(*drawn)]
+    step = data.draw(st.integers(0, max(len(whole) - 1, 0)))
+    _, states = zip(*ranks.run(before, read, before, drawn, workers, None, step), strict=True)
+    tails, _ = zip(*ranks.run(after, read, after, drawn, workers, merge_states(states)), strict=True)
+    assert [side_by_side(batch) for batch in zip(*tails, strict=True)] == whole[step:]
+
+
+def read_with(rank, world_size, options, kwargs, most=None, wait=0.0, epochs=1):
+    """Batches of a rank whose options may differ; `wait` seconds after each step."""
+    dataset = Case(**options[rank]).dataset(**kwargs.pop("dataset", {}))
+    loader = StreamDataLoader(dataset, **kwargs, process_group=rank_processes._groups[world_size])
+    found = []
+    for _ in range(epochs):
+        for batch in itertools.islice(loader, most):
+            found.append(key(batch))
+            time.sleep(wait)
+    return found
+
+
+def same(world_size, **options):
+    return [options] * world_size
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        ({"seed": 5}, "rank 1 has seed 5, and rank 0 0"),
+        ({"lanes": 4}, "rank 1 has lanes_of_a_group 4, and rank 0 2"),
+        ({"time_steps": 3}, "rank 1 has time_steps 3, and rank 0 2"),
+        ({"lengths": [3, 4, 5, 6]}, "rank 1 has fingerprint '"),
+        ({"lengths": [3, 4, 5]}, "rank 1 has num_sources 3, and rank 0 4"),
+    ],
+)
+def test_what_ranks_do_not_share_is_an_error_on_all_of_them(ranks, odd, reason):
+    options = same(3, lengths=[3, 4, 5, 5])
+    options[1] = options[1] | odd
+    for failed in ranks.run(3, read_with, 3, options, {}, failing=True):
+        assert failed.kind == "RankError"
+        assert reason in failed.message
+        assert "build dataset and loader alike on all ranks" in failed.message
+    assert all(len(found) == 3 for found in ranks.run(3, read_with, 3, same(3, lengths=[3, 4, 5, 5]), {}))
+
+
+def test_epochs_of_different_numbers_are_an_error(ranks):
+    for failed in ranks.run(2, other_epoch, failing=True):
+        assert failed.kind == "RankError"
+        assert "rank 1 has epoch 3, and rank 0 0" in failed.message
+
+
+def other_epoch(rank):
+    loader = StreamDataLoader(Case([3] * 4).dataset(), process_group=rank_processes._groups[2])
+    loader.set_epoch(3 * rank)
+    return list(loader)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "data"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_rank_without_an_item_pads_what_others_read(ranks, known, mode):
+    lengths = [0, 5, 0, 4, 0, 0]
+    dataset = {"lengths": lengths} if known else {}
+    found = ranks.run(2, read_with, 2, same(2, lengths=lengths, padding_mode=mode), {"dataset": dataset})
+    assert [len(batches) for batches in found] == [3, 3]
+    for data, _, _, mask, source, *_ in found[0]:
+        assert not any(any(row) for row in mask)
+        assert {cell for row in source for cell in row} == {-1}
+        assert data == [[[0, 0, 0]] * 2] * 2
+
+
+def named(rank, known):
+    def windows(length):
+        for i in range(length):
+            yield {"name": f"item {i}", "window": torch.full((2, 3), i)}
+
+    lengths = [0, 3, 0, 4]
+    dataset = StreamDataset(lengths, windows, 2, lengths=lengths if known else None, seed=0, fill_value=7)
+    loader = StreamDataLoader(dataset, 1, process_group=rank_processes._groups[2])
+    return [(batch.data["name"], batch.data["window"].tolist(), batch.mask.any().item()) for batch in loader]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_other_ranks_tell_of_names_and_windows_too(ranks, known):
+    idle, busy = ranks.run(2, named, known)
+    assert len(idle) == len(busy) == 4
+    for names, window, real in idle:
+        assert not real
+        assert names == [[None, None]]
+        assert window == [[[7] * 3] * 2]
+
+
+def collated(rank):
+    dataset = StreamDataset([0, 6, 0, 4], range, 2, time_steps=2, seed=0)
+    loader = StreamDataLoader(dataset, collate_fn=lambda windows: windows, process_group=rank_processes._groups[2])
+    return [[window.tolist() for window in windows] for windows in loader]
+
+
+def test_collate_fn_is_given_padding_of_the_same_kind(ranks):
+    idle, busy = ranks.run(2, collated)
+    assert busy == [[[0, 1], [0, 1]], [[2, 3], [2, 3]], [[4, 5], [0, 0]]]
+    assert idle == [[[0, 0], [0, 0]]] * 3
+
+
+def skipping(rank, known):
+    def stream(source):
+        index, length = source
+        for i in range(length):
+            if i == 2 and index % 3 == 1:
+                raise OSError("broken")
+            yield np.array([index, i])
+
+    lengths = [4, 9, 3, 8, 2, 2, 1, 9, 5, 3, 7, 1]
+    known = {"lengths": lengths} if known else {}
+    dataset = StreamDataset(list(enumerate(lengths)), stream, 2, seed=0, time_steps=2, on_error="skip", **known)
+    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[4])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [(batch.source[batch.mask].tolist(), batch.position[batch.mask].tolist()) for batch in loader]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_steps_are_equal_where_streams_are_skipped(ranks, known):
+    found = ranks.run(4, skipping, known)
+    assert len({len(batches) for batches in found}) == 1
+    assert any(batches[-1][0] for batches in found)  # the last step is not padding everywhere
+    items = [item for batches in found for batch in batches for item in zip(*batch, strict=True)]
+    lengths = [4, 9, 3, 8, 2, 2, 1, 9, 5, 3, 7, 1]
+    read = [min(2, length) if i % 3 == 1 else length for i, length in enumerate(lengths)]
+    assert sorted(items) == [(i, j) for i, length in enumerate(read) for j in range(length)]
+
+
+def test_first_come_first_served_reads_all_on_equal_steps(ranks):
+    lengths = [int(n) for n in np.random.default_rng(0).integers(0, 9, 60)]
+    options = same(4, lengths=lengths, jitter=True, lanes=4)
+    for known in ({}, {"lengths": lengths}):
+        dataset = known | {"deterministic": False}
+        found = ranks.run(4, read_with, 4, options, {"num_workers": 2, "dataset": dataset})
+        assert len({len(batches) for batches in found}) == 1
+        items = [
+            (source, position)
+            for batches in found
+            for _, _, _, *table, _, _, _ in batches
+            for rows in zip(*table, strict=True)
+            for mask, source, position in zip(*rows, strict=True)
+            if mask
+        ]
+        assert sorted(items) == [(i, j) for i, length in enumerate(lengths) for j in range(length)]
+
+
+def test_an_endless_epoch_needs_no_agreement(ranks):
+    options = same(3, lengths=[3, 4, 5, 1], padding_mode="cycle")
+    found = ranks.run(3, read_with, 3, options, {}, 50)
+    assert [len(batches) for batches in found] == [50] * 3
+
+
+def test_epochs_left_early_by_all_ranks_do_not_disturb_the_next(ranks):
+    for dataset in ({}, {"lengths": [9] * 8}):
+        kwargs = {"dataset": dataset, "num_workers": 1, "persistent_workers": True}
+        found = ranks.run(4, read_with, 4, same(4, lengths=[9] * 8), kwargs, 2, 0, 5)
+        assert [[batch[-1] for batch in batches] for batches in found] == [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4]] * 4
+
+
+def two_loaders(rank):
+    group = rank_processes._groups[3]
+    train = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), process_group=group)
+    valid = StreamDataLoader(Case([2, 8, 5]).dataset(), process_group=group)
+    steps = []
+    for _ in range(2):
+        count = 0
+        for _ in train:
+            count += 1
+            if count == 2:
+                steps.append(len(list(valid)))
+        steps.append(count)
+    return steps
+
+
+def test_loaders_and_epochs_do_not_mix(ranks):
+    assert ranks.run(3, two_loaders) == [[4, 5, 4, 5]] * 3
+
+
+def twins(rank, way):
+    """Two data-parallel ranks of two processes each, which must read the same."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    options = {"rank": mesh.get_local_rank("data"), "world_size": 2} if way == "numbers" else {}
+    if way == "mesh":
+        options = {"process_group": mesh["data"]}
+    elif way == "group":
+        options = {"process_group": mesh.get_group("data")}
+    case = Case([3, 9, 2, 6, 7, 1, 1, 4], jitter=True)
+    return [key(batch) for _ in range(2) for batch in StreamDataLoader(case.dataset(), **options)]
+
+
+@pytest.fixture(scope="module")
+def four():
+    processes = RankProcesses(4)
+    yield processes
+    processes.close()
+
+
+@pytest.mark.parametrize("way", ["numbers", "mesh", "group"])
+def test_model_parallel_ranks_read_the_same(four, way):
+    found = four.run(4, twins, way)
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert found[0] != found[2]
+    assert len(found[0]) == len(found[2])
+
+
+def own_loader(rank):
+    """torch.distributed is running, and this loader is for rank 0 alone."""
+    loader = StreamDataLoader(Case([3, 4]).dataset(), rank=0, world_size=1)
+    return len(list(loader)) if rank == 0 else None
+
+
+def test_a_loader_may_be_one_ranks_own(ranks):
+    assert ranks.run(2, own_loader) == [2, None]
+
+
+def leftovers(rank):
+    """Threads, descriptors and keys in the store after some epochs, and after many more."""
+    group = rank_processes._groups[2]
+    store = dist.distributed_c10d._get_default_store()
+    found = []
+    for epochs in (5, 40):
+        loader = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), process_group=group)
+        for _ in range(epochs):
+            list(loader)
+        dist.barrier(group)
+        found.append((threading.active_count(), len(os.listdir("/proc/self/fd")), store.num_keys()))
+        dist.barrier(group)
+    return found
+
+
+def test_many_epochs_leave_no_thread_connection_or_key_behind(ranks):
+    for few, many in ranks.run(2, leftovers):
+        assert many[0] <= few[0]
+        assert many[1] <= few[1] + 2
+        assert many[2] <= few[2] + 100  # those of the last sessions of another loader
+
+
+# Ranks that fail
+
+
+def test_a_rank_that_does_not_come_is_named(ranks):
+    begin = time.monotonic()
+    for failed in ranks.run(2, read_with, 3, same(3, lengths=[3, 4, 5, 5]), {"timeout": 2}, failing=True):
+        assert failed.kind == "RankError"
+        assert "rank 2 did not begin the epoch within 2 s: dead, stuck, out of reach" in failed.message
+    assert time.monotonic() - begin < 6
+
+
+def stumble(rank, world_size, way, known=False, mode="zeros"):
+    """One rank of several fails at its step 2; it is the only one with much to read. The others' error, and when."""
+    lengths = [3] * world_size + [40 if i == 1 else 0 for i in range(world_size)]
+    case = Case(lengths, lanes=1, padding_mode=mode)
+    dataset = case.dataset(**({"lengths": lengths} if known else {}))
+    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[world_size], timeout=3)
+    begin = time.monotonic()
+    try:
+        for batch in loader:
+            if rank == 1 and batch.step == 2:
+                if way == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                elif way == "stuck":
+                    time.sleep(12)
+                return "left"
+    finally:
+        stumble.seconds = time.monotonic() - begin
+    return "ended"
+
+
+@pytest.mark.parametrize("way", ["stuck", "killed"])
+def test_a_stuck_or_dead_rank_does_not_leave_others_hanging(way):
+    processes = RankProcesses(3)
+    try:
+        begin = time.monotonic()
+        for pipe in processes.pipes:
+            pipe.send((stumble, (3, way)))
+        for rank in (0, 2):
+            assert processes.pipes[rank].poll(30)
+            _, (kind, message, _) = processes.pipes[rank].recv()
+            assert kind == "RankError"
+            assert "rank 1 did not say whether it has data for step 3 within 3 s" in message
+        assert time.monotonic() - begin < 9
+    finally:
+        processes.processes[1].kill()
+        processes.close()
+
+
+def test_a_rank_that_leaves_alone_is_named_at_once(ranks):
+    begin = time.monotonic()
+    found = ranks.run(3, stumble, 3, "left", failing=True)
+    assert found[1] == "left"
+    for failed in (found[0], found[2]):
+        assert failed.kind == "RankError"
+        assert "rank 1 left the epoch at step 3, before its end" in failed.message
+    assert time.monotonic() - begin < 6
+
+
+def test_the_end_of_the_rank_that_keeps_the_store_is_an_error():
+    processes = RankProcesses(2)
+    try:
+        processes.pipes[0].send((die, ()))
+        processes.pipes[1].send((wait_for_another, ()))
+        assert processes.pipes[1].poll(30)
+        _, (kind, message, _) = processes.pipes[1].recv()
+        assert kind == "RankError"
+        assert "the store of torch.distributed, through which ranks agree, failed" in message
+    finally:
+        for process in processes.processes:
+            process.kill()
+        processes.close()
+
+
+def die(rank):
+    loader = StreamDataLoader(Case([3, 3, 40, 0]).dataset(), process_group=rank_processes._groups[2])
+    for batch in loader:
+        if batch.step == 3:
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_another(rank):
+    return list(StreamDataLoader(Case([3, 3, 40, 0]).dataset(), process_group=rank_processes._groups[2], timeout=5))
+
+
+# torch.distributed.checkpoint
+
+
+def save_and_go_on(rank, world_size, folder, step, workers):
+    case = Case([7, 3, 9, 5, 8, 2, 6, 4, 9, 9, 1, 3], lanes=8 // world_size, shuffle=True)
+    loader = StreamDataLoader(case.dataset(), workers, groups=4, process_group=rank_processes._groups[world_size])
+    checkpoint = {"loader": loader}
+    if step is None:
+        checkpointing.load(checkpoint, checkpoint_id=folder, process_group=rank_processes._groups[world_size])
+    iterator = iter(loader)
+    if step is not None:
+        for _ in range(step):
+            next(iterator)
+        checkpointing.save(checkpoint, checkpoint_id=folder, process_group=rank_processes._groups[world_size])
+    return [key(batch) for batch in iterator]
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 4), (4, 2), (1, 4), (2, 1)])
+def test_distributed_checkpoints_are_dealt_out_to_other_world_sizes(ranks, tmp_path, before, after):
+    saved = ranks.run(before, save_and_go_on, before, tmp_path, 3, 1)
+    loaded = ranks.run(after, save_and_go_on, after, tmp_path, None, 2)
+    assert len(saved[0]) > 3
+    assert [side_by_side(b) for b in zip(*loaded, strict=True)] == [side_by_side(b) for b in zip(*saved, strict=True)]
