@@ -16,14 +16,17 @@ Guarantee: a step is delivered on every rank or on none.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import cloudpickle
 
-from stream_dataloader.distributed import Line
+from stream_dataloader.distributed import Caller, Line
 from stream_dataloader.errors import RankError
 from stream_dataloader.session import Session
 
@@ -102,6 +105,7 @@ class AgreedSteps:
         self._news = threading.Condition()
         self._closed = False
         self._waiting_for = ""
+        self._reason: tuple[str, Sequence[int]] | None = None
         self._owner = os.getpid()
         self._listener: threading.Thread | None = None
         if not every:
@@ -121,7 +125,11 @@ class AgreedSteps:
             if not self._every:
                 return True
         ask = self._everybody_has if self._every else self._somebody_has
-        delivered = bool(self._session.ask(partial(ask, step, has_data)))
+        try:
+            delivered = bool(self._session.ask(partial(ask, step, has_data)))
+        except RankError as error:
+            self._reason = (str(error), error.ranks)  # for ranks that wait for this one
+            raise
         self._over = not delivered
         return delivered
 
@@ -163,6 +171,7 @@ class AgreedSteps:
                 session.put(line, f"at/{session.place.rank}", str(known))
                 told = max(told, known)
                 if closed:
+                    line.hang_up()
                     return
         except RuntimeError:  # the store is gone: whoever asks is told so
             return
@@ -196,8 +205,8 @@ class AgreedSteps:
         self._waiting_for = key
         told = line.wait(key, lambda: self._session.lacking(line, counted), f"say whether it has data for step {step}")
         self._waiting_for = ""
-        if told.startswith("left"):
-            raise RankError(told, [int(told.split()[2])])
+        if told.startswith("["):
+            raise RankError(*json.loads(told))
         return told
 
     def close(self) -> None:
@@ -207,23 +216,23 @@ class AgreedSteps:
         with self._news:
             self._closed = True
             self._news.notify()
-        if not self._over:
-            farewell = threading.Thread(target=self._leave, name="rank-farewell", daemon=True)
-            farewell.start()
-            farewell.join(_FAREWELL_SECONDS)
+        store_is_gone = self._reason is not None and not self._reason[1]
+        if not self._over and not store_is_gone:
+            farewell = Caller(self._session.connect) if self._waiting_for else self._session.caller
+            with contextlib.suppress(RankError):
+                farewell.call(self._leave, _FAREWELL_SECONDS, 0)
+            farewell.close()
         self._session.close()
         for thread in (self._session.caller.thread, self._listener):
-            if thread is not None:
+            if thread is not None and not store_is_gone:
                 thread.join(_FAREWELL_SECONDS)
 
-    def _leave(self) -> None:
+    def _leave(self, line: Line) -> None:
         """Let nobody wait for this rank, nor this rank's own threads for others."""
         rank, step = self._session.place.rank, self._known
-        try:
-            line = self._session.connect()
-            self._session.put(line, f"left/{rank}", str(step))
-            line.keys.compare_set("tail", "", str(step))
-            if key := self._waiting_for:
-                line.keys.compare_set(key, "", f"left: rank {rank} left the epoch at step {step}, before its end")
-        except RuntimeError:
-            return
+        why = f"rank {rank} left the epoch at step {step}, before its end; see its log, and leave on all ranks at once"
+        told = json.dumps(self._reason or (why, [rank]))
+        self._session.put(line, f"left/{rank}", told)
+        line.keys.compare_set("tail", "", str(step))
+        if key := self._waiting_for:
+            line.keys.compare_set(key, "", told)

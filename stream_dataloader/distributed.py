@@ -8,11 +8,12 @@ Guarantee: a wait for another rank ends within its patience, with an error that 
 
 from __future__ import annotations
 
+import json
 import threading
 import time as clock
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -21,6 +22,7 @@ from stream_dataloader.errors import RankError
 
 _POLL_SECONDS = 0.05
 _LIVENESS_SECONDS = 1.0
+_CONNECT_SECONDS = 30.0
 _QUIET_SECONDS = 5.0  # torch writes a warning about each wait of a store that ends without the key
 
 
@@ -78,8 +80,37 @@ def patience_of(store: Any) -> float:
     return float(store.timeout.total_seconds())
 
 
+class _Connections:
+    """This process's connections to the store that are not in use.
+
+    Opening one is slow where the network's names are: torch looks up the name of each end, on both ends.
+    """
+
+    def __init__(self) -> None:
+        self._store: Store | None = None
+        self._idle: list[Store] = []
+
+    def take(self, store: Store) -> Store:
+        """A connection of its own, on which a wait keeps nobody else waiting."""
+        if self._store is not store:
+            self._store, self._idle = store, []
+        try:
+            return self._idle.pop()
+        except IndexError:
+            connection: Store = cast(Any, store).clone()
+            return connection
+
+    def give_back(self, store: Store, connection: Store) -> None:
+        """Keep a connection that works for the next."""
+        if self._store is store:
+            self._idle.append(connection)
+
+
+_connections = _Connections()
+
+
 class Line:
-    """A connection to the store, for one thread, on which a wait keeps nobody else waiting.
+    """A connection to the store, for one thread; with a prefix of its own for all keys.
 
     Args:
         store: torch.distributed's.
@@ -88,12 +119,17 @@ class Line:
     """
 
     def __init__(self, store: Store, prefix: str, patience: float) -> None:
-        clone = getattr(store, "clone", None)  # torch >= 2.8; else the connection is the training's too
-        self._own = clone is not None
-        self.keys = PrefixStore(prefix, store if clone is None else clone())
+        self._own = hasattr(store, "clone")  # torch >= 2.8; else the connection is the training's too
+        self._store, self._connection = store, _connections.take(store) if self._own else store
+        self.keys = PrefixStore(prefix, self._connection)
         self.patience = patience
         self.closed = threading.Event()
         self.heard = clock.monotonic()  # when the store answered last
+
+    def hang_up(self) -> None:
+        """Leave the connection to others; what it last did succeeded."""
+        if self._own:
+            _connections.give_back(self._store, self._connection)
 
     def has(self, key: str) -> bool:
         """Whether a key was set."""
@@ -108,6 +144,12 @@ class Line:
     def first(self, key: str, count: str) -> int:
         """Count something of a rank's, once even if several processes are that rank; 0 if it was counted before."""
         return int(self.keys.add(count, 1)) if self.keys.add(key, 1) == 1 else 0
+
+    def delete(self, prefix: str, keys: Iterable[str]) -> None:
+        """Delete keys of a prefix."""
+        store = PrefixStore(prefix, self._connection)
+        for key in keys:
+            store.delete_key(key)
 
     def wait_long(self, key: str, seconds: float) -> bool:
         """Whether a key is set, within some seconds."""
@@ -144,7 +186,7 @@ class Line:
                 looked, ranks = now, list(missing())
                 left = [rank for rank in ranks if self.has(f"left/{rank}")]
                 if left and not self.has(key):
-                    raise RankError(_left(left, self.text(f"left/{left[0]}"), purpose), left)
+                    raise RankError(*json.loads(self.text(f"left/{left[0]}")))
                 seen = [(rank, self.has(f"at/{rank}") and self.text(f"at/{rank}")) for rank in ranks]
                 if progress is not None and seen != progress:
                     since = now
@@ -158,13 +200,6 @@ class Line:
 def _named(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
-
-
-def _left(ranks: Sequence[int], step: str, purpose: str) -> str:
-    return (
-        f"{_named(ranks)} left the epoch at step {step}, before its end, while others wait for it to {purpose}; see "
-        "its log, and leave the loop at the same step on all ranks"
-    )
 
 
 def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
@@ -186,7 +221,7 @@ class Caller:
         self._line: Line | None = None
         self._wanted = threading.Condition()
         self._tasks: list[tuple[Callable[[Line], Any], list[Any]]] = []
-        self._over = False
+        self._over = self._broken = False
         self.thread = threading.Thread(target=self._run, name="rank-agreement", daemon=True)
         self.thread.start()
 
@@ -196,22 +231,25 @@ class Caller:
                 while not self._tasks and not self._over:
                     self._wanted.wait()
                 if not self._tasks:
-                    self._line = None
+                    if self._line is not None and not self._broken:
+                        self._line.hang_up()
                     return
                 task, answer = self._tasks.pop(0)
             try:
                 self._line = self._line or self._connect()
                 answer[:] = [task(self._line), None]
             except BaseException as error:  # for the main thread
+                self._broken = not isinstance(error, RankError)
                 answer[:] = [None, error]
             with self._wanted:
                 self._wanted.notify_all()
 
-    def call(self, task: Callable[[Line], Any], patience: float) -> Any:
+    def call(self, task: Callable[[Line], Any], patience: float, connect: float = _CONNECT_SECONDS) -> Any:
         """What `task` returns for the line.
 
         Raises:
-            RankError: It, or that the store failed or did not answer in so many seconds.
+            RankError: It, or that the store failed or did not answer in so many seconds, more while it connects; this
+                one is about no rank.
         """
         answer: list[Any] = []
         begin = clock.monotonic()
@@ -219,7 +257,7 @@ class Caller:
             self._tasks.append((task, answer))
             self._wanted.notify_all()
             while not self._wanted.wait_for(lambda: answer, _LIVENESS_SECONDS):
-                heard = max(begin, self._line.heard if self._line else begin)
+                heard = max(begin, self._line.heard) if self._line else begin + connect
                 if clock.monotonic() - heard > patience:
                     raise RankError(
                         f"the store of torch.distributed, through which ranks agree, did not answer within "

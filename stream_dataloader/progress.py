@@ -156,7 +156,7 @@ class Progress:
             if self._rules.deterministic:
                 expected = self._replay(lane)
                 assert grant == expected, f"lane {lane} took grant {grant}, and {expected} was its turn"
-            else:
+            elif grant != NONE:
                 self._note(grant)
             grants[lane] = grant
         self._grants = tuple(grants)

@@ -33,7 +33,7 @@ class Ranks:
         self._timeout = timeout
         self._store: Store | None = None
         self._number = self._sessions = 0
-        self._litter: list[set[str]] = []  # keys of the sessions before
+        self._past: list[Session] = []
 
     def begin(self, dataset: StreamDataset, epoch: int, step: int, told: Mapping[str, Any]) -> Steps:
         """Begin an epoch together with all other ranks.
@@ -63,8 +63,8 @@ class Ranks:
         session = self._next_session()
         try:
             session.begin({**told, "number of batches": count})
-            if len(self._litter) > 2:  # a process that is the same rank as another may lag behind
-                session.sweep(self._litter.pop(0))
+            if len(self._past) > 2:  # a process that is the same rank as another may lag behind
+                session.sweep(self._past.pop(0))
         except BaseException:
             session.close()
             raise
@@ -77,11 +77,11 @@ class Ranks:
         place, store = self.place, self.place.store
         assert store is not None
         if self._store is not store:
-            self._store, self._number, self._sessions, self._litter = store, number_of_next(place), 0, []
+            self._store, self._number, self._sessions, self._past = store, number_of_next(place), 0, []
         self._sessions += 1
         patience = self._timeout or patience_of(store)
         session = Session(place, f"{place.peers}/{self._number}/{self._sessions}", patience)
-        self._litter.append(session.written)
+        self._past.append(session)
         return session
 
 

@@ -28,14 +28,14 @@ class Session:
 
     def __init__(self, place: Place, name: str, patience: float) -> None:
         self.place, self.patience = place, patience
-        self._name = name
+        self._prefix = f"stream_dataloader/{name}"
         self.written: set[str] = set()
         self.caller = Caller(self.connect)
 
     def connect(self) -> Line:
         """A line of this session's."""
         assert self.place.store is not None
-        return Line(self.place.store, f"stream_dataloader/{self._name}/", self.patience)
+        return Line(self.place.store, self._prefix, self.patience)
 
     def ask(self, task: Callable[[Line], Any]) -> Any:
         """Have a task done on the main thread's line; see `Caller.call`."""
@@ -85,15 +85,9 @@ class Session:
         """The ranks that have not counted themselves in something."""
         return [rank for rank in range(self.place.world_size) if not line.has(f"{what}/{rank}")]
 
-    def sweep(self, litter: set[str]) -> None:
-        """Delete keys of a session that is long over."""
-
-        def delete(line: Line) -> None:
-            for key in litter:
-                line.keys.delete_key(key)
-
-        if litter:
-            self.ask(delete)
+    def sweep(self, old: Session) -> None:
+        """Delete the keys of a session that is long over."""
+        self.ask(lambda line: line.delete(old._prefix, old.written))
 
     def close(self) -> None:
         """Nothing more is to be said."""
