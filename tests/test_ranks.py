@@ -401,3 +401,45 @@ def test_distributed_checkpoints_are_dealt_out_to_other_world_sizes(ranks, tmp_p
     loaded = ranks.run(after, save_and_go_on, after, tmp_path, None, 2)
     assert len(saved[0]) > 3
     assert [side_by_side(b) for b in zip(*loaded, strict=True)] == [side_by_side(b) for b in zip(*saved, strict=True)]
+
+
+# DistributedDataParallel, which hangs where one rank has a step more than another
+
+
+def train(rank, world_size, epochs, seed):
+    """Steps of each epoch, over streams of random, uneven lengths, lanes, windows and options."""
+    torch.manual_seed(0)
+    group = rank_processes._groups[world_size]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.GRU(3, 4), process_group=group)
+    rng = np.random.default_rng(seed)
+    steps = []
+    for _ in range(epochs):
+        lengths = (rng.pareto(1.2, rng.integers(4, 30)) * 3).astype(int).clip(0, 40).tolist()
+        mode = str(rng.choice(["zeros", "data"]))
+        dataset = StreamDataset(
+            list(enumerate(lengths)),
+            lambda source: (torch.full((3,), float(i)) for i in range(source[1])),
+            int(rng.integers(1, 4)),
+            mode,
+            seed=int(rng.integers(99)),
+            time_steps=int(rng.integers(1, 6)),
+            lengths=lengths if rng.random() < 0.3 else None,
+            on_error="skip" if rng.random() < 0.2 else "raise",
+        )
+        workers = int(rng.choice([0, 0, 0, 1, 2]))  # the same on all ranks is not needed, but these draws are shared
+        loader = StreamDataLoader(dataset, min(workers, dataset.batch_size), process_group=group, timeout=60)
+        count = 0
+        for batch in loader:
+            output, _ = model(batch.data)
+            (output * batch.mask[..., None]).sum().backward()
+            model.zero_grad()
+            count += 1
+        steps.append(count)
+    return steps
+
+
+def test_training_on_uneven_streams_never_hangs(ranks):
+    epochs = 2 * EXAMPLES
+    found = ranks.run(4, train, 4, epochs, EXAMPLES, patience=60 + 2 * epochs)
+    assert found[0] == found[1] == found[2] == found[3]
+    assert len(set(found[0])) > 3
