@@ -105,3 +105,26 @@ def test_per_worker_rnn_learns(workers):
 def test_cameras_are_read_side_by_side():
     output = run("camera.py", "--batches", 3)
     assert len(re.findall(r"^batch \d+: \(5, 2, 3, 60, 80\), dropped", output, re.MULTILINE)) == 3
+
+
+def test_ddp_goes_on_with_two_ranks_where_four_stopped(tmp_path):
+    def train(ranks, folder, *arguments):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+        command += [EXAMPLES / "ddp_torchrun.py", "--checkpoint", tmp_path / folder, *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        result = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True, env=environment)
+        done = set(re.findall(r"parameters sum to (.*)$", result.stdout, re.MULTILINE))
+        return re.findall(r"^batch .*$", result.stdout, re.MULTILINE), done
+
+    four, parameters = train(4, "none")
+    two, parameters_of_two = train(2, "none")
+    assert len(four) > 40
+    assert len(parameters) == 1  # on all ranks
+    # sums of losses are rounded in another order
+    assert [re.sub("loss .*?,", "", line) for line in two] == [re.sub("loss .*?,", "", line) for line in four]
+    head, _ = train(4, "saved", "--stop-after", 5)
+    tail, resumed = train(2, "saved")
+    assert head == four[:5]
+    assert [line.split("global")[1] for line in tail] == [line.split("global")[1] for line in four[5:]]
+    assert float(resumed.pop()) == pytest.approx(float(parameters.pop()), abs=1e-3)
+    assert len(parameters_of_two) == 1

@@ -1,5 +1,12 @@
 """Trainers of other projects resume with the loader's state: Lightning and Accelerate, the real packages."""
 
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +16,8 @@ from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 
+TRAINERS = Path(__file__).parent / "trainers"
+EXAMPLES = Path(__file__).parent.parent / "examples"
 LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5]
 
 
@@ -92,6 +101,72 @@ def test_accelerate_leaves_the_loader_whole_and_resumes_it(tmp_path):
     other.register_for_checkpointing(second)
     other.load_state(str(tmp_path / "state"))
     assert head + [key(batch) for batch in second] == expected
+
+
+def on_two_ranks(script, folder, *arguments):
+    """What each rank read, batch after batch."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(
+        [*command, TRAINERS / script, folder / "seen", *map(str, arguments)],
+        check=True,
+        timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+    )
+    return [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
+
+
+def items_of(epoch, ranks):
+    """The items that all ranks together read in an epoch for the first time."""
+    return sorted(
+        (s, p)
+        for seen in ranks
+        for number, _, *table in seen
+        if number == epoch
+        for rows in zip(*table, strict=True)
+        for s, p, m in zip(*rows, strict=True)
+        if m
+    )
+
+
+ALL = [(i, j) for i, length in enumerate([9, 14, 3, 12, 8, 7, 11, 5, 2, 6]) for j in range(length)]
+
+
+@pytest.mark.parametrize("known", ["known", "unknown"])
+def test_lightning_ddp_reads_all_on_equal_steps_and_goes_on(tmp_path, known):
+    pytest.importorskip("lightning.pytorch")
+    path = tmp_path / "state.ckpt"
+    whole = on_two_ranks("lightning_ddp.py", tmp_path, path, 10**6, known)
+    assert len(whole[0]) == len(whole[1]) > 10
+    assert items_of(1, whole) == items_of(2, whole) == ALL  # its own check of the loader takes an epoch
+    head = on_two_ranks("lightning_ddp.py", tmp_path, path, 5, known)
+    tail = on_two_ranks("lightning_ddp.py", tmp_path, path, 0, known)
+    assert [mine + rest for mine, rest in zip(head, tail, strict=True)] == whole
+
+
+def test_accelerate_with_two_processes_shards_nothing_again(tmp_path):
+    pytest.importorskip("accelerate")
+    path = tmp_path / "state.pt"
+    whole = on_two_ranks("accelerate_two.py", tmp_path, path, 10**6)
+    assert len(whole[0]) == len(whole[1]) > 5
+    assert items_of(0, whole) == ALL
+    head = on_two_ranks("accelerate_two.py", tmp_path, path, 4)
+    tail = on_two_ranks("accelerate_two.py", tmp_path, path, 0)
+    assert [mine + rest for mine, rest in zip(head, tail, strict=True)] == whole
+
+
+def test_ray_train_goes_on_after_a_failure():
+    pytest.importorskip("ray.train")
+    result = subprocess.run(
+        [sys.executable, EXAMPLES / "ray_train.py"], capture_output=True, text=True, check=True, timeout=240
+    )
+    lines = re.findall(r"epoch (\d), rank (\d): (\d+) batches, (\d+) items", result.stdout)
+    assert sorted((epoch, rank) for epoch, rank, _, _ in lines) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
+    assert len({batches for _, _, batches, _ in lines}) == 1
+    items = sum((7 * i) % 30 + 3 for i in range(40))
+    assert [sum(int(n) for epoch, _, _, n in lines if epoch == e) for e in "01"] == [items] * 2
+    assert set(re.findall(r"rank (\d) goes on with epoch 1", result.stdout)) == {"0", "1"}
 
 
 def test_it_is_the_protocol_of_torchdatas_stateful_loader():

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.state import merge_states
 
 __all__ = ["ExactResume"]
 
@@ -20,7 +22,8 @@ class ExactResume(Callback):
     """Has checkpoints hold the state as of the last batch trained on, not the last one fetched.
 
     For one training `StreamDataLoader` that yields `StreamBatch`es, alone or among others. Loaders whose dataset
-    has `lengths`, and no `padding_mode="cycle"`, resume exactly without it.
+    has `lengths`, and no `padding_mode="cycle"`, resume exactly without it on one rank. On several it also gathers
+    the states of all ranks, of which Lightning saves only one.
 
     Example::
 
@@ -39,12 +42,20 @@ class ExactResume(Callback):
         self._batch = None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Put the state as of that batch in place of the loader's own."""
+        """Put the state as of that batch in place of the loader's own; with several ranks, all ranks' together."""
         states = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {}).get("combined_loader")
         combined = trainer.fit_loop._combined_loader
-        if self._batch is None or not states or combined is None:
+        if not states or combined is None:
             return
         stateful = [loader for loader in combined.flattened if hasattr(loader, "state_dict")]
         for i, loader in enumerate(stateful):
             if isinstance(loader, StreamDataLoader):
-                states[i] = self._batch.state_dict()
+                state = states[i] if self._batch is None else self._batch.state_dict()
+                states[i] = _of_all_ranks(state) if trainer.world_size > 1 else state
+
+
+def _of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
+    """The whole of which each rank has a part; only one rank writes checkpoints."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, state)
+    return merge_states(gathered)
