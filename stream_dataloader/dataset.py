@@ -26,7 +26,7 @@ from stream_dataloader.ring import Ring
 from stream_dataloader.rules import IntArray, Rules, lanes_of_worker, split_batch_size
 from stream_dataloader.schedule import steps_of_groups
 from stream_dataloader.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
-from stream_dataloader.sources import JoinedSources, PackedSources
+from stream_dataloader.sources import sources_of
 from stream_dataloader.transport import SlotWriter
 
 __all__ = ["StreamDataset"]
@@ -37,7 +37,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
     Args:
         sources: The list of sources: paths, texts, tuples, anything picklable. It is packed once into memory
-            that all workers share.
+            that all workers share. An immutable `Sequence` of your own, or a `range`, is only indexed, by the worker
+            that reads the source: it may make them by a rule, and be as long as it likes.
         open_stream: `open_stream(source)` returns the stream of one source: an iterable of items in time
             order. A generator function will do. See `protocols` for when and where it is called.
         batch_size: Number of lanes B, of all workers together.
@@ -108,7 +109,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.open_stream = options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
         if isinstance(sources, (str, bytes)):
             raise TypeError(f"sources must be a list of sources, and is one {type(sources).__name__}; pass [source]")
-        self.sources: Sequence[Any] = sources if isinstance(sources, JoinedSources) else PackedSources(sources)
+        self.sources: Sequence[Any] = sources_of(sources)
         self.lengths = options.check_lengths(lengths, len(self.sources))
         self.fill_value = fill_value
         self.on_error = (

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from stream_dataloader.groups import ALONE, dealt_by_length
 from stream_dataloader.mixing import DrawOrder, Latest, Mix
+from stream_dataloader.permutation import Permutation
 from stream_dataloader.rules import NEVER, IntArray, Rules
 from stream_dataloader.stream_info import order_rng
+
+#: Sources whose shuffled order is kept as an array, 8 bytes each in each worker.
+MOST_IN_MEMORY = 1 << 22
+
+#: Which source comes at which place.
+Listing: TypeAlias = IntArray | Permutation
 
 
 class Assignment(NamedTuple):
@@ -53,7 +60,7 @@ class Order:
         self._returned = returned_by_group(rules, returned)
         cursors = cursors or [0] * rules.groups.count
         self.first = [cursor - len(again) for cursor, again in zip(cursors, self._returned, strict=True)]
-        self._passes: Latest[int, IntArray | None]  # at most two are being read at once, mostly
+        self._passes: Latest[int, Listing | None]  # at most two are being read at once, mostly
         self._passes = Latest(lambda epoch: epoch_order(rules, epoch, lengths), 2)
         self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
 
@@ -95,7 +102,7 @@ class _MixedOrder:
         def draws(epoch: int) -> DrawOrder:
             return DrawOrder(mix, rules.seed if rules.shuffle else None, epoch, endless=rules.endless_mix)
 
-        def orders(number: int) -> Latest[tuple[int, int], IntArray | None]:
+        def orders(number: int) -> Latest[tuple[int, int], Listing | None]:
             start, stop = mix.starts[number : number + 2]
             shuffle, schedule = mix.shuffles[number], mix.schedules[number]
             alone = replace(rules, num_sources=stop - start, shuffle=shuffle, schedule=schedule, mix=None, groups=ALONE)
@@ -115,8 +122,10 @@ class _MixedOrder:
         return self._starts[number] + (place if order is None else int(order[place])), epoch, repeat
 
 
-def epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) -> IntArray | None:
+def epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) -> Listing | None:
     """The order of an epoch, or of a part of it, as a permutation of source indices; None stands for the list's own.
+
+    So many sources that their order would be a burden to each worker are in one that is computed place by place.
 
     `"balanced"` is a random permutation in which a source's chance to come next is proportional to its
     length: sort by u ** (1 / w), u uniform (Efraimidis and Spirakis, Weighted random sampling with a
@@ -125,16 +134,18 @@ def epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) 
     order = _epoch_order(rules, epoch, lengths, *part)
     if lengths is None or rules.groups.total == 1 or (lengths < 0).any():
         return order
-    order = np.arange(rules.num_sources) if order is None else order
+    order = np.arange(rules.num_sources) if order is None else np.asarray(order)
     dealt: IntArray = dealt_by_length(order, lengths, rules.groups.total)
     return dealt
 
 
-def _epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) -> IntArray | None:
+def _epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) -> Listing | None:
     if rules.schedule == "listed" and not rules.shuffle:
         return None
     rng = order_rng(rules.seed, epoch, *part)
     if rules.schedule == "listed":
+        if lengths is None and rules.num_sources > MOST_IN_MEMORY:
+            return Permutation(rules.num_sources, rng)
         return rng.permutation(rules.num_sources)
     assert lengths is not None
     if rules.schedule == "balanced":

@@ -259,7 +259,11 @@ def _open(
     try:
         stream: OpenedStream = opened(setup.sources[index])
     except Exception as error:
-        raise opened("?").error(OpenError, f"the source cannot be unpickled: {shorten(error)}") from error
+        stream = opened("?")
+        failure = stream.error(OpenError, f"the source cannot be had: {shorten(error)}")
+        failure.__cause__ = error
+        stream.fail(failure)
+        return stream
     if setup.recovery.killers.get(index) == -1:
         stream.items = items
         stream.fail(stream.error(OpenError, "its worker died twice over opening it"))

@@ -1,15 +1,16 @@
-"""`PackedSources`: the list of sources as two arrays that all workers share; `JoinedSources`: several such lists.
+"""The list of sources: packed into memory that all workers share, or a sequence of the user's that makes them.
 
 A Python list handed to workers grows into a copy each, because touching an element writes its reference
-count (https://github.com/pytorch/pytorch/issues/13246). Here blocks of sources are pickled back to back
-into one buffer; a worker unpickles the block it reads from and writes nothing.
+count (https://github.com/pytorch/pytorch/issues/13246). `PackedSources` are blocks of sources, pickled back to back
+into one buffer; a worker unpickles the block it reads from and writes nothing. An immutable sequence, which knows its
+sources by a rule, is kept as it is (`MadeSources`): it may be as long as it likes. `JoinedSources` are several of them.
 """
 
 from __future__ import annotations
 
 import pickle
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from itertools import accumulate
 from typing import Any, overload
 
@@ -17,18 +18,82 @@ import cloudpickle
 import numpy as np
 
 from stream_dataloader.errors import shorten
-from stream_dataloader.pickling import spawning
+from stream_dataloader.pickling import ByValue, dumps, spawning
 from stream_dataloader.shared_memory import SharedMemory
 
 _BLOCK = 64  # sources: reading one costs a few microseconds, packing little more than one pickling of the list
 _LARGEST_BLOCK_BYTES = 1 << 16  # sources that make a larger one are packed one by one
 
 
-class PackedSources(Sequence[Any]):
-    """An immutable sequence of picklable sources, packed.
+def sources_of(given: Iterable[Any]) -> Sources:
+    """The list of sources for what a user gives.
+
+    Raises:
+        TypeError: A source, or the sequence that makes them, cannot be pickled; names it.
+    """
+    if isinstance(given, Sources):
+        return given
+    by_rule = isinstance(given, Sequence) and not isinstance(given, (list, tuple, MutableSequence))
+    return MadeSources(given) if by_rule and isinstance(given, Sequence) else PackedSources(given)
+
+
+class Sources(Sequence[Any]):
+    """An immutable sequence of sources; each read gives an equal one, not the same object."""
+
+    def _source(self, index: int) -> Any:
+        """A source by its index, 0 or more."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"source index {index} is out of range for {len(self)} sources")
+        return self._source(index % len(self))
+
+
+class MadeSources(Sources):
+    """A sequence of the user's, which makes a source when it is asked for it; nothing is asked beforehand.
+
+    Raises:
+        TypeError: It cannot be pickled.
+    """
+
+    def __init__(self, sequence: Sequence[Any]) -> None:
+        self._sequence = sequence
+        try:
+            dumps(sequence)
+        except Exception as error:
+            raise TypeError(
+                f"sources is a {type(sequence).__name__} that cannot be pickled ({error}), which sending it to workers "
+                "needs; keep in it only what sources are made from, and open files where they are used"
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self._sequence)
+
+    def _source(self, index: int) -> Any:
+        return self._sequence[index]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_sources, (ByValue(self._sequence),)
+
+
+def _made_sources(sequence: ByValue) -> MadeSources:
+    sources = object.__new__(MadeSources)
+    sources._sequence = sequence.value
+    return sources
+
+
+class PackedSources(Sources):
+    """Picklable sources, packed.
 
     Args:
-        sources: The sources; each read gives an equal copy, not the same object.
+        sources: The sources.
 
     Raises:
         TypeError: A source cannot be pickled; names it.
@@ -58,16 +123,7 @@ class PackedSources(Sequence[Any]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._length))]
-        if not -self._length <= index < self._length:
-            raise IndexError(f"source index {index} is out of range for {self._length} sources")
-        index %= self._length
+    def _source(self, index: int) -> Any:
         block = int(np.searchsorted(self._firsts, index, side="right")) - 1
         begin = self._ends[block - 1] if block else 0
         return pickle.loads(self._blob[begin : self._ends[block]])[index - int(self._firsts[block])]
@@ -87,7 +143,7 @@ class PackedSources(Sequence[Any]):
             self._set(*state[1:])
 
 
-class JoinedSources(Sequence[Any]):
+class JoinedSources(Sources):
     """Packed lists of sources one after the other, none of them copied."""
 
     def __init__(self, lists: Iterable[Sequence[Any]]) -> None:
@@ -97,16 +153,7 @@ class JoinedSources(Sequence[Any]):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"source index {index} is out of range for {len(self)} sources")
-        index %= len(self)
+    def _source(self, index: int) -> Any:
         number = bisect_right(self._starts, index) - 1
         return self._lists[number][index - self._starts[number]]
 

@@ -10,7 +10,7 @@ import stream_dataloader
 PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
 LEVELS = [
     {"errors", "protocols", "batch", "structure", "stream_info", "pickling"},
-    {"groups", "mixing", "order", "rules", "schedule", "options", "device", "fingerprint", "state", "progress"},
+    {"groups", "mixing", "permutation", "order", "rules", "schedule", "options", "device", "state", "progress"},
     {
         "source_queue",
         "sources",
@@ -26,6 +26,7 @@ LEVELS = [
         "regroup",
         "workers",
         "distributed",
+        "fingerprint",
         "session",
         "agreement",
     },
@@ -64,7 +65,7 @@ def test_modules_import_only_their_own_level_or_lower_ones_and_never_in_a_circle
 
 
 def test_the_schedule_is_pure():
-    for name in ("groups", "mixing", "options", "order", "rules", "schedule"):
+    for name in ("groups", "mixing", "options", "order", "permutation", "rules", "schedule"):
         modules = {
             alias.name.split(".")[0]
             for node in ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text()))

@@ -1,17 +1,24 @@
 """The list of sources: packed, shared, and cheap to start with."""
 
 import copy
+import itertools
 import pathlib
 import pickle
 import sys
+import threading
+import time
 import tracemalloc
+from collections.abc import Sequence
 
 import numpy as np
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, get_worker_info
 
-from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
+from stream_dataloader.permutation import Permutation
 from stream_dataloader.sources import PackedSources
 
 
@@ -36,8 +43,8 @@ def paths(count):
 def test_packed_sources_are_a_sequence_of_equal_sources(sources):
     packed = PackedSources(sources)
     assert len(packed) == len(sources)
-    for given in (packed, pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
-        assert all(repr(a) == repr(b) for a, b in zip(given, sources, strict=True))
+    for copied in (packed, pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
+        assert all(repr(a) == repr(b) for a, b in zip(copied, sources, strict=True))
     assert repr(packed[-1:]) == repr(list(sources)[-1:])
     assert repr(packed[1:5]) == repr(list(sources)[1:5])
     with pytest.raises(IndexError, match="out of range"):
@@ -103,3 +110,103 @@ def test_reading_a_large_source_does_not_read_its_neighbours():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3_000_000
+
+
+class Squares(Sequence):
+    """Sources that are made when they are asked for, and note it."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index == 13:
+            raise OSError("no such shard")
+        return index * index
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_billion_sources_made_by_a_rule(method):
+    def numbers(source):
+        yield source
+        yield source + 1
+
+    begin = time.monotonic()
+    read = {}
+    for workers in (0, 2):
+        dataset = StreamDataset(Squares(10**9), numbers, 4, shuffle=True, seed=3, time_steps=2)
+        context = method if workers else None
+        loader = StreamDataLoader(dataset, workers, multiprocessing_context=context, groups=2)
+        memory = psutil.Process().memory_info().rss
+        batches = list(itertools.islice(loader, 10))
+        assert psutil.Process().memory_info().rss - memory < 50e6
+        for batch in batches:
+            assert (batch.data[0] == batch.source[0] ** 2).all()
+        read[workers] = [batch.source.tolist() for batch in batches]
+        state = batches[4].state_dict()
+        other = StreamDataLoader(dataset, groups=2)
+        other.load_state_dict(state)
+        assert next(iter(other)).source.tolist() == read[workers][5]
+    assert read[0] == read[2]
+    assert len({source for batch in read[0] for row in batch for source in row}) == 40
+    assert time.monotonic() - begin < 30
+
+
+def test_a_range_is_not_copied():
+    dataset = StreamDataset(range(10**12), lambda source: [source], 2, time_steps=1)
+    assert next(iter(StreamDataLoader(dataset))).data.tolist() == [[0, 2]]  # source 1 is reserved
+
+
+def test_the_fingerprint_of_made_sources_tells_rules_apart():
+    def fingerprint(sources):
+        return StreamDataset(sources, iter, 1).fingerprint
+
+    assert fingerprint(range(10**9)) == fingerprint(range(10**9))
+    assert len({fingerprint(sources) for sources in (range(10**9), range(10**9 + 1), range(1, 10**9 + 1))}) == 3
+    assert fingerprint(range(10)) == fingerprint(list(range(10)))
+
+
+def test_a_source_that_cannot_be_made_is_an_error_of_that_source():
+    def numbers(source):
+        yield source
+
+    def build(**options):
+        return StreamDataLoader(StreamDataset(Squares(20), numbers, 2, time_steps=1, **options))
+
+    with pytest.raises(OpenError, match=r"source 13 .*the source cannot be had: OSError\('no such shard'\)") as caught:
+        list(build())
+    assert isinstance(caught.value.__cause__, OSError)
+    with pytest.warns(RuntimeWarning, match="cannot be had"):
+        read = [n for batch in build(on_error="skip") for n in batch.data[batch.mask].tolist()]
+    assert sorted(read) == [i * i for i in range(20) if i != 13]
+
+
+def test_a_sequence_that_cannot_be_pickled_is_refused():
+    class Held(Squares):
+        def __init__(self):
+            super().__init__(3)
+            self.lock = threading.Lock()
+
+    with pytest.raises(TypeError, match="sources is a Held that cannot be pickled"):
+        StreamDataset(Held(), iter, 1)
+
+
+@given(st.integers(1, 5000), st.integers(0, 1 << 30))
+def test_a_permutation_has_each_once(size, seed):
+    permutation = Permutation(size, np.random.default_rng(seed))
+    assert sorted(permutation[i] for i in range(size)) == list(range(size))
+    with pytest.raises(IndexError):
+        permutation[size]
+
+
+def test_a_permutation_is_random_enough():
+    size = 10_000
+    order = np.array([Permutation(size, np.random.default_rng(seed))[i] for seed in range(20) for i in range(500)])
+    counts = np.bincount(order * 10 // size, minlength=10)
+    assert abs(counts - 1000).max() < 150  # each tenth as often: 5 standard deviations
+    first = [Permutation(size, np.random.default_rng(seed)) for seed in range(500)]
+    steps = np.array([permutation[1] - permutation[0] for permutation in first])
+    assert abs(steps.mean()) < 5 * steps.std() / 500**0.5
+    assert len(set(steps.tolist())) > 450
