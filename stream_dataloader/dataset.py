@@ -59,7 +59,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         deterministic: Assign sources in logical time: the same batches for any number of workers. False:
             first come, first served, for live sources.
         lookahead: Sources that each lane reserves, and opens in a background thread, before it needs them;
-            0 opens in time only.
+            0 opens in time only. None stands for 1, and for 0 with `"longest_first"`, where the longest sources would
+            be reserved for lanes that read long ones already.
         lengths: Number of items of each source (steps, or windows without `time_steps`), if known: makes
             `len(loader)` exact, and a stream of another length an error.
         on_error: `"raise"`, `"skip"` (the lane goes on with its next source), or a callable that is given the
@@ -98,7 +99,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         shuffle: bool = False,
         schedule: Schedule = "listed",
         deterministic: bool = True,
-        lookahead: int = 1,
+        lookahead: int | None = None,
         lengths: Sequence[int] | IntArray | None = None,
         on_error: OnError = "raise",
         max_failures: int | None = None,

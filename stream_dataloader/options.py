@@ -119,6 +119,8 @@ def check_rules(
         ValueError: A value is out of range, unknown, or does not go with another.
         TypeError: A value is of the wrong type.
     """
+    if lookahead is None:
+        lookahead = 0 if schedule == "longest_first" else 1
     rules = Rules(
         num_sources=num_sources,
         lanes=integer("batch_size", batch_size, 1),

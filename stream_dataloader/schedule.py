@@ -87,16 +87,17 @@ class Ledger:
         return int(self._grant[lane, ticket % self._slots]) if ticket < self._decided[lane] else PENDING
 
 
-def steps_of_groups(rules: Rules, epoch: int, lengths: IntArray) -> list[int]:
+def steps_of_groups(rules: Rules, epoch: int, lengths: IntArray, order: Order | None = None) -> list[int]:
     """For how many steps each group, of all ranks, has something new to read; with `"drop"`, has for all of its lanes.
 
     The same on every rank.
 
     Args:
         lengths: `(num_sources,)`, items of each source: time steps, or windows if `time_steps` is None.
+        order: In which they are handed out, if lengths do not decide that.
     """
     assert rules.padding_mode != "cycle"
-    order = Order(rules, epoch, lengths)
+    order = order or Order(rules, epoch, lengths)
     alone = [
         replace(rules, lanes=rules.lanes_of_a_group, groups=Groups(rules.groups.total, group, 1))
         for group in range(rules.groups.total)

@@ -1,0 +1,238 @@
+"""What several ranks cost: padding, by the rule that deals sources to them, and agreeing on where the epoch ends.
+
+- `padding`: the share of real items in all cells of all ranks' batches, simulated: the schedule alone, no process.
+- `agreement`: four ranks on this machine, of which one has much more to read: what the start of an epoch costs, and a
+  step of which the others have nothing, beyond what one of them takes for it alone.
+- `store`: what a number of ranks ask of the store of torch.distributed at the start of an epoch and at a step of its
+  tail, all at once, over loopback.
+
+Run it as `python benchmarks/ranks.py [--quick] [--json PATH] [--only SECTION]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from interleaved import Result, figure, print_table, write_json
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.agreement import AgreedSteps
+from stream_dataloader.distributed import Place
+from stream_dataloader.groups import Groups
+from stream_dataloader.order import Order
+from stream_dataloader.rules import IntArray
+from stream_dataloader.schedule import steps_of_groups
+from stream_dataloader.session import Session
+
+LANES = 8  # of a rank
+MOST_MS_A_STEP = 1.0
+
+# padding --------------------------------------------------------------------------------------------------------------
+
+
+def uniform(rng: np.random.Generator, count: int) -> IntArray:
+    """10 to 100 steps, each as likely."""
+    return rng.integers(10, 101, count)
+
+
+def heavy_tailed(rng: np.random.Generator, count: int) -> IntArray:
+    """A Pareto distribution from 10 to 500 steps, of which most are short and a few very long."""
+    steps: IntArray = np.minimum(10 * (1 + rng.pareto(1.3, count)), 500).astype(np.int64)
+    return steps
+
+
+def split_to_lanes(lengths: IntArray, ranks: int, rng: np.random.Generator) -> float:
+    """Each lane has a list of its own from the start."""
+    order = rng.permutation(len(lengths))
+    longest = max(int(lengths[order[lane :: ranks * LANES]].sum()) for lane in range(ranks * LANES))
+    return float(lengths.sum() / (longest * ranks * LANES))
+
+
+def dealt(lengths: IntArray, ranks: int, rng: np.random.Generator, groups: int, known: bool, schedule: str) -> float:
+    """Dealt to groups, each just in time; `groups` 0 stands for one a rank."""
+    total = groups or ranks
+    seed = int(rng.integers(1 << 30))
+    options: dict[str, Any] = {"lengths": lengths, "schedule": schedule, "shuffle": schedule != "longest_first"}
+    rules = StreamDataset(range(len(lengths)), iter, ranks * LANES, time_steps=1, seed=seed, **options).rules
+    rules = dataclasses.replace(rules, groups=Groups(total, 0, total))
+    order = None if known else Order(rules, 0, None)
+    steps = max(steps_of_groups(rules, 0, lengths, order))
+    return float(lengths.sum() / (steps * ranks * LANES))
+
+
+RULES: dict[str, Callable[[IntArray, int, np.random.Generator], float]] = {
+    "lists split to lanes": split_to_lanes,
+    "dealt to ranks, just in time in each": partial(dealt, groups=0, known=False, schedule="listed"),
+    "the same, lengths known": partial(dealt, groups=0, known=True, schedule="listed"),
+    "just in time over all ranks": partial(dealt, groups=1, known=False, schedule="listed"),
+    'lengths known, "balanced"': partial(dealt, groups=0, known=True, schedule="balanced"),
+    'lengths known, "longest_first"': partial(dealt, groups=0, known=True, schedule="longest_first"),
+}
+
+
+def measure_padding(quick: bool) -> list[Result]:
+    """The share of real items, for 1 to 64 ranks."""
+    results = []
+    for name, lengths_of in (("10 to 100 steps", uniform), ("heavy-tailed", heavy_tailed)):
+        for ranks in (1, 8, 64) if quick else (1, 2, 4, 8, 16, 32, 64):
+            count = 125 * ranks
+            section = f"padding: {name}, {ranks} ranks of {LANES} lanes, {count} streams: share of real items"
+            for rule, share_of in RULES.items():
+                shares = []
+                for seed in range(3 if quick else 10):
+                    rng = np.random.default_rng(seed)
+                    shares.append(share_of(lengths_of(rng, count), ranks, rng))
+                results.append(figure(section, rule, shares, "of 1"))
+    return results
+
+
+# agreement ------------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def read_uneven(rank: int, world_size: int, port: int, steps: int, results: Any) -> None:
+    """One rank; the last one has all of the tail. Reports milliseconds."""
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    lengths = [10] * (world_size - 1) + [steps]
+    told: dict[str, list[float]] = {"begin": [], "idle": [], "busy": []}
+    for _ in range(3):
+        loader = StreamDataLoader(StreamDataset(lengths, range, 1, time_steps=1, seed=0), timeout=60)
+        dist.barrier()
+        start = time.perf_counter()
+        iterator = iter(loader)
+        told["begin"].append(1000 * (time.perf_counter() - start))
+        for i, _ in enumerate(_slowly(iterator, told, busy=rank == world_size - 1)):
+            if i >= 10:
+                dist.barrier()  # in step, as in training
+    results.put((rank, told))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _slowly(iterator: Iterator[Any], told: dict[str, list[float]], *, busy: bool) -> Iterator[Any]:
+    """The batches; notes how long each took to come, once in the tail."""
+    for step in range(1 << 30):
+        start = time.perf_counter()
+        batch = next(iterator, None)
+        if batch is None:
+            return
+        if step > 20:
+            told["busy" if busy else "idle"].append(1000 * (time.perf_counter() - start))
+        yield batch
+
+
+def measure_agreement(quick: bool) -> list[Result]:
+    """What a step of the tail costs, with all processes on this machine's cores."""
+    results = []
+    for world_size in (2, 4):
+        context = multiprocessing.get_context("spawn")
+        queue, port = context.Queue(), free_port()
+        arguments = (world_size, port, 200 if quick else 1000, queue)
+        processes = [context.Process(target=read_uneven, args=(rank, *arguments)) for rank in range(world_size)]
+        for process in processes:
+            process.start()
+        told = dict(queue.get(timeout=300) for _ in processes)
+        for process in processes:
+            process.join()
+        section = f"agreement: {world_size} ranks, one of which has all of the tail"
+        begins = [max(told[rank]["begin"][i] for rank in told) for i in range(3)]
+        results.append(figure(section, "start of an epoch", begins, "ms"))
+        for kind, name in (("busy", "a step of the tail, on the rank with data"), ("idle", "on those without")):
+            values = [value for rank in told for value in told[rank][kind]]
+            low, high = np.percentile(values, [5, 95])
+            limit = MOST_MS_A_STEP
+            results.append(Result(section, name, statistics.median(values), "ms", (float(low), float(high)), limit))
+    return results
+
+
+# store ----------------------------------------------------------------------------------------------------------------
+
+
+def measure_store(quick: bool) -> list[Result]:
+    """Ranks as threads of this process, which ask one store."""
+    results = []
+    store = TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+    for ranks in (8, 64) if quick else (8, 64, 512):
+        begins: list[float] = []
+        steps: list[float] = []
+        for turn in range(3):
+            barrier = threading.Barrier(ranks)
+            begun = [0.0] * ranks
+            tail = [0.0] * ranks
+
+            def rank_of(
+                rank: int,
+                ranks: int = ranks,
+                barrier: threading.Barrier = barrier,
+                begun: list[float] = begun,
+                tail: list[float] = tail,
+                name: str = f"{ranks}/{turn}",
+            ) -> None:
+                session = Session(Place(rank, ranks, "all", store), name, 300)
+                barrier.wait()
+                start = time.perf_counter()
+                session.begin({"seed": 0, "options": "x" * 300})
+                begun[rank] = time.perf_counter() - start
+                agreed = AgreedSteps(session, every=False, step=0)
+                barrier.wait()
+                start, step, busy = time.perf_counter(), 0, rank == 0
+                while agreed.delivers(step, busy and step < 50):
+                    step += 1
+                    if busy:
+                        time.sleep(0.02)  # what a step of training takes
+                tail[rank] = (time.perf_counter() - start) / 50 - 0.02
+                barrier.wait()
+                agreed.close()
+
+            threads = [threading.Thread(target=rank_of, args=(rank,)) for rank in range(ranks)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            begins.append(1000 * max(begun))
+            steps.append(1000 * max(tail))
+        section = f"store: {ranks} ranks as threads of one process"
+        results.append(figure(section, "start of an epoch, until the last has begun", begins, "ms"))
+        results.append(figure(section, "a step of the tail, beyond the step itself", steps, "ms"))
+    return results
+
+
+SECTIONS = {"padding": measure_padding, "agreement": measure_agreement, "store": measure_store}
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs")
+    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--only", choices=SECTIONS, action="append")
+    options = parser.parse_args()
+    results = [result for name in options.only or SECTIONS for result in SECTIONS[name](options.quick)]
+    print_table(results)
+    if options.json:
+        write_json(options.json, results)
+        print(json.dumps({"results": len(results)}))
+
+
+if __name__ == "__main__":
+    main()
