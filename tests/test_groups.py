@@ -45,7 +45,7 @@ def alone(case, known, group, total):
     return [[[cell and (sources[cell[0]], *cell[1:]) for cell in lane] for lane in batch] for batch in batches], sources
 
 
-@settings(max_examples=1500)
+@settings(max_examples=500)
 @given(shared_cases(), st.data())
 @pytest.mark.filterwarnings("ignore:ranks cannot agree")
 def test_a_group_reads_what_it_would_alone_whoever_hosts_it(drawn, data):

@@ -1,4 +1,4 @@
-"""One of two ranks on hosts of their own: reads slowly, saves every fifth step, writes down what it read and its end."""
+"""One of two ranks on hosts of their own: reads slowly, saves every fifth step, writes down what it read."""
 
 import json
 import os
