@@ -6,7 +6,6 @@ a step set; an iteration left early leaves no process, thread or file behind.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
 import weakref
@@ -21,10 +20,8 @@ from stream_dataloader.agreement import OwnSteps, Steps
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.device import OneAhead, moved, pinned
-from stream_dataloader.distributed import find_place
-from stream_dataloader.errors import FailureLimitError, StateError, StreamError
+from stream_dataloader.errors import FailureLimitError, StreamError
 from stream_dataloader.feed import Feed, LocalFeed
-from stream_dataloader.groups import Groups
 from stream_dataloader.iteration import Iteration
 from stream_dataloader.pickling import ByValue
 from stream_dataloader.progress import Progress, Record, Snapshot, read
@@ -32,7 +29,7 @@ from stream_dataloader.protocols import CollateFn, Transport
 from stream_dataloader.ranks import Ranks
 from stream_dataloader.rescue import Rescue
 from stream_dataloader.schedule import count_steps
-from stream_dataloader.state import common, from_plain, groups_of, to_plain
+from stream_dataloader.state import common, to_plain
 from stream_dataloader.worker_pool import WorkerPool
 
 __all__ = ["StreamDataLoader"]
@@ -144,34 +141,23 @@ class StreamDataLoader:
         self._iteration: weakref.ref[Iteration] | None = None
         self._progress: Progress | None = None  # of the last iteration
         self._resume: tuple[int, Snapshot | None] | None = None  # epoch and place that were loaded
-        options.check_ranks(groups, rank, world_size, process_group)
-        self._groups, self._rank, self._world_size, self._process_group = groups, rank, world_size, process_group
-        self._seed = dataset.rules.seed
-        self._reading = dataset  # by the rules of this rank
-        self._ranks = Ranks(timeout)
-        self._settle()
+        self._ranks = Ranks(dataset, timeout, groups, rank, world_size, process_group)
+        self._ranks.find_place()
         self._pool = self._new_pool()
 
     def _new_pool(self) -> WorkerPool:
         return WorkerPool(self._reading, self.num_workers, **self._pool_options)
 
+    @property
+    def _reading(self) -> StreamDataset:
+        return self._ranks.reading
+
     def _find_place(self) -> None:
         """Have the rules of this rank, which may be known only now, and workers that read by them."""
-        if self._settle():
+        if self._ranks.find_place():
+            self._end_running()
+            self._lengths, self._resume, self._failures_before = {}, None, []
             self._pool = self._new_pool()
-
-    def _settle(self) -> bool:
-        """Have the rules of this rank; whether they are other ones now."""
-        place = self._ranks.place = find_place(self._rank, self._world_size, self._process_group)
-        groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
-        rules = dataclasses.replace(self.dataset.rules, groups=groups, seed=self._seed)
-        if rules == self._reading.rules:
-            return False
-        options.check_groups(rules)
-        self._end_running()
-        self._reading = self.dataset.under(rules)
-        self._lengths, self._resume, self._failures_before = {}, None, []
-        return True
 
     @property
     def batch_size(self) -> int:
@@ -232,8 +218,8 @@ class StreamDataLoader:
         steps: Steps = OwnSteps()
         if agree:
             try:
-                told = common(self._state(epoch, resume)) if self._ranks.place.world_size > 1 else {}
-                steps = self._ranks.begin(self._reading, epoch, progress.step, told)
+                told = {} if self._ranks.alone else common(self._state(epoch, resume))
+                steps = self._ranks.begin(epoch, progress.step, told)
             except BaseException:
                 feed.close()
                 raise
@@ -301,16 +287,8 @@ class StreamDataLoader:
         Raises:
             StateError: The state is of other sources or options, or of groups that are not this rank's; it says which.
         """
-        place = find_place(self._rank, self._world_size, self._process_group)
-        try:
-            groups = Groups.of_rank(groups_of(state), place.rank, place.world_size)
-        except StateError:
-            raise
-        except ValueError as error:
-            raise StateError(f"the state cannot be loaded here: {error}") from None
-        loaded = from_plain(state, dataclasses.replace(self.dataset.rules, groups=groups), self.dataset.fingerprint)
+        loaded = self._ranks.load(state)
         self._end_running()
-        self._seed, self._groups = loaded.seed, groups.total
         self._find_place()
         self._progress, self._resume = None, (loaded.epoch, loaded.snapshot)
         now = self._failures_by_group
@@ -369,7 +347,6 @@ class StreamDataLoader:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {
             "_pool": None,
-            "_ranks": None,
             "_iteration": None,
             "_progress": None,
             "collate_fn": ByValue(self.collate_fn),
@@ -379,7 +356,6 @@ class StreamDataLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.collate_fn, self._pool_options = state["collate_fn"].value, state["_pool_options"].value
-        self._ranks = Ranks(self._pool_options["timeout"])
         self._pool = self._new_pool()
 
     def to(self, device: torch.device | str | int) -> StreamDataLoader:

@@ -1,45 +1,101 @@
-"""The ranks that share a loader's epochs: begin them together, and know how their end is to be found.
+"""The ranks that share a loader's epochs: what is this one's, how they begin, and how their end is to be found.
 
 Guarantee: ranks take the same way to the end, as that follows from what they compared at the beginning.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
+from stream_dataloader import options
 from stream_dataloader.agreement import AgreedSteps, CountedSteps, OwnSteps, Steps
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.distributed import Place, number_of_next, patience_of
+from stream_dataloader.distributed import Place, find_place, number_of_next, patience_of
+from stream_dataloader.errors import StateError
+from stream_dataloader.groups import Groups
 from stream_dataloader.schedule import count_steps
 from stream_dataloader.session import Session
+from stream_dataloader.state import Loaded, from_plain, groups_of
 
 
 class Ranks:
-    """The ranks that share a loader's epochs.
+    """The ranks that share a loader's epochs, and this one among them.
 
     Args:
+        dataset: What they read.
         timeout: Seconds to wait for one of them; 0: as long as the store of torch.distributed waits.
+        groups: See `StreamDataLoader`, as the other arguments.
+        rank: This one.
+        world_size: How many there are.
+        process_group: Tells both.
 
     Attributes:
-        place: This process's among them.
+        reading: What this rank reads: the dataset, by the rules of its groups.
     """
 
-    def __init__(self, timeout: float) -> None:
-        self.place = Place()
-        self._timeout = timeout
+    def __init__(
+        self,
+        dataset: StreamDataset,
+        timeout: float,
+        groups: int | None,
+        rank: int | None,
+        world_size: int | None,
+        process_group: Any,
+    ) -> None:
+        options.check_ranks(groups, rank, world_size, process_group)
+        self._dataset, self._timeout, self._groups = dataset, timeout, groups
+        self._told = (rank, world_size, process_group)
+        self._seed = dataset.rules.seed
+        self._place = Place()
+        self.reading = dataset
         self._store: Store | None = None
         self._number = self._sessions = 0
         self._past: list[Session] = []
 
-    def begin(self, dataset: StreamDataset, epoch: int, step: int, told: Mapping[str, Any]) -> Steps:
+    @property
+    def alone(self) -> bool:
+        """There is one rank."""
+        return self._place.world_size == 1
+
+    def find_place(self) -> bool:
+        """Find out which rank this is, which may be known only now; whether `reading` is another one for it.
+
+        Raises:
+            ValueError: Ranks or lanes cannot share the groups evenly.
+        """
+        place = self._place = find_place(*self._told)
+        groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
+        rules = dataclasses.replace(self._dataset.rules, groups=groups, seed=self._seed)
+        if rules == self.reading.rules:
+            return False
+        options.check_groups(rules)
+        self.reading = self._dataset.under(rules)
+        return True
+
+    def load(self, state: Any) -> Loaded:
+        """What a state says of this rank's groups; its seed and number of groups are adopted at the next `find_place`.
+
+        Raises:
+            StateError: It is of another dataset, or not of this rank's groups.
+        """
+        total, place = groups_of(state), find_place(*self._told)
+        try:
+            groups = Groups.of_rank(total, place.rank, place.world_size)
+        except ValueError as error:
+            raise StateError(f"the state cannot be loaded here: {error}") from None
+        loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), self._dataset.fingerprint)
+        self._seed, self._groups = loaded.seed, total
+        return loaded
+
+    def begin(self, epoch: int, step: int, told: Mapping[str, Any]) -> Steps:
         """Begin an epoch together with all other ranks.
 
         Args:
-            dataset: What this rank reads.
             epoch: The epoch's number.
             step: The first step.
             told: What must be alike on all ranks.
@@ -47,10 +103,10 @@ class Ranks:
         Raises:
             RankError: It is not, or a rank did not come.
         """
-        place, rules = self.place, dataset.rules
-        if place.world_size == 1:
+        place, rules = self._place, self.reading.rules
+        if self.alone:
             return OwnSteps()
-        count = _count(dataset, epoch, step, place)
+        count = _count(self.reading, epoch, step, place)
         decided = OwnSteps() if rules.padding_mode == "cycle" else None if count is None else CountedSteps(count)
         if place.store is None:
             if decided is None:
@@ -73,8 +129,11 @@ class Ranks:
         session.close()
         return decided
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_place": Place(), "_store": None, "_past": []}
+
     def _next_session(self) -> Session:
-        place, store = self.place, self.place.store
+        place, store = self._place, self._place.store
         assert store is not None
         if self._store is not store:
             self._store, self._number, self._sessions, self._past = store, number_of_next(place), 0, []
