@@ -104,7 +104,7 @@ class AgreedSteps:
         self._layout: str | None = None
         self._news = threading.Condition()
         self._closed = False
-        self._waiting_for = ""
+        self._asked, self._waiting = "", False  # the key that was waited for last, and whether it still is
         self._reason: tuple[str, Sequence[int]] | None = None
         self._owner = os.getpid()
         self._listener: threading.Thread | None = None
@@ -202,9 +202,11 @@ class AgreedSteps:
 
     def _wait(self, line: Line, key: str, counted: str) -> str:
         step = key.partition("/")[2]
-        self._waiting_for = key
-        told = line.wait(key, lambda: self._session.lacking(line, counted), f"say whether it has data for step {step}")
-        self._waiting_for = ""
+        self._asked, self._waiting = key, True
+        try:
+            told = line.wait(key, lambda: self._session.lacking(line, counted), f"say if it has data for step {step}")
+        finally:
+            self._waiting = False
         if told.startswith("["):
             raise RankError(*json.loads(told))
         return told
@@ -216,15 +218,17 @@ class AgreedSteps:
         with self._news:
             self._closed = True
             self._news.notify()
+        threads = [thread for thread in (self._session.caller.thread, self._listener) if thread is not None]
         store_is_gone = self._reason is not None and not self._reason[1]
-        if not self._over and not store_is_gone:
-            farewell = Caller(self._session.connect) if self._waiting_for else self._session.caller
+        collected = threading.current_thread() in threads  # as garbage, which any thread may find
+        if not self._over and not store_is_gone and not collected:
+            farewell = Caller(self._session.connect) if self._waiting else self._session.caller
             with contextlib.suppress(RankError):
                 farewell.call(self._leave, _FAREWELL_SECONDS, 0)
             farewell.close()
         self._session.close()
-        for thread in (self._session.caller.thread, self._listener):
-            if thread is not None and not store_is_gone:
+        if not store_is_gone and not collected:
+            for thread in threads:
                 thread.join(_FAREWELL_SECONDS)
 
     def _leave(self, line: Line) -> None:
@@ -234,5 +238,5 @@ class AgreedSteps:
         told = json.dumps(self._reason or (why, [rank]))
         self._session.put(line, f"left/{rank}", told)
         line.keys.compare_set("tail", "", str(step))
-        if key := self._waiting_for:
-            line.keys.compare_set(key, "", told)
+        if self._asked:
+            line.keys.compare_set(self._asked, "", told)

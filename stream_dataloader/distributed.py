@@ -40,13 +40,18 @@ class Place(NamedTuple):
     store: Store | None = None
 
 
+def is_started() -> bool:
+    """Whether torch.distributed is running."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def find_place(rank: int | None, world_size: int | None, process_group: Any) -> Place:
     """This process's place: as given, or of the process group, or of all processes of torch.distributed, or alone.
 
     Raises:
         ValueError: This process is not in the process group.
     """
-    started = dist.is_available() and dist.is_initialized()
+    started = is_started()
     store = dist.distributed_c10d._get_default_store() if started else None
     if rank is not None and world_size is not None:
         return Place(rank, world_size, f"ranks of {world_size}", store)

@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import Store
 from stream_dataloader import options
 from stream_dataloader.agreement import AgreedSteps, CountedSteps, OwnSteps, Steps
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.distributed import Place, find_place, number_of_next, patience_of
+from stream_dataloader.distributed import Place, find_place, is_started, number_of_next, patience_of
 from stream_dataloader.errors import StateError
 from stream_dataloader.groups import Groups
 from stream_dataloader.schedule import count_steps
@@ -68,7 +68,7 @@ class Ranks:
         Raises:
             ValueError: Ranks or lanes cannot share the groups evenly.
         """
-        place = self._place = find_place(*self._told)
+        place = self._place = self._where()
         groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
         rules = dataclasses.replace(self._dataset.rules, groups=groups, seed=self._seed)
         if rules == self.reading.rules:
@@ -77,13 +77,18 @@ class Ranks:
         self.reading = self._dataset.under(rules)
         return True
 
+    def _where(self) -> Place:
+        if self._place.world_size > 1 and not is_started():  # it was: this rank stays what it is
+            return self._place._replace(store=None)
+        return find_place(*self._told)
+
     def load(self, state: Any) -> Loaded:
         """What a state says of this rank's groups; its seed and number of groups are adopted at the next `find_place`.
 
         Raises:
             StateError: It is of another dataset, or not of this rank's groups.
         """
-        total, place = groups_of(state), find_place(*self._told)
+        total, place = groups_of(state), self._where()
         try:
             groups = Groups.of_rank(total, place.rank, place.world_size)
         except ValueError as error:

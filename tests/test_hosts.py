@@ -76,7 +76,7 @@ def test_two_hosts_end_with_an_error_when_one_is_cut_off_and_go_on_from_a_checkp
         time.sleep(0.05)
     hosts.cut(off=True)
     near, far = told(tmp_path, processes)
-    assert near["ending"].startswith("rank 1 did not say whether it has data for step 60 within 4 s")
+    assert near["ending"].startswith("rank 1 did not say if it has data for step 60 within 4 s")
     assert "the store of torch.distributed, through which ranks agree, did not answer within 4 s" in far["ending"]
     assert near["seen"] == whole[0]["seen"]
     assert far["seen"] == whole[1]["seen"][:40]

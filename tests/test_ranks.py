@@ -334,7 +334,7 @@ def test_a_stuck_or_dead_rank_does_not_leave_others_hanging(way):
             assert processes.pipes[rank].poll(30)
             _, (kind, message, _) = processes.pipes[rank].recv()
             assert kind == "RankError"
-            assert re.match("rank 1 did not say whether it has data for step [23] within 3 s", message)
+            assert re.match("rank 1 did not say if it has data for step [23] within 3 s", message)
         assert time.monotonic() - begin < 9
     finally:
         processes.processes[1].kill()
@@ -443,3 +443,24 @@ def test_training_on_uneven_streams_never_hangs(ranks):
     found = ranks.run(4, train, 4, epochs, 0, patience=60 + 2 * epochs)
     assert found[0] == found[1] == found[2] == found[3]
     assert len(set(found[0])) > 3
+
+
+def states_around_the_end(rank):
+    loader = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), timeout=20)
+    batches = list(itertools.islice(loader, 2))
+    before = loader.state_dict()
+    dist.destroy_process_group()
+    resumed = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), rank=rank, world_size=2)
+    resumed.load_state_dict(loader.state_dict())
+    return loader.state_dict() == before == batches[1].state_dict(), resumed.state_dict() == before, len(before)
+
+
+def test_a_rank_stays_what_it_is_when_torch_distributed_ends():
+    processes = RankProcesses(2)
+    try:
+        found = processes.run(2, states_around_the_end)
+        assert [same for *same, _ in found] == [[True, True]] * 2
+    finally:
+        for process in processes.processes:
+            process.kill()
+        processes.close()
