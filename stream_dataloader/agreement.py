@@ -238,5 +238,6 @@ class AgreedSteps:
         told = json.dumps(self._reason or (why, [rank]))
         self._session.put(line, f"left/{rank}", told)
         line.keys.compare_set("tail", "", str(step))
-        if self._asked:
-            line.keys.compare_set(self._asked, "", told)
+        for key in {self._asked or f"has/{step}", f"has/{step}"}:  # what others wait for now, or next
+            line.keys.compare_set(key, "", told)
+            self._session.written.add(key)
