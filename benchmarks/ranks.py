@@ -188,10 +188,10 @@ def measure_store(quick: bool) -> list[Result]:
                 tail: list[float] = tail,
                 name: str = f"{ranks}/{turn}",
             ) -> None:
-                session = Session(Place(rank, ranks, "all", store), name, 300)
+                session = Session(Place(rank, ranks, "all", True), store, name, 300)
                 barrier.wait()
                 start = time.perf_counter()
-                session.begin({"seed": 0, "options": "x" * 300})
+                session.begin({"seed": 0, "deterministic": True, "options": "x" * 300})
                 begun[rank] = time.perf_counter() - start
                 agreed = AgreedSteps(session, every=False, step=0)
                 barrier.wait()

@@ -11,7 +11,7 @@ With lengths the end is known beforehand, and not a word is spoken. Without, whi
 from where the first ends on. With `padding_mode="drop"` the epoch ends where the first rank does, which the others
 have to know before they go on, so there ranks ask each other at each step.
 
-Guarantee: a step is delivered on every rank or on none.
+Guarantee: a step is delivered on every rank or on none, unless a rank leaves before the end.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ import cloudpickle
 
 from stream_dataloader.distributed import Caller, Line
 from stream_dataloader.errors import RankError
-from stream_dataloader.session import Session
+from stream_dataloader.session import FAREWELL_SECONDS, Session
 
 _FOREVER_SECONDS = 86400.0
-_FAREWELL_SECONDS = 2.0
 _KEPT_STEPS = 64  # a process that is the same rank as another may lag behind
 
 
@@ -100,6 +99,7 @@ class AgreedSteps:
         self._session, self._every = session, every
         self._known = step  # steps that this rank has, of which others may hear
         self._tail: int | None = None  # where the first rank ended
+        self._last: int | None = None  # where the last one did
         self._over = False
         self._layout: str | None = None
         self._news = threading.Condition()
@@ -184,8 +184,15 @@ class AgreedSteps:
             session.put(line, f"ended/{rank}", str(step))
             if session.count(line, f"end/{rank}", "end") == world_size:
                 last = max(int(line.text(f"ended/{other}")) for other in range(world_size))
+                session.put(line, "last", str(last))
                 session.put(line, f"has/{last}", "no")
-        return step < self._tail or self._wait(line, f"has/{step}", "end") == "yes"
+        if step < self._tail:
+            return True
+        if self._last is None and line.has("last"):  # all have ended: there is nothing to ask any more
+            self._last = int(line.text("last"))
+        if self._last is not None:
+            return step < self._last
+        return self._wait(line, f"has/{step}", "end") == "yes"
 
     def _everybody_has(self, step: int, has_data: bool, line: Line) -> bool:
         session, rank = self._session, self._session.place.rank
@@ -224,12 +231,12 @@ class AgreedSteps:
         if not self._over and not store_is_gone and not collected:
             farewell = Caller(self._session.connect) if self._waiting else self._session.caller
             with contextlib.suppress(RankError):
-                farewell.call(self._leave, _FAREWELL_SECONDS, 0)
+                farewell.call(self._leave, FAREWELL_SECONDS, 0)
             farewell.close()
         self._session.close()
         if not store_is_gone and not collected:
             for thread in threads:
-                thread.join(_FAREWELL_SECONDS)
+                thread.join(FAREWELL_SECONDS)
 
     def _leave(self, line: Line) -> None:
         """Let nobody wait for this rank, nor this rank's own threads for others."""

@@ -26,7 +26,7 @@ from stream_dataloader.iteration import Iteration
 from stream_dataloader.pickling import ByValue
 from stream_dataloader.progress import Progress, Record, Snapshot, read
 from stream_dataloader.protocols import CollateFn, Transport
-from stream_dataloader.ranks import Ranks
+from stream_dataloader.ranks import Ranks, names_of
 from stream_dataloader.rescue import Rescue
 from stream_dataloader.schedule import count_steps
 from stream_dataloader.state import common, to_plain
@@ -141,6 +141,7 @@ class StreamDataLoader:
         self._iteration: weakref.ref[Iteration] | None = None
         self._progress: Progress | None = None  # of the last iteration
         self._resume: tuple[int, Snapshot | None] | None = None  # epoch and place that were loaded
+        self._loaded: Mapping[str, Any] | None = None  # as long as they may turn out to be another rank's
         self._ranks = Ranks(dataset, timeout, groups, rank, world_size, process_group)
         self._ranks.find_place()
         self._pool = self._new_pool()
@@ -158,6 +159,8 @@ class StreamDataLoader:
             self._end_running()
             self._lengths, self._resume, self._failures_before = {}, None, []
             self._pool = self._new_pool()
+            if self._loaded is not None:
+                self.load_state_dict(self._loaded)
 
     @property
     def batch_size(self) -> int:
@@ -203,7 +206,7 @@ class StreamDataLoader:
         epoch, resume = self._coming_epoch(), None
         if self._resume is not None and self._resume[0] == epoch:
             resume = self._resume[1]
-        self._resume = None
+        self._resume = self._loaded = None
         self.set_epoch(epoch + 1)
         feed: Feed
         rescue: Rescue | None = None
@@ -272,7 +275,7 @@ class StreamDataLoader:
     def _state(self, epoch: int, place: Snapshot | Record | None) -> dict[str, Any]:
         rules = self._reading.rules
         snapshot = read(place, rules) if isinstance(place, Record) else place
-        return to_plain(rules, epoch, snapshot, self.dataset.fingerprint, self._failures_by_group)
+        return to_plain(rules, epoch, snapshot, names_of(self.dataset), self._failures_by_group)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state with the next `iter()`, with any number of workers, bit for bit as without break.
@@ -287,6 +290,7 @@ class StreamDataLoader:
         Raises:
             StateError: The state is of other sources or options, or of groups that are not this rank's; it says which.
         """
+        self._loaded = None
         loaded = self._ranks.load(state)
         self._end_running()
         self._find_place()
@@ -294,6 +298,7 @@ class StreamDataLoader:
         now = self._failures_by_group
         self._failures_before = [saved - new for saved, new in zip(loaded.failures, now, strict=True)]
         self.set_epoch(loaded.epoch)
+        self._loaded = state
 
     @property
     def _failures_by_group(self) -> list[int]:

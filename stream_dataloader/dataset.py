@@ -7,6 +7,7 @@ them on as they are.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -119,6 +120,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.max_failures = None if max_failures is None else options.integer("max_failures", max_failures, 0)
         self.retries = options.integer("retries", retries, 0)
         self._fingerprint = fingerprint
+        self.given_lookahead = lookahead
+        self._steps: tuple[int, list[int]] | None = None  # of the epoch that was asked for last
         self.rules = self._check_rules(
             num_sources=len(self.sources),
             batch_size=batch_size,
@@ -162,13 +165,18 @@ class StreamDataset(IterableDataset[StreamBatch]):
             self._fingerprint = fingerprint_of(self.sources)
         return self._fingerprint
 
+    @property
+    def lengths_fingerprint(self) -> str | None:
+        """Tells lengths from others, as they may decide who reads what."""
+        return None if self.lengths is None else hashlib.blake2b(self.lengths.tobytes(), digest_size=16).hexdigest()
+
     def under(self, rules: Rules) -> StreamDataset:
         """The same to be read by other rules: this dataset if they are its own, else one that shares all else."""
         if rules == self.rules:
             return self
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other.rules, other._table = rules, SessionTable(rules)
+        other.rules, other._table, other._steps = rules, SessionTable(rules), None
         return other
 
     def steps_of_groups(self, epoch: int) -> list[int]:
@@ -181,7 +189,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
             raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")
         if self.rules.padding_mode == "cycle":
             raise TypeError('the number of batches has no end with padding_mode="cycle"')
-        return steps_of_groups(self.rules, epoch, self.lengths)
+        if self._steps is None or self._steps[0] != epoch:
+            self._steps = epoch, steps_of_groups(self.rules, epoch, self.lengths)
+        return self._steps[1]
 
     def __iter__(self) -> Iterator[StreamBatch]:
         """Iterate over the parts of this process's lanes, with torch's own `DataLoader` or without.

@@ -8,20 +8,25 @@ Guarantee: a wait for another rank ends within its patience, with an error that 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time as clock
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from stream_dataloader.errors import RankError
 
 _POLL_SECONDS = 0.05
 _LIVENESS_SECONDS = 1.0
+_LOOKS_A_SECOND = 1e4  # that all waiting ranks together take at each other
 _CONNECT_SECONDS = 30.0
 _QUIET_SECONDS = 5.0  # torch writes a warning about each wait of a store that ends without the key
 
@@ -31,13 +36,13 @@ class Place(NamedTuple):
 
     Attributes:
         peers: Names those ranks, where there are several sets of them.
-        store: Through which they speak; None if torch.distributed was not started.
+        connected: torch.distributed is running, so that they can speak.
     """
 
     rank: int = 0
     world_size: int = 1
     peers: str = ""
-    store: Store | None = None
+    connected: bool = False
 
 
 def is_started() -> bool:
@@ -49,69 +54,90 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
     """This process's place: as given, or of the process group, or of all processes of torch.distributed, or alone.
 
     Raises:
-        ValueError: This process is not in the process group.
+        ValueError: This process is not in the process group, or that is a mesh of several dimensions.
     """
     started = is_started()
-    store = dist.distributed_c10d._get_default_store() if started else None
     if rank is not None and world_size is not None:
-        return Place(rank, world_size, f"ranks of {world_size}", store)
+        return Place(rank, world_size, f"ranks of {world_size}", started)
     if not started:
         if process_group is not None:
             raise ValueError("process_group= needs torch.distributed: call init_process_group() before iterating")
         return Place()
-    group = process_group.get_group() if hasattr(process_group, "get_group") else process_group
+    group = process_group
+    if hasattr(process_group, "get_group"):
+        if process_group.ndim != 1:
+            names = process_group.mesh_dim_names
+            raise ValueError(
+                f"process_group is a DeviceMesh of {process_group.ndim} dimensions {names or ''}; pass the one over "
+                'which data is parallel: mesh["data"]'
+            )
+        group = process_group.get_group()
     own = dist.get_rank(group)
     if own < 0:
         raise ValueError(f"rank {dist.get_rank()} is not in process_group; pass the group that it is in")
-    peers = "all" if group is None else "ranks " + "-".join(map(str, dist.get_process_group_ranks(group)))
-    return Place(own, dist.get_world_size(group), peers, store)
+    ranks = [] if group is None else dist.get_process_group_ranks(group)
+    peers = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest() if ranks else "all"
+    return Place(own, dist.get_world_size(group), peers, True)
 
 
-_sessions_of: tuple[Any, dict[str, int]] = (None, {})
+class StoreUse:
+    """What this process does on one store of torch.distributed; ends with it, as nothing here holds the store.
 
+    Opening a connection is slow where the network's names are, as torch looks up the name of each end, on both ends:
+    those that are not in use are kept.
 
-def number_of_next(place: Place) -> int:
-    """How many loaders with these peers took a number before; the same on each rank, as each takes them in turn."""
-    global _sessions_of
-    if _sessions_of[0] is not place.store:  # torch.distributed was started anew
-        _sessions_of = (place.store, {})
-    counts = _sessions_of[1]
-    counts[place.peers] = counts.get(place.peers, -1) + 1
-    return counts[place.peers]
-
-
-def patience_of(store: Any) -> float:
-    """How many seconds the store waits by itself."""
-    return float(store.timeout.total_seconds())
-
-
-class _Connections:
-    """This process's connections to the store that are not in use.
-
-    Opening one is slow where the network's names are: torch looks up the name of each end, on both ends.
+    Attributes:
+        past: Prefix and keys of sessions that are over here, by peers.
     """
 
     def __init__(self) -> None:
-        self._store: Store | None = None
         self._idle: list[Store] = []
+        self._numbers: dict[str, int] = {}
+        self._starts: dict[str, int] = {}
+        self.past: dict[str, deque[tuple[str, set[str]]]] = {}
 
     def take(self, store: Store) -> Store:
         """A connection of its own, on which a wait keeps nobody else waiting."""
-        if self._store is not store:
-            self._store, self._idle = store, []
         try:
             return self._idle.pop()
         except IndexError:
             connection: Store = cast(Any, store).clone()
             return connection
 
-    def give_back(self, store: Store, connection: Store) -> None:
+    def give_back(self, connection: Store) -> None:
         """Keep a connection that works for the next."""
-        if self._store is store:
-            self._idle.append(connection)
+        self._idle.append(connection)
+
+    def next_name(self, store: Store, peers: str) -> str:
+        """Names the next loader of these peers, on each rank in turn, and on a store that saw such ranks before."""
+        if peers not in self._starts:
+            self._starts[peers] = store.add(f"stream_dataloader/{peers}/starts/{dist.get_rank()}", 1)
+        self._numbers[peers] = self._numbers.get(peers, 0) + 1
+        return f"stream_dataloader/{peers}/{self._starts[peers]}/{self._numbers[peers]}"
 
 
-_connections = _Connections()
+_uses: weakref.WeakKeyDictionary[Store, StoreUse] = weakref.WeakKeyDictionary()
+
+
+def default_store() -> Store:
+    """The store that torch.distributed was started with."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def use_of(store: Store) -> StoreUse:
+    """What this process does on a store."""
+    return _uses.setdefault(store, StoreUse())
+
+
+def _can_be_cloned(store: Any) -> bool:
+    """Whether there can be connections to it; since torch 2.8, but a file's count as processes that share it."""
+    below = getattr(store, "_underlying_non_prefix_store", store)
+    return hasattr(store, "clone") and not isinstance(below, FileStore)
+
+
+def patience_of(store: Any) -> float:
+    """How many seconds the store waits by itself."""
+    return float(store.timeout.total_seconds())
 
 
 class Line:
@@ -121,20 +147,22 @@ class Line:
         store: torch.distributed's.
         prefix: Of all keys.
         patience: Seconds to wait for a rank that does not come forward.
+        world_size: How many ranks there are.
     """
 
-    def __init__(self, store: Store, prefix: str, patience: float) -> None:
-        self._own = hasattr(store, "clone")  # torch >= 2.8; else the connection is the training's too
-        self._store, self._connection = store, _connections.take(store) if self._own else store
+    def __init__(self, store: Store, prefix: str, patience: float, world_size: int) -> None:
+        self._own = _can_be_cloned(store)  # else the connection is the training's too, and must not be waited on
+        self._use = use_of(store)
+        self._connection = self._use.take(store) if self._own else store
         self.keys = PrefixStore(prefix, self._connection)
-        self.patience = patience
+        self.patience, self._world_size = patience, world_size
         self.closed = threading.Event()
         self.heard = clock.monotonic()  # when the store answered last
 
     def hang_up(self) -> None:
         """Leave the connection to others; what it last did succeeded."""
         if self._own:
-            _connections.give_back(self._store, self._connection)
+            self._use.give_back(self._connection)
 
     def has(self, key: str) -> bool:
         """Whether a key was set."""
@@ -155,6 +183,7 @@ class Line:
         store = PrefixStore(prefix, self._connection)
         for key in keys:
             store.delete_key(key)
+            self.heard = clock.monotonic()
 
     def wait_long(self, key: str, seconds: float) -> bool:
         """Whether a key is set, within some seconds."""
@@ -179,25 +208,26 @@ class Line:
         Raises:
             RankError: One of them has left, or none of them got any further for as long as patience lasts.
         """
-        begin = clock.monotonic()
+        since = clock.monotonic()
         if self.wait_long(key, min(_QUIET_SECONDS, self.patience / 2)):
             return self.text(key)
-        progress, since, looked = None, begin, 0.0
+        progress: Any = None
+        every, looked = max(min(_LIVENESS_SECONDS, self.patience / 4), self._world_size**2 / _LOOKS_A_SECOND), 0.0
         while not self.has(key):
-            now = clock.monotonic()
             if self.closed.is_set():
                 raise RankError("the iteration was closed while it waited for other ranks")
-            if now - looked >= min(_LIVENESS_SECONDS, self.patience / 4):
+            now = clock.monotonic()
+            if now - looked >= every or now - since > self.patience:
                 looked, ranks = now, list(missing())
-                left = [rank for rank in ranks if self.has(f"left/{rank}")]
-                if left and not self.has(key):
-                    raise RankError(*json.loads(self.text(f"left/{left[0]}")))
+                left = next((rank for rank in ranks if self.has(f"left/{rank}")), None)
+                if left is not None and not self.has(key):
+                    raise RankError(*json.loads(self.text(f"left/{left}")))
                 seen = [(rank, self.has(f"at/{rank}") and self.text(f"at/{rank}")) for rank in ranks]
-                if progress is not None and seen != progress:
+                if seen != progress and progress is not None:
                     since = now
                 progress = seen
                 if now - since > self.patience and not self.has(key):
-                    raise RankError(_silent(ranks, self.patience, purpose), ranks)
+                    raise RankError(_silent(ranks, self.patience, purpose), ranks or range(self._world_size))
             self.closed.wait(_POLL_SECONDS)
         return self.text(key)
 
@@ -208,6 +238,8 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
+    if not ranks:
+        return f"all ranks came, but the last did not say so within {patience:g} s: it died over it; see all logs"
     return (
         f"{_named(ranks)} did not {purpose} within {patience:g} s: dead, stuck, out of reach, or not iterating over "
         "its loader at all; see its log, go on from the last checkpoint, or pass a longer timeout="
@@ -280,6 +312,12 @@ class Caller:
         if error is not None:
             raise error
         return value
+
+    def post(self, task: Callable[[Line], Any]) -> None:
+        """Have a task done some time; nobody waits for it."""
+        with self._wanted:
+            self._tasks.append((task, []))
+            self._wanted.notify_all()
 
     def close(self) -> None:
         """End the thread once it has done what it does."""

@@ -38,7 +38,7 @@ class SharedOptions(TypedDict, total=False):
     time_steps: int | None
     windows: Windows
     deterministic: bool
-    lookahead: int
+    lookahead: int | None
     on_error: OnError
     max_failures: int | None
     retries: int
@@ -212,6 +212,12 @@ def _check_datasets(datasets: Any) -> list[StreamDataset]:
     return listed
 
 
+def _lookahead(dataset: StreamDataset) -> int | None:
+    """That of a dataset, None if it has none only because of its schedule."""
+    by_schedule = dataset.given_lookahead is None and dataset.rules.schedule == "longest_first"
+    return None if by_schedule else dataset.rules.lookahead
+
+
 _OPTION_OF: dict[str, Callable[[StreamDataset], Any]] = {
     "batch_size": lambda dataset: dataset.batch_size,
     "padding_mode": lambda dataset: dataset.rules.padding_mode,
@@ -219,7 +225,7 @@ _OPTION_OF: dict[str, Callable[[StreamDataset], Any]] = {
     "time_steps": lambda dataset: dataset.rules.time_steps,
     "windows": lambda dataset: dataset.rules.windows,
     "deterministic": lambda dataset: dataset.rules.deterministic,
-    "lookahead": lambda dataset: dataset.rules.lookahead,
+    "lookahead": _lookahead,
     "on_error": lambda dataset: dataset.on_error,
     "max_failures": lambda dataset: dataset.max_failures,
     "retries": lambda dataset: dataset.retries,
@@ -234,12 +240,15 @@ def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOp
     for name, option_of in _OPTION_OF.items():
         if name in agreed:
             continue
-        agreed[name] = option_of(datasets[0])
-        for number, dataset in enumerate(datasets):
-            if not _same(option_of(dataset), agreed[name]):
+        told = [(number, option_of(dataset)) for number, dataset in enumerate(datasets)]
+        if name == "lookahead":
+            told = [(number, option) for number, option in told if option is not None] or told  # None is any
+        first, agreed[name] = told[0]
+        for number, option in told:
+            if not _same(option, agreed[name]):
                 raise ValueError(
-                    f"datasets[0] has {name}={shorten(agreed[name])} and datasets[{number}] has "
-                    f"{name}={shorten(option_of(dataset))}; build them alike, or pass {name}= to interleave"
+                    f"datasets[{first}] has {name}={shorten(agreed[name])} and datasets[{number}] has "
+                    f"{name}={shorten(option)}; build them alike, or pass {name}= to interleave"
                 )
     result: SharedOptions = agreed
     return result

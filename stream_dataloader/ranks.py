@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,12 +16,12 @@ from torch.distributed.distributed_c10d import Store
 from stream_dataloader import options
 from stream_dataloader.agreement import AgreedSteps, CountedSteps, OwnSteps, Steps
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.distributed import Place, find_place, is_started, number_of_next, patience_of
+from stream_dataloader.distributed import Place, default_store, find_place, is_started, patience_of, use_of
 from stream_dataloader.errors import StateError
 from stream_dataloader.groups import Groups
 from stream_dataloader.schedule import count_steps
 from stream_dataloader.session import Session
-from stream_dataloader.state import Loaded, from_plain, groups_of
+from stream_dataloader.state import Loaded, Names, from_plain, groups_of
 
 
 class Ranks:
@@ -53,9 +54,8 @@ class Ranks:
         self._seed = dataset.rules.seed
         self._place = Place()
         self.reading = dataset
-        self._store: Store | None = None
-        self._number = self._sessions = 0
-        self._past: list[Session] = []
+        self._store: weakref.ref[Store] | None = None  # where this loader has its name
+        self._name, self._sessions = "", 0
 
     @property
     def alone(self) -> bool:
@@ -79,7 +79,7 @@ class Ranks:
 
     def _where(self) -> Place:
         if self._place.world_size > 1 and not is_started():  # it was: this rank stays what it is
-            return self._place._replace(store=None)
+            return self._place._replace(connected=False)
         return find_place(*self._told)
 
     def load(self, state: Any) -> Loaded:
@@ -93,7 +93,7 @@ class Ranks:
             groups = Groups.of_rank(total, place.rank, place.world_size)
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
-        loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), self._dataset.fingerprint)
+        loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), names_of(self._dataset))
         self._seed, self._groups = loaded.seed, total
         return loaded
 
@@ -113,7 +113,7 @@ class Ranks:
             return OwnSteps()
         count = _count(self.reading, epoch, step, place)
         decided = OwnSteps() if rules.padding_mode == "cycle" else None if count is None else CountedSteps(count)
-        if place.store is None:
+        if not place.connected:
             if decided is None:
                 warnings.warn(
                     "ranks cannot agree on the number of steps without torch.distributed; call init_process_group(), "
@@ -124,8 +124,6 @@ class Ranks:
         session = self._next_session()
         try:
             session.begin({**told, "number of batches": count})
-            if len(self._past) > 2:  # a process that is the same rank as another may lag behind
-                session.sweep(self._past.pop(0))
         except BaseException:
             session.close()
             raise
@@ -135,18 +133,20 @@ class Ranks:
         return decided
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_place": Place(), "_store": None, "_past": []}
+        return self.__dict__ | {"_place": Place(), "_store": None}
 
     def _next_session(self) -> Session:
-        place, store = self._place, self._place.store
-        assert store is not None
-        if self._store is not store:
-            self._store, self._number, self._sessions, self._past = store, number_of_next(place), 0, []
+        store = default_store()
+        if self._store is None or self._store() is not store:
+            self._store, self._sessions = weakref.ref(store), 0
+            self._name = use_of(store).next_name(store, self._place.peers)
         self._sessions += 1
-        patience = self._timeout or patience_of(store)
-        session = Session(place, f"{place.peers}/{self._number}/{self._sessions}", patience)
-        self._past.append(session)
-        return session
+        return Session(self._place, store, f"{self._name}/{self._sessions}", self._timeout or patience_of(store))
+
+
+def names_of(dataset: StreamDataset) -> Names:
+    """What tells a dataset's list of sources from others."""
+    return Names(dataset.fingerprint, dataset.lengths_fingerprint)
 
 
 def _count(dataset: StreamDataset, epoch: int, step: int, place: Place) -> int | None:
@@ -159,6 +159,6 @@ def _count(dataset: StreamDataset, epoch: int, step: int, place: Place) -> int |
     steps = dataset.steps_of_groups(epoch)
     count = count_steps(rules, steps)
     of_ranks = [max(steps[i : i + rules.groups.count]) for i in range(0, len(steps), rules.groups.count)]
-    if place.store is not None and rules.padding_mode != "drop" and min(of_ranks) <= step < count:
+    if place.connected and rules.padding_mode != "drop" and min(of_ranks) <= step < count:
         return None  # a rank that reads nothing does not know the items' layout: it has to ask
     return count

@@ -5,13 +5,21 @@ Guarantee: on all ranks the epoch begins, or an error says which rank differs an
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from stream_dataloader.distributed import Caller, Line, Place
+from torch.distributed.distributed_c10d import Store
+
+from stream_dataloader.distributed import Caller, Line, Place, use_of
 from stream_dataloader.errors import RankError, shorten
+
+#: Seconds to tell other ranks that this one leaves.
+FAREWELL_SECONDS = 2.0
+_KEPT_SESSIONS = 2  # a process that is the same rank as another may lag behind
 
 
 class Session:
@@ -19,23 +27,26 @@ class Session:
 
     Args:
         place: This rank's.
-        name: Names it, alike on all ranks.
+        store: Through which ranks speak.
+        prefix: Of all keys, alike on all ranks.
         patience: Seconds to wait for another rank.
 
     Attributes:
         written: Keys that this rank has set.
     """
 
-    def __init__(self, place: Place, name: str, patience: float) -> None:
+    def __init__(self, place: Place, store: Store, prefix: str, patience: float) -> None:
         self.place, self.patience = place, patience
-        self._prefix = f"stream_dataloader/{name}"
+        self._store: Store | None = store
+        self._prefix = prefix
         self.written: set[str] = set()
         self.caller = Caller(self.connect)
 
     def connect(self) -> Line:
         """A line of this session's."""
-        assert self.place.store is not None
-        return Line(self.place.store, self._prefix, self.patience)
+        if self._store is None:
+            raise RankError("the epoch is over")
+        return Line(self._store, self._prefix, self.patience, self.place.world_size)
 
     def ask(self, task: Callable[[Line], Any]) -> Any:
         """Have a task done on the main thread's line; see `Caller.call`."""
@@ -57,38 +68,79 @@ class Session:
         Raises:
             RankError: They are not, or one did not come; names it.
         """
-        self.ask(partial(self._begin, told))
+        try:
+            self.ask(partial(self._begin, told))
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        past = use_of(self._open_store).past.setdefault(self.place.peers, deque())
+        while len(past) > _KEPT_SESSIONS:
+            prefix, written = past.popleft()
+            self.caller.post(partial(Line.delete, prefix=prefix, keys=written))
+
+    @property
+    def _open_store(self) -> Store:
+        assert self._store is not None
+        return self._store
 
     def _begin(self, told: Mapping[str, Any], line: Line) -> None:
-        rank, world_size = self.place.rank, self.place.world_size
+        rank, world_size, mine = self.place.rank, self.place.world_size, json.dumps(told)
+        self.written |= {"told/0", "differs", "ready"}
         if rank == 0:
-            self.put(line, "told/0", json.dumps(told))
-        first = json.loads(line.wait("told/0", lambda: [0], "begin the epoch"))
-        mine = json.loads(json.dumps(told))
-        differ = [name for name in mine if mine[name] != first.get(name)]
-        complaint = ""
-        if differ:
-            name = differ[0]
-            complaint = (
-                f"rank {rank} has {name} {shorten(mine[name], 80)}, and rank 0 {shorten(first.get(name), 80)}; build "
-                "dataset and loader alike on all ranks"
+            first = json.loads(line.keys.compare_set("told/0", "", mine))
+        else:
+            first = json.loads(line.wait("told/0", lambda: [0], "begin the epoch"))
+        complaint = _complaint(rank, json.loads(mine), first)
+        arrived = self.count(line, f"here/{rank}", "here")
+        if not arrived and not told["deterministic"]:
+            complaint = complaint or (
+                f"two processes are rank {rank}, and would not read the same with deterministic=False; leave it at True"
             )
-            line.keys.compare_set("differs", "", complaint)
-        self.written.add("differs")
-        if self.count(line, f"here/{rank}", "here") == world_size:
-            self.put(line, "ready", line.text("differs") if line.has("differs") else "")
-        ready = line.wait("ready", lambda: self.lacking(line, "here"), "begin the epoch")
+        if complaint:
+            line.keys.compare_set("differs", "", json.dumps([complaint, [rank]]))
+        if arrived == world_size:
+            line.keys.compare_set("ready", "", line.text("differs") if line.has("differs") else "[]")
+        ready = json.loads(line.wait("ready", lambda: self.lacking(line, "here"), "begin the epoch"))
         if ready or complaint:
-            raise RankError(ready or complaint, [rank] if complaint else [])
+            raise RankError(*(ready or (complaint, [rank])))
+
+    def _give_up(self, error: BaseException) -> None:
+        """Let those that wait, and those that come later, know that the epoch does not begin."""
+        rank = self.place.rank
+        why: tuple[str, Sequence[int]] = (f"rank {rank} left before the epoch began; see its log", [rank])
+        if isinstance(error, RankError):
+            if not error.ranks:  # the store is out of reach
+                return
+            why = (str(error), error.ranks)
+
+        def tell(line: Line) -> None:
+            self.put(line, f"left/{rank}", json.dumps(why))
+            line.keys.compare_set("ready", "", json.dumps(why))
+
+        busy = not isinstance(error, RankError)  # it was interrupted
+        farewell = Caller(self.connect) if busy else self.caller
+        with contextlib.suppress(RankError):
+            farewell.call(tell, FAREWELL_SECONDS, 0)
+        farewell.close()
 
     def lacking(self, line: Line, what: str) -> list[int]:
         """The ranks that have not counted themselves in something."""
         return [rank for rank in range(self.place.world_size) if not line.has(f"{what}/{rank}")]
 
-    def sweep(self, old: Session) -> None:
-        """Delete the keys of a session that is long over."""
-        self.ask(lambda line: line.delete(old._prefix, old.written))
-
     def close(self) -> None:
         """Nothing more is to be said."""
         self.caller.close()
+        if self._store is not None:
+            use_of(self._store).past.setdefault(self.place.peers, deque()).append((self._prefix, self.written))
+            self._store = None  # a group that ends takes its store along
+
+
+def _complaint(rank: int, mine: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """What a rank has that rank 0 has not; empty if they are alike."""
+    for name in mine:
+        if mine[name] != first.get(name):
+            return (
+                f"rank {rank} has {name} {shorten(mine[name], 80)}, and rank 0 {shorten(first.get(name), 80)}; build "
+                "dataset and loader alike on all ranks"
+            )
+    return ""

@@ -20,8 +20,15 @@ from stream_dataloader.rules import Rules
 VERSION = 1
 
 
+class Names(NamedTuple):
+    """What tells a list of sources from others: fingerprints of the sources, and of their lengths if known."""
+
+    fingerprint: str
+    lengths: str | None
+
+
 def to_plain(
-    rules: Rules, epoch: int, snapshot: Snapshot | None, fingerprint: str, failures: Sequence[int]
+    rules: Rules, epoch: int, snapshot: Snapshot | None, names: Names, failures: Sequence[int]
 ) -> dict[str, Any]:
     """A state as plain data; without a snapshot, that of an epoch that has not begun.
 
@@ -29,6 +36,10 @@ def to_plain(
     So the states of several ranks have no key in common that differs.
 
     Args:
+        rules: Those it is read by.
+        epoch: The epoch's number.
+        snapshot: Where it stands.
+        names: Tell the list of sources from others.
         failures: How many streams were skipped, by group hosted.
     """
     groups, lanes = rules.groups, rules.lanes_of_a_group
@@ -39,7 +50,7 @@ def to_plain(
         "epoch": epoch,
         "step": 0 if snapshot is None else snapshot.step,
         **{name: getattr(rules, name) for name in (*_COMPARED, "lanes_of_a_group")},
-        "fingerprint": fingerprint,
+        **names._asdict(),
         **({} if rules.mix is None else {"mix": _plain_mix(rules.mix)}),
     }
     returned = [[]] * groups.count if snapshot is None else returned_by_group(rules, snapshot.returned)
@@ -119,21 +130,21 @@ def groups_of(state: Any) -> int:
     return int(state["groups"])
 
 
-def from_plain(state: Any, rules: Rules, fingerprint: str) -> Loaded:
+def from_plain(state: Any, rules: Rules, names: Names) -> Loaded:
     """What a state says of the groups that are hosted here; it may hold others too.
 
     Raises:
         StateError: It is no state, one of another dataset, or without a group; says how they differ.
     """
     try:
-        return _from_plain(state, rules, fingerprint)
+        return _from_plain(state, rules, names)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it") from error
 
 
-def _from_plain(state: Any, rules: Rules, fingerprint: str) -> Loaded:
+def _from_plain(state: Any, rules: Rules, names: Names) -> Loaded:
     groups = rules.groups
     if groups_of(state) != groups.total:
         raise StateError(f"the state is of {state['groups']} groups, and the loader has {groups.total}")
@@ -146,16 +157,24 @@ def _from_plain(state: Any, rules: Rules, fingerprint: str) -> Loaded:
     saved_size = state["lanes_of_a_group"] * groups.count
     _compare({"batch_size": "batch_size"}, {"batch_size": saved_size}, {"batch_size": rules.lanes})
     _compare(_COMPARED, state, {name: getattr(rules, name) for name in _COMPARED})
-    if state["fingerprint"] != fingerprint:
+    if state["fingerprint"] != names.fingerprint:
         raise StateError(
-            f"the state was saved with other sources (fingerprint {state['fingerprint']}, here {fingerprint}); pass "
-            "the same list, or, if only paths have moved, the same fingerprint= to both datasets"
+            f"the state was saved with other sources (fingerprint {state['fingerprint']}, here {names.fingerprint}); "
+            "pass the same list, or, if only paths have moved, the same fingerprint= to both datasets"
+        )
+    schedules = (rules.schedule,) if rules.mix is None else rules.mix.schedules
+    lengths_decide = groups.total > 1 or any(schedule != "listed" for schedule in schedules)
+    if state["lengths"] != names.lengths and lengths_decide:
+        raise StateError(
+            f"the state was saved with other lengths (fingerprint {state['lengths']}, here {names.lengths}), which "
+            "decide who reads what; pass the lengths that it was saved with"
         )
     hosted = range(groups.first, groups.first + groups.count)
     if missing := [group for group in hosted if _key(group) not in state]:
         raise StateError(
             f"the state holds groups {_groups_in(state)} of {groups.total}, and this rank hosts {list(hosted)}; "
-            f"{_key(missing[0])} is missing; load the rank's own state, or all ranks' together: merge_states([...])"
+            f"{_key(missing[0])} is missing; load the rank's own state, or all ranks' together: merge_states([...]); "
+            f"to load a distributed checkpoint, build the loader with groups={groups.total}"
         )
     failures, *places = zip(*(state[_key(group)] for group in hosted), strict=True)
     step, snapshot = int(state["step"]), None

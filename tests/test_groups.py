@@ -233,3 +233,34 @@ def test_skipped_streams_are_counted_by_group():
     alone.load_state_dict(whole)
     with pytest.raises(FailureLimitError, match="3 streams were skipped"):
         list(alone)
+
+
+def test_lengths_that_decide_who_reads_what_are_part_of_a_state():
+    def loader(lengths, groups=2, **options):
+        dataset = StreamDataset([4] * 6, range, 2, time_steps=2, seed=0, lengths=lengths, **options)
+        return StreamDataLoader(dataset, groups=groups)
+
+    for saved, here in [(None, [4] * 6), ([4] * 6, None), ([4] * 6, [4] * 5 + [3])]:
+        state = loader(saved).state_dict()
+        loader(saved).load_state_dict(state)
+        with pytest.raises(StateError, match="saved with other lengths"):
+            loader(here).load_state_dict(state)
+        loader(here, groups=1).load_state_dict(loader(saved, groups=1).state_dict())
+
+
+def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
+    """torch.distributed may be started after the state is loaded: what counts is the rank that then begins."""
+    from stream_dataloader import ranks
+
+    def loader(lanes, **options):
+        return StreamDataLoader(Case([6] * 8, lanes, 1).dataset(), groups=2, **options)
+
+    whole = loader(2)
+    iterator = iter(whole)
+    for _ in range(3):
+        next(iterator)
+    later = loader(2)
+    later.load_state_dict(whole.state_dict())
+    monkeypatch.setattr(ranks, "find_place", lambda *_: ranks.Place(1, 2))
+    with pytest.raises(StateError, match="batch_size"):  # two groups had two lanes, one has one
+        iter(later)

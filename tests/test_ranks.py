@@ -1,5 +1,6 @@
 """Several ranks, as real processes: the same global batch for any world size, the same steps on all, no hang."""
 
+import gc
 import itertools
 import os
 import re
@@ -260,6 +261,51 @@ def test_model_parallel_ranks_read_the_same(four, way):
     assert len(found[0]) == len(found[2])
 
 
+def read_sources(rank, lengths, **options):
+    given = lengths[rank]
+    dataset = StreamDataset([8] * 6, range, 1, seed=0, time_steps=4, lengths=given, on_error="skip", **options)
+    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[2], timeout=20)
+    return [batch.source[batch.mask].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("other", [None, [9, 8, 6, 7, 9, 8]])
+def test_lengths_decide_who_reads_what_and_are_compared(ranks, other):
+    for failed in ranks.run(2, read_sources, [[8, 9, 7, 6, 8, 9], other], failing=True):
+        assert failed.kind == "RankError"
+        assert "rank 1 has lengths " in failed.message
+
+
+def late(rank, seconds):
+    dataset = StreamDataset([8] * 6, range, 1, seed=0, time_steps=4, padding_mode="cycle")
+    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[6], timeout=1)
+    if rank == 3:
+        time.sleep(seconds)
+    return [batch.step for batch in itertools.islice(loader, 5)]
+
+
+def test_a_rank_that_comes_after_the_others_gave_up_does_not_begin_alone(ranks):
+    for failed in ranks.run(6, late, 4, failing=True):
+        assert failed.kind == "RankError"
+        assert "rank 3 did not begin the epoch within 1 s" in failed.message
+
+
+def other_twin(rank, deterministic):
+    """Processes 0 and 1 are rank 0, process 2 is rank 1; process 1 comes late, with another seed."""
+    time.sleep(rank == 1)
+    dataset = Case([3] * 4, seed=7 if rank == 1 and deterministic else 0).dataset(deterministic=deterministic)
+    loader = StreamDataLoader(dataset, rank=rank // 2, world_size=2, timeout=20)
+    return list(loader) and None
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "reason"), [(True, "rank 0 has seed 7"), (False, "two processes are rank 0")]
+)
+def test_a_second_process_of_a_rank_that_reads_something_else_is_an_error(four, deterministic, reason):
+    failed = four.run(3, other_twin, deterministic, failing=True)[1]
+    assert failed.kind == "RankError"
+    assert reason in failed.message
+
+
 def own_loader(rank):
     """torch.distributed is running, and this loader is for rank 0 alone."""
     loader = StreamDataLoader(Case([3, 4]).dataset(), rank=0, world_size=1)
@@ -280,6 +326,7 @@ def leftovers(rank):
         for _ in range(epochs):
             list(loader)
         dist.barrier(group)
+        gc.collect()
         found.append((threading.active_count(), len(os.listdir("/proc/self/fd")), store.num_keys()))
         dist.barrier(group)
     return found
@@ -441,6 +488,30 @@ def test_training_on_uneven_streams_never_hangs(ranks):
     found = ranks.run(4, train, 4, epochs, 0, patience=60 + 2 * epochs)
     assert found[0] == found[1] == found[2] == found[3]
     assert len(set(found[0])) > 3
+
+
+def started_again(rank, method):
+    """Steps and errors of epochs of other lengths, each with torch.distributed started anew at the same address."""
+    dist.destroy_process_group()
+    steps = []
+    for lengths in ([9, 40], [3, 2], [5, 30]):
+        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+        loader = StreamDataLoader(Case(lengths, 1, 1).dataset(), timeout=20)
+        steps.append(len(list(loader)))
+        dist.destroy_process_group()
+    return steps
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_torch_distributed_may_be_started_again(tmp_path, kind):
+    method = f"tcp://127.0.0.1:{rank_processes.free_port()}" if kind == "tcp" else f"file://{tmp_path}/store"
+    processes = RankProcesses(2)
+    try:
+        assert processes.run(2, started_again, method) == [[40, 3, 30]] * 2
+    finally:
+        for process in processes.processes:
+            process.kill()
+        processes.close()
 
 
 def states_around_the_end(rank):

@@ -175,7 +175,7 @@ def test_without_tries_an_end_is_an_error(server):
 )
 def test_what_cannot_be_opened_is_an_error_in_time(server, path, scheme, message, backend):
     address = server.url(path, scheme)
-    address = address.replace("127", "reader:secret@127")
+    address = address.replace("127", "reader:secret@127", 1)
     began = time.monotonic()
     with pytest.raises(ConnectionError, match=message) as raised:
         CameraStream(backend=backend, timeout_seconds=0.5)(address)

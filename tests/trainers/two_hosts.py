@@ -28,6 +28,8 @@ if __name__ == "__main__":
             time.sleep(wait)
     except RankError as error:
         ending = f"{error} [{time.monotonic() - begin - wait:.1f} s]"
+    if ending == "ended":
+        dist.barrier()  # the store ends with the process that keeps it
     with open(f"{folder}/seen.{rank}", "w") as file:
         json.dump({"seen": seen, "ending": ending}, file)
     os._exit(0)  # the process group cannot say goodbye over a network that is cut
