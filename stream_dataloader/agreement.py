@@ -20,7 +20,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -109,7 +109,8 @@ class AgreedSteps:
         self._owner = os.getpid()
         self._listener: threading.Thread | None = None
         if not every:
-            self._listener = threading.Thread(target=self._listen, name="rank-listener", daemon=True)
+            listen = partial(self._listen, session.connect)
+            self._listener = threading.Thread(target=listen, name="rank-listener", daemon=True)
             self._listener.start()
 
     def delivers(self, step: int, has_data: bool) -> bool:
@@ -149,11 +150,11 @@ class AgreedSteps:
 
         return cloudpickle.loads(bytes.fromhex(self._session.ask(ask)))
 
-    def _listen(self) -> None:
+    def _listen(self, connect: Callable[[], Line]) -> None:
         """Wait for the first rank to end, and from there on say which steps this one has."""
         session, told_layout = self._session, False
         try:
-            line = session.connect()
+            line = connect()
             while not line.wait_long("tail", _FOREVER_SECONDS):
                 if self._closed:
                     return

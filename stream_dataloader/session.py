@@ -42,11 +42,10 @@ class Session:
         self.written: set[str] = set()
         self.caller = Caller(self.connect)
 
-    def connect(self) -> Line:
-        """A line of this session's."""
-        if self._store is None:
-            raise RankError("the epoch is over")
-        return Line(self._store, self._prefix, self.patience, self.place.world_size)
+    @property
+    def connect(self) -> Callable[[], Line]:
+        """Opens a line of this session's; also when that is over, for what is still to be said."""
+        return partial(Line, self._open_store, self._prefix, self.patience, self.place.world_size)
 
     def ask(self, task: Callable[[Line], Any]) -> Any:
         """Have a task done on the main thread's line; see `Caller.call`."""
