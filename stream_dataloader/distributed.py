@@ -246,6 +246,10 @@ def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
     )
 
 
+def _over() -> Line:
+    raise RankError("the epoch is over")
+
+
 class Caller:
     """A thread that speaks for the main thread, which can be interrupted meanwhile.
 
@@ -270,6 +274,7 @@ class Caller:
                 if not self._tasks:
                     if self._line is not None and not self._broken:
                         self._line.hang_up()
+                    self._line, self._connect = None, _over  # whoever still has this keeps no connection
                     return
                 task, answer = self._tasks.pop(0)
             try:
