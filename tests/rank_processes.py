@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import multiprocessing
+import os
 import socket
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from hypothesis import strategies as st
 from stream_dataloader import StreamDataLoader
 
 MOST = 8
+#: Random cases; give more where scheduling, transport or resume change.
+EXAMPLES = int(os.environ.get("STREAM_DATALOADER_RANK_EXAMPLES", "200"))
 _groups = {}  # in a rank's process: the first n ranks
 
 

@@ -18,13 +18,11 @@ import torch.distributed.checkpoint as checkpointing
 from cases import Case, key
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_processes import RankProcesses, loader_of, read, shared_cases, side_by_side, world_sizes
+from rank_processes import EXAMPLES, RankProcesses, loader_of, read, shared_cases, side_by_side, world_sizes
 from torch.distributed.device_mesh import init_device_mesh
 
 from stream_dataloader import StreamDataLoader, StreamDataset, merge_states
 
-#: More where scheduling, transport or resume change.
-EXAMPLES = int(os.environ.get("STREAM_DATALOADER_RANK_EXAMPLES", "200"))
 pytestmark = pytest.mark.timeout(600)
 
 
