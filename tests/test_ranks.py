@@ -275,16 +275,17 @@ def test_lengths_decide_who_reads_what_and_are_compared(ranks, other):
 
 def late(rank, seconds):
     dataset = StreamDataset([8] * 6, range, 1, seed=0, time_steps=4, padding_mode="cycle")
-    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[6], timeout=1)
+    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[6], timeout=3)
     if rank == 3:
         time.sleep(seconds)
     return [batch.step for batch in itertools.islice(loader, 5)]
 
 
 def test_a_rank_that_comes_after_the_others_gave_up_does_not_begin_alone(ranks):
-    for failed in ranks.run(6, late, 4, failing=True):
+    for failed in ranks.run(6, late, 8, failing=True):
         assert failed.kind == "RankError"
-        assert "rank 3 did not begin the epoch within 1 s" in failed.message
+        # on a machine that is busy others may be late too
+        assert re.match(r"ranks? .*\b3\b.* did not begin the epoch within 3 s", failed.message)
 
 
 def other_twin(rank, deterministic):
