@@ -16,7 +16,6 @@ Guarantee: a step is delivered on every rank or on none, unless a rank leaves be
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -26,9 +25,9 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from stream_dataloader.distributed import Caller, Line
 from stream_dataloader.errors import RankError
 from stream_dataloader.session import FAREWELL_SECONDS, Session
+from stream_dataloader.store_line import Line
 
 _FOREVER_SECONDS = 86400.0
 _KEPT_STEPS = 64  # a process that is the same rank as another may lag behind
@@ -125,9 +124,9 @@ class AgreedSteps:
                 self._news.notify()
             if not self._every:
                 return True
-        ask = self._everybody_has if self._every else self._somebody_has
+        ask = partial(self._everybody_has, step, has_data) if self._every else partial(self._somebody_has, step)
         try:
-            delivered = bool(self._session.ask(partial(ask, step, has_data)))
+            delivered = bool(self._session.ask(ask))
         except RankError as error:
             self._reason = (str(error), error.ranks)  # for ranks that wait for this one
             raise
@@ -143,10 +142,9 @@ class AgreedSteps:
 
     def layout(self) -> Any:
         """See `Steps`."""
-        lacking = partial(self._session.lacking, what="end")
 
         def ask(line: Line) -> str:
-            return line.wait("layout", lambda: lacking(line), "tell what its items are like")
+            return line.wait("layout", lambda: self._session.lacking(line, "end"), "tell what its items are like")
 
         return cloudpickle.loads(bytes.fromhex(self._session.ask(ask)))
 
@@ -177,7 +175,7 @@ class AgreedSteps:
         except RuntimeError:  # the store is gone: whoever asks is told so
             return
 
-    def _somebody_has(self, step: int, has_data: bool, line: Line) -> bool:  # noqa: ARG002
+    def _somebody_has(self, step: int, line: Line) -> bool:
         session, rank, world_size = self._session, self._session.place.rank, self._session.place.world_size
         if self._tail is None:
             self._tail = int(line.keys.compare_set("tail", "", str(step)))
@@ -230,10 +228,7 @@ class AgreedSteps:
         store_is_gone = self._reason is not None and not self._reason[1]
         collected = threading.current_thread() in threads  # as garbage, which any thread may find
         if not self._over and not store_is_gone and not collected:
-            farewell = Caller(self._session.connect) if self._waiting else self._session.caller
-            with contextlib.suppress(RankError):
-                farewell.call(self._leave, FAREWELL_SECONDS, 0)
-            farewell.close()
+            self._session.say_last(self._leave, busy=self._waiting)
         self._session.close()
         if not store_is_gone and not collected:
             for thread in threads:

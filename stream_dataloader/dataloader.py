@@ -137,7 +137,6 @@ class StreamDataLoader:
         }
         self._next_epoch = 0
         self._requests_heeded = 0  # of the dataset's set_epoch
-        self._lengths: dict[int, int] = {}
         self._iteration: weakref.ref[Iteration] | None = None
         self._progress: Progress | None = None  # of the last iteration
         self._resume: tuple[int, Snapshot | None] | None = None  # epoch and place that were loaded
@@ -157,7 +156,7 @@ class StreamDataLoader:
         """Have the rules of this rank, which may be known only now, and workers that read by them."""
         if self._ranks.find_place():
             self._end_running()
-            self._lengths, self._resume, self._failures_before = {}, None, []
+            self._resume, self._failures_before = None, []
             self._pool = self._new_pool()
             if self._loaded is not None:
                 self.load_state_dict(self._loaded)
@@ -345,9 +344,7 @@ class StreamDataLoader:
             epoch = self._coming_epoch()
         else:
             epoch = running.epoch
-        if epoch not in self._lengths:
-            self._lengths = {epoch: count_steps(self._reading.rules, self._reading.steps_of_groups(epoch))}
-        return self._lengths[epoch]
+        return count_steps(self._reading.rules, self._reading.steps_of_groups(epoch))
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {

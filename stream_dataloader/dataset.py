@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -165,7 +166,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             self._fingerprint = fingerprint_of(self.sources)
         return self._fingerprint
 
-    @property
+    @cached_property
     def lengths_fingerprint(self) -> str | None:
         """Tells lengths from others, as they may decide who reads what."""
         return None if self.lengths is None else hashlib.blake2b(self.lengths.tobytes(), digest_size=16).hexdigest()

@@ -16,12 +16,13 @@ from torch.distributed.distributed_c10d import Store
 from stream_dataloader import options
 from stream_dataloader.agreement import AgreedSteps, CountedSteps, OwnSteps, Steps
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.distributed import Place, default_store, find_place, is_started, patience_of, use_of
+from stream_dataloader.distributed import Place, default_store, find_place, is_started, patience_of
 from stream_dataloader.errors import StateError
 from stream_dataloader.groups import Groups
 from stream_dataloader.schedule import count_steps
 from stream_dataloader.session import Session
 from stream_dataloader.state import Loaded, Names, from_plain, groups_of
+from stream_dataloader.store_line import use_of
 
 
 class Ranks:
@@ -152,11 +153,12 @@ def names_of(dataset: StreamDataset) -> Names:
 def _count(dataset: StreamDataset, epoch: int, step: int, place: Place) -> int | None:
     """The number of steps of the epoch, where it is known and all ranks can make do with it."""
     rules = dataset.rules
-    if dataset.lengths is None or rules.padding_mode == "cycle" or not rules.deterministic:
+    if not rules.deterministic or dataset.on_error != "raise":  # a stream that is skipped changes it
         return None
-    if (dataset.lengths < 0).any() or dataset.on_error != "raise":  # a stream that is skipped changes it
+    try:
+        steps = dataset.steps_of_groups(epoch)
+    except TypeError:  # lengths are not known, or there is no end
         return None
-    steps = dataset.steps_of_groups(epoch)
     count = count_steps(rules, steps)
     of_ranks = [max(steps[i : i + rules.groups.count]) for i in range(0, len(steps), rules.groups.count)]
     if place.connected and rules.padding_mode != "drop" and min(of_ranks) <= step < count:

@@ -14,8 +14,9 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
-from stream_dataloader.distributed import Caller, Line, Place, use_of
+from stream_dataloader.distributed import Place
 from stream_dataloader.errors import RankError, shorten
+from stream_dataloader.store_line import Caller, Line, use_of
 
 #: Seconds to tell other ranks that this one leaves.
 FAREWELL_SECONDS = 2.0
@@ -116,10 +117,13 @@ class Session:
             self.put(line, f"left/{rank}", json.dumps(why))
             line.keys.compare_set("ready", "", json.dumps(why))
 
-        busy = not isinstance(error, RankError)  # it was interrupted
+        self.say_last(tell, busy=not isinstance(error, RankError))  # it was interrupted
+
+    def say_last(self, task: Callable[[Line], Any], *, busy: bool) -> None:
+        """Have one more task done, if that is soon; on another line if the main thread's is busy."""
         farewell = Caller(self.connect) if busy else self.caller
         with contextlib.suppress(RankError):
-            farewell.call(tell, FAREWELL_SECONDS, 0)
+            farewell.call(task, FAREWELL_SECONDS, 0)
         farewell.close()
 
     def lacking(self, line: Line, what: str) -> list[int]:

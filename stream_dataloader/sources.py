@@ -9,6 +9,7 @@ sources by a rule, is kept as it is (`MadeSources`): it may be as long as it lik
 from __future__ import annotations
 
 import pickle
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from itertools import accumulate
@@ -33,16 +34,17 @@ def sources_of(given: Iterable[Any]) -> Sources:
     """
     if isinstance(given, Sources):
         return given
-    by_rule = isinstance(given, Sequence) and not isinstance(given, (list, tuple, MutableSequence))
-    return MadeSources(given) if by_rule and isinstance(given, Sequence) else PackedSources(given)
+    if isinstance(given, Sequence) and not isinstance(given, (tuple, MutableSequence)):  # a list is one of the latter
+        return MadeSources(given)
+    return PackedSources(given)
 
 
 class Sources(Sequence[Any]):
     """An immutable sequence of sources; each read gives an equal one, not the same object."""
 
+    @abstractmethod
     def _source(self, index: int) -> Any:
         """A source by its index, 0 or more."""
-        raise NotImplementedError
 
     @overload
     def __getitem__(self, index: int) -> Any: ...

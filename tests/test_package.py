@@ -26,6 +26,7 @@ LEVELS = [
         "regroup",
         "workers",
         "distributed",
+        "store_line",
         "fingerprint",
         "session",
         "agreement",

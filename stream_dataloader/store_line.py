@@ -1,0 +1,273 @@
+"""How ranks speak with each other: through the key-value store that torch.distributed was started with.
+
+A few small values at the start of an epoch and, where lengths are not known, towards its end. No collective is called,
+so nothing waits for the training's.
+
+Guarantee: a wait for another rank ends within its patience, with an error that names the rank.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time as clock
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from stream_dataloader.errors import RankError
+
+_POLL_SECONDS = 0.05
+_LIVENESS_SECONDS = 1.0
+_LOOKS_A_SECOND = 1e4  # that all waiting ranks together take at each other
+_CONNECT_SECONDS = 30.0
+_QUIET_SECONDS = 5.0  # torch writes a warning about each wait of a store that ends without the key
+
+
+class StoreUse:
+    """What this process does on one store of torch.distributed; ends with it, as nothing here holds the store.
+
+    Opening a connection is slow where the network's names are, as torch looks up the name of each end, on both ends:
+    those that are not in use are kept.
+
+    Attributes:
+        past: Prefix and keys of sessions that are over here, by peers.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[Store] = []
+        self._numbers: dict[str, int] = {}
+        self._starts: dict[str, int] = {}
+        self.past: dict[str, deque[tuple[str, set[str]]]] = {}
+
+    def take(self, store: Store) -> Store:
+        """A connection of its own, on which a wait keeps nobody else waiting."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            connection: Store = cast(Any, store).clone()
+            return connection
+
+    def give_back(self, connection: Store) -> None:
+        """Keep a connection that works for the next."""
+        self._idle.append(connection)
+
+    def next_name(self, store: Store, peers: str) -> str:
+        """Names the next loader of these peers, on each rank in turn, and on a store that saw such ranks before."""
+        if peers not in self._starts:
+            self._starts[peers] = store.add(f"stream_dataloader/{peers}/starts/{dist.get_rank()}", 1)
+        self._numbers[peers] = self._numbers.get(peers, 0) + 1
+        return f"stream_dataloader/{peers}/{self._starts[peers]}/{self._numbers[peers]}"
+
+
+_uses: weakref.WeakKeyDictionary[Store, StoreUse] = weakref.WeakKeyDictionary()
+
+
+def use_of(store: Store) -> StoreUse:
+    """What this process does on a store."""
+    return _uses.setdefault(store, StoreUse())
+
+
+def _can_be_cloned(store: Any) -> bool:
+    """Whether there can be connections to it; since torch 2.8, but a file's count as processes that share it."""
+    below = getattr(store, "_underlying_non_prefix_store", store)
+    return hasattr(store, "clone") and not isinstance(below, FileStore)
+
+
+class Line:
+    """A connection to the store, for one thread; with a prefix of its own for all keys.
+
+    Args:
+        store: torch.distributed's.
+        prefix: Of all keys.
+        patience: Seconds to wait for a rank that does not come forward.
+        world_size: How many ranks there are.
+    """
+
+    def __init__(self, store: Store, prefix: str, patience: float, world_size: int) -> None:
+        self._own = _can_be_cloned(store)  # else the connection is the training's too, and must not be waited on
+        self._use = use_of(store)
+        self._connection = self._use.take(store) if self._own else store
+        self.keys = PrefixStore(prefix, self._connection)
+        self.patience, self._world_size = patience, world_size
+        self.closed = threading.Event()
+        self.heard = clock.monotonic()  # when the store answered last
+
+    def hang_up(self) -> None:
+        """Leave the connection to others; what it last did succeeded."""
+        if self._own:
+            self._use.give_back(self._connection)
+
+    def has(self, key: str) -> bool:
+        """Whether a key was set."""
+        found = bool(self.keys.check([key]))
+        self.heard = clock.monotonic()
+        return found
+
+    def text(self, key: str) -> str:
+        """The value of a key that was set."""
+        return bytes(self.keys.get(key)).decode()
+
+    def first(self, key: str, count: str) -> int:
+        """Count something of a rank's, once even if several processes are that rank; 0 if it was counted before."""
+        return int(self.keys.add(count, 1)) if self.keys.add(key, 1) == 1 else 0
+
+    def delete(self, prefix: str, keys: Iterable[str]) -> None:
+        """Delete keys of a prefix."""
+        store = PrefixStore(prefix, self._connection)
+        for key in keys:
+            store.delete_key(key)
+            self.heard = clock.monotonic()
+
+    def wait_long(self, key: str, seconds: float) -> bool:
+        """Whether a key is set, within some seconds."""
+        deadline = clock.monotonic() + seconds
+        if self._own:
+            try:
+                self.keys.wait([key], timedelta(seconds=seconds))
+            except RuntimeError:  # or the connection is broken, which the next call says
+                return self.has(key)
+            return True
+        while not (found := self.has(key)) and clock.monotonic() < deadline and not self.closed.is_set():
+            self.closed.wait(_POLL_SECONDS / 10)
+        return found
+
+    def wait(self, key: str, missing: Callable[[], Sequence[int]], purpose: str) -> str:
+        """The value of a key that other ranks are to set.
+
+        Args:
+            missing: Says on which ranks that depends.
+            purpose: What they are to do, for the error.
+
+        Raises:
+            RankError: One of them has left, or none of them got any further for as long as patience lasts.
+        """
+        since = clock.monotonic()
+        if self.wait_long(key, min(_QUIET_SECONDS, self.patience / 2)):
+            return self.text(key)
+        progress: Any = None
+        every, looked = max(min(_LIVENESS_SECONDS, self.patience / 4), self._world_size**2 / _LOOKS_A_SECOND), 0.0
+        while not self.has(key):
+            if self.closed.is_set():
+                raise RankError("the iteration was closed while it waited for other ranks")
+            now = clock.monotonic()
+            if now - looked >= every or now - since > self.patience:
+                looked, ranks = now, list(missing())
+                left = next((rank for rank in ranks if self.has(f"left/{rank}")), None)
+                if left is not None and not self.has(key):
+                    raise RankError(*json.loads(self.text(f"left/{left}")))
+                seen = [(rank, self.has(f"at/{rank}") and self.text(f"at/{rank}")) for rank in ranks]
+                if seen != progress and progress is not None:
+                    since = now
+                progress = seen
+                if now - since > self.patience and not self.has(key):
+                    raise RankError(_silent(ranks, self.patience, purpose), ranks or range(self._world_size))
+            self.closed.wait(_POLL_SECONDS)
+        return self.text(key)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
+    if not ranks:
+        return f"all ranks came, but the last did not say so within {patience:g} s: it died over it; see all logs"
+    return (
+        f"{_named(ranks)} did not {purpose} within {patience:g} s: dead, stuck, out of reach, or not iterating over "
+        "its loader at all; see its log, go on from the last checkpoint, or pass a longer timeout="
+    )
+
+
+def _over() -> Line:
+    raise RankError("the epoch is over")
+
+
+class Caller:
+    """A thread that speaks for the main thread, which can be interrupted meanwhile.
+
+    Args:
+        connect: Opens its line.
+    """
+
+    def __init__(self, connect: Callable[[], Line]) -> None:
+        self._connect = connect
+        self._line: Line | None = None
+        self._wanted = threading.Condition()
+        self._tasks: list[tuple[Callable[[Line], Any], list[Any]]] = []
+        self._over = self._broken = False
+        self.thread = threading.Thread(target=self._run, name="rank-agreement", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._wanted:
+                while not self._tasks and not self._over:
+                    self._wanted.wait()
+                if not self._tasks:
+                    if self._line is not None and not self._broken:
+                        self._line.hang_up()
+                    self._line, self._connect = None, _over  # whoever still has this keeps no connection
+                    return
+                task, answer = self._tasks.pop(0)
+            try:
+                self._line = self._line or self._connect()
+                answer[:] = [task(self._line), None]
+            except BaseException as error:  # for the main thread
+                self._broken = not isinstance(error, RankError)
+                answer[:] = [None, error]
+            with self._wanted:
+                self._wanted.notify_all()
+
+    def call(self, task: Callable[[Line], Any], patience: float, connect: float = _CONNECT_SECONDS) -> Any:
+        """What `task` returns for the line.
+
+        Raises:
+            RankError: It, or that the store failed or did not answer in so many seconds, more while it connects; this
+                one is about no rank.
+        """
+        answer: list[Any] = []
+        begin = clock.monotonic()
+        with self._wanted:
+            self._tasks.append((task, answer))
+            self._wanted.notify_all()
+            while not self._wanted.wait_for(lambda: answer, _LIVENESS_SECONDS):
+                heard = max(begin, self._line.heard) if self._line else begin + connect
+                if clock.monotonic() - heard > patience:
+                    raise RankError(
+                        f"the store of torch.distributed, through which ranks agree, did not answer within "
+                        f"{patience:g} s; the network to the host that keeps it is cut, or that is stuck; go on from "
+                        "the last checkpoint"
+                    )
+        value, error = answer
+        if isinstance(error, RankError):
+            raise error
+        if isinstance(error, RuntimeError):  # torch's
+            raise RankError(
+                f"the store of torch.distributed, through which ranks agree, failed ({str(error).splitlines()[0]}); "
+                "rank 0, or the agent that keeps it, has ended or cannot be reached"
+            ) from error
+        if error is not None:
+            raise error
+        return value
+
+    def post(self, task: Callable[[Line], Any]) -> None:
+        """Have a task done some time; nobody waits for it."""
+        with self._wanted:
+            self._tasks.append((task, []))
+            self._wanted.notify_all()
+
+    def close(self) -> None:
+        """End the thread once it has done what it does."""
+        with self._wanted:
+            self._over = True
+            if self._line is not None:
+                self._line.closed.set()
+            self._wanted.notify_all()
