@@ -30,13 +30,13 @@ from interleaved import Result, figure, print_table, write_json
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader.agreement import AgreedSteps
-from stream_dataloader.distributed import Place
-from stream_dataloader.groups import Groups
-from stream_dataloader.order import Order
-from stream_dataloader.rules import IntArray
-from stream_dataloader.schedule import steps_of_groups
-from stream_dataloader.session import Session
+from stream_dataloader._ranks.agreement import AgreedSteps
+from stream_dataloader._ranks.place import Place
+from stream_dataloader._ranks.rendezvous import Session
+from stream_dataloader._schedule.groups import Groups
+from stream_dataloader._schedule.ledger import steps_of_groups
+from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.rules import IntArray
 
 LANES = 8  # of a rank
 MOST_MS_A_STEP = 1.0

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader.demo import default_clips, find_clips
+from stream_dataloader.cli.demo import default_clips, find_clips
 
 
 def open_video(path: str, width: int, height: int) -> Iterator[NDArray[np.uint8]]:

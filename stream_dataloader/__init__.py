@@ -1,5 +1,7 @@
 """Temporally coherent batches for PyTorch: row b of every batch continues row b of the batch before."""
 
+from stream_dataloader._schedule.rules import split_batch_size
+from stream_dataloader._state.plain import merge_states, split_state
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
@@ -20,8 +22,6 @@ from stream_dataloader.errors import (
     WorkerTimeoutError,
 )
 from stream_dataloader.interleaved import interleave
-from stream_dataloader.rules import split_batch_size
-from stream_dataloader.state import merge_states, split_state
 from stream_dataloader.stream_info import StreamInfo, get_stream_info
 
 __version__ = "0.1.0"

@@ -2,7 +2,7 @@
 
 import sys
 
-from stream_dataloader.cli import main
+from stream_dataloader.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader.pickling import Message
-from stream_dataloader.structure import INLINE_BYTES, as_array, as_tensor, flatten, leaf_paths, unflatten
+from stream_dataloader._items.layout import INLINE_BYTES, as_array, as_tensor, flatten, leaf_paths, unflatten
+from stream_dataloader._memory.pickling import Message
 
 __all__ = ["StreamBatch"]
 

@@ -15,22 +15,22 @@ from typing import Any
 
 import torch
 
-from stream_dataloader import options
-from stream_dataloader.agreement import OwnSteps, Steps
+from stream_dataloader._device import OneAhead, moved, pinned
+from stream_dataloader._memory.pickling import ByValue
+from stream_dataloader._ranks.agreement import OwnSteps, Steps
+from stream_dataloader._ranks.ranks import Ranks, names_of
+from stream_dataloader._schedule import options
+from stream_dataloader._schedule.ledger import count_steps
+from stream_dataloader._state.plain import common, to_plain
+from stream_dataloader._state.progress import Progress, Record, Snapshot, read
+from stream_dataloader._workers.feed import Feed, LocalFeed
+from stream_dataloader._workers.iteration import Iteration
+from stream_dataloader._workers.pool import WorkerPool
+from stream_dataloader._workers.rescue import Rescue
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.device import OneAhead, moved, pinned
 from stream_dataloader.errors import FailureLimitError, StreamError
-from stream_dataloader.feed import Feed, LocalFeed
-from stream_dataloader.iteration import Iteration
-from stream_dataloader.pickling import ByValue
-from stream_dataloader.progress import Progress, Record, Snapshot, read
 from stream_dataloader.protocols import CollateFn, Transport
-from stream_dataloader.ranks import Ranks, names_of
-from stream_dataloader.rescue import Rescue
-from stream_dataloader.schedule import count_steps
-from stream_dataloader.state import common, to_plain
-from stream_dataloader.worker_pool import WorkerPool
 
 __all__ = ["StreamDataLoader"]
 

@@ -16,20 +16,20 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from stream_dataloader import options
+from stream_dataloader._assembly.slots import Ring
+from stream_dataloader._assembly.writer import SlotWriter
+from stream_dataloader._memory.pickling import ByValue, spawning
+from stream_dataloader._reading.activity import Board
+from stream_dataloader._reading.fingerprint import fingerprint_of
+from stream_dataloader._reading.reader import NO_RECOVERY, PartReader, PlainParts, Recovery, Setup, plain_session
+from stream_dataloader._reading.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
+from stream_dataloader._reading.sources import sources_of
+from stream_dataloader._schedule import options
+from stream_dataloader._schedule.ledger import steps_of_groups
+from stream_dataloader._schedule.rules import IntArray, Rules, lanes_of_worker, split_batch_size
+from stream_dataloader._state.progress import Snapshot
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.board import Board
-from stream_dataloader.fingerprint import fingerprint_of
-from stream_dataloader.part_reader import NO_RECOVERY, PartReader, PlainParts, Recovery, Setup, plain_session
-from stream_dataloader.pickling import ByValue, spawning
-from stream_dataloader.progress import Snapshot
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
-from stream_dataloader.ring import Ring
-from stream_dataloader.rules import IntArray, Rules, lanes_of_worker, split_batch_size
-from stream_dataloader.schedule import steps_of_groups
-from stream_dataloader.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
-from stream_dataloader.sources import sources_of
-from stream_dataloader.transport import SlotWriter
 
 __all__ = ["StreamDataset"]
 

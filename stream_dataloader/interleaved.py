@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from stream_dataloader import options
+from stream_dataloader._reading.fingerprint import fingerprint_of
+from stream_dataloader._reading.sources import JoinedSources
+from stream_dataloader._schedule import options
+from stream_dataloader._schedule.mix import Mix
+from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
-from stream_dataloader.fingerprint import fingerprint_of
-from stream_dataloader.mixing import Mix
 from stream_dataloader.protocols import Exhausted, OnError, PaddingMode, StreamFactory, Windows
-from stream_dataloader.rules import IntArray, Rules
-from stream_dataloader.sources import JoinedSources
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from serial_model import serial_batches
 
 from stream_dataloader import StreamDataset, get_stream_info
-from stream_dataloader.order import Order
+from stream_dataloader._schedule.order import Order
 
 
 @dataclass

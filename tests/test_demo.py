@@ -15,7 +15,10 @@ import pytest
 import torch
 import tqdm
 
-from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset, cli, demo, visualize
+from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
+from stream_dataloader.cli import demo
+from stream_dataloader.cli import film as visualize
+from stream_dataloader.cli import main as cli
 
 # warnings are errors, but for those that pyproject.toml lets pass
 STRICT = ["error", "ignore:This DataLoader will create:UserWarning", "ignore:This process:DeprecationWarning"]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from test_ring import loader_of
 
-from stream_dataloader.device import OneAhead, PendingCopies, lock_pages
+from stream_dataloader._assembly.page_lock import PendingCopies, lock_pages
+from stream_dataloader._device import OneAhead
 
 
 class StandIn:

@@ -23,7 +23,7 @@ from stream_dataloader import (
     WorkerDeathError,
     WorkerTimeoutError,
 )
-from stream_dataloader.shared_memory import SharedMemory
+from stream_dataloader._memory.shared_memory import SharedMemory
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], 5, 2, shuffle=True, seed=4, jitter=True)
 
@@ -182,7 +182,7 @@ def test_what_comes_back_is_opened_again_where_it_was(loader_workers, tmp_path, 
 
 def test_waiting_gets_longer_each_time(tmp_path, monkeypatch):
     waits = []
-    monkeypatch.setattr("stream_dataloader.opened_stream.time.sleep", waits.append)
+    monkeypatch.setattr("stream_dataloader._reading.stream.time.sleep", waits.append)
     dataset = StreamDataset([0], Flaky((-1,), 99, tmp_path), 1, time_steps=1, retries=10, lookahead=0)
     with pytest.raises(ReadError, match="refused"):
         list(StreamDataLoader(dataset))

@@ -22,8 +22,8 @@ from stream_dataloader import (
     merge_states,
     split_state,
 )
-from stream_dataloader.groups import Groups, dealt_by_length
-from stream_dataloader.order import Order
+from stream_dataloader._schedule.groups import Groups, dealt_by_length
+from stream_dataloader._schedule.order import Order
 
 
 def alone(case, known, group, total):
@@ -250,7 +250,7 @@ def test_lengths_that_decide_who_reads_what_are_part_of_a_state():
 
 def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
     """torch.distributed may be started after the state is loaded: what counts is the rank that then begins."""
-    from stream_dataloader import ranks
+    from stream_dataloader._ranks import ranks
 
     def loader(lanes, **options):
         return StreamDataLoader(Case([6] * 8, lanes, 1).dataset(), groups=2, **options)

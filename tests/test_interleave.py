@@ -25,7 +25,7 @@ from stream_dataloader import (
     get_stream_info,
     interleave,
 )
-from stream_dataloader.order import Order
+from stream_dataloader._schedule.order import Order
 from stream_dataloader.testing import check_resume
 
 # What is read: sources are (list, index over all lists, length)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_dataloader.mixing import DrawOrder, Mix
+from stream_dataloader._schedule.mix import DrawOrder, Mix
 
 
 def modelled_draws(sizes, weights, exhausted):

@@ -1,82 +1,155 @@
-"""What the package is made of: names, layers, imports."""
+"""What the package is made of: names, rooms, imports."""
 
 import ast
+import importlib
 import pathlib
 import subprocess
 import sys
 
+import pytest
+
 import stream_dataloader
 
 PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
-LEVELS = [
-    {"errors", "protocols", "batch", "structure", "stream_info", "pickling"},
-    {"groups", "mixing", "permutation", "order", "rules", "schedule", "options", "device", "state", "progress"},
-    {
-        "source_queue",
-        "sources",
-        "lane",
-        "opening",
-        "opened_stream",
-        "board",
-        "shared_memory",
-        "ring",
-        "pace",
-        "block",
-        "transport",
-        "regroup",
-        "workers",
-        "distributed",
-        "store_line",
-        "fingerprint",
-        "session",
-        "agreement",
-    },
-    {"part_reader", "dataset", "interleaved"},
-    {"feed", "worker_pool", "rescue", "ranks", "iteration", "dataloader"},
-    {"resume_contract", "stream_contract", "testing", "visualize", "demo", "cli", "__main__", "__init__"},
+
+#: A room, or a module that stands by itself, imports only what stands before it; within a room there is no circle.
+ROOMS = [
+    "errors",
+    "protocols",
+    "stream_info",
+    "_memory",
+    "_schedule",
+    "_state",
+    "_items",
+    "batch",
+    "_assembly",
+    "_reading",
+    "dataset",
+    "interleaved",
+    "_ranks",
+    "_workers",
+    "_device",
+    "dataloader",
+    "__init__",
+    "streams",
+    "testing",
+    "integrations",
+    "cli",
+    "__main__",
 ]
-LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
+STREAM_ROOMS = ["_media", "cache", "images", "array", "text", "video", "audio", "audiovisual", "camera", "__init__"]
+
+#: What users import: these paths stay.
+PUBLIC = {
+    "stream_dataloader": stream_dataloader.__all__,
+    "stream_dataloader.errors": ["StreamError", "WorkerError"],
+    "stream_dataloader.protocols": ["CollateFn", "OnError", "ReadsInto", "Stream", "StreamFactory"],
+    "stream_dataloader.streams": [
+        "ArrayStream",
+        "AudioStream",
+        "AudioVisualStream",
+        "CameraStream",
+        "ImageFolderStream",
+        "TextStream",
+        "VideoStream",
+        "segment_videos",
+    ],
+    "stream_dataloader.streams.array": ["ArrayStream"],
+    "stream_dataloader.streams.audio": ["AudioStream"],
+    "stream_dataloader.streams.audiovisual": ["AudioVisualStream"],
+    "stream_dataloader.streams.cache": ["FileCache"],
+    "stream_dataloader.streams.camera": ["CameraStream"],
+    "stream_dataloader.streams.images": ["ImageFolderStream"],
+    "stream_dataloader.streams.text": ["TextStream"],
+    "stream_dataloader.streams.video": ["VideoStream"],
+    "stream_dataloader.testing": ["StreamContract", "batch_key", "check_resume"],
+}
 
 
-def imports(path):
+def room_of(module):
+    """A dotted module's room, or the module's own name if it stands by itself."""
+    return module.split(".")[0] if module else "__init__"
+
+
+def imported_modules(path):
+    """The modules of the package that a file imports, below `stream_dataloader`."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "stream_dataloader":
-            yield from (alias.name if alias.name in LEVEL else "__init__" for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stream_dataloader."):
-            yield node.module.split(".")[1]
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "stream_dataloader":
+            below = ".".join(node.module.split(".")[1:])
+            inner = PACKAGE / pathlib.Path(*below.split("."))
+            for alias in node.names:  # `from room import module` imports that module
+                is_module = (inner / f"{alias.name}.py").exists() or (inner / alias.name / "__init__.py").exists()
+                yield f"{below}.{alias.name}".strip(".") if is_module else below or "__init__"
 
 
-def test_streams_import_nothing_above_the_lowest_level():
-    for path in PACKAGE.glob("streams/*.py"):
-        above = [name for name in imports(path) if name != "streams" and LEVEL[name] > 0]
-        assert not above, (path, above)
-    for name, level in LEVEL.items():
-        assert level == 5 or "streams" not in imports(PACKAGE / f"{name}.py")
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        yield ".".join(parts if parts[-1] != "__init__" or len(parts) == 1 else parts[:-1]), path
 
 
-def test_modules_import_only_their_own_level_or_lower_ones_and_never_in_a_circle():
-    graph = {path.stem: set(imports(path)) - {"streams"} for path in PACKAGE.glob("*.py")}
-    assert set(graph) == set(LEVEL)
-    for name, imported in graph.items():
-        assert all(LEVEL[other] <= LEVEL[name] for other in imported), (name, imported)
+def test_rooms_import_only_what_stands_before_them():
+    for module, path in modules():
+        room = room_of(module)
+        for imported in imported_modules(path):
+            other = room_of(imported)
+            assert other == room or ROOMS.index(other) < ROOMS.index(room), f"{module} imports {imported}"
+
+
+def test_streams_import_no_engine():
+    for module, path in modules():
+        if room_of(module) == "streams":
+            rooms = {room_of(imported) for imported in imported_modules(path)}
+            assert rooms <= {"streams", "errors", "protocols", "stream_info"}, (module, rooms)
+
+
+def test_kinds_of_streams_import_only_what_stands_before_them():
+    for module, path in modules():
+        if room_of(module) == "streams" and module != "streams":
+            room = module.split(".")[1]
+            for imported in imported_modules(path):
+                other = imported.split(".")[1] if imported.startswith("streams.") else room
+                assert STREAM_ROOMS.index(other) <= STREAM_ROOMS.index(room), f"{module} imports {imported}"
+
+
+def test_no_module_imports_itself_in_a_circle():
+    graph = {module: set(imported_modules(path)) - {module} for module, path in modules()}
+    packages = {module for module, path in modules() if path.name == "__init__.py"}
+    graph = {module: imported - packages for module, imported in graph.items() if module not in packages}
     done = set()
     while ready := {name for name, imported in graph.items() if name not in done and imported <= done}:
         done |= ready
     assert done == set(graph), f"in a circle: {set(graph) - done}"
 
 
+def test_every_room_says_what_is_in_it():
+    for path in PACKAGE.rglob("__init__.py"):
+        text = ast.get_docstring(ast.parse(path.read_text()))
+        assert text, path
+        if path.parent.name.startswith("_"):
+            told = " ".join(text.split())
+            assert "imports" in told, path
+            assert "Open `" in told, path
+
+
 def test_the_schedule_is_pure():
-    for name in ("groups", "mixing", "options", "order", "permutation", "rules", "schedule"):
-        modules = {
+    for path in PACKAGE.glob("_schedule/*.py"):
+        found = {
             alias.name.split(".")[0]
-            for node in ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text()))
+            for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, (ast.Import, ast.ImportFrom))
             for alias in (node.names if isinstance(node, ast.Import) else [ast.alias(node.module)])
         }
-        assert not modules & {"torch", "time", "threading", "multiprocessing", "os", "fcntl"}
+        assert not found & {"torch", "time", "threading", "multiprocessing", "os", "fcntl"}, path
 
 
-def test_all_names_are_sorted_and_there():
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_are_where_they_were(module):
+    for name in PUBLIC[module]:
+        assert hasattr(importlib.import_module(module), name)
+
+
+def test_all_names_are_sorted_and_documented():
     assert stream_dataloader.__all__ == sorted(stream_dataloader.__all__)
     for name in stream_dataloader.__all__:
         assert getattr(stream_dataloader, name).__doc__

@@ -378,7 +378,7 @@ def test_without_memfd_it_is_posix_shared_memory(monkeypatch):
 def test_without_shared_memory_it_is_the_queue_with_one_warning(monkeypatch, grown):
     expected = [key(batch) for batch in loader_of(workers=0)]
     if grown:  # there is some, and not enough: ftruncate fails in the worker that lays out the slots
-        monkeypatch.setattr("stream_dataloader.shared_memory.SharedFile.grow", _no_room)
+        monkeypatch.setattr("stream_dataloader._memory.shared_memory.SharedFile.grow", _no_room)
     else:
         monkeypatch.delattr(os, "memfd_create")
         monkeypatch.setitem(sys.modules, "_posixshmem", None)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset, split_batch_size
-from stream_dataloader.order import Order
-from stream_dataloader.rules import lanes_of_worker
+from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.rules import lanes_of_worker
 
 
 @given(st.integers(1, 50), st.integers(0, 60))

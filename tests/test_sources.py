@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, get_worker_info
 
 from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
-from stream_dataloader.permutation import Permutation
-from stream_dataloader.sources import PackedSources
+from stream_dataloader._reading.sources import PackedSources
+from stream_dataloader._schedule.permutation import Permutation
 
 
 def paths(count):

@@ -16,8 +16,8 @@ import torch
 from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
 from stream_dataloader.protocols import ReadsInto
 from stream_dataloader.streams import hdf5
-from stream_dataloader.streams.array import ArrayStream
-from stream_dataloader.streams.cache import FileCache
+from stream_dataloader.streams.array.stream import ArrayStream
+from stream_dataloader.streams.cache.file_cache import FileCache
 from stream_dataloader.testing import StreamContract
 
 TABLE = np.arange(60, dtype=np.float32).reshape(20, 3)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.errors import ReadError, StreamError
-from stream_dataloader.streams.audio import AudioStream
-from stream_dataloader.streams.resample import Converter, output_length
-from stream_dataloader.streams.samples import SampleReader
+from stream_dataloader.streams.audio.resample import Converter, output_length
+from stream_dataloader.streams.audio.samples import SampleReader
+from stream_dataloader.streams.audio.stream import AudioStream
 from stream_dataloader.testing import StreamContract
 
 RATE = 22050

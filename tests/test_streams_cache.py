@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
-from stream_dataloader.streams.array import ArrayStream
-from stream_dataloader.streams.cache import FileCache, LocalFile, is_url, local_path, open_local
-from stream_dataloader.streams.file_lock import lock
+from stream_dataloader.streams.array.stream import ArrayStream
+from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url, local_path, open_local
+from stream_dataloader.streams.cache.file_lock import lock
 
 fork = multiprocessing.get_context("fork")
 
@@ -642,8 +642,8 @@ def test_an_error_names_source_and_url(server, cache, workers):
 OWN_USE = """
 import fsspec, sys
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader.streams.array import ArrayStream
-from stream_dataloader.streams.cache import FileCache
+from stream_dataloader.streams.array.stream import ArrayStream
+from stream_dataloader.streams.cache.file_cache import FileCache
 directory, urls = sys.argv[1], sys.argv[2:]
 own = fsspec.filesystem("http")
 before = own.cat(urls[0])                       # the user's own loop, thread and kept connection

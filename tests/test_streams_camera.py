@@ -12,7 +12,7 @@ import pytest
 from servers import CameraServer, number_of
 
 from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
-from stream_dataloader.streams.camera import CameraStream
+from stream_dataloader.streams.camera.stream import CameraStream
 
 QUICK = {"reconnect_seconds": (0.01, 0.05), "timeout_seconds": 5.0}
 CAMERAS = [

@@ -9,7 +9,7 @@ from test_streams_cache import serving
 
 from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
 from stream_dataloader.streams import ArrayStream, AudioStream, AudioVisualStream, TextStream, VideoStream
-from stream_dataloader.streams.cache import FileCache
+from stream_dataloader.streams.cache.file_cache import FileCache
 from stream_dataloader.testing import batch_key
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from stream_dataloader._state.plain import merge_states
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
-from stream_dataloader.state import merge_states
 
 __all__ = ["ExactResume"]
 

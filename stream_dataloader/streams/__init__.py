@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from stream_dataloader.streams.audio import AudioStream
     from stream_dataloader.streams.audiovisual import AudioVisualStream
     from stream_dataloader.streams.camera import CameraStream
-    from stream_dataloader.streams.frame_index import segment_videos
     from stream_dataloader.streams.images import ImageFolderStream
     from stream_dataloader.streams.text import TextStream
     from stream_dataloader.streams.video import VideoStream
+    from stream_dataloader.streams.video.frame_index import segment_videos
 
 __all__ = [
     "ArrayStream",
@@ -39,7 +39,7 @@ _MODULES = {
     "ImageFolderStream": "images",
     "TextStream": "text",
     "VideoStream": "video",
-    "segment_videos": "frame_index",
+    "segment_videos": "video.frame_index",
 }
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from stream_dataloader.streams.cache import LocalFile
-from stream_dataloader.streams.container import frame_rate
-from stream_dataloader.streams.resample import Samples
-from stream_dataloader.streams.samples import SampleReader, check_numbers
-from stream_dataloader.streams.selection import Selection
-from stream_dataloader.streams.source import closed_on_error
-from stream_dataloader.streams.video import OpenVideo, VideoStream
+from stream_dataloader.streams._media.container import frame_rate
+from stream_dataloader.streams._media.section import closed_on_error
+from stream_dataloader.streams.audio.resample import Samples
+from stream_dataloader.streams.audio.samples import SampleReader, check_numbers
+from stream_dataloader.streams.cache.file_cache import LocalFile
+from stream_dataloader.streams.video.selection import Selection
+from stream_dataloader.streams.video.stream import OpenVideo, VideoStream
 
 __all__ = ["AudioVisualStream"]
 

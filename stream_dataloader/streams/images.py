@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stream_dataloader.streams.picture import ArrayConverter, Picture
-from stream_dataloader.streams.source import section_of
+from stream_dataloader.streams._media.picture import ArrayConverter, Picture
+from stream_dataloader.streams._media.section import section_of
 
 __all__ = ["SUFFIXES", "ImageFolderStream"]
 

@@ -1,0 +1,139 @@
+"""Windows of several lanes side by side: what workers fill, and what travels when it is not in shared memory.
+
+Guarantee: a block that went through a queue holds what it held before, in the same order in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from stream_dataloader._items.layout import INLINE_BYTES, Layout, Leaves, Spec, as_array, storage_dtype
+
+
+class Block:
+    """Windows of some lanes that share a layout.
+
+    Attributes:
+        columns: One entry a leaf: an array `(capacity, width, ...)` of `storage_dtype`, or a list `[t][row]`.
+        counts: How many steps each row holds; 0 for rows that are in no or another block.
+        capacity: The most time steps there is room for.
+        time_steps: T; the columns' first so many steps count.
+    """
+
+    def __init__(self, layout: Layout, columns: list[Any], counts: list[int], capacity: int, time_steps: int) -> None:
+        self.layout, self.columns, self.counts = layout, columns, counts
+        self.capacity, self.time_steps = capacity, time_steps
+
+    @classmethod
+    def empty(cls, layout: Layout, time_steps: int, width: int, *, by_lane: bool = False) -> Block:
+        """Room for windows of `time_steps` in `width` rows; arrays are not initialised."""
+        columns = [new_column(spec, time_steps, width, by_lane=by_lane) for spec in layout.specs]
+        return cls(layout, columns, [0] * width, time_steps, time_steps)
+
+    def copy_to(self, block: Block) -> Block:
+        """Write all rows into another block with at least as much room; returns that."""
+        for new, old in zip(block.columns, self.columns, strict=True):
+            new[: self.time_steps] = old[: self.time_steps]
+        block.counts = self.counts
+        return block
+
+    def put_step(self, row: int, t: int, leaves: Leaves) -> None:
+        """Write one time step."""
+        for i, column in enumerate(self.columns):
+            if type(column) is list:
+                column[t][row] = leaves[i]
+            else:
+                column[t, row] = leaves[i]
+        self.counts[row] = t + 1
+
+    def put_window(self, row: int, count: int, leaves: Leaves) -> None:
+        """Write a whole window; leaves without a time axis are repeated."""
+        for i, column in enumerate(self.columns):
+            leaf = leaves[i]
+            if type(column) is list:
+                timed = self.layout.specs[i].timed
+                for t in range(count):
+                    column[t][row] = leaf[t] if timed else leaf
+            else:
+                column[:count, row] = leaf
+        self.counts[row] = count
+
+    def pad(self, fill_value: Any) -> None:
+        """Fill the cells of the arrays that nothing was written to; those of lists are None."""
+        if min(self.counts) == self.capacity:
+            return
+        for spec, path, column in zip(self.layout.specs, self.layout.paths, self.columns, strict=True):
+            if spec.dtype is not None:
+                fill = fill_for(fill_value, spec, path)
+                for row, count in enumerate(self.counts):
+                    column[count:, row] = fill
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        columns = [c[: self.time_steps] for c in self.columns]
+        by_lane = any(type(c) is not list and not c.flags.c_contiguous for c in columns)
+        packed = [c if type(c) is list else _packed(c.swapaxes(0, 1) if by_lane else c) for c in columns]
+        return _unpack_block, (self.layout, packed, self.counts, self.time_steps, by_lane)
+
+
+def _packed(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | torch.Tensor:
+    """An array on its way to another process: within the message if small, else in torch's shared memory.
+
+    torch's lies in `/dev/shm`; to write more there than is left is a fatal SIGBUS.
+    """
+    column = np.ascontiguousarray(column)
+    if column.nbytes <= INLINE_BYTES or column.nbytes > _free_shared_bytes() / 8:  # several workers write at once
+        return column
+    return torch.from_numpy(column)
+
+
+def _free_shared_bytes() -> float:
+    try:
+        system = os.statvfs("/dev/shm")  # noqa: S108
+    except OSError:
+        return float("inf")
+    return system.f_bavail * system.f_frsize
+
+
+def _unpack_block(layout: Layout, packed: list[Any], counts: list[int], time_steps: int, by_lane: bool) -> Block:
+    arrays = [c.numpy() if isinstance(c, torch.Tensor) else c for c in packed]
+    columns = [c.swapaxes(0, 1) if by_lane and type(c) is not list else c for c in arrays]
+    return Block(layout, columns, counts, time_steps, time_steps)
+
+
+def new_column(spec: Spec, time_steps: int, width: int, *, by_lane: bool = False) -> Any:
+    """Room for one leaf of `width` lanes: an array, or a list of lists of None for objects.
+
+    Args:
+        by_lane: Each lane's window lies in one piece, instead of each time step's lanes.
+    """
+    if spec.dtype is None:
+        return [[None] * width for _ in range(time_steps)]
+    if by_lane:
+        return np.empty((width, time_steps, *spec.shape), storage_dtype(spec.dtype)).swapaxes(0, 1)
+    return np.empty((time_steps, width, *spec.shape), storage_dtype(spec.dtype))
+
+
+def fill_for(fill_value: Any, spec: Spec, path: str) -> np.ndarray[Any, Any]:
+    """`fill_value` as an array of the leaf's `storage_dtype` that broadcasts to its shape.
+
+    Raises:
+        ValueError: It does not broadcast, or the leaf's dtype cannot hold it.
+    """
+    assert spec.dtype is not None
+    given = torch.as_tensor(0 if fill_value is None else fill_value)
+    value = given.to(spec.dtype)
+    exact = spec.dtype.is_floating_point or spec.dtype.is_complex or torch.equal(value.to(given.dtype), given)
+    if not exact or (given.is_complex() and not spec.dtype.is_complex):
+        raise ValueError(f"fill_value={fill_value!r} does not fit {path}, which is {spec}; use one that does, 0 say")
+    try:
+        torch.broadcast_to(value, spec.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"fill_value of shape {tuple(given.shape)} does not broadcast to {path}, which is {spec}; use a number"
+        ) from None
+    array: np.ndarray[Any, Any] = as_array(value)
+    return array

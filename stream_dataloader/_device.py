@@ -1,0 +1,92 @@
+"""On the way to an accelerator: page-locked memory, and batches copied ahead of use.
+
+Guarantees: memory is locked once, not batch by batch; a batch in host memory is held until its copy is
+finished; an error is raised at its own batch, though batches are fetched one ahead.
+
+Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from stream_dataloader.batch import map_leaves
+
+
+def pinned(batch: Any) -> Any:
+    """`batch` in page-locked memory; what lies in such memory already stays where it is."""
+    return map_leaves(batch, lambda leaf: leaf.pin_memory() if _is_pageable(leaf) else leaf)
+
+
+def _is_pageable(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.device.type == "cpu" and not leaf.is_pinned()
+    return hasattr(leaf, "pin_memory")
+
+
+def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
+    """`batch` on a device."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(device, non_blocking=non_blocking)
+        return leaf.to(device) if hasattr(leaf, "to") else leaf
+
+    return map_leaves(batch, move)
+
+
+class OneAhead:
+    """Copies batches to a device on a stream of its own, one batch ahead of the one in use.
+
+    Args:
+        batches: Yields batches in host memory.
+        device: Where they are to go.
+        hold: Is told what was fetched and not handed out yet: a batch, the end.
+        backend: `torch.cuda`, or a stand-in.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        device: torch.device,
+        hold: Callable[[bool, bool], None],
+        backend: Any = torch.cuda,
+    ) -> None:
+        self._batches, self._device, self._hold, self._backend = batches, device, hold, backend
+        self._stream = backend.Stream(device)
+        self._ahead: tuple[Any, Any, Any] | Exception | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._ahead is None:
+            self._ahead = self._load()
+        if isinstance(self._ahead, Exception):
+            error, self._ahead = self._ahead, None
+            self._hold(False, False)
+            raise error
+        on_device, in_host, copied = self._ahead
+        self._ahead = self._load()  # while the batch before is still being computed with
+        failed = isinstance(self._ahead, Exception)
+        self._hold(not failed, failed)
+        current = self._backend.current_stream(self._device)
+        current.wait_event(copied)
+        map_leaves(on_device, lambda leaf: leaf.record_stream(current) if isinstance(leaf, torch.Tensor) else None)
+        copied.synchronize()  # begun one batch ago: only then may workers write to the slot again
+        del in_host
+        return on_device
+
+    def _load(self) -> tuple[Any, Any, Any] | Exception:
+        try:
+            in_host = next(self._batches)
+        except Exception as error:
+            return error
+        with self._backend.stream(self._stream):
+            on_device = moved(in_host, self._device, non_blocking=True)
+            copied = self._backend.Event()
+            copied.record(self._stream)
+        return on_device, in_host, copied

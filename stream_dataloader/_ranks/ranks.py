@@ -1,0 +1,166 @@
+"""The ranks that share a loader's epochs: what is this one's, how they begin, and how their end is to be found.
+
+Guarantee: ranks take the same way to the end, as that follows from what they compared at the beginning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+
+from stream_dataloader._ranks.agreement import AgreedSteps, CountedSteps, OwnSteps, Steps
+from stream_dataloader._ranks.place import Place, default_store, find_place, is_started, patience_of
+from stream_dataloader._ranks.rendezvous import Session
+from stream_dataloader._ranks.store import use_of
+from stream_dataloader._schedule import options
+from stream_dataloader._schedule.groups import Groups
+from stream_dataloader._schedule.ledger import count_steps
+from stream_dataloader._state.plain import Loaded, Names, from_plain, groups_of
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import StateError
+
+
+class Ranks:
+    """The ranks that share a loader's epochs, and this one among them.
+
+    Args:
+        dataset: What they read.
+        timeout: Seconds to wait for one of them; 0: as long as the store of torch.distributed waits.
+        groups: See `StreamDataLoader`, as the other arguments.
+        rank: This one.
+        world_size: How many there are.
+        process_group: Tells both.
+
+    Attributes:
+        reading: What this rank reads: the dataset, by the rules of its groups.
+    """
+
+    def __init__(
+        self,
+        dataset: StreamDataset,
+        timeout: float,
+        groups: int | None,
+        rank: int | None,
+        world_size: int | None,
+        process_group: Any,
+    ) -> None:
+        options.check_ranks(groups, rank, world_size, process_group)
+        self._dataset, self._timeout, self._groups = dataset, timeout, groups
+        self._told = (rank, world_size, process_group)
+        self._seed = dataset.rules.seed
+        self._place = Place()
+        self.reading = dataset
+        self._store: weakref.ref[Store] | None = None  # where this loader has its name
+        self._name, self._sessions = "", 0
+
+    @property
+    def alone(self) -> bool:
+        """There is one rank."""
+        return self._place.world_size == 1
+
+    def find_place(self) -> bool:
+        """Find out which rank this is, which may be known only now; whether `reading` is another one for it.
+
+        Raises:
+            ValueError: Ranks or lanes cannot share the groups evenly.
+        """
+        place = self._place = self._where()
+        groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
+        rules = dataclasses.replace(self._dataset.rules, groups=groups, seed=self._seed)
+        if rules == self.reading.rules:
+            return False
+        options.check_groups(rules)
+        self.reading = self._dataset.under(rules)
+        return True
+
+    def _where(self) -> Place:
+        if self._place.world_size > 1 and not is_started():  # it was: this rank stays what it is
+            return self._place._replace(connected=False)
+        return find_place(*self._told)
+
+    def load(self, state: Any) -> Loaded:
+        """What a state says of this rank's groups; its seed and number of groups are adopted at the next `find_place`.
+
+        Raises:
+            StateError: It is of another dataset, or not of this rank's groups.
+        """
+        total, place = groups_of(state), self._where()
+        try:
+            groups = Groups.of_rank(total, place.rank, place.world_size)
+        except ValueError as error:
+            raise StateError(f"the state cannot be loaded here: {error}") from None
+        loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), names_of(self._dataset))
+        self._seed, self._groups = loaded.seed, total
+        return loaded
+
+    def begin(self, epoch: int, step: int, told: Mapping[str, Any]) -> Steps:
+        """Begin an epoch together with all other ranks.
+
+        Args:
+            epoch: The epoch's number.
+            step: The first step.
+            told: What must be alike on all ranks.
+
+        Raises:
+            RankError: It is not, or a rank did not come.
+        """
+        place, rules = self._place, self.reading.rules
+        if self.alone:
+            return OwnSteps()
+        count = _count(self.reading, epoch, step, place)
+        decided = OwnSteps() if rules.padding_mode == "cycle" else None if count is None else CountedSteps(count)
+        if not place.connected:
+            if decided is None:
+                warnings.warn(
+                    "ranks cannot agree on the number of steps without torch.distributed; call init_process_group(), "
+                    "or pass lengths= to StreamDataset",
+                    stacklevel=5,
+                )
+            return decided or OwnSteps()
+        session = self._next_session()
+        try:
+            session.begin({**told, "number of batches": count})
+        except BaseException:
+            session.close()
+            raise
+        if decided is None:
+            return AgreedSteps(session, every=rules.padding_mode == "drop", step=step)
+        session.close()
+        return decided
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_place": Place(), "_store": None}
+
+    def _next_session(self) -> Session:
+        store = default_store()
+        if self._store is None or self._store() is not store:
+            self._store, self._sessions = weakref.ref(store), 0
+            self._name = use_of(store).next_name(store, self._place.peers)
+        self._sessions += 1
+        return Session(self._place, store, f"{self._name}/{self._sessions}", self._timeout or patience_of(store))
+
+
+def names_of(dataset: StreamDataset) -> Names:
+    """What tells a dataset's list of sources from others."""
+    return Names(dataset.fingerprint, dataset.lengths_fingerprint)
+
+
+def _count(dataset: StreamDataset, epoch: int, step: int, place: Place) -> int | None:
+    """The number of steps of the epoch, where it is known and all ranks can make do with it."""
+    rules = dataset.rules
+    if not rules.deterministic or dataset.on_error != "raise":  # a stream that is skipped changes it
+        return None
+    try:
+        steps = dataset.steps_of_groups(epoch)
+    except TypeError:  # lengths are not known, or there is no end
+        return None
+    count = count_steps(rules, steps)
+    of_ranks = [max(steps[i : i + rules.groups.count]) for i in range(0, len(steps), rules.groups.count)]
+    if place.connected and rules.padding_mode != "drop" and min(of_ranks) <= step < count:
+        return None  # a rank that reads nothing does not know the items' layout: it has to ask
+    return count

@@ -1,0 +1,119 @@
+"""What each worker is doing, written where the main process can still read it when the worker is dead.
+
+Every number is written by one worker and read by the main process alone; there is nothing to lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader._schedule.rules import IntArray, lanes_of_worker
+
+
+class Doing(NamedTuple):
+    """What a worker was doing when it was looked at.
+
+    Attributes:
+        time: What it worked on, as step * lanes + lane; -1 if nothing.
+        source: The source that is open in that lane, -1 if none is.
+        opening: The source that is being opened, -1 if none is.
+        open: All sources that are open in its lanes.
+    """
+
+    time: int
+    source: int
+    opening: int
+    open: tuple[int, ...]
+
+    @property
+    def suspects(self) -> frozenset[tuple[int, int]]:
+        """Whom to blame if it died: the source it read, with the time, and the one it opened, at whatever time."""
+        read = {(self.source, self.time)} if self.source >= 0 and self.time >= 0 else set()
+        return frozenset(read | ({(self.opening, -1)} if self.opening >= 0 else set()))
+
+
+class Board:
+    """One worker's numbers beside the other's; 0 stands for nothing.
+
+    Args:
+        lanes: Lanes of the batch.
+        workers: How many workers there are.
+        shared: Put it where other processes can see it.
+    """
+
+    def __init__(self, lanes: int, workers: int, *, shared: bool = True) -> None:
+        self._lanes, self._workers = lanes, max(workers, 1)
+        size = lanes + 2 * self._workers
+        self._memory: Any = SharedMemory(8 * size) if shared else np.zeros(size, np.int64)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of the batch."""
+        return self._lanes
+
+    @cached_property
+    def _numbers(self) -> IntArray:
+        numbers: IntArray = self._memory.array() if isinstance(self._memory, SharedMemory) else self._memory
+        return numbers
+
+    @cached_property
+    def reading(self) -> IntArray:
+        """For each lane, one more than the source that is open."""
+        return self._numbers[: self._lanes]
+
+    @cached_property
+    def opening(self) -> IntArray:
+        """For each worker, one more than the source that is being opened."""
+        return self._numbers[self._lanes : self._lanes + self._workers]
+
+    @cached_property
+    def working(self) -> IntArray:
+        """For each worker, one more than the time it works on."""
+        return self._numbers[self._lanes + self._workers :]
+
+    def clear(self) -> None:
+        """Start anew; no worker may be running."""
+        self._numbers[:] = 0
+
+    def doing(self, worker: int) -> Doing:
+        """What a worker does, or did last."""
+        lanes = lanes_of_worker(self._lanes, self._workers, worker)
+        time = int(self.working[worker]) - 1
+        source = int(self.reading[time % self._lanes]) - 1 if time >= 0 else -1
+        open_sources = tuple(int(self.reading[lane]) - 1 for lane in lanes if self.reading[lane])
+        return Doing(time, source, int(self.opening[worker]) - 1, open_sources)
+
+    def describe(self, worker: int, sources: Sequence[Any], name: Any) -> str:
+        """What a worker does, in words.
+
+        Args:
+            worker: Its number.
+            sources: The dataset's.
+            name: Makes a short text of a source.
+        """
+        doing = self.doing(worker)
+
+        def named(index: int) -> str:
+            try:
+                return f"{index} ({name(sources[index])})"
+            except Exception:  # it cannot be unpickled
+                return f"{index}"
+
+        told = []
+        if doing.time >= 0:
+            step, lane = divmod(doing.time, self._lanes)
+            at = f"reading source {named(doing.source)}" if doing.source >= 0 else "between two sources"
+            told.append(f"in lane {lane}, step {step}, {at}")
+        if doing.opening >= 0:
+            told.append(f"opening source {named(doing.opening)}")
+        if doing.open:
+            told.append(f"with source{'s' * (len(doing.open) > 1)} {', '.join(map(named, doing.open))} open")
+        return ", ".join(told) or "without a source"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("_lanes", "_workers", "_memory")}

@@ -1,0 +1,295 @@
+"""One row of the batch: reads one stream after another and cuts it into windows.
+
+::
+
+    aligned, T = 4   | a a a a | a a . . | b b b . |      a stream starts at t = 0, the rest is padding
+    packed,  T = 4   | a a a a | a a b b | b c c c |      the next stream starts on the very next step
+
+Guarantee: every item of a stream goes to the sink once, in order, with no other stream between; a lane out
+of data takes the next source at once, within the same window if it may.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from stream_dataloader._assembly.part import Run, Sink
+from stream_dataloader._items.layout import Layout, Leaves, Misfit
+from stream_dataloader._reading.opener import Opener, Reservation
+from stream_dataloader._reading.stream import END, OpenedStream
+from stream_dataloader._schedule.rules import NEVER, NONE, IntArray, Rules
+from stream_dataloader._state.progress import LaneState
+from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, ReadError, StreamError
+from stream_dataloader.stream_info import run_as
+
+
+class LaneOptions(NamedTuple):
+    """How a lane reads.
+
+    Attributes:
+        raw: Windows that streams cut themselves go to the sink as they are.
+        policy: Decides whether a `StreamError` ends the epoch or the stream.
+        reading: Where to note, for each lane, one more than the source that is open.
+        killers: Sources that killed their worker, and the time from which on they are not to be read.
+    """
+
+    rules: Rules
+    lengths: IntArray | None
+    raw: bool
+    policy: Callable[[StreamError], Literal["raise", "skip"]]
+    reading: IntArray
+    killers: Mapping[int, int]
+
+
+class Lane:
+    """Reads streams into one row.
+
+    Args:
+        index: The lane's row in the batch.
+        row: Its row among the worker's lanes.
+        opener: Opens the sources it is granted.
+        options: How it reads.
+        taken: Where to note the sources it takes: lane and grant.
+        start: Where it begins; None at the epoch's beginning.
+
+    Attributes:
+        keeps_state: The open stream has a state that it needs to be opened again.
+        idle: No source is left for it; it stays idle.
+        fresh: It reads, or may yet read, something new.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        row: int,
+        opener: Opener,
+        options: LaneOptions,
+        taken: list[tuple[int, int]],
+        start: LaneState | None = None,
+    ) -> None:
+        self.index, self._row, self._opener, self._options = index, row, opener, options
+        self._rules = options.rules
+        self._read = self._read_window if options.rules.time_steps is None else self._read_steps
+        self._next_item = OpenedStream.next_item if options.lengths is None else self._promised_item
+        self._stream: OpenedStream | None = None
+        self._layout: Layout | None = None  # of the stream's first item
+        self._first_window = 0  # steps of the stream's first window
+        self._position = 0  # time steps read of the stream
+        self._reserved: deque[Reservation] | None = deque() if options.rules.lookahead else None
+        self._draws_without_item = 0
+        self.idle, self.fresh = False, True
+        self.keeps_state = False
+        self._taken = taken
+        self._start = start
+        if start is not None:
+            self.idle, self.fresh = bool(start.after.idle), not start.after.idle
+            self._draws_without_item = start.after.draws_without_item
+            self._reserved = None if start.reserved is None else opener.restore(index, start.reserved)
+
+    def after(self) -> tuple[int, ...]:
+        """How far it has read: the numbers of an `After`."""
+        stream = self._stream
+        if stream is None:
+            return 0, 0, 0, 0, self._draws_without_item, self.idle
+        return 1, stream.items, self._position, self._first_window, self._draws_without_item, 0
+
+    def stream_state(self) -> Any:
+        """The open stream's own state."""
+        return None if self._stream is None else self._stream.state()
+
+    def fill(
+        self, step: int, sink: Sink, runs: list[Run], failures: list[StreamError], start: int = 0, stop: int = NEVER
+    ) -> None:
+        """Read one window into the sink, or time steps `[start, stop)` of it; nothing, once no source is left.
+
+        Args:
+            runs: What was read is added here.
+            failures: Errors of streams that were skipped are added here.
+
+        Raises:
+            StreamError: A stream is broken, and the policy is to raise.
+        """
+        rules, t, full = self._rules, start, False
+        while not full and (t == 0 or self._stream is not None or rules.windows == "packed"):
+            if self._start is not None:
+                self._stream = self._resumed_stream(self._start)
+            stream = self._stream or self._next_stream(step * rules.lanes + self.index)
+            if stream is None:
+                return
+            position, error = self._position, None
+            before = run_as(stream.info)
+            try:
+                if self._options.killers:
+                    self._spare_worker(stream, step * rules.lanes + self.index)
+                full = self._read(stream, sink, t, stop)
+            except StreamError as broken:
+                error = broken
+            finally:
+                run_as(before)
+            self.keeps_state = stream.keeps_state
+            if count := self._position - position:
+                runs.append(Run(self.index, t, count, stream.info.source_index, position, stream.fresh))
+                t += count
+                self._draws_without_item = 0
+            if error is not None:
+                if self._options.policy(error) != "skip":
+                    raise error
+                failures.append(error)
+            if not full:
+                self._close_stream()
+
+    def _spare_worker(self, stream: OpenedStream, time: int) -> None:
+        fatal = self._options.killers.get(stream.info.source_index)
+        if fatal is not None and time >= fatal:
+            raise stream.error(ReadError, "its worker died twice while reading it here")
+
+    def _read_steps(self, stream: OpenedStream, sink: Sink, t: int, stop: int) -> bool:
+        """Read single steps up to `stop`; False if the stream ended before."""
+        assert self._rules.time_steps is not None
+        end = min(self._rules.time_steps, stop)
+        while t < end:
+            if stream.writes and self._layout is not None and None not in self._layout.dtypes and not stream.has_item:
+                count = self._write_steps(stream, sink, t, end, self._layout)
+                if count == 0:
+                    return False
+                t += max(count, 0)
+                self._position += max(count, 0)
+                continue
+            item = self._next_item(stream)
+            if item is END:
+                return False
+            try:
+                layout, leaves = self._take_apart(item, sink)
+                sink.put_step(self._row, t, layout, leaves)
+            except Misfit as misfit:
+                raise self._misfit(stream, misfit) from None
+            t += 1
+            self._position += 1
+        return True
+
+    def _write_steps(self, stream: OpenedStream, sink: Sink, t: int, end: int, layout: Layout) -> int:
+        """Have the stream write time steps itself; how many it wrote, 0 if it had ended, -1 for an item to take."""
+        try:
+            room = sink.room(self._row, t, end, layout)
+        except Misfit as misfit:
+            raise self._misfit(stream, misfit) from None
+        count = stream.read_into(room, end - t)
+        if self._options.lengths is not None:
+            self._check_length(stream, ended=count == 0)
+        if count > 0:
+            sink.wrote(self._row, t + count)
+        return count
+
+    def _read_window(self, stream: OpenedStream, sink: Sink, _t: int, _stop: int) -> bool:
+        """Read one window that the stream cut itself; False if the stream had ended."""
+        while True:
+            item = self._next_item(stream)
+            if item is END:
+                return False
+            if self._options.raw:
+                sink.put_object(self._row, item)
+                self._position += 1
+                return True
+            try:
+                layout, leaves = self._take_apart(item, sink)
+                count = layout.window_length(leaves)
+                if count == 0:  # a window of no steps holds nothing
+                    continue
+                self._first_window = self._first_window or count
+                sink.put_window(self._row, layout, leaves, count, max(count, self._first_window))
+            except Misfit as misfit:
+                raise self._misfit(stream, misfit) from None
+            self._position += count
+            return True
+
+    def _take_apart(self, item: object, sink: Sink) -> tuple[Layout, Leaves]:
+        """An item's leaves; the stream's first item says what they must be."""
+        if self._layout is not None:
+            return self._layout, self._layout.read(item)
+        layout, leaves = Layout.of(item, windowed=self._rules.time_steps is None)
+        self._layout = sink.intern(layout)
+        return self._layout, leaves
+
+    def _promised_item(self, stream: OpenedStream) -> object:
+        """The next item of a stream whose length is known."""
+        item = stream.next_item()
+        self._check_length(stream, ended=item is END)
+        return item
+
+    def _check_length(self, stream: OpenedStream, *, ended: bool) -> None:
+        assert self._options.lengths is not None
+        promised = int(self._options.lengths[stream.info.source_index])
+        if 0 <= promised < stream.items or (ended and stream.items < promised):  # -1: of unknown length
+            has = "only" if ended else "at least"
+            raise stream.error(
+                LengthError,
+                f"the stream has {has} {stream.items} items, and lengths[{stream.info.source_index}] is "
+                f"{promised}; correct it, or build the dataset without lengths",
+                handed_out=not ended,
+            )
+
+    def _misfit(self, stream: OpenedStream, misfit: Misfit) -> StreamError:
+        remedy = "; all items of a stream must share structure, dtypes and shapes"
+        return stream.error(ItemError, f"{misfit}{remedy}", handed_out=True)
+
+    def _next_stream(self, time: int) -> OpenedStream | None:
+        """Take the next source; None, for good, if there is none left for this lane."""
+        rules = self._rules
+        self._layout, self._first_window, self._position = None, 0, 0
+        draws = self._draws_without_item
+        if rules.padding_mode == "cycle" and draws >= rules.draws_of_a_pass(self.index) + rules.lookahead:
+            raise EmptySourcesError(
+                f"lane {self.index} drew {draws} sources in a row, of {rules.num_sources} there are, and none yielded "
+                'an item; padding_mode="cycle" would go on for ever',
+                lane=self.index,
+            )
+        if rules.padding_mode != "data" or draws < rules.draws_of(self.index):
+            self._stream = self._take(time)
+        self._draws_without_item += 1
+        self.idle = self._stream is None
+        self.fresh = self._stream is not None and self._stream.fresh
+        return self._stream
+
+    def _resumed_stream(self, start: LaneState) -> OpenedStream | None:
+        """The stream that was being read before, opened where it stood."""
+        self._start = None
+        if start.grant == NONE:
+            return None
+        self._position, self._first_window = start.after.position, start.after.first_window
+        self._options.reading[self.index] = self._opener.source(start.grant) + 1
+        stream = self._opener.open_at(start.grant, self.index, start.after.items, start.stream)
+        self.fresh = stream.fresh
+        return stream
+
+    def _take(self, time: int) -> OpenedStream | None:
+        stream = self._take_next(time)
+        self._taken.append((self.index, NONE if stream is None else stream.grant))
+        self._options.reading[self.index] = 0 if stream is None else stream.info.source_index + 1
+        return stream
+
+    def _take_next(self, time: int) -> OpenedStream | None:
+        if self._reserved is not None:
+            missing = 1 if self._reserved else self._rules.lookahead + 1
+            self._reserved.extend(self._opener.reserve(self.index, time) for _ in range(missing))
+            stream = self._opener.take(self._reserved.popleft())
+            if stream is not None:
+                return stream
+            for reservation in self._reserved:  # refused too, and their tickets' places are used again
+                reservation.claim()
+            self._reserved = None
+        return self._opener.now(self.index, time)
+
+    def _close_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream, self.keeps_state = None, False
+            self._options.reading[self.index] = 0
+
+    def close(self) -> None:
+        """Close the stream that is open, and those opened early; after the opener's `close`."""
+        self._close_stream()
+        for reservation in self._reserved or ():
+            if reservation.stream is not None:
+                reservation.stream.close()

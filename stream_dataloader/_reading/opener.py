@@ -1,0 +1,170 @@
+"""Opens sources, in time or ahead of it.
+
+`Opener` opens the sources that a lane has reserved in a background thread. Whoever comes first, that thread or
+the lane, opens; the other waits or keeps off, so calls on one stream never overlap.
+
+Guarantee: errors are kept and raised where the lane takes the stream, never earlier or elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from stream_dataloader._reading.source_queue import SourceQueue
+from stream_dataloader._reading.stream import OpenedStream
+from stream_dataloader._schedule.rules import NONE, PENDING
+
+_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 100e-6, 5e-3
+_LONGEST_JOIN_SECONDS = 1.0
+
+
+class Reservation:
+    """A ticket taken out ahead, and, once it is granted and opened, its stream.
+
+    Args:
+        lane: Whose it is.
+        ticket: Its number.
+        decision: What it was granted, if that is known from before.
+    """
+
+    def __init__(self, lane: int, ticket: int, decision: int = PENDING) -> None:
+        self.lane, self.ticket, self.decision = lane, ticket, decision
+        self.stream: OpenedStream | None = None
+        self._claim = threading.Lock()
+        self._settled = threading.Event()
+        self._failure: BaseException | None = None
+
+    @property
+    def claimed(self) -> bool:
+        """Whether somebody has begun to open it."""
+        return self._claim.locked()
+
+    def claim(self) -> bool:
+        """True for the first who asks: that one has to open the stream."""
+        return self._claim.acquire(blocking=False)
+
+    def settle(self, stream: OpenedStream | None, failure: BaseException | None = None) -> None:
+        """Hand over what came of it; for the one who claimed it."""
+        self.stream, self._failure = stream, failure
+        self._settled.set()
+
+    def result(self) -> OpenedStream | None:
+        """What came of it, for the one who did not; waits."""
+        self._settled.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self.stream
+
+
+class Opener:
+    """Opens the sources that lanes are granted, early for reservations.
+
+    Args:
+        queue: Where tickets are taken out.
+        open_grant: Opens the stream of a grant for a lane, at an item, with the stream's state there or None.
+        early: Open reservations early.
+    """
+
+    def __init__(
+        self, queue: SourceQueue, open_grant: Callable[[int, int, int, Any], OpenedStream], *, early: bool = True
+    ) -> None:
+        self._queue, self._open_grant, self._early = queue, open_grant, early
+        self._reservations: deque[Reservation] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def now(self, lane: int, time: int) -> OpenedStream | None:
+        """Take the next source for a lane that is out of data; None if there is none left."""
+        return self._open(lane, self._queue.wait(lane, self._queue.take(lane, time, ahead=False)))
+
+    def reserve(self, lane: int, time: int) -> Reservation:
+        """Take out a ticket ahead, to be opened in the background."""
+        reservation = Reservation(lane, self._queue.take(lane, time, ahead=True))
+        self._prepare((reservation,))
+        return reservation
+
+    def restore(self, lane: int, grants: Iterable[int]) -> deque[Reservation]:
+        """Reservations of a lane that were granted, or refused, before."""
+        reservations = deque(Reservation(lane, -1, grant) for grant in grants)
+        self._prepare(reservations)
+        return reservations
+
+    def _prepare(self, reservations: Iterable[Reservation]) -> None:
+        if not self._early:
+            return
+        with self._changed:
+            self._reservations.extend(reservations)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stream-opener", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def take(self, reservation: Reservation) -> OpenedStream | None:
+        """The stream of a reservation, opened here if the thread has not begun to; None if it was refused."""
+        if not reservation.claim():
+            return reservation.result()
+        if (grant := reservation.decision) == PENDING:
+            grant = self._queue.wait(reservation.lane, reservation.ticket)
+        return self._open(reservation.lane, grant)
+
+    def _open(self, lane: int, grant: int) -> OpenedStream | None:
+        return None if grant == NONE else self._open_grant(self._queue.order.grant(grant), lane, 0, None)
+
+    def source(self, grant: int) -> int:
+        """The source that a grant stands for."""
+        return self._queue.order[grant].source
+
+    def open_at(self, grant: int, lane: int, items: int, state: Any) -> OpenedStream:
+        """Open a stream that was being read before where it stood; see `OpenedStream.open`."""
+        return self._open_grant(grant, lane, items, state)
+
+    def close(self) -> None:
+        """Open nothing early any more, and end the thread; one stuck in user code is left to end by itself."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_LONGEST_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        delay = _FIRST_POLL_SECONDS
+        while True:
+            with self._changed:
+                while not self._closed and not self._reservations:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                waiting = list(self._reservations)
+            settled = [reservation for reservation in waiting if self._settle(reservation)]
+            with self._changed:
+                for reservation in settled:
+                    self._reservations.remove(reservation)
+                if not settled and not self._closed:
+                    self._changed.wait(delay)
+            delay = _FIRST_POLL_SECONDS if settled else min(1.5 * delay, _LONGEST_POLL_SECONDS)
+
+    def _settle(self, reservation: Reservation) -> bool:
+        """Open a reservation's stream if it is granted; False if that is not decided yet."""
+        if reservation.claimed:
+            return True
+        decision = reservation.decision
+        if decision == PENDING:
+            decision = self._queue.decision(reservation.lane, reservation.ticket)
+        if decision == PENDING:
+            return False
+        if reservation.claim():
+            stream, failure = None, None
+            try:
+                stream = self._open(reservation.lane, decision)
+            except BaseException as error:  # sys.exit() in user code, say: the lane that waits must learn of it
+                failure = error
+            with self._changed:
+                if self._closed and stream is not None:
+                    stream.close()
+                else:
+                    reservation.settle(stream, failure)
+        return True

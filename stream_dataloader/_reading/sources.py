@@ -1,0 +1,188 @@
+"""The list of sources: packed into memory that all workers share, or a sequence of the user's that makes them.
+
+A Python list handed to workers grows into a copy each, because touching an element writes its reference
+count (https://github.com/pytorch/pytorch/issues/13246). `PackedSources` are blocks of sources, pickled back to back
+into one buffer; a worker unpickles the block it reads from and writes nothing. An immutable sequence, which knows its
+sources by a rule, is kept as it is (`MadeSources`): it may be as long as it likes. `JoinedSources` are several of them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from itertools import accumulate
+from typing import Any, overload
+
+import cloudpickle
+import numpy as np
+
+from stream_dataloader._memory.pickling import ByValue, dumps, spawning
+from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader.errors import shorten
+
+_BLOCK = 64  # sources: reading one costs a few microseconds, packing little more than one pickling of the list
+_LARGEST_BLOCK_BYTES = 1 << 16  # sources that make a larger one are packed one by one
+
+
+def sources_of(given: Iterable[Any]) -> Sources:
+    """The list of sources for what a user gives.
+
+    Raises:
+        TypeError: A source, or the sequence that makes them, cannot be pickled; names it.
+    """
+    if isinstance(given, Sources):
+        return given
+    if isinstance(given, Sequence) and not isinstance(given, (tuple, MutableSequence)):  # a list is one of the latter
+        return MadeSources(given)
+    return PackedSources(given)
+
+
+class Sources(Sequence[Any]):
+    """An immutable sequence of sources; each read gives an equal one, not the same object."""
+
+    @abstractmethod
+    def _source(self, index: int) -> Any:
+        """A source by its index, 0 or more."""
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"source index {index} is out of range for {len(self)} sources")
+        return self._source(index % len(self))
+
+
+class MadeSources(Sources):
+    """A sequence of the user's, which makes a source when it is asked for it; nothing is asked beforehand.
+
+    Raises:
+        TypeError: It cannot be pickled.
+    """
+
+    def __init__(self, sequence: Sequence[Any]) -> None:
+        self._sequence = sequence
+        try:
+            dumps(sequence)
+        except Exception as error:
+            raise TypeError(
+                f"sources is a {type(sequence).__name__} that cannot be pickled ({error}), which sending it to workers "
+                "needs; keep in it only what sources are made from, and open files where they are used"
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self._sequence)
+
+    def _source(self, index: int) -> Any:
+        return self._sequence[index]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_sources, (ByValue(self._sequence),)
+
+
+def _made_sources(sequence: ByValue) -> MadeSources:
+    sources = object.__new__(MadeSources)
+    sources._sequence = sequence.value
+    return sources
+
+
+class PackedSources(Sources):
+    """Picklable sources, packed.
+
+    Args:
+        sources: The sources.
+
+    Raises:
+        TypeError: A source cannot be pickled; names it.
+    """
+
+    def __init__(self, sources: Iterable[Any]) -> None:
+        listed = list(sources)
+        blocks = list(_blocks(listed))
+        self._length = len(listed)
+        self._set(b"".join(block for _, block in blocks), [(first, len(block)) for first, block in blocks])
+
+    def _set(self, blob: bytes, blocks: Sequence[tuple[int, int]]) -> None:
+        """Lay out the number of blocks, the first source and the end of each, and the blocks."""
+        firsts, sizes = zip(*blocks, strict=True) if blocks else ((), ())
+        head = np.array([len(blocks), *firsts, *np.cumsum(sizes, dtype=np.int64)], np.int64)
+        self._memory = SharedMemory(head.nbytes + len(blob))
+        self._memory.array(np.int64)[: len(head)] = head
+        self._memory.array(np.uint8)[head.nbytes :] = np.frombuffer(blob, np.uint8)
+        self._view()
+
+    def _view(self) -> None:
+        array = self._memory.array(np.int64)
+        count = int(array[0])
+        self._firsts, self._ends = array[1 : 1 + count], array[1 + count : 1 + 2 * count]
+        self._blob = memoryview(self._memory.array(np.uint8).data)[8 * (1 + 2 * count) :]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _source(self, index: int) -> Any:
+        block = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        begin = self._ends[block - 1] if block else 0
+        return pickle.loads(self._blob[begin : self._ends[block]])[index - int(self._firsts[block])]
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        if spawning():  # on the way to a worker: share
+            return self._length, self._memory
+        sizes = np.diff(self._ends, prepend=0).tolist()
+        return self._length, bytes(self._blob), list(zip(self._firsts.tolist(), sizes, strict=True))
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._length = state[0]
+        if len(state) == 2:
+            self._memory = state[1]
+            self._view()
+        else:
+            self._set(*state[1:])
+
+
+class JoinedSources(Sources):
+    """Packed lists of sources one after the other, none of them copied."""
+
+    def __init__(self, lists: Iterable[Sequence[Any]]) -> None:
+        self._lists = list(lists)
+        self._starts = [0, *accumulate(map(len, self._lists))]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def _source(self, index: int) -> Any:
+        number = bisect_right(self._starts, index) - 1
+        return self._lists[number][index - self._starts[number]]
+
+
+def _blocks(sources: list[Any]) -> Iterator[tuple[int, bytes]]:
+    """Pickled lists of sources, in order, each with the index of its first."""
+    for first in range(0, len(sources), _BLOCK):
+        block = _pickle(sources[first : first + _BLOCK], first)
+        if len(block) <= _LARGEST_BLOCK_BYTES:
+            yield first, block
+        else:
+            for i in range(first, min(first + _BLOCK, len(sources))):
+                yield i, _pickle(sources[i : i + 1], i)
+
+
+def _pickle(block: list[Any], start: int) -> bytes:
+    try:
+        return pickle.dumps(block, protocol=5)
+    except Exception:  # whatever pickle could not do, cloudpickle may; if not, it says why below
+        try:
+            return bytes(cloudpickle.dumps(block, protocol=5))
+        except Exception:
+            if len(block) > 1:  # find out which one
+                half = len(block) // 2
+                _pickle(block[:half], start)
+                _pickle(block[half:], start + half)
+            raise TypeError(
+                f"source {start} ({shorten(block[0])}) cannot be pickled, which sending it to workers needs; "
+                "make the source what the stream is opened from (a path, say) and open it in open_stream"
+            ) from None

@@ -1,0 +1,185 @@
+"""Checks the options of a `StreamDataset` where it is built: an error names value, limit and remedy."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from stream_dataloader._schedule.mix import Mix
+from stream_dataloader._schedule.rules import IntArray, Rules
+from stream_dataloader.errors import shorten
+from stream_dataloader.protocols import Exhausted, PaddingMode, Schedule, Windows
+
+_LARGEST = 2**63 - 1
+_LEAST_SHARE = 1e-9  # of the largest weight: draws are counted in floats
+
+
+def integer(name: str, value: Any, least: int, most: int = _LARGEST) -> int:
+    """`value` as an int from `least` to `most`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, and is {shorten(value)}, a {type(value).__name__}") from None
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, and is {value}")
+    if number < least:
+        raise ValueError(f"{name} is {number}, and must be at least {least}")
+    if number > most:
+        raise ValueError(f"{name} is {number}, and must be at most {most}")
+    return number
+
+
+def choice(name: str, value: Any, literal: Any) -> Any:
+    """`value`, one of the strings of a `Literal`."""
+    choices = get_args(literal)
+    if value not in choices:
+        raise ValueError(f"{name} is {shorten(value)}, and must be one of {', '.join(map(repr, choices))}")
+    return value
+
+
+def check_callable(name: str, value: Any, example: str) -> Callable[..., Any]:
+    """`value`, which must be callable."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, and is {shorten(value)}, a {type(value).__name__}; pass {example}")
+    result: Callable[..., Any] = value
+    return result
+
+
+def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) -> IntArray | None:
+    """`lengths` as an int64 array `(num_sources,)`."""
+    if lengths is None:
+        return None
+    array = np.asarray(lengths)
+    if array.shape != (num_sources,) or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(
+            f"lengths must be {num_sources} integers, one a source, and is of shape {array.shape}, {array.dtype}"
+        )
+    if (array < 0).any():
+        index = int((array < 0).argmax())
+        raise ValueError(f"lengths[{index}] is {array[index]}, and must be at least 0")
+    return array.astype(np.int64)
+
+
+def check_mix(
+    *,
+    sizes: Sequence[int],
+    weights: Any,
+    exhausted: Any,
+    shuffles: Sequence[bool],
+    schedules: Sequence[Schedule],
+) -> Mix:
+    """The mix of lists of these sizes; weights None stands for equal ones.
+
+    Raises:
+        ValueError: Not one weight a list, or one that is not positive and finite, or very small beside the others.
+        TypeError: A weight is no number.
+    """
+    try:
+        given = [1.0] * len(sizes) if weights is None else [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        raise TypeError(f"weights must be numbers, one a dataset, and are {shorten(weights)}") from None
+    if len(given) != len(sizes):
+        raise ValueError(f"weights are {len(given)}, and datasets {len(sizes)}; pass one weight a dataset")
+    for i, weight in enumerate(given):
+        if not 0 < weight < np.inf:
+            raise ValueError(
+                f"weights[{i}] is {weight}, and must be positive and finite; what is not to be read, leave out"
+            )
+    least = min(given)
+    if least < _LEAST_SHARE * max(given):
+        raise ValueError(
+            f"weights[{given.index(least)}] is {least}, beside {max(given)}, and must be at least {_LEAST_SHARE:g} of "
+            "that; what is not to be read, leave out"
+        )
+    exhausted = choice("exhausted", exhausted, Exhausted)
+    return Mix(tuple(sizes), tuple(given), exhausted, tuple(shuffles), tuple(schedules))
+
+
+def check_rules(
+    *,
+    num_sources: int,
+    batch_size: Any,
+    padding_mode: Any,
+    windows: Any,
+    time_steps: Any,
+    lookahead: Any,
+    shuffle: Any,
+    schedule: Any,
+    seed: int,
+    deterministic: Any,
+    has_lengths: bool,
+    mix: Mix | None = None,
+) -> Rules:
+    """The rules that these options make.
+
+    Raises:
+        ValueError: A value is out of range, unknown, or does not go with another.
+        TypeError: A value is of the wrong type.
+    """
+    if lookahead is None:
+        lookahead = 0 if schedule == "longest_first" else 1
+    rules = Rules(
+        num_sources=num_sources,
+        lanes=integer("batch_size", batch_size, 1),
+        padding_mode=choice("padding_mode", padding_mode, PaddingMode),
+        windows=choice("windows", windows, Windows),
+        time_steps=None if time_steps is None else integer("time_steps", time_steps, 1),
+        lookahead=integer("lookahead", lookahead, 0),
+        shuffle=bool(shuffle),
+        schedule=choice("schedule", schedule, Schedule),
+        seed=integer("seed", seed, 0),
+        deterministic=bool(deterministic),
+        mix=mix,
+    )
+    if num_sources == 0:
+        raise ValueError("sources is empty; pass at least one source")
+    if rules.schedule != "listed" and not has_lengths:
+        raise ValueError(f"schedule={rules.schedule!r} needs lengths=, the number of items of each source")
+    if rules.windows == "packed" and rules.time_steps is None:
+        raise ValueError('windows="packed" needs time_steps=, the number of steps of a window')
+    check_groups(rules)
+    return rules
+
+
+def check_ranks(groups: Any, rank: Any, world_size: Any, process_group: Any) -> None:
+    """Refuse ranks that cannot be.
+
+    Raises:
+        ValueError: A number is out of range, or one is missing, or there are two ways to tell the rank.
+        TypeError: One is no integer.
+    """
+    if groups is not None:
+        integer("groups", groups, 1, 2**31)
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"rank is {rank}, and world_size {world_size}; give both, or neither")
+    if rank is not None and world_size is not None:
+        integer("world_size", world_size, 1, 2**31)
+        integer("rank", rank, 0, world_size - 1)
+        if process_group is not None:
+            raise ValueError("process_group= tells rank and world size; leave out rank= and world_size=")
+
+
+def check_groups(rules: Rules) -> None:
+    """Refuse what groups cannot share.
+
+    Raises:
+        ValueError: They cannot share the lanes evenly, or there are too few sources.
+    """
+    groups, lanes = rules.groups, rules.lanes
+    if lanes % groups.count:
+        raise ValueError(
+            f"batch_size is {lanes}, and {groups.count} groups are hosted on each rank, which need the same number of "
+            f"lanes; give a multiple of {groups.count}"
+        )
+    if groups.total > 1 and rules.draws < groups.total:
+        raise ValueError(f"there are {rules.draws} sources for {groups.total} groups; give each at least one")
+    if rules.padding_mode == "drop" and rules.draws // groups.total < rules.lanes_of_a_group:
+        everywhere = groups.total * rules.lanes_of_a_group
+        raise ValueError(
+            f'padding_mode="drop" ends the epoch at the first idle lane, and {rules.draws} sources leave some of '
+            f"{everywhere} lanes idle from the start; lower batch_size to at most "
+            f"{rules.draws // groups.total * groups.count}, or pad"
+        )

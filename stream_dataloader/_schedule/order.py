@@ -1,0 +1,155 @@
+"""The order in which the sources of an epoch are handed out: listed, shuffled, by length, mixed, dealt to groups.
+
+Guarantee: a pure function of (rules, epoch, lengths); what a grant stands for depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from stream_dataloader._schedule.groups import ALONE, dealt_by_length
+from stream_dataloader._schedule.mix import DrawOrder, Latest, Mix
+from stream_dataloader._schedule.permutation import Permutation
+from stream_dataloader._schedule.rules import NEVER, IntArray, Rules
+from stream_dataloader.stream_info import order_rng
+
+#: Sources whose shuffled order is kept as an array, 8 bytes each in each worker.
+MOST_IN_MEMORY = 1 << 22
+
+#: Which source comes at which place.
+Listing: TypeAlias = IntArray | Permutation
+
+
+class Assignment(NamedTuple):
+    """What a grant says."""
+
+    source: int
+    epoch: int
+    repeat: int  # how often it was handed out before in this epoch, to be read as something new
+    fresh: bool  # read as something new
+
+
+class Order:
+    """The sources in the order in which they are handed out, over all passes of one epoch.
+
+    Args:
+        rules: Those of the dataset.
+        epoch: The epoch's number.
+        lengths: Items of each source, if known.
+        cursors: Grants given before this order is used, by group hosted.
+        returned: Grants among them that are to be given again, first.
+
+    Attributes:
+        first: Where ledgers that use this order begin to count, by group hosted.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        epoch: int,
+        lengths: IntArray | None,
+        cursors: Sequence[int] | None = None,
+        returned: Sequence[int] = (),
+    ) -> None:
+        self._epoch, self._cycles, self._rules = epoch, rules.padding_mode == "cycle", rules
+        self._groups = rules.groups
+        self._returned = returned_by_group(rules, returned)
+        cursors = cursors or [0] * rules.groups.count
+        self.first = [cursor - len(again) for cursor, again in zip(cursors, self._returned, strict=True)]
+        self._passes: Latest[int, Listing | None]  # at most two are being read at once, mostly
+        self._passes = Latest(lambda epoch: epoch_order(rules, epoch, lengths), 2)
+        self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
+
+    def grant(self, number: int) -> int:
+        """The grant that a ledger that starts with `first` means by a number."""
+        count, group = divmod(number, self._groups.total)
+        hosted = group - self._groups.first
+        place, again = count - self.first[hosted], self._returned[hosted]
+        return again[place] if 0 <= place < len(again) else number
+
+    def __getitem__(self, grant: int) -> Assignment:
+        """What a grant stands for; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
+        count, group = divmod(grant, self._groups.total)
+        draws = NEVER if self._rules.endless_mix else self._groups.share(group, self._rules.draws)
+        turn, index = divmod(count, draws)
+        index = index * self._groups.total + group
+        epoch = self._epoch + turn if self._cycles else self._epoch
+        fresh = self._cycles or turn == 0
+        if self._mixed is not None:
+            return Assignment(*self._mixed.source(epoch, index), fresh)
+        order = self._passes[epoch]
+        return Assignment(index if order is None else int(order[index]), epoch, 0, fresh)
+
+
+def returned_by_group(rules: Rules, returned: Sequence[int]) -> list[list[int]]:
+    """Grants by the group hosted here that they are of, in their order."""
+    by_group: list[list[int]] = [[] for _ in range(rules.groups.count)]
+    for grant in returned:
+        by_group[grant % rules.groups.total - rules.groups.first].append(grant)
+    return by_group
+
+
+class _MixedOrder:
+    """The sources of several lists in the order in which they are handed out in one pass."""
+
+    def __init__(self, rules: Rules, mix: Mix, lengths: IntArray | None) -> None:
+        self._sizes, self._starts, self._endless = mix.sizes, mix.starts, rules.endless_mix
+
+        def draws(epoch: int) -> DrawOrder:
+            return DrawOrder(mix, rules.seed if rules.shuffle else None, epoch, endless=rules.endless_mix)
+
+        def orders(number: int) -> Latest[tuple[int, int], Listing | None]:
+            start, stop = mix.starts[number : number + 2]
+            shuffle, schedule = mix.shuffles[number], mix.schedules[number]
+            alone = replace(rules, num_sources=stop - start, shuffle=shuffle, schedule=schedule, mix=None, groups=ALONE)
+            known = None if lengths is None else lengths[start:stop]
+            return Latest(lambda key: epoch_order(alone, key[0], known, number + 1, key[1]), 2)
+
+        self._draws = Latest(draws, 2)
+        self._orders = [orders(number) for number in range(len(mix.sizes))]
+
+    def source(self, epoch: int, draw: int) -> tuple[int, int, int]:
+        """What is drawn: the source, the epoch it counts for, and how often it was drawn before in that."""
+        number, count = self._draws[epoch][draw]
+        repeat, place = divmod(count, self._sizes[number])
+        if self._endless:  # each pass over the list is an epoch for it
+            epoch, repeat = epoch + repeat, 0
+        order = self._orders[number][epoch, repeat]
+        return self._starts[number] + (place if order is None else int(order[place])), epoch, repeat
+
+
+def epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) -> Listing | None:
+    """The order of an epoch, or of a part of it, as a permutation of source indices; None stands for the list's own.
+
+    So many sources that their order would be a burden to each worker are in one that is computed place by place.
+
+    `"balanced"` is a random permutation in which a source's chance to come next is proportional to its
+    length: sort by u ** (1 / w), u uniform (Efraimidis and Spirakis, Weighted random sampling with a
+    reservoir, 2006), here by -log(u) / w, ascending.
+    """
+    order = _epoch_order(rules, epoch, lengths, *part)
+    if lengths is None or rules.groups.total == 1 or (lengths < 0).any():
+        return order
+    order = np.arange(rules.num_sources) if order is None else np.asarray(order)
+    dealt: IntArray = dealt_by_length(order, lengths, rules.groups.total)
+    return dealt
+
+
+def _epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) -> Listing | None:
+    if rules.schedule == "listed" and not rules.shuffle:
+        return None
+    rng = order_rng(rules.seed, epoch, *part)
+    if rules.schedule == "listed":
+        if lengths is None and rules.num_sources > MOST_IN_MEMORY:
+            return Permutation(rules.num_sources, rng)
+        return rng.permutation(rules.num_sources)
+    assert lengths is not None
+    if rules.schedule == "balanced":
+        keys = rng.standard_exponential(rules.num_sources) / np.maximum(lengths, 1e-9)
+        return np.argsort(keys, kind="stable")
+    listed = rng.permutation(rules.num_sources) if rules.shuffle else np.arange(rules.num_sources)
+    return listed[np.argsort(-lengths[listed], kind="stable")]

@@ -1,0 +1,118 @@
+"""What the assignment of sources to lanes depends on, and the one decision that it is made of.
+
+Guarantee: pure functions of plain values, no torch, clock or lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_dataloader._schedule.groups import ALONE, Groups
+from stream_dataloader._schedule.mix import Mix
+from stream_dataloader.protocols import PaddingMode, Schedule, Windows
+
+__all__ = ["split_batch_size"]
+
+IntArray = npt.NDArray[np.int64]
+
+#: Later than any time.
+NEVER = 2**62
+#: Decisions that are no grant.
+PENDING, NONE = -2, -1
+#: Reservations are refused once at most this many sources a lane are left: the tail is purely just in time.
+TAIL_SOURCES_PER_LANE = 2
+
+
+def split_batch_size(batch_size: int, num_workers: int) -> list[int]:
+    """How many lanes each worker owns: as even as can be, the first ones get the rest.
+
+    Args:
+        batch_size: Number of lanes.
+        num_workers: Number of workers; more than lanes count as as many as lanes, 0 as one.
+
+    Example:
+        >>> split_batch_size(8, 3)
+        [3, 3, 2]
+    """
+    workers = max(1, min(num_workers, batch_size))
+    share, rest = divmod(batch_size, workers)
+    return [share + (worker < rest) for worker in range(workers)]
+
+
+def lanes_of_worker(batch_size: int, num_workers: int, worker_id: int) -> range:
+    """The consecutive lanes of a worker; none for a worker beyond the lanes."""
+    sizes = split_batch_size(batch_size, num_workers)
+    start = sum(sizes[:worker_id])
+    return range(start, start + sizes[worker_id]) if worker_id < len(sizes) else range(0)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All that the assignment of sources to lanes depends on, besides the streams' lengths and the epoch.
+
+    With a `mix` the sources are those of several lists, one list after the other, and `shuffle` is for the draws
+    from the lists; each list's own order is up to the mix.
+
+    Attributes:
+        lanes: Those of all groups that are hosted here, one group's behind the other's.
+        draws: Number of grants in a pass of all groups: one a source, but where lists that are exhausted start again.
+    """
+
+    num_sources: int
+    lanes: int
+    padding_mode: PaddingMode
+    windows: Windows
+    time_steps: int | None
+    lookahead: int
+    shuffle: bool
+    schedule: Schedule
+    seed: int
+    deterministic: bool
+    mix: Mix | None = None
+    groups: Groups = ALONE
+    draws: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "draws", self.num_sources if self.mix is None else self.mix.draws)
+
+    @property
+    def endless_mix(self) -> bool:
+        """Each list of a mix cycles by itself: there is no pass over all of them."""
+        return self.padding_mode == "cycle" and self.mix is not None and self.mix.exhausted == "repeat"
+
+    @property
+    def lanes_of_a_group(self) -> int:
+        """How many of the lanes each group has."""
+        return self.lanes // self.groups.count
+
+    def draws_of(self, lane: int) -> int:
+        """Number of grants in a pass of a lane's group."""
+        return self.groups.share(self.groups.first + lane // self.lanes_of_a_group, self.draws)
+
+    def draws_of_a_pass(self, lane: int) -> int:
+        """So many grants in a row, with `"cycle"`, have every source of a lane's group, wherever they begin."""
+        return (3 if self.endless_mix else 2) * self.draws_of(lane)
+
+    def decide(self, lane: int, cursors: IntArray | list[int], ahead: bool) -> int:
+        """What the next ticket of a lane's group in order gets: its grant, or `NONE`.
+
+        A grant is numbered `n * groups + group`, the n-th of its group. For a ticket ahead `NONE` means refused, for
+        one now that no source is left and the lane idles.
+
+        Args:
+            cursors: How many grants each group hosted here was given; counts on.
+        """
+        hosted = lane // self.lanes_of_a_group
+        cursor = int(cursors[hosted])
+        left = self.draws_of(lane) - cursor
+        if ahead:
+            refused = self.padding_mode != "cycle" and left <= TAIL_SOURCES_PER_LANE * self.lanes_of_a_group
+        else:
+            refused = left <= 0 and self.padding_mode in ("zeros", "drop")
+        if refused:
+            return NONE
+        cursors[hosted] = cursor + 1
+        return cursor * self.groups.total + self.groups.first + hosted

@@ -1,0 +1,278 @@
+"""Where a loader stands, as plain data: what `state_dict` gives and `load_state_dict` takes.
+
+Guarantee: a state is keyed by group and lane and holds no word on workers or ranks, so that any number of them can
+take it up; one of other sources or options is refused, with both sides named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from stream_dataloader._schedule.groups import Groups
+from stream_dataloader._schedule.mix import Mix
+from stream_dataloader._schedule.order import returned_by_group
+from stream_dataloader._schedule.rules import Rules
+from stream_dataloader._state.progress import After, LaneState, Snapshot
+from stream_dataloader.errors import StateError
+
+VERSION = 1
+
+
+class Names(NamedTuple):
+    """What tells a list of sources from others: fingerprints of the sources, and of their lengths if known."""
+
+    fingerprint: str
+    lengths: str | None
+
+
+def to_plain(
+    rules: Rules, epoch: int, snapshot: Snapshot | None, names: Names, failures: Sequence[int]
+) -> dict[str, Any]:
+    """A state as plain data; without a snapshot, that of an epoch that has not begun.
+
+    What is a group's own has a key of its own, and is a tuple, which `torch.distributed.checkpoint` takes as a whole.
+    So the states of several ranks have no key in common that differs.
+
+    Args:
+        rules: Those it is read by.
+        epoch: The epoch's number.
+        snapshot: Where it stands.
+        names: Tell the list of sources from others.
+        failures: How many streams were skipped, by group hosted.
+    """
+    groups, lanes = rules.groups, rules.lanes_of_a_group
+    state: dict[str, Any] = {
+        "version": VERSION,
+        "seed": rules.seed,
+        "groups": groups.total,
+        "epoch": epoch,
+        "step": 0 if snapshot is None else snapshot.step,
+        **{name: getattr(rules, name) for name in (*_COMPARED, "lanes_of_a_group")},
+        **names._asdict(),
+        **({} if rules.mix is None else {"mix": _plain_mix(rules.mix)}),
+    }
+    returned = [[]] * groups.count if snapshot is None else returned_by_group(rules, snapshot.returned)
+    for hosted, failed in enumerate(failures):
+        place: tuple[Any, ...] = ()
+        if snapshot is not None:
+            own = snapshot.lanes[hosted * lanes : (hosted + 1) * lanes]
+            place = (snapshot.cursors[hosted], returned[hosted], [_plain_lane(lane) for lane in own])
+        state[_key(groups.first + hosted)] = (failed, *place)
+    return state
+
+
+def _key(group: int) -> str:
+    return f"group_{group}"
+
+
+def _plain_lane(lane: LaneState) -> dict[str, Any]:
+    return {
+        "grant": lane.grant,
+        "after": list(lane.after),
+        "reserved": None if lane.reserved is None else list(lane.reserved),
+        **({} if lane.stream is None else {"stream": lane.stream}),
+    }
+
+
+def _plain_mix(mix: Mix) -> dict[str, Any]:
+    return {
+        field.name: list(value) if isinstance(value := getattr(mix, field.name), tuple) else value
+        for field in fields(mix)
+    }
+
+
+#: What a state and the dataset it is loaded for must agree on, and the option to change.
+_COMPARED = {
+    "time_steps": "time_steps",
+    "windows": "windows",
+    "padding_mode": "padding_mode",
+    "lookahead": "lookahead",
+    "shuffle": "shuffle",
+    "schedule": "schedule",
+    "deterministic": "deterministic",
+    "num_sources": "the number of sources",
+}
+
+
+#: The same for a mix of several lists.
+_COMPARED_IN_MIX = {
+    "sizes": "the numbers of sources",
+    "weights": "weights",
+    "exhausted": "exhausted",
+    "shuffles": "the datasets' shuffle",
+    "schedules": "the datasets' schedule",
+}
+
+
+class Loaded(NamedTuple):
+    """What a state says: the seed, the epoch, where in it, and how many streams were skipped, by group hosted."""
+
+    seed: int
+    epoch: int
+    snapshot: Snapshot | None
+    failures: list[int]
+
+
+def groups_of(state: Any) -> int:
+    """How many groups a state is of.
+
+    Raises:
+        StateError: It is no state.
+    """
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise StateError(f"this is no state of a StreamDataLoader, but a {type(state).__name__}; pass a state_dict()")
+    if state["version"] != VERSION:
+        raise StateError(f"the state is of version {state['version']}, and this library reads version {VERSION}")
+    if "groups" not in state:
+        raise StateError("the state is not whole: it has no groups; pass what state_dict() returned, all of it")
+    return int(state["groups"])
+
+
+def from_plain(state: Any, rules: Rules, names: Names) -> Loaded:
+    """What a state says of the groups that are hosted here; it may hold others too.
+
+    Raises:
+        StateError: It is no state, one of another dataset, or without a group; says how they differ.
+    """
+    try:
+        return _from_plain(state, rules, names)
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it") from error
+
+
+def _from_plain(state: Any, rules: Rules, names: Names) -> Loaded:
+    groups = rules.groups
+    if groups_of(state) != groups.total:
+        raise StateError(f"the state is of {state['groups']} groups, and the loader has {groups.total}")
+    if ("mix" in state) != (rules.mix is not None):
+        one, several = "one dataset", "several datasets that are interleaved (mix)"
+        saved, here = (several, one) if rules.mix is None else (one, several)
+        raise StateError(f"the state was saved with {saved}, and this is {here}; build it as it was")
+    if rules.mix is not None:
+        _compare(_COMPARED_IN_MIX, state["mix"], _plain_mix(rules.mix))
+    saved_size = state["lanes_of_a_group"] * groups.count
+    _compare({"batch_size": "batch_size"}, {"batch_size": saved_size}, {"batch_size": rules.lanes})
+    _compare(_COMPARED, state, {name: getattr(rules, name) for name in _COMPARED})
+    if state["fingerprint"] != names.fingerprint:
+        raise StateError(
+            f"the state was saved with other sources (fingerprint {state['fingerprint']}, here {names.fingerprint}); "
+            "pass the same list, or, if only paths have moved, the same fingerprint= to both datasets"
+        )
+    schedules = (rules.schedule,) if rules.mix is None else rules.mix.schedules
+    lengths_decide = groups.total > 1 or any(schedule != "listed" for schedule in schedules)
+    if state["lengths"] != names.lengths and lengths_decide:
+        raise StateError(
+            f"the state was saved with other lengths (fingerprint {state['lengths']}, here {names.lengths}), which "
+            "decide who reads what; pass the lengths that it was saved with"
+        )
+    hosted = range(groups.first, groups.first + groups.count)
+    if missing := [group for group in hosted if _key(group) not in state]:
+        raise StateError(
+            f"the state holds groups {_groups_in(state)} of {groups.total}, and this rank hosts {list(hosted)}; "
+            f"{_key(missing[0])} is missing; load the rank's own state, or all ranks' together: merge_states([...]); "
+            f"to load a distributed checkpoint, build the loader with groups={groups.total}"
+        )
+    failures, *places = zip(*(state[_key(group)] for group in hosted), strict=True)
+    step, snapshot = int(state["step"]), None
+    if places:
+        cursors, returned, lanes = places
+        snapshot = Snapshot(
+            step,
+            tuple(cursors),
+            tuple(grant for grants in returned for grant in grants),
+            tuple(_lane_of(lane) for own in lanes for lane in own),
+        )
+    return Loaded(int(state["seed"]), int(state["epoch"]), snapshot, list(failures))
+
+
+def _lane_of(lane: Mapping[str, Any]) -> LaneState:
+    reserved = None if lane["reserved"] is None else tuple(lane["reserved"])
+    return LaneState(lane["grant"], After(*lane["after"]), reserved, lane.get("stream"))
+
+
+def _groups_in(state: Mapping[str, Any]) -> list[int]:
+    return [group for group in range(groups_of(state)) if _key(group) in state]
+
+
+def common(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What all ranks' states of one moment share."""
+    groups = {_key(group) for group in _groups_in(state)}
+    return {name: value for name, value in state.items() if name not in groups}
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first name in which two states' common parts differ, with both values; None if they are equal."""
+    for name in (*one, *(name for name in other if name not in one)):
+        if one.get(name) != other.get(name):
+            return name, one.get(name), other.get(name)
+    return None
+
+
+def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state of all groups, out of each rank's own, saved after the same batch.
+
+    Each rank of any number that divides the groups can load it, and takes its own groups from it.
+
+    Args:
+        states: What each rank's `state_dict()` returned, in any order.
+
+    Raises:
+        StateError: One is no state, they are not of one moment of one run, or a group is missing.
+
+    Example:
+        >>> from stream_dataloader import StreamDataset, StreamDataLoader
+        >>> def loader(rank, world_size):
+        ...     dataset = StreamDataset(["abcd", "ef", "g", "hij"], iter, 4 // world_size, time_steps=2, seed=0)
+        ...     return StreamDataLoader(dataset, groups=4, rank=rank, world_size=world_size)
+        >>> whole = merge_states([loader(0, 2).state_dict(), loader(1, 2).state_dict()])
+        >>> loader(3, 4).load_state_dict(whole)
+    """
+    listed = list(states)
+    if not listed:
+        raise StateError("there is no state to merge; pass the state_dict() of each rank")
+    whole: dict[str, Any] = {}
+    for i, state in enumerate(listed):
+        groups_of(state)
+        if whole and (differ := difference(common(state), common(whole))):
+            name, value, first = differ
+            raise StateError(
+                f"state {i} has {name} {value!r}, and state 0 {first!r}; merge states that all ranks of one run saved "
+                "after the same batch"
+            )
+        whole.update({name: value for name, value in state.items() if name not in whole})
+    if len(found := _groups_in(whole)) < whole["groups"]:
+        missing = [group for group in range(whole["groups"]) if group not in found]
+        raise StateError(f"the states hold no group {missing} of {whole['groups']}; pass the states of all ranks")
+    return whole
+
+
+def split_state(state: Mapping[str, Any], world_size: int) -> list[dict[str, Any]]:
+    """The states of the ranks of another world size, out of one that `merge_states` made.
+
+    Not needed for loading, as a rank takes its own from the whole; for ranks that are to be sent theirs.
+
+    Raises:
+        StateError: It is no state, not of all groups, or that many ranks cannot share the groups evenly.
+    """
+    whole = merge_states([state])
+    try:
+        ranks = [Groups.of_rank(whole["groups"], rank, world_size) for rank in range(max(world_size, 1))]
+    except ValueError as error:
+        raise StateError(str(error)) from None
+    shared = common(whole)
+    return [
+        shared | {_key(group): whole[_key(group)] for group in range(own.first, own.first + own.count)} for own in ranks
+    ]
+
+
+def _compare(options: Mapping[str, str], saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    for name, option in options.items():
+        if saved[name] != here[name]:
+            raise StateError(
+                f"the state was saved with {option} {saved[name]!r}, and the dataset has {here[name]!r}; "
+                "build it as it was, or start the epoch anew"
+            )

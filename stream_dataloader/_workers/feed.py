@@ -1,0 +1,179 @@
+"""Where a loader's parts come from: this process, or torch's worker processes.
+
+A `Feed` yields the parts of one iteration: each worker's in order of step, those of different workers in any
+order.
+
+Guarantee: whatever ends a worker, or keeps it from delivering, is an error that says which worker, how, and what
+it was reading.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time as clock
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from stream_dataloader._assembly.part import Part, unpack
+from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._memory.pickling import Sealed
+from stream_dataloader._reading.activity import Board
+from stream_dataloader._reading.reader import PartReader
+from stream_dataloader._workers.processes import Crew
+from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
+
+_DEATH_SECONDS = 1.0  # a connection to a worker that was killed may break before its end is known
+
+
+class Feed(Protocol):
+    """The parts of one iteration."""
+
+    def receive(self, step: int) -> Sequence[Part]:
+        """The next parts of any worker that has not ended; waits for them while `step` is being put together.
+
+        Raises:
+            WorkerError: A worker died, or none delivered in time.
+        """
+
+    def slot(self, step: int) -> Slot | None:
+        """The slot of the ring that a step's parts were put into, if there is one; asked for once a step."""
+
+    def close(self) -> None:
+        """No part is wanted any more."""
+
+
+class LocalFeed:
+    """All lanes, read in this process."""
+
+    def __init__(self, reader: PartReader) -> None:
+        self._reader = reader
+
+    def receive(self, step: int) -> Sequence[Part]:  # noqa: ARG002
+        """See `Feed`."""
+        return (next(self._reader),)
+
+    def slot(self, step: int) -> Slot | None:  # noqa: ARG002
+        """See `Feed`."""
+        return None
+
+    def close(self) -> None:
+        """See `Feed`."""
+        self._reader.close()
+
+
+class WorkerFeed:
+    """One iteration over the parts of a pool's workers.
+
+    Args:
+        iterator: torch's iterator.
+        crew: The workers.
+        slot: Leases a step's slot of the ring.
+        tell_end: Tells them of its end.
+        replace: Called when the workers are no more: the pool needs others.
+        patience: torch's timeout for a message, in seconds; 0 waits for ever.
+        board: What they are doing.
+        sources: The dataset's.
+    """
+
+    def __init__(
+        self,
+        iterator: Iterator[Sealed],
+        crew: Crew,
+        slot: Callable[[int], Slot | None],
+        tell_end: Callable[[], None],
+        replace: Callable[[], None],
+        patience: float,
+        board: Board,
+        sources: Sequence[Any],
+    ) -> None:
+        self._iterator: Iterator[Sealed] | None = iterator
+        self._crew, self._slot, self._tell_end, self._replace = crew, slot, tell_end, replace
+        self._patience, self._board, self._sources = patience, board, sources
+
+    def slot(self, step: int) -> Slot | None:
+        """See `Feed`."""
+        return self._slot(step)
+
+    def receive(self, step: int) -> Sequence[Part]:
+        """See `Feed`."""
+        crew = self._crew
+        crew.waiting = threading.current_thread() is threading.main_thread()
+        try:
+            if crew.casualty:
+                raise RuntimeError("a worker died while nobody waited for it")
+            message = self._next_message()
+        except StopIteration:
+            raise WorkerError(f"the workers ended before the epoch did, at step {step}: a bug in the loader") from None
+        except KeyboardInterrupt:
+            self._dismiss()  # the user wants to leave now, and a worker may be in the middle of something long
+            raise
+        except RuntimeError as error:
+            if died := crew.died():
+                raise self._death(step, died) from error.with_traceback(None)
+            if "timed out" in str(error):
+                late = [worker for worker in crew.workers if self._board.doing(worker).time >= 0] or crew.workers
+                told = "; ".join(f"worker {w} is {self._doing(w)}" for w in late)
+                self._dismiss()
+                raise WorkerTimeoutError(
+                    f"no worker delivered in time, at step {step} ({error}): {told}; raise timeout=, or find out why "
+                    "the stream hangs"
+                ) from error.with_traceback(None)
+            raise
+        finally:
+            crew.waiting = False
+        try:
+            return unpack(message.read())
+        except Exception as error:
+            if isinstance(error, (OSError, EOFError)) and (
+                died := self._died_soon()
+            ):  # large items are fetched from it
+                raise self._death(step, died) from error
+            raise ItemError(
+                f"what a worker sent cannot be unpickled here, at step {step}: {shorten(error)}; yield arrays, "
+                "numbers, strings or other plain objects"
+            ) from error
+
+    def _died_soon(self) -> dict[int, str]:
+        deadline = clock.monotonic() + _DEATH_SECONDS
+        while not (died := self._crew.died()) and clock.monotonic() < deadline:
+            clock.sleep(0.01)
+        return died
+
+    def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
+        """Dismiss the workers, and say who died."""
+        told = "; ".join(f"{how} {self._doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
+        suspects = [self._board.doing(worker).suspects for worker in died if worker >= 0]
+        self._dismiss()
+        return WorkerDeathError(
+            f"{told}; batch {step} was being put together. If it was out of memory, use fewer workers, a smaller "
+            "prefetch_factor or smaller items; max_restarts= goes on with new workers",
+            suspects=frozenset().union(*suspects),
+        )
+
+    def _next_message(self) -> Sealed:
+        """What torch yields next; a timeout counts only if no worker has got further meanwhile."""
+        assert self._iterator is not None
+        if not self._patience:
+            return next(self._iterator)
+        while True:
+            before = self._board.working.copy()
+            try:
+                return next(self._iterator)
+            except RuntimeError as error:  # a message may carry several steps, and each has its time
+                going_on = (self._board.working != before).any() and not self._crew.died()
+                if "timed out" not in str(error) or not going_on:
+                    raise
+
+    def _doing(self, worker: int) -> str:
+        return self._board.describe(worker, self._sources, functools.partial(shorten, limit=80))
+
+    def _dismiss(self) -> None:
+        self._crew.kill()
+        self._replace()
+
+    def close(self) -> None:
+        """See `Feed`. Workers that are not kept end."""
+        self._tell_end()
+        with self._crew.leaving():
+            self._iterator = None  # the last reference, unless workers are persistent: torch ends them

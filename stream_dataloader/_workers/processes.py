@@ -1,0 +1,193 @@
+"""Looks after worker processes: what they inherit, and how their end and the main process's reach each other.
+
+- Ctrl-C is for the main process, which ends the workers: they start with SIGINT blocked.
+- A worker whose main process died ends itself, also when it is stuck in user code.
+- torch raises a worker's death out of a signal handler, in whatever code of the user's is running. Here that
+  error surfaces in the loader's `next` and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader._memory.pickling import ByValue
+from stream_dataloader._schedule.rules import IntArray
+
+_WATCH_SECONDS = 1.0
+_FAREWELL_SECONDS = 4.0  # torch gives a worker 5 to finish what it is doing, one after the other
+
+
+@contextlib.contextmanager
+def sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread, and so in the processes started meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Around the start of workers: Ctrl-C is not for them, and one that dies over it is found when all have started."""
+    _starting.append(1)
+    _guard_handler()
+    try:
+        with sigint_blocked():
+            yield
+    finally:
+        _starting.pop()
+
+
+class WorkerInit:
+    """The `worker_init_fn` of the loader's workers; runs the user's own, if there is one."""
+
+    def __init__(self, user_init: Callable[[int], Any] | None) -> None:
+        self._user_init = ByValue(user_init)
+
+    def __call__(self, worker_id: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # forkserver does not pass on a blocked one
+        watch_parent()
+        cap_opencv()
+        if self._user_init.value is not None:
+            self._user_init.value(worker_id)
+
+
+def cap_opencv() -> None:
+    """Keep OpenCV to this thread, as torch keeps itself: workers together are as many as there are cores."""
+    os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when it is loaded
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
+
+
+def watch_parent() -> None:
+    """Have this process end soon after the one that started it."""
+    parent, started_by = os.getppid(), multiprocessing.parent_process()
+
+    def watch() -> None:  # a forkserver, the parent of its children, outlives the process that asked for them
+        while os.getppid() == parent and (started_by is None or started_by.is_alive()):
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+class Crew:
+    """The worker processes of one loader, as the main process knows them; built once they are started.
+
+    Args:
+        pids: Process id of each worker, which it writes there itself; another before it has come.
+        children: The processes; one that is missing, of as many as there are pids, died before it could be seen.
+
+    Attributes:
+        children: The processes, by process id.
+        waiting: The main thread is inside the loader's `next`.
+        casualty: A worker died while it was not; the next `next` tells.
+    """
+
+    def __init__(self, pids: IntArray, children: Iterable[BaseProcess]) -> None:
+        self._pids = pids
+        self.children = {child.pid: child for child in children if child.pid is not None}
+        self.waiting = self.casualty = False
+        _ours.update(self.children)
+
+    def __contains__(self, pid: int) -> bool:
+        return pid in self.children
+
+    def _number(self, pid: int) -> int:
+        """A worker's number, -1 before it has come."""
+        found = np.flatnonzero(self._pids == pid)
+        return int(found[0]) if len(found) else -1
+
+    @property
+    def workers(self) -> list[int]:
+        """Those that have come."""
+        return sorted(number for pid in self.children if (number := self._number(pid)) >= 0)
+
+    def died(self) -> dict[int, str]:
+        """Who died, -1 for one that was only starting, and how; those that just ended only if no other did."""
+        ended = {pid: code for pid, child in self.children.items() if (code := child.exitcode) is not None}
+        died = {pid: code for pid, code in ended.items() if code != 0} or ended
+        numbers = {pid: self._number(pid) for pid in died}
+        unseen = {-1: "a worker died"} if len(self.children) < len(self._pids) else {}
+        return unseen | {
+            numbers[pid]: f"{f'worker {n}' if (n := numbers[pid]) >= 0 else 'a worker'} (pid {pid}) {_describe(code)}"
+            for pid, code in sorted(died.items(), key=lambda end: numbers[end[0]])
+        }
+
+    def kill(self) -> None:
+        """End all workers at once, whatever they do."""
+        for pid, child in self.children.items():
+            if child.exitcode is None:
+                _dismissed.add(pid)
+                child.kill()
+
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Around torch's farewell to workers, which waits for one after the other: for all, not longer than once."""
+        patience = threading.Timer(_FAREWELL_SECONDS, self.kill)
+        patience.daemon = True
+        patience.start()
+        try:
+            yield
+        finally:
+            patience.cancel()
+
+
+def _describe(exit_code: int) -> str:
+    return f"exited with status {exit_code}" if exit_code >= 0 else f"was killed by {signal.Signals(-exit_code).name}"
+
+
+_starting: list[int] = []  # not empty while workers are being started
+_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+_ours: set[int] = set()  # pids of all workers there were
+_dismissed: set[int] = set()  # pids of workers that were killed on purpose
+
+
+class _ChildHandler:
+    """Stands before torch's SIGCHLD handler, whose error it passes on only where a user expects one."""
+
+    def __init__(self, torch_handler: Callable[[int, FrameType | None], Any]) -> None:
+        self._torch_handler = torch_handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._torch_handler(number, frame)
+        except RuntimeError as error:
+            if _starting:  # what has not come to be is looked after once it has
+                return
+            told = re.search(r"pid\D*(\d+)", str(error))
+            pid = int(told[1]) if told else 0
+            crew = next((crew for crew in _crews if pid in crew), None)
+            if crew is not None:
+                crew.casualty = True
+            if pid not in _ours or (pid not in _dismissed and crew is not None and crew.waiting):
+                raise
+
+
+def guard(crew: Crew) -> None:
+    """Have deaths in the crew told by the loader's `next` alone; once torch's own handler is in place."""
+    _crews.add(crew)
+    _guard_handler()
+    crew.casualty = bool(crew.died())
+
+
+def _guard_handler() -> None:
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGCHLD)
+        if callable(handler) and not isinstance(handler, _ChildHandler):
+            signal.signal(signal.SIGCHLD, _ChildHandler(handler))

@@ -1,0 +1,64 @@
+"""Goes on after a worker died: new workers, from the last batch that was delivered.
+
+A source is blamed if workers died over it twice: reading it at the same logical time, or opening it. After a
+first death nothing is opened early any more, so that the second names one source.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from stream_dataloader._reading.reader import Recovery
+from stream_dataloader._state.progress import Record, read
+from stream_dataloader._workers.feed import Feed
+from stream_dataloader._workers.pool import WorkerPool
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import WorkerDeathError, shorten
+
+_log = logging.getLogger("stream_dataloader")
+
+
+class Rescue:
+    """Restarts the workers of one epoch.
+
+    Args:
+        pool: Starts workers.
+        dataset: What they read.
+        epoch: The epoch's number.
+        raw: Windows are passed on as they are.
+        most: How many restarts there may be.
+    """
+
+    def __init__(self, pool: WorkerPool, dataset: StreamDataset, epoch: int, *, raw: bool, most: int) -> None:
+        self._pool, self._dataset, self._epoch, self._raw, self._most = pool, dataset, epoch, raw, most
+        self._restarts = 0
+        self._suspects: set[tuple[int, int]] = set()
+        self._killers: dict[int, int] = {}
+
+    def __call__(self, death: WorkerDeathError, record: Record) -> Feed | None:
+        """Start workers that go on from a record; None if there were too many deaths already.
+
+        Raises:
+            WorkerDeathError: There were two over one source, which is not to be skipped.
+        """
+        if self._restarts >= self._most:
+            return None
+        killers = dict(death.suspects & self._suspects)
+        self._suspects |= death.suspects
+        if not killers.keys() <= self._killers.keys():
+            named = ", ".join(f"{index} ({shorten(self._dataset.sources[index], 80)})" for index in sorted(killers))
+            if self._dataset.on_error == "raise":
+                raise WorkerDeathError(
+                    f'source {named} killed its worker twice; leave it out, or pass on_error="skip": {death}',
+                    death.suspects,
+                ) from death
+            _log.warning("source %s killed its worker twice and is skipped", named)
+            self._killers |= killers
+        self._restarts += 1
+        _log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
+        return self._pool.start(
+            self._epoch,
+            raw=self._raw,
+            resume=read(record, self._dataset.rules),
+            recovery=Recovery(self._killers, cautious=True),
+        )

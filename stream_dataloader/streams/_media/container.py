@@ -1,0 +1,133 @@
+"""Opening media files with PyAV: one thread a decoder, and errors that say what is wrong with which file.
+
+Guarantee: a file that is no media file, is cut, or lacks the stream asked for is refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from fractions import Fraction
+from typing import Any, Literal
+
+import av
+import av.container
+import av.error
+
+from stream_dataloader.streams._media.section import check_file
+
+__all__ = ["check_not_cut", "choose_stream", "frame_rate", "open_container", "ticks_a_frame", "ticks_of_untimed"]
+
+_SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
+_NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
+_ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover of a recording is no video
+
+
+def open_container(path: str) -> av.container.InputContainer:
+    """Open a media file; to be closed by the caller.
+
+    Raises:
+        OSError: It cannot be read, see `check_file`.
+        ValueError: It is empty, or no format that FFmpeg knows.
+    """
+    path = check_file(path)
+    try:
+        return av.open(path, "r", metadata_errors="replace")
+    except av.error.FFmpegError as error:
+        raise ValueError(
+            f"{path} cannot be read as a media file ({error.strerror}); it is damaged, is cut off before its index, or "
+            "holds something else"
+        ) from error
+
+
+def choose_stream(container: av.container.InputContainer, kind: Literal["video", "audio"], index: int) -> Any:
+    """The stream number `index` among those of a kind, set up to decode with one thread; the others are not read.
+
+    Raises:
+        ValueError: There is no such stream.
+    """
+    streams = [s for s in container.streams if s.type == kind and not s.disposition.value & _ATTACHED_PICTURE]
+    if not 0 <= index < len(streams):
+        there = f"{len(streams)} of them, numbered from 0" if streams else _described(container)
+        raise ValueError(f"{container.name} has no {kind} stream {index}; it has {there}")
+    stream: Any = streams[index]
+    if stream.codec_context is None:
+        raise ValueError(
+            f"{container.name}: no decoder for its {kind} stream {index}; FFmpeg here does not know the codec"
+        )
+    stream.thread_type = "NONE"
+    stream.codec_context.thread_count = 1
+    others: list[Any] = [other for other in container.streams if other is not stream]
+    for other in others:
+        other.discard = type(other.discard)["all"]
+    return stream
+
+
+def _described(container: av.container.InputContainer) -> str:
+    kinds = sorted({s.type for s in container.streams})
+    return f"only {', '.join(kinds)}" if kinds else "no stream at all"
+
+
+def ticks_of_untimed(container: av.container.InputContainer, stream: Any) -> Fraction | None:
+    """How long a frame is shown, in the stream's time base, if the container does not tell when it is shown.
+
+    Bare streams have no times at all. AVI and ASF have them in the order of decoding only, and what FFmpeg makes of
+    them is not in order where frames refer to later ones.
+    """
+    disordered = container.format.name in ("avi", "asf") and stream.codec_context.has_b_frames
+    if not disordered and not int(container.format.flags) & _NO_TIMESTAMPS:
+        return None
+    return ticks_a_frame(stream)
+
+
+def frame_rate(stream: Any) -> Fraction:
+    """Frames a second, on average."""
+    return Fraction(stream.average_rate or stream.guessed_rate or 25)
+
+
+def ticks_a_frame(stream: Any) -> Fraction:
+    """How long a frame is shown on average, in the stream's time base."""
+    return 1 / (frame_rate(stream) * Fraction(stream.time_base))
+
+
+def check_not_cut(path: str) -> None:
+    """See that a file is as long as its own headers say.
+
+    A Matroska or AVI file that was cut reads like one that simply ends, without any error. Headers of other
+    formats are not looked at, nor are sizes left open (live recordings).
+
+    Raises:
+        ValueError: The file is shorter.
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        head = file.read(4096)
+    declared = _riff_bytes(head) or _matroska_bytes(head)
+    if declared is not None and declared > size:
+        raise ValueError(f"{path} is cut off: it has {size} bytes, and its header declares {declared}")
+
+
+def _riff_bytes(head: bytes) -> int | None:
+    """Size by the header of a RIFF file (AVI); a first part of several, beyond 1 GiB."""
+    if head[:4] != b"RIFF" or head[8:11] != b"AVI":
+        return None
+    (size,) = struct.unpack("<I", head[4:8])
+    return int(size) + 8 if 0 < size < 0xFFFFFFFF else None
+
+
+def _matroska_bytes(head: bytes) -> int | None:
+    """Size by the headers of a Matroska file: its EBML header, then the segment that holds everything."""
+    position = 0
+    for expected in (_EBML, _SEGMENT):
+        if len(head) < position + 12 or int.from_bytes(head[position : position + 4], "big") != expected:
+            return None
+        first = head[position + 4]
+        length = 9 - first.bit_length()  # leading zeros tell how many bytes the size has
+        if length > 8:
+            return None
+        value = int.from_bytes(head[position + 4 : position + 4 + length], "big") & ((1 << 7 * length) - 1)
+        position += 4 + length
+        if value == (1 << 7 * length) - 1:  # left open
+            return None
+        position += value
+    return position

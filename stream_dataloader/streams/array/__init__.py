@@ -1,0 +1,9 @@
+"""Rows of arrays.
+
+`stream` is the factory, `tables` reads `.npy` files and arrays in memory, `hdf5` datasets of HDF5 files. It imports
+`_media` and `cache`. Open `stream` first.
+"""
+
+from stream_dataloader.streams.array.stream import ArrayStream
+
+__all__ = ["ArrayStream"]

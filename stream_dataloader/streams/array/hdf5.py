@@ -1,0 +1,206 @@
+"""Rows of HDF5 datasets, read by h5py.
+
+Guarantee: large rows go from the file to where they are wanted in one call of the HDF5 library, with no array in
+between, also where the lanes of a batch lie between one row and the next. (For small ones that costs more than the
+copy it saves.) Compressed chunks that several reads share are unpacked once.
+
+A file is opened in the process that reads it, never inherited by `fork`. It is locked for reading while it is
+open, where the file system can do that (the environment variable HDF5_USE_FILE_LOCKING=FALSE forbids it).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader.streams._media.section import closed_on_error
+from stream_dataloader.streams.array.tables import check_rows
+
+__all__ = ["Hdf5Table", "is_hdf5", "open_tables"]
+
+#: A lane keeps as many unpacked chunks as a row of them takes, up to this.
+_LARGEST_CHUNK_CACHE_BYTES = 64 << 20
+
+#: From here on a row is written in place: 1.0 times as fast as by a copy at 16 KB, 1.6 times at 1 MB, 0.5 at 1 KB.
+_IN_PLACE_BYTES = 32 << 10
+
+_LISTED = 20
+
+
+def is_hdf5(path: str) -> bool:
+    """Whether this is an HDF5 file, as far as can be told: one may begin with a block of something else."""
+    try:
+        import h5py
+    except ImportError:
+        return False
+    return bool(h5py.is_hdf5(path))
+
+
+def open_tables(path: str, name: str, datasets: Sequence[str | None]) -> list[Hdf5Table]:
+    """Open some datasets of a file.
+
+    Args:
+        path: The file.
+        name: What it is called in errors.
+        datasets: Their names; None for the only one.
+
+    Returns:
+        One for each; the file is closed with all of them.
+
+    Raises:
+        ImportError: h5py is not installed.
+        OSError: The file cannot be read.
+        ValueError: There is no such dataset, or it has no rows of numbers.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError(f"reading {name} needs h5py: pip install 'stream-dataloader[h5py]'") from error
+    try:
+        file = h5py.File(path, "r", locking="best-effort")
+    except BlockingIOError as error:
+        raise OSError(
+            f"{name} is open for writing elsewhere; close it there, or set HDF5_USE_FILE_LOCKING=FALSE to read what "
+            "is there"
+        ) from error
+    except OSError as error:
+        raise OSError(f"{name} is not a whole HDF5 file: {_text(error)}; write it anew") from error
+    with closed_on_error(file):
+        opened = _Opened(file, len(datasets))
+        return [Hdf5Table(h5py, opened, name, dataset) for dataset in datasets]
+
+
+class _Opened:
+    """A file, closed by the last of those who use it."""
+
+    def __init__(self, file: Any, users: int) -> None:
+        self.file, self._users = file, users
+
+    def close(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self.file.close()
+
+
+class Hdf5Table:
+    """Rows of one dataset; a `tables.Table`."""
+
+    def __init__(self, h5py: ModuleType, opened: _Opened, name: str, dataset: str | None) -> None:
+        found = _find(h5py, opened.file, name, dataset)
+        self._name = f"{name}, dataset {found.name}"
+        if found.shape is None:
+            raise ValueError(f"{self._name} is empty: it has neither shape nor rows")
+        if found.dtype.hasobject:
+            raise ValueError(f"{self._name} holds strings, references or rows of many lengths, not numbers")
+        check_rows(found.shape, found.dtype, self._name)
+        self._h5py, self._opened = h5py, opened
+        self._dataset = _with_room_for_chunks(h5py, found)
+        self._native = found.dtype.newbyteorder("=")
+        self._row_shape = found.shape[1:]
+        self._rows = found.shape[0]
+
+    def __len__(self) -> int:
+        return int(self._rows)
+
+    def row(self, index: int) -> Any:
+        out = np.empty((1, *self._row_shape), self._native)
+        self.read(index, out)
+        return out[0]
+
+    def read(self, start: int, out: Any) -> None:
+        try:
+            if (flat := _memory_of(self._h5py, out)) is None:
+                out[...] = self._dataset[start : start + len(out)]
+                return
+            memory, selected = flat
+            rows = self._dataset.id.get_space()
+            rows.select_hyperslab((start, *(0 for _ in self._row_shape)), (len(out), *self._row_shape))
+            self._dataset.id.read(selected, rows, memory)
+        except OSError as error:
+            raise OSError(f"{self._name}, rows {start} to {start + len(out)}: {_text(error)}") from error
+
+    def close(self) -> None:
+        if self._dataset is not None:
+            self._dataset = None
+            self._opened.close()
+
+
+def _find(h5py: ModuleType, file: Any, name: str, dataset: str | None) -> Any:
+    if dataset is not None:
+        try:
+            found = file[dataset]
+        except KeyError:
+            raise ValueError(f"{name} has no dataset {dataset!r}; it has {_listed(h5py, file)}") from None
+        if not isinstance(found, h5py.Dataset):
+            kind = type(found).__name__.lower()
+            raise ValueError(f"{name}: {dataset!r} is a {kind}, not a dataset; the file has {_listed(h5py, file)}")
+        return found
+    names = _names(h5py, file)
+    if len(names) != 1:
+        raise ValueError(f"{name} has {_listed(h5py, file)}; name one by ArrayStream(dataset=...)")
+    return file[names[0]]
+
+
+def _names(h5py: ModuleType, file: Any) -> list[str]:
+    names: list[str] = []
+
+    def visit(name: str, found: Any) -> None:
+        if isinstance(found, h5py.Dataset):
+            names.append(name)
+
+    file.visititems(visit)
+    return names
+
+
+def _listed(h5py: ModuleType, file: Any) -> str:
+    names = _names(h5py, file)
+    some = [f"{name!r} {file[name].shape}" for name in names[:_LISTED]] + ["..."] * (len(names) > _LISTED)
+    return f"{len(names)} datasets: {', '.join(some)}" if names else "no dataset"
+
+
+def _with_room_for_chunks(h5py: ModuleType, dataset: Any) -> Any:
+    """The dataset, opened so that the chunks of a row stay unpacked from one read to the next."""
+    if dataset.chunks is None:
+        return dataset
+    across = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape[1:], dataset.chunks[1:], strict=True))
+    size = across * math.prod(dataset.chunks) * dataset.dtype.itemsize
+    if size > _LARGEST_CHUNK_CACHE_BYTES:
+        return dataset
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    access.set_chunk_cache(max(521, 10 * across + 1), max(1 << 20, size), 1.0)
+    name = dataset.name.encode()
+    return h5py.Dataset(h5py.h5d.open(dataset.file.id, name, access))
+
+
+def _memory_of(h5py: ModuleType, out: Any) -> tuple[Any, Any] | None:
+    """A flat array over all that lies between the first byte of `out` and its last, and which of it are the rows.
+
+    A row is contiguous, and between a lane's rows are other lanes', which HDF5 leaves alone::
+
+        memory     r r r r . . . . r r r r . . . . r r r r        3 rows of 4 items, one every 8
+
+    None if rows are small, or not contiguous.
+    """
+    size = math.prod(out.shape[1:])
+    if (
+        size * out.itemsize < _IN_PLACE_BYTES
+        or not out[0].flags.c_contiguous
+        or out.strides[0] % out.itemsize
+        or out.strides[0] < 0
+    ):
+        return None
+    stride = max(out.strides[0] // out.itemsize, size)
+    length = (len(out) - 1) * stride + size
+    memory = np.lib.stride_tricks.as_strided(out, (length,), (out.itemsize,))
+    selected = h5py.h5s.create_simple((length,))
+    selected.select_hyperslab((0,), (len(out),), (stride,), (size,))
+    return memory, selected
+
+
+def _text(error: OSError) -> str:
+    return str(error) or os.strerror(error.errno or 0)

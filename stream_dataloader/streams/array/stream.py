@@ -1,0 +1,206 @@
+"""Arrays whose rows are time steps: `.npy` files, read through a memory map, HDF5 datasets, and arrays in memory.
+
+Guarantee: rows are written straight into the batch, without a copy in between; of a file only what is read is
+loaded. What is yielded of a file is the reader's own: nothing of the file is open after `close`, and a file that
+is cut short while it is read is an error, not a crash.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stream_dataloader.streams._media.section import check_file, closed_on_error, section_of
+from stream_dataloader.streams.array.tables import NpyTable, Table, memory_table
+from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
+
+__all__ = ["ArrayStream"]
+
+_NPY, _HDF5, _ZIP = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayStream:
+    """Opens arrays: each row of the first axis is an item.
+
+    A source is the path or URL of a `.npy` or HDF5 file, a NumPy array (or `numpy.memmap`), a tensor, a mapping of
+    those, or `(source, start, stop)`: some of its rows. Which kind of file it is, is told by its first bytes. Files
+    of HDF5 need the package h5py (`pip install 'stream-dataloader[h5py]'`). To be passed to `StreamDataset` as
+    `open_stream`.
+
+    Args:
+        dataset: Of HDF5 files: which dataset, `"events/frames"`. Several names, or a mapping of an item's keys to
+            names, are read side by side, and an item is a dict of their rows. May be left out where a file has
+            only one.
+        cache: Where the files of URLs are kept; by default see `FileCache`.
+
+    Raises:
+        TypeError: `dataset` is none of these.
+        ValueError: It is empty.
+
+    Example:
+        >>> import numpy as np
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader.streams import ArrayStream
+        >>> table = np.arange(10)
+        >>> dataset = StreamDataset([table, (table, 4, 7)], ArrayStream(), batch_size=2, time_steps=5)
+        >>> [batch.data.T.tolist() for batch in StreamDataLoader(dataset)]
+        [[[0, 1, 2, 3, 4], [4, 5, 6, 0, 0]], [[5, 6, 7, 8, 9], [0, 0, 0, 0, 0]]]
+    """
+
+    dataset: str | Sequence[str] | Mapping[str, str] | None = None
+    cache: FileCache | None = None
+
+    def __post_init__(self) -> None:
+        names = self.dataset
+        if names is None:
+            return
+        if isinstance(names, Mapping):
+            names = [*names, *names.values()]
+        elif isinstance(names, Sequence):
+            names = [names] if isinstance(names, str) else list(names)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError(
+                f"dataset is {self.dataset!r}; give a dataset's name, several, or a mapping of keys to names"
+            )
+        if not names or not all(names):
+            raise ValueError(f"dataset is {self.dataset!r}, which names nothing; leave it out for a file's only one")
+
+    def __call__(self, source: Any, *, start: int = 0) -> Rows:
+        """Open one source.
+
+        Args:
+            source: See the class.
+            start: The first row wanted, counted from the source's own first.
+
+        Raises:
+            ValueError: The file or the array is not one whose rows can be read, or has fewer than asked for.
+            OSError: The file cannot be read.
+            ImportError: What reads this kind of file is not installed.
+        """
+        whole, first, stop = section_of(source)
+        first, start = _index(first, "start"), _index(start, "start")
+        tables, local = self._open(whole)
+        try:
+            lengths = {name: len(table) for name, table in tables.items()}
+            rows = next(iter(lengths.values()))
+            if len(set(lengths.values())) > 1:
+                raise ValueError(f"arrays that are read side by side need as many rows each, and they have {lengths}")
+            stop = rows if stop is None else _index(stop, "stop")
+            if not 0 <= first <= stop <= rows:
+                raise ValueError(f"rows {first} to {stop} were asked for, and the array has {rows}")
+            if not 0 <= start <= stop - first:
+                raise ValueError(
+                    f"start is {start}, and the source has {stop - first} rows; give at most that, or see whether it "
+                    "has changed"
+                )
+            return Rows(tables, first + start, stop, local)
+        except BaseException:
+            _close(tables, local)
+            raise
+
+    def length(self, source: Any) -> int:
+        """How many rows a source has: the file's header tells; a URL's file is fetched for it.
+
+        Raises:
+            ValueError: As if it was opened, and OSError too.
+        """
+        rows = self(source)
+        try:
+            return rows.remaining
+        finally:
+            rows.close()
+
+    def _open(self, whole: Any) -> tuple[dict[Any, Table], LocalFile | None]:
+        """The arrays by their keys, `_ALONE` for an array that is an item's only one."""
+        if isinstance(whole, (str, os.PathLike)):
+            local = open_local(whole, self.cache)
+            with closed_on_error(local):
+                return self._open_file(local.path, os.fspath(whole)), local
+        if isinstance(whole, Mapping):
+            if not whole:
+                raise ValueError("the source is an empty mapping; give at least one array")
+            return {key: memory_table(array, f"the source's {key!r}") for key, array in whole.items()}, None
+        return {_ALONE: memory_table(whole, "the source")}, None
+
+    def _open_file(self, path: str, name: str) -> dict[Any, Table]:
+        check_file(path)
+        with open(path, "rb") as file:
+            head = file.read(len(_HDF5))
+        if head.startswith(_NPY):
+            if self.dataset is not None:
+                raise ValueError(f"{name} is a .npy file, which is one array; dataset={self.dataset!r} is for HDF5")
+            return {_ALONE: NpyTable(path, name)}
+        if head.startswith(_ZIP):
+            raise ValueError(
+                f"{name} is a zip archive (.npz, or one of torch.save), which cannot be read row by row; load it once, "
+                "and save its arrays as .npy"
+            )
+        from stream_dataloader.streams.array.hdf5 import is_hdf5, open_tables
+
+        if head == _HDF5 or is_hdf5(path):
+            names = self.dataset
+            if names is not None and not isinstance(names, (str, Mapping)):
+                names = {key: key for key in names}
+            if isinstance(names, Mapping):
+                return dict(zip(names, open_tables(path, name, list(names.values())), strict=True))
+            return {_ALONE: open_tables(path, name, [names])[0]}
+        raise ValueError(f"{name} is neither a .npy nor an HDF5 file: it begins with {head!r}")
+
+
+class Rows:
+    """Rows `[position, stop)`, one after the other; a `protocols.ReadsInto`."""
+
+    def __init__(self, tables: dict[Any, Table], position: int, stop: int, local: LocalFile | None) -> None:
+        self._tables, self._position, self._stop, self._local = tables, position, stop, local
+        self._alone = tables.get(_ALONE)
+
+    @property
+    def remaining(self) -> int:
+        """How many rows are still to be read."""
+        return self._stop - self._position
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._position < self._stop:
+            position = self._position
+            if self._alone is not None:
+                item = self._alone.row(position)
+            else:
+                item = {key: table.row(position) for key, table in self._tables.items()}
+            self._position += 1
+            yield item
+
+    def read_into(self, out: Any) -> int:
+        """Write the next rows to `out`; see `protocols.ReadsInto`."""
+        leaves = {_ALONE: out} if self._alone is not None else out
+        count = min(len(next(iter(leaves.values()))), self._stop - self._position)
+        for key, table in self._tables.items() if count else ():
+            table.read(self._position, leaves[key][:count])
+        self._position += count
+        return count
+
+    def close(self) -> None:
+        """Close the files; what was yielded stays."""
+        tables, self._tables, self._alone, self._position = self._tables, {}, None, self._stop
+        _close(tables, self._local)
+
+
+#: The key of an array that is not one of several.
+_ALONE: Any = object()
+
+
+def _close(tables: Mapping[Any, Table], local: LocalFile | None) -> None:
+    for table in tables.values():
+        table.close()
+    if local is not None:
+        local.close()
+
+
+def _index(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; rows are counted, give an int") from None

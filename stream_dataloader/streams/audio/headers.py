@@ -1,0 +1,146 @@
+"""What a file's headers say about how long its audio is.
+
+Guarantee: a file that was cut off is found out where its format lets that be known: by what it declares of its
+length (WAV, AIFF, AU, W64, FLAC, MP3 with an Xing header), by where its index (MP4), its segment (Matroska, AVI)
+or its last page (Ogg) ends. Where a demuxer leaves out the rest of a damaged file, the time of its last page (Ogg) or
+the duration of the track (Matroska, by most writers) tells. Raw streams (MPEG-TS, ADTS, MP3 without such a header)
+declare nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from stream_dataloader.streams._media.container import check_not_cut
+
+__all__ = ["ReadAudio", "check_audio_not_cut", "declared_samples"]
+
+_COUNTING = ("wav", "w64", "aiff", "au", "flac")  # in samples, by a header that is right unless it is zero
+_OPEN_WAV_BYTES = 0x7FFF0000  # this much, or more, is what those write who do not know
+_OGG_PAGE_BYTES = 65307  # the longest there is
+_PRIMING_SECONDS = 0.1  # counted by some muxers, but not handed out: Opus has up to 80 ms (RFC 7845, 4.6)
+
+
+class ReadAudio(NamedTuple):
+    """How much was read of a stream, in seconds.
+
+    Attributes:
+        length: From the first frame to the end of the last one, by their time stamps.
+        end: When the last one ends, by its time stamp; or the length of all samples if that is more (in Ogg files that
+            were joined, time begins anew).
+        frame: The longest frame.
+    """
+
+    length: float
+    end: float
+    frame: float
+
+
+def declared_samples(path: str, container: Any, stream: Any) -> int | None:
+    """The number of samples, at the stream's rate, where a header tells it exactly."""
+    duration, time_base, context = stream.duration, stream.time_base, stream.codec_context
+    if container.format.name not in _COUNTING or not duration or not time_base:
+        return None
+    if container.format.name == "wav" and _wav_end(path) is None:
+        return None
+    if not (context.name.startswith("pcm_") or context.name == "flac"):
+        return None
+    samples = Fraction(duration) * time_base * context.sample_rate
+    return int(samples) if samples.denominator == 1 else None
+
+
+def check_audio_not_cut(path: str, container: Any, stream: Any, read: ReadAudio | None) -> None:
+    """See that audio which was read to its end is as long as its file says.
+
+    Args:
+        path: The file.
+        container: The file, opened.
+        stream: What was read.
+        read: How much of it; None if that was not to its end, or if it has no time stamps.
+
+    Raises:
+        ValueError: There should be more.
+    """
+    check_not_cut(path)
+    name, size = container.format.name, os.path.getsize(path)
+    last = {"wav": _wav_end, "ogg": _ogg_end}.get(name, lambda _: None)(path)
+    if name.startswith("mov,"):
+        entries = stream.index_entries
+        last = max((entries[i].pos + entries[i].size for i in range(max(0, len(entries) - 8), len(entries))), default=0)
+    if last is not None and last > size + 1:  # a byte of padding may be left out
+        raise ValueError(f"{path} is cut off: it has {size} bytes, and its header declares audio up to byte {last}")
+    if read is None:
+        return
+    end = _end_seconds(container, stream)
+    if end is not None and end - read.end > 2 * read.frame + _PRIMING_SECONDS:
+        raise ValueError(
+            f"{path} is cut off or damaged: its audio was read up to {read.end:.3f} s, and lasts to {end:.3f} s by its "
+            "own account; repair the file, or give on_corrupt='keep' or 'drop' for what there is"
+        )
+    rate = stream.codec_context.sample_rate
+    if (declared := declared_samples(path, container, stream)) is not None:
+        wanted, tolerated = declared / rate, 0.5 / rate
+    elif name == "mp3" and stream.duration and _has_xing_header(path):
+        wanted, tolerated = float(stream.duration * stream.time_base), 3 * 1152 / rate
+    else:
+        return
+    if wanted - read.length > tolerated:
+        raise ValueError(
+            f"{path} is cut off or damaged: {read.length:.3f} s of audio were read, and its header declares "
+            f"{wanted:.3f} s"
+        )
+
+
+def _end_seconds(container: Any, stream: Any) -> float | None:
+    """When the audio ends, by its own account; some files count from 0, some from its first sample, which is less."""
+    name = container.format.name
+    if name == "ogg" and stream.duration:
+        return float(stream.duration * stream.time_base)
+    if name == "matroska,webm":
+        told = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
+        return 3600 * int(told[1]) + 60 * int(told[2]) + float(told[3]) if told else None
+    return None
+
+
+def _wav_end(path: str) -> int | None:
+    """The byte behind the samples, as a RIFF WAVE header has it; None if it leaves that open."""
+    with open(path, "rb") as file:
+        head = file.read(12)
+        if head[:4] != b"RIFF" or head[8:] != b"WAVE":
+            return None
+        while len(chunk := file.read(8)) == 8:
+            (size,) = struct.unpack("<I", chunk[4:])
+            if chunk[:4] == b"data":
+                return file.tell() + size if 0 < size < _OPEN_WAV_BYTES else None
+            file.seek(size + size % 2, os.SEEK_CUR)
+    return None
+
+
+def _ogg_end(path: str) -> int | None:
+    """The byte behind the last page of an Ogg file; RFC 3533."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        file.seek(max(0, size - 2 * _OGG_PAGE_BYTES))
+        tail = file.read()
+    page = tail.rfind(b"OggS\0")
+    if page < 0:
+        return None
+    lacing = tail[page + 27 :]
+    segments = tail[page + 26] if page + 26 < len(tail) else 0
+    return size - len(tail) + page + 27 + segments + sum(lacing[:segments])
+
+
+def _has_xing_header(path: str) -> bool:
+    """Whether an MP3 says how many frames it has; else FFmpeg guesses by the size."""
+    with open(path, "rb") as file:
+        head = file.read(10)
+        tag = 0
+        if head[:3] == b"ID3" and len(head) == 10:
+            tag = 10 + sum((byte & 127) << 7 * (3 - i) for i, byte in enumerate(head[6:]))
+        file.seek(tag)
+        frame = file.read(4096)
+    return any(name in frame for name in (b"Xing", b"Info", b"VBRI"))

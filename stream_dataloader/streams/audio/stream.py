@@ -1,0 +1,243 @@
+"""Audio as windows of samples, of one rate and number of channels.
+
+Guarantee: item n holds the same bits however it is reached, by reading or by seeking, resampled or not (see
+`samples`); windows are written straight into the batch, many at once; audio that is damaged or cut is reported.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import as_strided
+
+from stream_dataloader.streams._media.container import choose_stream, open_container
+from stream_dataloader.streams._media.section import (
+    OnCorrupt,
+    Section,
+    check_on_corrupt,
+    closed_on_error,
+    section_of,
+    whole_number,
+)
+from stream_dataloader.streams.audio.headers import declared_samples
+from stream_dataloader.streams.audio.resample import Samples, output_length
+from stream_dataloader.streams.audio.samples import SampleReader, check_numbers
+from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
+
+__all__ = ["AudioStream"]
+
+_AHEAD_SAMPLES = 16384  # read at once, for several windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioStream:
+    """Opens audio files: each window of samples is an item, float32 `(channels, window)`, full scale being -1 to 1.
+
+    A source is a path, or `(path, start, stop)`, a section of it: ints are samples at the output rate, floats are
+    seconds. Item n holds the samples from `n * hop` on, counted from the source's start. Any container and codec
+    that FFmpeg reads will do, videos too. (Decoders of lossy codecs may overshoot full scale a little, and are let.)
+
+    Args:
+        window: Samples in an item, at the output rate.
+        hop: Samples from the beginning of an item to that of the next; None is `window`. Less makes them overlap,
+            more leaves gaps.
+        rate: Samples a second to resample to; None leaves the file's own.
+        channels: 1 mixes to mono, n to so many, by FFmpeg's weights, nothing above full scale; one channel is copied
+            to each. None leaves the file's own.
+        pad_last: Whether samples that do not fill a last window are an item, filled up with zeros, or are left out.
+        stream: Which of the file's audio streams, from 0.
+        on_corrupt: What to do about data that cannot be decoded, or is missing by its time stamps: `"raise"`;
+            `"keep"` its time as silence, and damaged frames as the decoder makes them; or `"drop"` it. The latter
+            two cannot seek; they also take the samples of a file that is cut off.
+        cache: Where files that are given as URLs are kept; None is the cache of all streams, see `FileCache`.
+
+    Raises:
+        ValueError: An option has a value that it cannot have.
+
+    Example:
+        >>> import tempfile, wave
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = f"{folder.name}/silence.wav"
+        >>> with wave.open(path, "wb") as file:
+        ...     file.setparams((2, 2, 16000, 0, "NONE", ""))
+        ...     file.writeframes(bytes(4 * 16000))
+        >>> windows = AudioStream(window=800, hop=400, rate=8000, channels=1)
+        >>> dataset = StreamDataset([path, (path, 0.5, 1.0)], windows, batch_size=2, time_steps=10)
+        >>> [(tuple(batch.data.shape), batch.mask.sum().item()) for batch in StreamDataLoader(dataset)]
+        [((10, 2, 1, 800), 19), ((10, 2, 1, 800), 9)]
+        >>> windows.length(path)
+        19
+        >>> folder.cleanup()
+    """
+
+    window: int
+    hop: int | None = None
+    rate: int | None = None
+    channels: int | None = None
+    pad_last: bool = True
+    stream: int = 0
+    on_corrupt: OnCorrupt = "raise"
+    cache: FileCache | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self, window="", hop=", or None for window")
+        check_on_corrupt(self.on_corrupt)
+
+    def __call__(self, source: Any, *, start: int = 0) -> _Windows:
+        """Open one source.
+
+        Args:
+            source: See the class.
+            start: The first item wanted, counted from the source's own first.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no media file, or has no such stream, or `start` is below 0.
+        """
+        section = section_of(source)
+        start = whole_number("start", start, "items are numbered from 0", 0)
+        local = open_local(section.path, self.cache)
+        with closed_on_error(local):
+            return _Windows(self, section._replace(path=local.path), start, local)
+
+    def length(self, source: Any) -> int | None:
+        """The number of items: by the ends of a section, or by a header that counts samples (WAV, FLAC, ...); or None.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no media file, or has no such stream.
+        """
+        section = section_of(source)
+        if self.on_corrupt != "raise":
+            return None
+        rate, end = self.rate, None
+        if rate is None or section.stop is None:
+            with open_local(section.path, self.cache) as local, open_container(local.path) as container:
+                stream = choose_stream(container, "audio", self.stream)
+                file_rate = stream.codec_context.sample_rate
+                end = declared_samples(local.path, container, stream)
+            if end is None and (section.stop is None or isinstance(section.start + section.stop, float)):
+                return None
+            rate = rate or file_rate
+            end = None if end is None else output_length(end, Fraction(rate, file_rate))
+        stop = end if section.stop is None else _number(section.stop, rate)
+        return None if stop is None else self.items(max(0, stop - _number(section.start, rate)))
+
+    def items(self, samples: int) -> int:
+        """How many windows are cut from so many samples."""
+        hop = self.hop or self.window
+        whole = 0 if samples < self.window else 1 + (samples - self.window) // hop
+        if not self.pad_last:
+            return whole
+        left = samples - whole * hop  # behind the start of the next one; new are those that no window holds
+        return whole + (left > (max(0, self.window - hop) if whole else 0))
+
+
+class _Windows:
+    """The windows of one source, one after the other; a `protocols.ReadsInto`."""
+
+    def __init__(self, options: AudioStream, section: Section, item: int, local: LocalFile) -> None:
+        self._options, self._section, self._item, self._local = options, section, item, local
+        self._window = options.window
+        self._hop: int = options.hop or options.window
+        self._reader = SampleReader(
+            section.path,
+            rate=options.rate,
+            channels=options.channels,
+            start=section.start,
+            offset=item * self._hop,
+            stream=options.stream,
+            on_corrupt=options.on_corrupt,
+        )
+        self._stop = None if section.stop is None else _number(section.stop, self._reader.rate)
+        self._error: Exception | None = None
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Samples]:
+        while True:
+            item: Samples = np.empty((1, self._reader.channels, self._window), np.float32)
+            if not self.read_into(item):
+                return
+            yield item[0]
+
+    def read_into(self, out: Any) -> int:
+        """Write the next windows to `out`, `(n, channels, window)`; see `protocols.ReadsInto`."""
+        rows = out.numpy() if isinstance(out, torch.Tensor) else out
+        written = 0
+        while written < len(rows) and not self._ended:
+            left = len(rows) - written
+            held = self._held(max(self._window, min(_AHEAD_SAMPLES, (left - 1) * self._hop + self._window)))
+            if held >= self._window:
+                count = min(left, 1 + (held - self._window) // self._hop)
+                samples = self._reader.samples
+                channel, sample = samples.strides
+                shape = count, len(samples), self._window
+                strides = self._hop * sample, channel, sample
+                rows[written : written + count] = as_strided(samples, shape, strides, writeable=False)
+                self._advance(count)
+                written += count
+            elif self._error is None:
+                self._check_ends()
+                if self._error is None:
+                    written += self._write_last(rows[written], held)
+            if self._error is not None and held < self._window:
+                if not written:
+                    raise self._error
+                break
+        return written
+
+    def _held(self, wanted: int) -> int:
+        """How many samples there are for the next window; more than `wanted` are not read for."""
+        position = self._reader.start + self._item * self._hop
+        most = wanted if self._stop is None else max(0, min(wanted, self._stop - position))
+        if self._error is None:
+            try:
+                self._reader.fill(most)
+            except (OSError, ValueError) as error:
+                self._error = error
+        return min(most, len(self._reader))
+
+    def _advance(self, count: int) -> None:
+        self._item += count
+        self._reader.drop(count * self._hop)
+
+    def _write_last(self, row: Samples, held: int) -> int:
+        """Write the window that samples are missing for, if it is an item."""
+        self._ended = True
+        known = max(0, self._window - self._hop) if self._item else 0
+        if not self._options.pad_last or held <= known:
+            return 0
+        row[:, :held] = self._reader.samples[:, :held]
+        row[:, held:] = 0
+        self._advance(1)
+        return 1
+
+    def _check_ends(self) -> None:
+        """See that what was asked for lies within the file, or the section, now that its end is reached."""
+        length, start, stop, rate = self._reader.length, self._reader.start, self._stop, self._reader.rate
+        path, end = self._section.path, min(at for at in (length, stop) if at is not None)
+        if length is not None and max(start, stop or 0) > length and self._options.on_corrupt == "raise":
+            self._error = ValueError(
+                f"{path} ends at sample {length}, {length / rate:.3f} s at {rate} samples a second, and a section from "
+                f"{start} to {'the end' if stop is None else stop} was asked for; end it within the file, or give "
+                "stop=None for its end"
+            )
+        elif self._item > (items := self._options.items(max(0, end - start))):
+            self._error = ValueError(f"{path} has {items} items, and was to be read from item {self._item} on")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
+        self._local.close()
+
+
+def _number(at: int | float, rate: int) -> int:
+    """The number of a sample, from that or from seconds."""
+    return round(at * rate) if isinstance(at, float) else operator.index(at)

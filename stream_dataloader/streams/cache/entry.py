@@ -1,0 +1,205 @@
+"""What the cache has of one URL: a directory, whose files processes lock, rename and delete.
+
+Guarantee: every step is one that the file system does as a whole, so that a process may be killed between any
+two; what it leaves is right, or is taken for what it is.
+
+A directory, one for each URL::
+
+    files/5f1c.../lock                  held by who fetches; its mtime is when the server was last asked
+                  failed                why the last try failed, for those who waited for it
+                  part                  what has arrived so far
+                  09af...-clip.mp4      the file, with its version; locked (shared) by readers; atime is its last use
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from stream_dataloader.streams.cache.file_lock import FileLock, lock
+
+__all__ = ["CacheEntry", "LocalFile", "Stored", "delete_file", "stored_files"]
+
+#: Each run asks the server anew, once; forked workers are part of the run.
+_RUN_BEGAN = time.time()
+
+
+class LocalFile:
+    """A file that stays where it is as long as this is open.
+
+    Attributes:
+        path: Where.
+    """
+
+    __slots__ = ("__weakref__", "_release", "path")
+
+    def __init__(self, path: str, held: FileLock | None = None) -> None:
+        self.path = path
+        self._release = None if held is None else weakref.finalize(self, held.close)
+
+    def close(self) -> None:
+        """Let it go; a file of the cache may be deleted then, when room is needed."""
+        if self._release is not None:
+            self._release()
+
+    def __enter__(self) -> LocalFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LocalFile({self.path!r})"
+
+
+class CacheEntry:
+    """What the cache has of one URL."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self._directory, self._name = directory, name
+        self._lock = os.path.join(directory, "lock")
+        self._failed = os.path.join(directory, "failed")
+        self.part = os.path.join(directory, "part")
+
+    def locked(self) -> FileLock:
+        """Keep others from fetching it too; waits for one who does."""
+        while True:
+            try:
+                os.makedirs(self._directory, exist_ok=True)
+                found = lock(self._lock, create=True)
+            except FileNotFoundError:  # it was emptied and removed in between
+                continue
+            except OSError as error:
+                raise type(error)(
+                    error.errno,
+                    f"the cache of remote files cannot be written ({error.strerror}); set STREAM_DATALOADER_CACHE to a "
+                    "directory that can",
+                    self._directory,
+                ) from error
+            assert found is not None
+            return found
+
+    def versions(self) -> list[str]:
+        """The whole files that are there, the newest first; normally one."""
+        found = []
+        with suppress(FileNotFoundError), os.scandir(self._directory) as files:
+            for file in files:
+                if "-" in file.name:
+                    with suppress(FileNotFoundError):
+                        found.append((file.stat().st_mtime_ns, file.path))
+        return [path for _, path in sorted(found, reverse=True)]
+
+    @staticmethod
+    def version_of(path: str) -> str:
+        """Which version of the file that is."""
+        return os.path.basename(path).split("-", 1)[0]
+
+    def hold(self) -> LocalFile | None:
+        """The file, kept from being deleted; None if there is none."""
+        for path in self.versions():
+            if (held := lock(path, shared=True)) is not None:
+                with suppress(OSError):  # another user's
+                    os.utime(held.fd, ns=(time.time_ns(), os.fstat(held.fd).st_mtime_ns))
+                return LocalFile(path, held)
+        return None
+
+    def take_in(self, version: str) -> LocalFile:
+        """Give what was fetched its name, and delete the version before it."""
+        held = lock(self.part, shared=True)  # before it has a name: nobody can delete it in between
+        assert held is not None
+        path = os.path.join(self._directory, f"{version}-{self._name}")
+        os.utime(held.fd)  # the newest version, whatever date it has been given
+        os.replace(self.part, path)
+        self.drop_old()
+        return LocalFile(path, held)
+
+    def drop_old(self) -> None:
+        """Delete all versions but the newest, unless they are in use; the next check finds those."""
+        for path in self.versions()[1:]:
+            _unlink(path)
+
+    def was_checked(self, seconds: float) -> bool:
+        """Whether the server was asked for it in this run, and less than that ago."""
+        try:
+            checked = os.stat(self._lock).st_mtime
+        except OSError:  # there is none; what else is wrong shows in locking it
+            return False
+        return checked >= max(_RUN_BEGAN, time.time() - seconds)
+
+    def note_check(self) -> None:
+        """The server was asked just now."""
+        os.utime(self._lock)
+        with suppress(FileNotFoundError):
+            os.unlink(self._failed)
+
+    def note_failure(self, error: Exception) -> None:
+        """Tell those who wait now, so that they need not try as well, one after the other."""
+        kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+        text = str(error.args[1] if isinstance(error, OSError) and len(error.args) > 1 else error)
+        with suppress(OSError), open(self._failed, "w") as file:
+            json.dump({"kind": kind, "text": text, "time": time.time()}, file)
+
+    def raise_failure(self, since: float) -> None:
+        """Fail as who was waited for has failed."""
+        try:
+            with open(self._failed) as file:
+                noted = json.load(file)
+        except (OSError, ValueError):
+            return
+        if noted["time"] > since:
+            raise getattr(builtins, noted["kind"])(noted["text"])
+
+
+class Stored(NamedTuple):
+    """A file of the cache; they sort by their last use."""
+
+    used: int
+    size: int
+    path: str
+
+
+def stored_files(directory: str) -> Iterator[Stored]:
+    """All files of the cache, and what has arrived of those being fetched."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(entry.path) as files:
+                for file in files:
+                    if file.name == "part" or "-" in file.name:
+                        with suppress(FileNotFoundError):
+                            known = file.stat()
+                            yield Stored(known.st_atime_ns, known.st_size, file.path)
+
+
+def delete_file(path: str) -> bool:
+    """Delete a file of the cache, unless it is in use, and what nobody else needs then."""
+    directory = os.path.dirname(path)
+    fetching = lock(os.path.join(directory, "lock"), wait=False)
+    if fetching is None:
+        # somebody fetches this file; a whole version of it may still be old
+        return os.path.basename(path) != "part" and _unlink(path)
+    with fetching:
+        gone = _unlink(path)
+        with suppress(OSError):
+            if set(os.listdir(directory)) <= {"lock", "failed"}:
+                for name in os.listdir(directory):
+                    os.unlink(os.path.join(directory, name))
+                os.rmdir(directory)
+        return gone
+
+
+def _unlink(path: str) -> bool:
+    try:
+        held = lock(path, wait=False)
+    except OSError:  # another user's
+        return False
+    if held is None:
+        return False
+    with held:
+        os.unlink(path)
+    return True

@@ -1,0 +1,211 @@
+"""Live cameras and network video, by PyAV or OpenCV: endless streams of what comes in.
+
+Guarantee: a camera's frames come with the time of their arrival and the number of those left out; a camera
+that is lost is connected again, or is an error that tells why not. A camera waits for nobody: open it with
+`StreamDataset(..., deterministic=False)`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import os
+import stat
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, Picture
+from stream_dataloader.streams._media.section import closed_on_error
+from stream_dataloader.streams.camera.captures import av_frames, is_device, opencv_frames
+from stream_dataloader.streams.camera.live import Arrival, LiveReader, Retry
+
+__all__ = ["CameraStream"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CameraStream:
+    """Opens live cameras and network video. To be passed to `StreamDataset` as `open_stream`.
+
+    A source is the index of a camera that is plugged in (0, 1, ...), its device (`"/dev/video0"`), or a URL:
+    `rtsp://`, `http(s)://` (MPEG-TS, MJPEG, ...), `udp://`, `rtmp://`, whatever FFmpeg reads. Give
+    `deterministic=False` to the dataset, and as many workers as cameras: a worker with several reads them in
+    turn, `time_steps` frames at a time, and needs `buffer_frames` of no less.
+
+    An item is a dict:
+
+    - `frame`: `(3, H, W)` uint8, or as the options say
+    - `time_seconds`: float64, when it came in, by `time.time`
+    - `pts_seconds`: float64, the stream's own time stamp; NaN if it has none (MJPEG, OpenCV)
+    - `dropped`: int64, frames that came in since the item before, and were left out because nobody took them
+    - `lost`: int64, frames that did not come in or could not be decoded, by gaps in the time stamps at the
+      rate that the stream declares
+    - `connection`: int64, how often the camera had been connected again: where it changes, time has passed
+
+    Attributes:
+        size: `(height, width)` in pixels; None keeps the size of the first frame.
+        layout: `"CHW"`, channels first, or `"HWC"`.
+        color: `"rgb"`, or `"gray"`: one channel.
+        dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
+        fit: How a frame of another shape comes to `size`: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
+        backend: `"av"` or `"opencv"`; None is PyAV for URLs and OpenCV for devices.
+        items: `"dict"`, see above, or `"frame"`: the frame alone.
+        fps: The most frames a second to deliver, evenly; None delivers all. What is left out is not `dropped`.
+        keep: What a consumer that is too slow misses: `"latest"` drops the oldest frames, `"all"` none: the
+            sender has to wait, if it can (TCP).
+        buffer_frames: How many decoded frames may wait.
+        on_corrupt: A frame that was decoded with errors is delivered (`"keep"`) or `lost` (`"drop"`); PyAV only.
+        timeout_seconds: The longest wait for a connection, and for the next frame, before the camera is lost.
+        reconnect_tries: How often in a row, without a frame in between, a lost camera is connected again; None is
+            for ever. The first connection must succeed at once (but see `retries` of `StreamDataset`).
+        reconnect_seconds: The wait before the first try, and the longest; it doubles from try to try.
+        options: FFmpeg's options for the format and protocol, `{"rtsp_transport": "udp"}` (the default is tcp);
+            PyAV only.
+
+    Raises:
+        ValueError: An option has another value.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> cameras = ["rtsp://192.168.0.10/live", "http://192.168.0.11/video.mjpg"]
+        >>> open_camera = CameraStream(size=(240, 320), fps=10)
+        >>> dataset = StreamDataset(cameras, open_camera, batch_size=2, time_steps=5, deterministic=False)
+        >>> loader = StreamDataLoader(dataset, num_workers=2)  # for batch in loader: ...
+    """
+
+    size: tuple[int, int] | None = None
+    layout: Literal["CHW", "HWC"] = "CHW"
+    color: Literal["rgb", "gray"] = "rgb"
+    dtype: Any = "uint8"
+    fit: Literal["stretch", "letterbox", "crop"] = "stretch"
+    backend: Literal["av", "opencv"] | None = None
+    items: Literal["dict", "frame"] = "dict"
+    fps: float | None = None
+    keep: Literal["latest", "all"] = "latest"
+    buffer_frames: int = 4
+    on_corrupt: Literal["keep", "drop"] = "keep"
+    timeout_seconds: float = 5.0
+    reconnect_tries: int | None = 10
+    reconnect_seconds: tuple[float, float] = (0.5, 30.0)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._picture()
+        allowed: dict[str, tuple[Any, ...]] = {
+            "backend": ("av", "opencv", None),
+            "items": ("dict", "frame"),
+            "keep": ("latest", "all"),
+            "on_corrupt": ("keep", "drop"),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(map(repr, values))}")
+        if self.fps is not None and not 0 < self.fps < math.inf:
+            raise ValueError(f"fps is {self.fps}; it must be above 0, or None for all frames")
+        if self.buffer_frames < 1:
+            raise ValueError(f"buffer_frames is {self.buffer_frames}; it must be 1 or more")
+        if not 0 < self.timeout_seconds < math.inf:
+            raise ValueError(f"timeout_seconds is {self.timeout_seconds}; it must be above 0")
+        if self.reconnect_tries is not None and self.reconnect_tries < 0:
+            raise ValueError(f"reconnect_tries is {self.reconnect_tries}; it must be 0 or more, or None for ever")
+        waits = tuple(self.reconnect_seconds)
+        if len(waits) != 2 or not 0 < waits[0] <= waits[1]:
+            raise ValueError(f"reconnect_seconds is {waits}; give (first wait, longest wait), both above 0")
+        if self.options and self.backend == "opencv":
+            raise ValueError("options are for PyAV, and backend is 'opencv'; leave one of them out")
+
+    def _picture(self) -> Picture:
+        return Picture(self.size, self.layout, self.color, self.dtype, self.fit)
+
+    def __call__(self, source: Any, *, start: int = 0) -> _Live:  # noqa: ARG002 - what has been cannot be had again
+        """Connect to one camera, and wait for its first frame.
+
+        Args:
+            source: See the class.
+            start: How many items came before, when a loader goes on from a saved state. A camera has nothing
+                but what comes in now.
+
+        Raises:
+            OSError: There is no such device; the camera cannot be reached, or no frame came in time.
+            ValueError: The source is a file.
+            TypeError: The source is no index and no address.
+        """
+        address = _address(source)
+        by_opencv = self.backend == "opencv" or (self.backend is None and is_device(address))
+        importlib.import_module("cv2" if by_opencv else "av")  # here, not in the reader's thread
+        kept: dict[str, Any] = {"drop_corrupt": self.on_corrupt == "drop", "options": self.options}
+        read = opencv_frames if by_opencv else functools.partial(av_frames, **kept)
+        reader = LiveReader(
+            _shown(address),
+            functools.partial(read, address, timeout_seconds=self.timeout_seconds),
+            keep=self.keep,
+            buffer_frames=self.buffer_frames,
+            fps=self.fps,
+            retry=Retry(self.reconnect_tries, *self.reconnect_seconds),
+        )
+        with closed_on_error(reader):
+            reader.wait_for_first()
+        converter = (ArrayConverter if by_opencv else AvConverter)(self._picture())
+        return _Live(reader, converter, self.items == "dict")
+
+
+class _Live:
+    """What comes in, as items; a `protocols.ReadsInto`."""
+
+    def __init__(self, reader: LiveReader, converter: Any, dicts: bool) -> None:
+        self._reader, self._converter, self._dicts = reader, converter, dicts
+        self.close = weakref.finalize(self, reader.close)
+
+    def __iter__(self) -> Iterator[Any]:
+        while (arrival := self._reader.get()) is not None:
+            frame = self._converter.empty(arrival.frame.image)
+            self._converter.write(arrival.frame.image, frame)
+            yield {"frame": frame, **_numbers(arrival)} if self._dicts else frame
+
+    def read_into(self, out: Any) -> int:
+        """Write the next frame to `out`; see `protocols.ReadsInto`."""
+        if (arrival := self._reader.get()) is None:
+            return 0
+        if not self._dicts:
+            self._converter.write(arrival.frame.image, out[0])
+            return 1
+        self._converter.write(arrival.frame.image, out["frame"][0])
+        for name, value in _numbers(arrival).items():
+            out[name][0] = value
+        return 1
+
+
+def _numbers(arrival: Arrival) -> dict[str, Any]:
+    return {
+        "time_seconds": np.float64(arrival.time_seconds),
+        "pts_seconds": np.float64(arrival.frame.pts_seconds),
+        "dropped": np.int64(arrival.dropped),
+        "lost": np.int64(arrival.frame.lost),
+        "connection": np.int64(arrival.connection),
+    }
+
+
+def _address(source: Any) -> int | str:
+    if isinstance(source, (int, np.integer)) and not isinstance(source, bool):
+        if source < 0:
+            raise ValueError(f"a camera's index is 0 or more, and this is {source}")
+        return int(source)
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"a camera is an index, a device or a URL, and this is {source!r}, a {type(source).__name__}")
+    address = os.fspath(source)
+    if is_device(address) and not stat.S_ISCHR(os.stat(address).st_mode):
+        raise ValueError(f"{address} is no camera; files are read by VideoStream")
+    return address
+
+
+def _shown(address: int | str) -> str:
+    """A camera's name for messages, without its password."""
+    if isinstance(address, int):
+        return f"camera {address}"
+    password = None if is_device(address) else urlsplit(address).password
+    return address.replace(f":{password}@", ":***@") if password else address

@@ -1,0 +1,132 @@
+"""The numbers that stand for characters and for tokens: vocabularies and tokenizers.
+
+Guarantee: a number that the dtype does not hold, and a tokenizer that returns something else, is an error; no
+tokenizer cuts a text off or adds to it.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader.streams.text.blocks import NOTHING
+from stream_dataloader.streams.text.encoding import Codes
+
+__all__ = ["character_table", "check_tokenizer", "check_vocabulary", "tokenizing", "tokens_of"]
+
+_LARGEST_CODE = 0x10FFFF
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse what is no tokenizer.
+
+    Raises:
+        FileNotFoundError: It is the path of no file.
+        TypeError: It is no path, and cannot be called.
+    """
+    if isinstance(tokenizer, (str, os.PathLike)):
+        if not os.path.isfile(tokenizer):
+            raise FileNotFoundError(f"tokenizer is {os.fspath(tokenizer)!r}, and there is no such file")
+    elif not (callable(tokenizer) or hasattr(tokenizer, "encode")):
+        raise TypeError(f"tokenizer is {tokenizer!r}; give a tokenizers.Tokenizer, its file, or a function")
+
+
+def tokenizing(tokenizer: Any) -> Callable[[str], Any]:
+    """The function of a text that makes tokens.
+
+    Args:
+        tokenizer: It, a `tokenizers.Tokenizer`, or the path of its file.
+
+    Raises:
+        ValueError: The file is no tokenizer's.
+        ImportError: The package is missing.
+    """
+    if isinstance(tokenizer, (str, os.PathLike)):
+        path = os.fspath(tokenizer)
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise ImportError(
+                f"{path} is read with the package tokenizers: pip install 'stream-dataloader[text]'"
+            ) from error
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(path)
+        except Exception as error:  # it raises nothing more special
+            raise ValueError(f"{path} is no tokenizer's file: {error}") from error
+    if not hasattr(tokenizer, "no_truncation"):
+        return tokenizer if callable(tokenizer) else tokenizer.encode  # type: ignore[no-any-return]
+    if tokenizer.truncation is not None or tokenizer.padding is not None:
+        tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # the user's own stays as it is
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def tokens_of(tokenize: Callable[[str], Any], dtype: np.dtype[Any], text: str) -> Codes:
+    """The tokens of a text.
+
+    Raises:
+        TypeError: The tokenizer returned something else.
+        ValueError: One does not fit the dtype.
+    """
+    found = tokenize(text)
+    try:
+        tokens: Codes = np.asarray(found)
+    except Exception:
+        tokens = np.asarray(None)
+    if tokens.ndim == 1 and not len(tokens):
+        return NOTHING
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise TypeError(f"it returned {repr(found)[:80]}, and should return a list of ints")
+    limits = np.iinfo(dtype)
+    if int(tokens.max()) > limits.max or int(tokens.min()) < limits.min:
+        bad = next(token for token in tokens.tolist() if not limits.min <= token <= limits.max)
+        raise ValueError(f"it returned {bad}, which {dtype} does not hold; choose another dtype")
+    return tokens.astype(dtype)
+
+
+def character_table(
+    vocabulary: str | Mapping[str, int] | None, unknown: int | None, dtype: np.dtype[Any]
+) -> tuple[Codes | None, str]:
+    """The number of each code point, for `CharacterUnits`, and what is wrong with those that have -1."""
+    if vocabulary is None:
+        largest = int(np.iinfo(dtype).max)
+        if largest >= _LARGEST_CODE:
+            return None, ""
+        table = np.arange(largest + 2, dtype=np.int64)
+        table[-1] = -1
+        return table, f"which {dtype} does not hold; choose another dtype"
+    numbers = _numbers(vocabulary)
+    table = np.full(max(map(ord, numbers), default=0) + 2, -1 if unknown is None else unknown, np.int64)
+    table[list(map(ord, numbers))] = list(numbers.values())
+    return table, f"which is not in the vocabulary of {len(numbers)} characters; add it, or give a number for unknown"
+
+
+def _numbers(vocabulary: str | Mapping[str, int]) -> dict[str, int]:
+    if isinstance(vocabulary, str):
+        return {character: number for number, character in enumerate(vocabulary)}
+    return dict(vocabulary)
+
+
+def check_vocabulary(vocabulary: Any, unknown: int | None, dtype: np.dtype[Any]) -> None:
+    """Refuse a vocabulary that is none.
+
+    Raises:
+        ValueError: A character is there twice, is none, or has a number that the dtype does not hold.
+        TypeError: It is neither a string nor a mapping.
+    """
+    if not isinstance(vocabulary, (str, Mapping)):
+        raise TypeError(f"vocabulary is a {type(vocabulary).__name__}; give a string of characters, or a mapping")
+    numbers = _numbers(vocabulary)
+    if len(numbers) < len(vocabulary):
+        twice = next(character for character in vocabulary if vocabulary.count(character) > 1)  # type: ignore[union-attr]
+        raise ValueError(f"the vocabulary has {twice!r} twice; give each character once")
+    for character, number in [*numbers.items(), *([] if unknown is None else [("unknown", unknown)])]:
+        if len(character) != 1 and character != "unknown":
+            raise ValueError(f"the vocabulary has {character!r}; give single characters")
+        if not 0 <= operator.index(number) <= np.iinfo(dtype).max:
+            raise ValueError(f"{character!r} has number {number}; give 0 to {np.iinfo(dtype).max}, or another dtype")

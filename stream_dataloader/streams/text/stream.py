@@ -1,0 +1,324 @@
+"""Texts, read lazily: the bytes, characters or tokens of files and strings are time steps.
+
+Guarantee: however a text is read (from any item on, in sections, with any block size, in place or not), its
+units are the same; a file costs the memory of a block. What cannot be read is an error that names file and byte.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from stream_dataloader.streams._media.section import closed_on_error, section_of
+from stream_dataloader.streams.cache.file_cache import FileCache
+from stream_dataloader.streams.text.blocks import NOTHING, Marks, blocks_of
+from stream_dataloader.streams.text.bytes import StringBytes, TextBytes, is_compressed, open_text
+from stream_dataloader.streams.text.encoding import Codes, TextEncoding, encoding_name
+from stream_dataloader.streams.text.numbers import (
+    character_table,
+    check_tokenizer,
+    check_vocabulary,
+    tokenizing,
+    tokens_of,
+)
+from stream_dataloader.streams.text.units import ByteUnits, CharacterUnits, TokenUnits, Units
+
+__all__ = ["TextStream"]
+
+_SMALLEST_BLOCK_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextStream:
+    r"""Opens texts, one byte, character or token a time step. To be passed to `StreamDataset` as `open_stream`.
+
+    A source is the path of a text file, also compressed (`.gz`, `.zst`), or `(path, start, stop)`: the bytes
+    `[start, stop)` of a file that is not compressed; with `of="strings"`, the text itself. A section may begin and
+    end anywhere: a unit belongs to the section that its first byte is in, so that sections side by side have every
+    unit once. The "\n" of a "\r\n" that is read as one newline, and a byte order mark, begin nothing.
+
+    Tokens are made of one line at a time, with its newline: none crosses the end of a line. A line that fills a
+    whole block of `longest_line_bytes` of the file is also parted in that block, before its first space; if it has
+    none there, at its first character. The line (or part) is what belongs to the section its first byte is in.
+
+    Seeking to an item takes no time for bytes, and for characters of one byte with `newlines="keep"`. Other
+    characters are counted, with UTF-8 at gigabytes a second, and tokens are made again, both from where the same
+    process got to before, if the file has not changed. What is skipped is not checked. Compressed files are
+    decompressed up to there.
+
+    Attributes:
+        of: What sources are: "files" or "strings".
+        units: What items are: "bytes" of the file or of the string as encoded, "characters" (their code points, or
+            numbers from the vocabulary), or "tokens". None: tokens if there is a tokenizer, otherwise characters.
+        tokenizer: Makes tokens: a `tokenizers.Tokenizer` or the path of its file, used without special tokens,
+            truncation and padding; or any function of a text that returns a list of ints.
+        encoding: How text is encoded. A byte order mark at the begin of a file in UTF-8, 16 or 32 is left out.
+        errors: What to do with bytes that are no text: "raise", or "replace" them with U+FFFD.
+        newlines: "universal": "\r\n" and "\r" are read as "\n"; or "keep" them. None: universal, but for bytes.
+        vocabulary: Characters are numbered as here: by their place in a string, or by a mapping.
+        unknown: The number of characters that are not in the vocabulary; None: they are an error.
+        targets: Items are `{"input": unit, "target": next unit}`, one fewer than there are units.
+        dtype: Of the units. None: uint8 for bytes, otherwise int64, which torch takes as class numbers.
+        block_bytes: How much is read at a time; it changes nothing but the memory used.
+        longest_line_bytes: How long a line may surely be without being parted, for tokens.
+        cache: Where files that are given as URLs are kept; None is the cache of all streams, see `FileCache`.
+
+    Raises:
+        ValueError: An option is out of range, or does not go with another.
+        TypeError: An option is of another type.
+        FileNotFoundError: The tokenizer's file is missing.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader.streams import TextStream
+        >>> open_text = TextStream(of="strings", vocabulary="abcdefgh", targets=True)
+        >>> dataset = StreamDataset(["abcdefg", "hgf"], open_text, batch_size=2, time_steps=3)
+        >>> for batch in StreamDataLoader(dataset):
+        ...     print(batch.data["input"].T.tolist(), batch.data["target"].T.tolist())
+        [[0, 1, 2], [7, 6, 0]] [[1, 2, 3], [6, 5, 0]]
+        [[3, 4, 5], [0, 0, 0]] [[4, 5, 6], [0, 0, 0]]
+    """
+
+    of: Literal["files", "strings"] = "files"
+    units: Literal["bytes", "characters", "tokens"] | None = None
+    tokenizer: Any = None
+    encoding: str = "utf-8"
+    errors: Literal["raise", "replace"] = "raise"
+    newlines: Literal["universal", "keep"] | None = None
+    vocabulary: str | Mapping[str, int] | None = None
+    unknown: int | None = None
+    targets: bool = False
+    dtype: Any = None
+    block_bytes: int = 1 << 16
+    longest_line_bytes: int = 1 << 16
+    cache: FileCache | None = None
+    _marks: Marks = dataclasses.field(default_factory=Marks, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        units = self.units or ("characters" if self.tokenizer is None else "tokens")
+        object.__setattr__(self, "units", units)
+        object.__setattr__(self, "newlines", self.newlines or ("keep" if units == "bytes" else "universal"))
+        dtype = self.dtype or ("uint8" if units == "bytes" else "int64")
+        dtype = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+        object.__setattr__(self, "dtype", np.dtype(dtype))
+        for name, allowed in (
+            ("of", ("files", "strings")),
+            ("units", ("bytes", "characters", "tokens")),
+            ("errors", ("raise", "replace")),
+            ("newlines", ("universal", "keep")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give one of {', '.join(map(repr, allowed))}")
+        encoding_name(self.encoding)
+        if self.dtype.kind not in "iu":
+            raise ValueError(f"dtype is {self.dtype}, and units are integers; give int64, int32, uint8, ...")
+        for name in ("block_bytes", "longest_line_bytes"):
+            if operator.index(getattr(self, name)) < _SMALLEST_BLOCK_BYTES:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least {_SMALLEST_BLOCK_BYTES}")
+        if (units == "tokens") != (self.tokenizer is not None):
+            raise ValueError(f"units is {units!r} and tokenizer is {self.tokenizer!r}; only tokens need one")
+        if units == "bytes" and self.dtype == np.int8:
+            raise ValueError("dtype is int8, which does not hold the bytes from 128 on; give uint8, or a wider one")
+        if units == "bytes" and self.newlines == "universal":
+            raise ValueError("newlines is 'universal', and bytes are read as they are; read characters, or keep them")
+        if self.vocabulary is not None:
+            if units != "characters":
+                raise ValueError(f"a vocabulary numbers characters, and units is {units!r}; give one of the two")
+            check_vocabulary(self.vocabulary, self.unknown, self.dtype)
+        elif self.unknown is not None:
+            raise ValueError(f"unknown is {self.unknown}, without a vocabulary for characters not to be in; give one")
+        if self.tokenizer is not None:
+            check_tokenizer(self.tokenizer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # no cached property
+
+    def __call__(self, source: Any, *, start: int = 0) -> _Items:
+        """Open one source.
+
+        Args:
+            source: See the class.
+            start: The first item wanted.
+
+        Raises:
+            ValueError: The text is empty, its begin cannot be read, or it has fewer items than `start`.
+            OSError: The file cannot be read.
+            TypeError: It is no path, no section, or no string.
+            ImportError: A package is missing.
+        """
+        if start < 0:
+            raise ValueError(f"start is {start}; give the first item wanted, 0 or more")
+        file, first, stop = self._open(source)
+        with closed_on_error(file):
+            units = self._units(file, first, stop)
+            items = _Items(units, self.dtype, self.targets)
+            units.skip(start)
+            if self.targets and start and items.at_end():
+                raise ValueError(f"{file.name} has {start} units here, one item fewer, and start is {start}")
+        return items
+
+    def length(self, source: Any) -> int | None:
+        """How many items a source has, if that can be told without reading it; None if not.
+
+        Raises:
+            ValueError: As when it is opened.
+            OSError: As when it is opened.
+        """
+        if self.of == "files" and is_compressed(section_of(source).path):
+            return None
+        file, first, stop = self._open(source)
+        try:
+            encoding = self._text_encoding(file)
+            units: int | None = None
+            if self.units == "bytes":
+                units = (file.size if stop is None else stop) - first  # type: ignore[operator]
+            elif self.units == "characters" and self.of == "strings":
+                units = encoding.count(file.read_at(0, file.size or 0))
+            elif self.units == "characters" and encoding.is_fixed:
+                blocks = blocks_of(file, encoding, self.block_bytes, first, stop)
+                units = (blocks.stop or 0) - blocks.begin
+        finally:
+            file.close()
+        return None if units is None else max(units - self.targets, 0)
+
+    def _open(self, source: Any) -> tuple[TextBytes, int, int | None]:
+        """A source's bytes, and which of them it is."""
+        if self.of == "strings":
+            if not isinstance(source, str):
+                raise TypeError(f"the source is a {type(source).__name__}, and of='strings' was chosen; give a string")
+            if not source:
+                raise ValueError("the text is empty, a string without a character")
+            return self._open_string(source), 0, None
+        path, first, stop = section_of(source)
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            raise TypeError(f"the source is a {type(path).__name__}; give a path, or of='strings' for texts themselves")
+        first, stop = operator.index(first), None if stop is None else operator.index(stop)
+        file = open_text(path, self.cache)
+        with closed_on_error(file):
+            self._check(file, first, stop)
+        return file, first, stop
+
+    def _open_string(self, text: str) -> TextBytes:
+        if self.units != "bytes":
+            return StringBytes(text.encode("utf-8", "surrogatepass"))
+        try:
+            return StringBytes(text.encode(self.encoding, "strict" if self.errors == "raise" else "replace"))
+        except UnicodeEncodeError as error:
+            found = error.object[error.start]
+            raise ValueError(
+                f"{self.encoding} has no bytes for character {error.start} of the string, {found!r}; "
+                "choose another encoding, or errors='replace'"
+            ) from error
+
+    def _check(self, file: TextBytes, first: int, stop: int | None) -> None:
+        """Refuse a text without a character, and a section that is not in the file.
+
+        Raises:
+            ValueError: It is empty, or the section is none of it.
+        """
+        if first or stop is not None:
+            if file.size is None:
+                raise ValueError(f"{file.name} is compressed, which has no sections; give all of it, or decompress it")
+            if max(first, stop or 0) > file.size:
+                raise ValueError(f"{file.name} has {file.size} bytes, and bytes {first} to {stop} were asked for")
+            return
+        mark = 0 if self.units == "bytes" else self._text_encoding(file).mark_bytes
+        if not file.read_at(mark, 1):
+            file.check()
+            raise ValueError(f"{file.name} is empty, but for {'its byte order mark' if mark else 'its compression'}")
+
+    def _text_encoding(self, file: TextBytes) -> TextEncoding:
+        universal = self.newlines == "universal"
+        if self.of == "strings" and self.units != "bytes":
+            return TextEncoding("utf-8", errors="surrogatepass", universal=universal, head=b"")
+        errors = "strict" if self.errors == "raise" else "replace"
+        return TextEncoding(self.encoding, errors=errors, universal=universal, head=file.read_at(0, 4))
+
+    def _units(self, file: TextBytes, first: int, stop: int | None) -> Units:
+        if self.units == "bytes":
+            return ByteUnits(file, self.block_bytes, first, stop)
+        encoding = self._text_encoding(file)
+        key = (file.key, first, stop) if file.key and encoding.width else None
+        if self.units == "characters":
+            blocks = blocks_of(file, encoding, self.block_bytes, first, stop)
+            table, refused = self._table
+            return CharacterUnits(blocks, table, refused, self._marks, key)
+        size = self.longest_line_bytes
+        if encoding.width:
+            blocks = blocks_of(file, encoding, size, first // size * size)
+        else:
+            blocks = blocks_of(file, encoding, size, first, stop)
+        return TokenUnits(blocks, self._tokenize, first, stop, self._marks, key)
+
+    @functools.cached_property
+    def _table(self) -> tuple[Codes | None, str]:
+        return character_table(self.vocabulary, self.unknown, self.dtype)
+
+    @functools.cached_property
+    def _tokenize(self) -> Callable[[str], Codes]:
+        return functools.partial(tokens_of, tokenizing(self.tokenizer), self.dtype)
+
+
+class _Items:
+    """Units, or pairs of a unit and the next, one after the other; a `protocols.ReadsInto`."""
+
+    def __init__(self, units: Units, dtype: np.dtype[Any], targets: bool) -> None:
+        self._units, self._dtype, self._targets = units, dtype, targets
+        self._rows: Codes = NOTHING
+        self._position = 0  # in `_rows`
+        self._ahead = int(targets)  # units that have to be there behind an item's own
+
+    def _available(self) -> int:
+        """How many items can be had from what was read; reads on if it is none."""
+        while len(self._rows) - self._position <= self._ahead:
+            more = self._units.rows()
+            if not len(more):
+                return 0
+            rest = self._rows[self._position :]
+            self._rows, self._position = np.concatenate([rest, more]) if len(rest) else more, 0
+        return len(self._rows) - self._position - self._ahead
+
+    def at_end(self) -> bool:
+        """There is no unit left, not even one without another behind it."""
+        return not self._available() and self._position == len(self._rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        unit = functools.partial(np.array, dtype=self._dtype)
+        while self._available():
+            rows, position = self._rows, self._position
+            self._position += 1
+            if self._targets:
+                yield {"input": unit(rows[position]), "target": unit(rows[position + 1])}
+            else:
+                yield unit(rows[position])
+
+    def read_into(self, out: Any) -> int:
+        """Write the next items to `out`; see `protocols.ReadsInto`."""
+        leaves = [out["input"], out["target"]] if self._targets else [out]
+        done, room = 0, len(leaves[0])
+        while done < room:
+            try:
+                count = min(self._available(), room - done)
+            except Exception:
+                if done:  # the next call raises it again
+                    break
+                raise
+            if not count:
+                break
+            for shift, leaf in enumerate(leaves):
+                first = self._position + shift
+                leaf[done : done + count] = self._rows[first : first + count]
+            self._position += count
+            done += count
+        return done
+
+    def close(self) -> None:
+        """Close the file."""
+        self._units.close()

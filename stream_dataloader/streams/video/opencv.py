@@ -1,0 +1,104 @@
+"""Videos by OpenCV's decoder, for machines where it is the faster or the only one that opens a file.
+
+Guarantee: the same items as `VideoStream` with PyAV yields, but for small differences in scaling and colour.
+Seeking by OpenCV is not exact, so frames before the first wanted are decoded and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import av.error
+import cv2
+
+from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container
+from stream_dataloader.streams._media.picture import ArrayConverter, Picture
+from stream_dataloader.streams.cache.file_cache import LocalFile
+from stream_dataloader.streams.video.selection import Selection
+
+__all__ = ["CapturedVideo"]
+
+
+class CapturedVideo:
+    """A video that OpenCV reads; a `protocols.ReadsInto`.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no video.
+    """
+
+    def __init__(self, picture: Picture, selection: Selection, start: int, local: LocalFile) -> None:
+        self._path, section, self._step = selection.section.path, selection.section, selection.frame_step
+        with open_container(self._path) as container:  # says what is wrong with a file, which OpenCV does not
+            video = choose_stream(container, "video", 0)
+            index = video.index_entries if container.format.name.startswith("mov,") else ()
+            self._declared = min(video.frames, len(index) or video.frames)  # an edit list may cut some off
+            with suppress(av.error.FFmpegError):
+                for frame in container.decode(video):
+                    if frame.interlaced_frame:
+                        raise ValueError(f'{self._path} is interlaced, which OpenCV garbles; use backend="av"')
+                    break
+        self._capture = cv2.VideoCapture(self._path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
+        if not self._capture.isOpened():
+            raise ValueError(f'{self._path} cannot be opened by OpenCV; use backend="av"')
+        self._first, self._stop = section.start, section.stop
+        self._local = local
+        self._number, self._wanted = 0, section.start + start * self._step
+        self._converter = ArrayConverter(picture)
+
+    def _next(self) -> Any:
+        """The next picture wanted; None at the end."""
+        if self._stop is not None and self._wanted >= self._stop:
+            return None
+        while self._number < self._wanted:
+            if not self._capture.grab():
+                return self._ended()
+            if self._number == self._first:  # it decides the size, if none was asked for
+                self._converter.empty(self._capture.retrieve()[1])
+            self._number += 1
+        read, image = self._capture.read()
+        if not read:
+            return self._ended()
+        self._number += 1
+        self._wanted += self._step
+        return image
+
+    def _ended(self) -> None:
+        check_not_cut(self._path)
+        if self._number < self._declared:
+            raise ValueError(
+                f"{self._path} is cut off or damaged: it ended after {self._number} frames, and its header declares "
+                f"{self._declared}"
+            )
+        if self._number < self._first or (self._stop is not None and self._number < self._stop):
+            until = "its end" if self._stop is None else self._stop
+            raise ValueError(
+                f"frames {self._first} to {until} of {self._path} were asked for, and it has {self._number}"
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        while (image := self._next()) is not None:
+            picture = self._converter.empty(image)
+            self._converter.write(image, picture)
+            yield picture
+
+    def read_into(self, out: Any) -> int:
+        """Write the next frames to `out`; see `protocols.ReadsInto`."""
+        for count in range(len(out)):
+            try:
+                image = self._next()
+            except ValueError:
+                if not count:
+                    raise
+                return count  # the next call finds the same end
+            if image is None:
+                return count
+            self._converter.write(image, out[count])
+        return len(out)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._capture.release()
+        self._local.close()

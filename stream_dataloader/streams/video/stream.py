@@ -1,0 +1,228 @@
+"""Videos as streams of frames, with PyAV or OpenCV.
+
+Guarantees: frames are scaled, converted and written straight into the batch; item n is the same picture however
+it is reached, by reading or by seeking, in any container; a video that is damaged or cut is reported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from numbers import Real
+from types import NoneType
+from typing import Any, Literal
+
+from stream_dataloader.streams._media.picture import AvConverter, Picture
+from stream_dataloader.streams._media.section import (
+    OnCorrupt,
+    Section,
+    check_on_corrupt,
+    closed_on_error,
+    section_of,
+    whole_number,
+)
+from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
+from stream_dataloader.streams.video.frames import FrameReader
+from stream_dataloader.streams.video.selection import Selection
+
+__all__ = ["OpenVideo", "VideoStream"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoStream:
+    """Opens videos: each frame is an item. To be passed to `StreamDataset` as `open_stream`.
+
+    A source is a path, or `(path, start, stop)`, a section of a video. Any container and codec that FFmpeg reads
+    will do. Frames come upright, by the video's own rotation, in RGB by its own matrix and range, always of one
+    size, also where it changes in mid-stream.
+
+    Args:
+        size: `(height, width)`; None keeps that of the first frame.
+        layout: `"CHW"` or `"HWC"`.
+        color: `"rgb"` or `"gray"`.
+        dtype: uint8, 0 to 255, or float32, 0 to 1.
+        fit: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
+        frame_step: Yield every n-th frame.
+        fps: Resample to this rate, by time stamps: item n is what is shown n / fps seconds after the first frame.
+        start: The first frame: its number, or, as a float, seconds after the video's first. A source's own goes first.
+        stop: The frame behind the last, likewise; None is the video's end.
+        stream: Which of the file's video streams, from 0.
+        with_times: Yield dicts: `frame`, `pts_seconds` (float64, the container's own time), `is_key` (bool).
+        on_corrupt: What to do about damaged frames: `"raise"`, `"keep"` what the decoder made of them, or `"drop"`
+            them. The latter two cannot seek; they also take the frames of a file that is cut off.
+        backend: `"av"`, or `"opencv"`, which knows sizes, colours, `frame_step` and frame numbers only.
+        cache: Where files that are given as URLs are kept; None is the cache of all streams, see `FileCache`.
+
+    Raises:
+        ValueError: An option has a value that it cannot have.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader.cli.demo import default_clips
+        >>> clips = default_clips()
+        >>> dataset = StreamDataset(clips, VideoStream(size=(120, 160)), batch_size=4, time_steps=16)
+        >>> next(iter(StreamDataLoader(dataset))).data.shape
+        torch.Size([16, 4, 3, 120, 160])
+    """
+
+    size: tuple[int, int] | None = None
+    layout: Literal["CHW", "HWC"] = "CHW"
+    color: Literal["rgb", "gray"] = "rgb"
+    dtype: Any = "uint8"
+    fit: Literal["stretch", "letterbox", "crop"] = "stretch"
+    frame_step: int = 1
+    fps: float | Fraction | None = None
+    start: int | float = 0
+    stop: int | float | None = None
+    stream: int = 0
+    with_times: bool = False
+    on_corrupt: OnCorrupt = "raise"
+    backend: Literal["av", "opencv"] = "av"
+    cache: FileCache | None = None
+    picture: Picture = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "picture", Picture(self.size, self.layout, self.color, self.dtype, self.fit))
+        object.__setattr__(self, "dtype", self.picture.dtype)
+        for name, remedy, least in (
+            ("frame_step", "give 1 for every frame, or more", 1),
+            ("stream", "streams are numbered from 0", 0),
+        ):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), remedy, least))
+        if self.fps is not None and not (isinstance(self.fps, Real) and 0 < self.fps < math.inf):
+            raise ValueError(f"fps is {self.fps!r}; give a rate above 0, or None for the video's own frames")
+        _, start, stop = section_of(("", self.start, self.stop))
+        object.__setattr__(self, "start", start)
+        object.__setattr__(self, "stop", stop)
+        check_on_corrupt(self.on_corrupt)
+        if not isinstance(self.cache, (FileCache, NoneType)):
+            raise TypeError(f"cache is {self.cache!r}; give a FileCache, or None for the cache of all streams")
+        if self.backend not in ("av", "opencv"):
+            raise ValueError(f"backend is {self.backend!r}; use 'av' or 'opencv'")
+        if self.backend == "opencv":
+            self._check_opencv()
+
+    def _check_opencv(self) -> None:
+        seconds = isinstance(self.start, float) or isinstance(self.stop, float)
+        for name, asked in (
+            ("fps", self.fps is not None),
+            ("stream", self.stream != 0),
+            ("with_times", self.with_times),
+            ("on_corrupt", self.on_corrupt != "raise"),
+            ("start and stop in seconds", seconds),
+        ):
+            if asked:
+                raise ValueError(f'{name} cannot be had with backend="opencv"; use backend="av"')
+
+    def __call__(self, source: Any, *, start: int = 0) -> Any:
+        """Open one video.
+
+        Args:
+            source: See the class.
+            start: The first item wanted, counted from the source's own first.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no video, or lacks the stream. (That it ends before the source's start is found out when
+                it is read.)
+        """
+        whole_number("start", start, "give the number of the first item wanted", 0)
+        local, selection = self.open(source)
+        with closed_on_error(local):
+            if self.backend == "opencv":
+                from stream_dataloader.streams.video.opencv import CapturedVideo
+
+                return CapturedVideo(self.picture, selection, start, local)
+            return OpenVideo(self, selection, start, local)
+
+    def length(self, source: Any) -> int | None:
+        """The number of items of a source, by its packets; None if they do not tell, or frames may be dropped.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no video, lacks the stream, or ends before the source's start or stop.
+        """
+        if self.on_corrupt != "raise":
+            return None
+        local, selection = self.open(source)
+        with local:
+            reader = FrameReader(local.path, self.stream)
+            try:
+                return selection.length(reader)
+            finally:
+                reader.close()
+
+    def open(self, source: Any) -> tuple[LocalFile, Selection]:
+        """Have the file here, and say which of its frames are the source's items."""
+        section = section_of(source)
+        if not isinstance(source, tuple):
+            section = Section(section.path, self.start, self.stop)
+        local = open_local(section.path, self.cache)
+        section = section._replace(path=local.path)
+        return local, Selection(section, self.frame_step, None if self.fps is None else Fraction(self.fps))
+
+
+class OpenVideo:
+    """An open video; a `protocols.ReadsInto`."""
+
+    def __init__(self, options: VideoStream, selection: Selection, start: int, local: LocalFile) -> None:
+        self._local = local
+        self.reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
+        aspect = self.reader.stream.sample_aspect_ratio
+        self._converter = AvConverter(options.picture, float(aspect or 1))
+        self._frames = selection.frames(self.reader, start)
+        if options.picture.size is None and start:
+            self._set_size(options, selection)
+        self._with_times = options.with_times
+        self._error: Exception | None = None
+
+    def _set_size(self, options: VideoStream, selection: Selection) -> None:
+        """Pictures are as large as the source's first one, also where reading begins elsewhere."""
+        reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
+        try:
+            for frame, _ in selection.frames(reader):
+                self._converter.empty(frame)
+                break
+        finally:
+            reader.close()
+
+    def beside(self, frame: Any, _moment: Any) -> dict[str, Any]:
+        """What an item holds beside its frame."""
+        if not self._with_times:
+            return {}
+        return {"pts_seconds": self.reader.seconds(frame), "is_key": bool(frame.key_frame)}
+
+    def __iter__(self) -> Iterator[Any]:
+        for frame, moment in self._frames:
+            picture = self._converter.empty(frame)
+            self._converter.write(frame, picture)
+            beside = self.beside(frame, moment)
+            del frame  # the decoder uses its memory again, and what it makes of damaged data depends on that
+            yield {"frame": picture, **beside} if beside else picture
+
+    def read_into(self, out: Any) -> int:
+        """Write the next frames to `out`; see `protocols.ReadsInto`."""
+        if self._error is not None:
+            raise self._error
+        pictures = out["frame"] if isinstance(out, dict) else out
+        count = 0
+        try:
+            for row, (frame, moment) in enumerate(itertools.islice(self._frames, len(pictures))):
+                self._converter.write(frame, pictures[row])
+                for name, value in self.beside(frame, moment).items():
+                    out[name][row] = value
+                count = row + 1
+        except Exception as error:
+            if not count:
+                raise
+            self._error = error  # what was read before it belongs to this call
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        self._frames.close()
+        self.reader.close()
+        self._local.close()
