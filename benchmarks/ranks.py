@@ -34,9 +34,9 @@ from stream_dataloader._ranks.agreement import AgreedSteps
 from stream_dataloader._ranks.place import Place
 from stream_dataloader._ranks.rendezvous import Session
 from stream_dataloader._schedule.groups import Groups
-from stream_dataloader._schedule.ledger import steps_of_groups
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import IntArray
+from stream_dataloader._schedule.step_count import steps_of_groups
 
 LANES = 8  # of a rank
 MOST_MS_A_STEP = 1.0

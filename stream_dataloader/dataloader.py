@@ -20,7 +20,7 @@ from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._ranks.agreement import OwnSteps, Steps
 from stream_dataloader._ranks.ranks import Ranks, names_of
 from stream_dataloader._schedule import options
-from stream_dataloader._schedule.ledger import count_steps
+from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._state.plain import common, to_plain
 from stream_dataloader._state.progress import Progress, Record, Snapshot, read
 from stream_dataloader._workers.feed import Feed, LocalFeed

@@ -25,8 +25,8 @@ from stream_dataloader._reading.reader import NO_RECOVERY, PartReader, PlainPart
 from stream_dataloader._reading.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
 from stream_dataloader._reading.sources import sources_of
 from stream_dataloader._schedule import options
-from stream_dataloader._schedule.ledger import steps_of_groups
 from stream_dataloader._schedule.rules import IntArray, Rules, lanes_of_worker, split_batch_size
+from stream_dataloader._schedule.step_count import steps_of_groups
 from stream_dataloader._state.progress import Snapshot
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows

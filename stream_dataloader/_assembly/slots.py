@@ -32,6 +32,7 @@ import torch
 
 from stream_dataloader._assembly.page_lock import PendingCopies, lock_pages
 from stream_dataloader._items.layout import Layout, storage_dtype
+from stream_dataloader._memory.fields import Carver, bytes_of
 from stream_dataloader._memory.pickling import dumps
 from stream_dataloader._memory.shared_memory import SharedFile, SharedMemory
 
@@ -111,6 +112,31 @@ class Geometry:
         return Slot(self.layout, source, position, mask, is_start, arrays[len(_BOOKKEEPING) :])
 
 
+class _Control:
+    """What is known of the slots.
+
+    Attributes:
+        state: Whether there are slots: unknown, ready or refused.
+        pickled_bytes: Length of the pickled layout, at the file's start.
+        time_steps: T, the most that fits.
+        slots: How many slots there are.
+        session: The newest session that claimed one.
+        entries: Which step is in which slot, by step modulo their number; see `_entry`.
+        slot_states: What each slot is: free, being filled or leased.
+        slot_states_at: Where that begins in the memory.
+    """
+
+    def __init__(self, carve: Carver, steps_in_flight: int) -> None:
+        self.state = carve(1)
+        self.pickled_bytes = carve(1)
+        self.time_steps = carve(1)
+        self.slots = carve(1)
+        self.session = carve(1)
+        self.entries = carve(steps_in_flight)
+        self.slot_states_at = carve.end_bytes
+        self.slot_states = carve(steps_in_flight + MOST_STEPS_A_MESSAGE, dtype=np.uint8)
+
+
 class Ring:
     """What all processes share: the slots' file, their states, and which step is in which slot.
 
@@ -122,23 +148,17 @@ class Ring:
         OSError: The system offers no memory for it.
     """
 
-    _HEAD = 5  # state, length of the pickled layout, time steps, slots, newest session that claimed a slot
-
     def __init__(self, lanes: int, messages: int) -> None:
         self._lanes, self._messages = lanes, messages
-        self._steps_in_flight = messages * MOST_STEPS_A_MESSAGE
-        words = self._HEAD + self._steps_in_flight
-        self._states_at = 8 * words
-        self._control = SharedMemory(8 * words + self._steps_in_flight + MOST_STEPS_A_MESSAGE)
+        self._memory_of_control = SharedMemory(bytes_of(self._lay_out_control))
         self._file = SharedFile()
 
-    @cached_property
-    def _words(self) -> Array:
-        return self._control.array()
+    def _lay_out_control(self, carve: Carver) -> _Control:
+        return _Control(carve, self._messages * MOST_STEPS_A_MESSAGE)
 
     @cached_property
-    def _states(self) -> Array:
-        return self._control.array(np.uint8)[self._states_at :]
+    def _control(self) -> _Control:
+        return self._lay_out_control(Carver(self._memory_of_control.buffer))
 
     @cached_property
     def memory(self) -> mmap.mmap:
@@ -148,18 +168,19 @@ class Ring:
     @property
     def refused(self) -> bool:
         """There was not enough memory for slots."""
-        return bool(self._words[0] == _REFUSED)
+        return bool(self._control.state[0] == _REFUSED)
 
     @property
     def laid_out(self) -> bool:
         """There are slots."""
-        return bool(self._words[0] == _READY)
+        return bool(self._control.state[0] == _READY)
 
     def offer(self, layout: Layout, time_steps: int) -> Geometry | None:
         """The geometry: of this layout, if it is the first, else the one there is; None if there can be none."""
-        if self._words[0] == _UNKNOWN:
-            with self._control.locked():
-                if self._words[0] == _UNKNOWN:
+        state = self._control.state
+        if state[0] == _UNKNOWN:
+            with self._memory_of_control.locked():
+                if state[0] == _UNKNOWN:
                     self._lay_out(layout, time_steps)
         return self.geometry
 
@@ -171,18 +192,20 @@ class Ring:
             self._file.grow(_aligned(len(pickled), _PAGE) + slots * geometry.slot_bytes)
             self.memory[: len(pickled)] = pickled
         except Exception:  # too little memory, or a layout that cannot be pickled: items go through the queue
-            self._words[0] = _REFUSED
+            self._control.state[0] = _REFUSED
         else:
-            self._words[1:4] = len(pickled), time_steps, slots
-            self._words[0] = _READY
+            control = self._control
+            control.pickled_bytes[0], control.time_steps[0], control.slots[0] = len(pickled), time_steps, slots
+            control.state[0] = _READY  # last: who sees it sees the rest
 
     @cached_property
     def geometry(self) -> Geometry | None:
         """Where things lie in a slot; None if there are no slots. Asked for only when that is decided."""
-        state, pickled, time_steps = map(int, self._words[:3])
-        if state != _READY:
+        control = self._control
+        if control.state[0] != _READY:
             return None
-        return Geometry(pickle.loads(self.memory[:pickled]), time_steps, self._lanes)
+        layout = pickle.loads(self.memory[: int(control.pickled_bytes[0])])
+        return Geometry(layout, int(control.time_steps[0]), self._lanes)
 
     @property
     def most_steps(self) -> int:
@@ -192,12 +215,12 @@ class Ring:
     @cached_property
     def slots(self) -> int:
         """How many slots there are."""
-        return int(self._words[3])
+        return int(self._control.slots[0])
 
     def offset(self, slot: int) -> int:
         """Where a slot begins in the memory."""
         assert self.geometry is not None
-        return _aligned(int(self._words[1]), _PAGE) + slot * self.geometry.slot_bytes
+        return _aligned(int(self._control.pickled_bytes[0]), _PAGE) + slot * self.geometry.slot_bytes
 
     def claim(self, session: int, step: int) -> int | None:
         """The slot of a step, for a worker that writes to it; None if none is free.
@@ -207,31 +230,33 @@ class Ring:
         """
         if (slot := self.find(session, step)) is not None:
             return slot
-        with self._control.locked():
+        control, memory = self._control, self._memory_of_control
+        with memory.locked():
             if (slot := self.find(session, step)) is not None:
                 return slot
-            if self._words[4] < session:
-                self._words[4] = session
-                self._states[self._states == _FILLING] = _FREE
-            slot = self._control.find(_FREE, self._states_at, self._states_at + self.slots)
-            if slot is None or self._words[4] > session:
+            if control.session[0] < session:
+                control.session[0] = session
+                control.slot_states[control.slot_states == _FILLING] = _FREE
+            slot = memory.find(_FREE, control.slot_states_at, control.slot_states_at + self.slots)
+            if slot is None or control.session[0] > session:
                 return None
-            self._states[slot] = _FILLING
-            self._words[self._HEAD + step % self._steps_in_flight] = _entry(session, step, slot)
+            control.slot_states[slot] = _FILLING
+            control.entries[step % len(control.entries)] = _entry(session, step, slot)
             return slot
 
     def find(self, session: int, step: int) -> int | None:
         """The slot of a step, if it has one."""
-        entry = int(self._words[self._HEAD + step % self._steps_in_flight])
+        entries = self._control.entries
+        entry = int(entries[step % len(entries)])
         slot = (entry & 0xFFFF) - 1
         return slot if entry == _entry(session, step, slot) and slot >= 0 else None
 
     def set_leased(self, slot: int, leased: bool) -> None:
         """Take a slot that was filled out of the ring, or give it back; for the main process."""
-        self._states[slot] = _LEASED if leased else _FREE
+        self._control.slot_states[slot] = _LEASED if leased else _FREE
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("_lanes", "_messages", "_steps_in_flight", "_states_at", "_control", "_file")
+        names = ("_lanes", "_messages", "_memory_of_control", "_file")
         return {name: self.__dict__[name] for name in names}
 
 

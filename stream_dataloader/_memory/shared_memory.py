@@ -135,6 +135,11 @@ class SharedMemory(SharedFile):
         super().__init__(fd)
         self._map = mmap.mmap(fd, self.size)
 
+    @property
+    def buffer(self) -> mmap.mmap:
+        """The memory as it is, for `fields.Carver`."""
+        return self._map
+
     def array(self, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
         """The memory as a flat numpy array, which keeps the mapping alive on its own."""
         return np.frombuffer(self._map, dtype=dtype, count=self.size // np.dtype(dtype).itemsize)

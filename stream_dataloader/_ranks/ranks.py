@@ -19,7 +19,7 @@ from stream_dataloader._ranks.rendezvous import Session
 from stream_dataloader._ranks.store import use_of
 from stream_dataloader._schedule import options
 from stream_dataloader._schedule.groups import Groups
-from stream_dataloader._schedule.ledger import count_steps
+from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._state.plain import Loaded, Names, from_plain, groups_of
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError

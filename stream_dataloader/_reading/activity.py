@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from stream_dataloader._memory.fields import Carver, bytes_of
 from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader._schedule.rules import IntArray, lanes_of_worker
 
@@ -37,8 +36,23 @@ class Doing(NamedTuple):
         return frozenset(read | ({(self.opening, -1)} if self.opening >= 0 else set()))
 
 
+class _Numbers:
+    """One worker's numbers beside the others'; 0 stands for nothing.
+
+    Attributes:
+        reading: For each lane, one more than the source that is open.
+        opening: For each worker, one more than the source that is being opened.
+        working: For each worker, one more than the time it works on.
+    """
+
+    def __init__(self, carve: Carver, lanes: int, workers: int) -> None:
+        self.reading = carve(lanes)
+        self.opening = carve(workers)
+        self.working = carve(workers)
+
+
 class Board:
-    """One worker's numbers beside the other's; 0 stands for nothing.
+    """What all workers of a loader do.
 
     Args:
         lanes: Lanes of the batch.
@@ -48,8 +62,10 @@ class Board:
 
     def __init__(self, lanes: int, workers: int, *, shared: bool = True) -> None:
         self._lanes, self._workers = lanes, max(workers, 1)
-        size = lanes + 2 * self._workers
-        self._memory: Any = SharedMemory(8 * size) if shared else np.zeros(size, np.int64)
+        self._memory = SharedMemory(bytes_of(self._lay_out)) if shared else None
+
+    def _lay_out(self, carve: Carver) -> _Numbers:
+        return _Numbers(carve, self._lanes, self._workers)
 
     @property
     def lanes(self) -> int:
@@ -57,28 +73,28 @@ class Board:
         return self._lanes
 
     @cached_property
-    def _numbers(self) -> IntArray:
-        numbers: IntArray = self._memory.array() if isinstance(self._memory, SharedMemory) else self._memory
-        return numbers
+    def _numbers(self) -> _Numbers:
+        return self._lay_out(Carver(None if self._memory is None else self._memory.buffer))
 
-    @cached_property
+    @property
     def reading(self) -> IntArray:
         """For each lane, one more than the source that is open."""
-        return self._numbers[: self._lanes]
+        return self._numbers.reading
 
-    @cached_property
+    @property
     def opening(self) -> IntArray:
         """For each worker, one more than the source that is being opened."""
-        return self._numbers[self._lanes : self._lanes + self._workers]
+        return self._numbers.opening
 
-    @cached_property
+    @property
     def working(self) -> IntArray:
         """For each worker, one more than the time it works on."""
-        return self._numbers[self._lanes + self._workers :]
+        return self._numbers.working
 
     def clear(self) -> None:
         """Start anew; no worker may be running."""
-        self._numbers[:] = 0
+        for numbers in (self.reading, self.opening, self.working):
+            numbers[:] = 0
 
     def doing(self, worker: int) -> Doing:
         """What a worker does, or did last."""

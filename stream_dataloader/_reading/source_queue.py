@@ -2,7 +2,7 @@
 
 Each worker publishes the time it is about to work on; it never takes out a ticket for an earlier one. So the
 tickets up to the smallest published time can be decided for good, and whoever holds the lock decides them
-(`schedule.Ledger`). Waiting workers poll: nothing relies on a notify that a killed worker could swallow.
+(`ledger.Ledger`). Waiting workers poll: nothing relies on a notify that a killed worker could swallow.
 
 A *session* is one iteration over the dataset. It is created by whichever of its workers comes first, in a
 slot of a table that all workers of the dataset share, and found by its key::
@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stream_dataloader._memory.fields import Carver, bytes_of
 from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader._schedule.ledger import Ledger
 from stream_dataloader._schedule.order import Order
@@ -59,11 +60,11 @@ class _Slot:
         columns = memory[: 5 * rules.lanes].reshape(5, rules.lanes)
         self.status, self.pid, self.time, self.fresh_end, self.idle_from = columns
         self.ledger_memory = memory[5 * rules.lanes :]
-        self.ledger = Ledger(self.ledger_memory, rules)
+        self.ledger = Ledger(Carver(self.ledger_memory), rules)
 
     @staticmethod
     def size(rules: Rules) -> int:
-        return 6 + 5 * rules.lanes + Ledger.size(rules)
+        return 6 + 5 * rules.lanes + bytes_of(lambda carve: Ledger(carve, rules)) // 8
 
     def create(self, key: SessionKey, epoch: int, workers: int, number: int, first: Sequence[int]) -> None:
         self.key[:], self.epoch[0], self.workers[0], self.created[0] = key, epoch, workers, number

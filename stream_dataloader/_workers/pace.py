@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
+from stream_dataloader._memory.fields import Carver, bytes_of
 from stream_dataloader._memory.shared_memory import SharedMemory
 
 _SHORT_SECONDS, _LONG_SECONDS = 1e-3, 4e-3
@@ -34,8 +37,23 @@ def steps_of_next(steps: int, slowest_seconds: float, most: int) -> int:
     return max(1, min(steps, most))
 
 
-class Pace:
+class _Shared:
     """What the workers of one loader share.
+
+    Attributes:
+        seconds: How long each worker's last message took to fill.
+        most: How many steps a message like it may carry at most, by worker.
+        decided: What was decided for the last messages: session, number and steps in one word each.
+    """
+
+    def __init__(self, carve: Carver, workers: int, messages: int) -> None:
+        self.seconds = carve(workers, dtype=np.float64)
+        self.most = carve(workers)
+        self.decided = carve(messages + 1)
+
+
+class Pace:
+    """How the workers of one loader agree on the sizes of their messages.
 
     Args:
         workers: How many there are.
@@ -44,53 +62,59 @@ class Pace:
 
     def __init__(self, workers: int, messages: int) -> None:
         self._workers, self._messages = workers, messages
-        self._memory = SharedMemory(8 * (2 * workers + messages + 1))
+        self._memory = SharedMemory(bytes_of(self._lay_out))
 
-    def messages(self, session: int, worker: int, *, together: bool) -> Messages:
-        """A worker's messages of one session; see `Messages`."""
-        return Messages(self._memory, self._workers, session, worker, together=together)
+    def _lay_out(self, carve: Carver) -> _Shared:
+        return _Shared(carve, self._workers, self._messages)
+
+    def sizes(self, session: int, worker: int, *, together: bool) -> MessageSizes:
+        """A worker's messages of one session; see `MessageSizes`."""
+        return MessageSizes(
+            self._memory, self._lay_out(Carver(self._memory.buffer)), session, worker, together=together
+        )
 
 
-class Messages(Iterator[int]):
+class MessageSizes(Iterator[int]):
     """How many steps each of one worker's messages carries, one after the other, endlessly.
 
     Args:
-        memory: What the workers share.
-        workers: How many there are.
+        memory: What the workers share, and its lock.
+        shared: What lies in it.
         session: The session's number.
         worker: The worker's number.
         together: All workers put the same steps into their n-th messages; needed if they wait for each other.
     """
 
-    def __init__(self, memory: SharedMemory, workers: int, session: int, worker: int, *, together: bool) -> None:
-        self._memory, self._session, self._worker = memory, session, worker
-        self._seconds, words = memory.array(float)[:workers], memory.array()[workers:]
-        self._most, self._decided = words[:workers], words[workers:]
+    def __init__(self, memory: SharedMemory, shared: _Shared, session: int, worker: int, *, together: bool) -> None:
+        self._memory, self._shared, self._session, self._worker = memory, shared, session, worker
         self._together = together
         self._steps, self._number = 1, 0
         self.filled(0.0, 1)
 
     def filled(self, seconds: float, most_steps: int) -> None:
         """Say how long the last message took, and how many steps at most one like it may carry."""
-        self._seconds[self._worker], self._most[self._worker] = seconds, min(most_steps, MOST_STEPS_A_MESSAGE)
+        self._shared.seconds[self._worker] = seconds
+        self._shared.most[self._worker] = min(most_steps, MOST_STEPS_A_MESSAGE)
 
     def __next__(self) -> int:
         if self._together:
             self._steps = self._agreed(self._number)
         else:
-            self._steps = steps_of_next(self._steps, float(self._seconds[self._worker]), int(self._most[self._worker]))
+            own, shared = self._worker, self._shared
+            self._steps = steps_of_next(self._steps, float(shared.seconds[own]), int(shared.most[own]))
         self._number += 1
         return self._steps
 
     def _agreed(self, number: int) -> int:
         """What the first worker to come to a message decided; a word holds session, number and steps."""
         key = (self._session & 0x7FFF) << 32 | (number & 0xFFFFFFFF)
-        place = number % len(self._decided)
-        word = int(self._decided[place])
+        shared = self._shared
+        place = number % len(shared.decided)
+        word = int(shared.decided[place])
         if word >> 16 != key:
             with self._memory.locked():
-                word = int(self._decided[place])
+                word = int(shared.decided[place])
                 if word >> 16 != key:
-                    steps = steps_of_next(self._steps, float(self._seconds.max()), int(self._most.min()))
-                    word = self._decided[place] = key << 16 | steps
+                    steps = steps_of_next(self._steps, float(shared.seconds.max()), int(shared.most.min()))
+                    word = shared.decided[place] = key << 16 | steps
         return word & 0xFFFF

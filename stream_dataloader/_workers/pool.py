@@ -244,8 +244,8 @@ class _Parts(IterableDataset[Any]):
             closed=functools.partial(self._mailbox.closed, session),
         )
         with contextlib.closing(reader):
-            messages = self._pace.messages(session, worker_id, together=self._dataset.rules.deterministic)
-            for steps in messages:
+            sizes = self._pace.sizes(session, worker_id, together=self._dataset.rules.deterministic)
+            for steps in sizes:
                 begin = clock.monotonic()
                 parts = list(itertools.islice(reader, steps))
                 if not parts:
@@ -253,7 +253,7 @@ class _Parts(IterableDataset[Any]):
                 message = _message(parts)
                 most_steps = self.ring.most_steps if self.ring and parts[-1].in_slot else MOST_STEPS_A_MESSAGE
                 most_steps = min(most_steps, MESSAGE_BYTES * len(parts) // len(message))
-                messages.filled(clock.monotonic() - begin, most_steps)
+                sizes.filled(clock.monotonic() - begin, most_steps)
                 yield message
 
 

@@ -1,0 +1,55 @@
+"""The tickets that a lane holds ahead of need: the one rule by which a lane takes its next source.
+
+::
+
+    lookahead = 2       held            the lane takes
+    it starts           -               reserves a b c, takes a
+    next                b c             reserves d,     takes b
+    d is refused        c (d)           reserves e,     takes c        refused: no source, for good
+    next                (d) (e)         takes d, which was refused: from now on it takes each source when it needs it
+
+Workers, the main process that follows them, and the count of an epoch's steps all go by it; they differ in what a
+ticket is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+Ticket = TypeVar("Ticket")
+
+
+class Reservations(Generic[Ticket]):
+    """One lane's tickets ahead.
+
+    Args:
+        lookahead: How many a lane holds.
+        held: Those it holds; None: it takes none ahead any more. None at all at the epoch's beginning.
+    """
+
+    def __init__(self, lookahead: int, held: Iterable[Ticket] | None = ()) -> None:
+        self._lookahead = lookahead
+        self._held: deque[Ticket] | None = None if held is None or not lookahead else deque(held)
+
+    @property
+    def held(self) -> tuple[Ticket, ...] | None:
+        """The tickets it holds, in order; None: it takes none ahead any more."""
+        return None if self._held is None else tuple(self._held)
+
+    def next(self, reserve: Callable[[], Ticket]) -> Ticket | None:
+        """The ticket whose turn it is; None if the lane takes none ahead any more.
+
+        Args:
+            reserve: Takes out one more ticket ahead; called once, and when the lane starts `lookahead` times more.
+        """
+        if self._held is None:
+            return None
+        self._held.extend([reserve() for _ in range(1 if self._held else self._lookahead + 1)])
+        return self._held.popleft()
+
+    def end(self) -> tuple[Ticket, ...]:
+        """Take none ahead any more, as the last was refused; returns those still held, which are refused too."""
+        held, self._held = self.held or (), None
+        return held
