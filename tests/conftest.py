@@ -1,4 +1,8 @@
-"""No test leaves a process, thread or file descriptor behind."""
+"""No test leaves a process, thread or file descriptor behind; `--full` runs all there is.
+
+Without `--full`, tests marked `slow` are left out and random cases are few: that is what a change must pass each time. Tests
+over random cases are marked `random`, so that `--full -m "slow or random"` runs what the quick run has not.
+"""
 
 import gc
 import multiprocessing
@@ -13,6 +17,24 @@ settings.register_profile(
     "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("default")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="slow tests too, and random cases in full number")
+
+
+def pytest_configure(config):
+    if config.getoption("--full"):
+        os.environ["STREAM_DATALOADER_FULL"] = "1"  # for `helpers`, here and in workers
+    elif not config.option.markexpr:
+        config.option.markexpr = "not slow"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("random")
+
 
 # multiprocessing's own helpers live as long as the interpreter: start them before anything is counted
 _HELPERS = ("forkserver", "resource_tracker")

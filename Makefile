@@ -1,0 +1,47 @@
+# The tasks of a contributor; CONTRIBUTING.md says when to run which. `make setup` once, then `make check test`.
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+
+.PHONY: setup check format test test-all test-deep examples integrations bench docs
+
+setup:  ## an environment with the versions that were tested
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,docs]'
+
+check:  ## linters and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format:  ## put imports and lines in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test:  ## what a change must pass before it is shown to others: under five minutes
+	$(BIN)/python -m pytest -q -n $(WORKERS)
+
+test-all:  ## everything: slow tests too, and thousands of random cases where `test` runs some
+	$(BIN)/python -m pytest -q -n $(WORKERS) --full
+
+test-deep:  ## what `test-all` has and `test` has not
+	$(BIN)/python -m pytest -q -n $(WORKERS) --full -m 'slow or random'
+
+examples:  ## the examples that need nothing but the package
+	$(BIN)/python examples/text.py >/dev/null
+	$(BIN)/python examples/video.py >/dev/null
+	$(BIN)/python examples/per_worker_rnn.py >/dev/null
+
+integrations:  ## the trainers, in the versions that were tested
+	$(BIN)/pip install -q -c constraints.txt -e '.[integrations]'
+	$(BIN)/python -m pytest -q -n $(WORKERS) --full tests/integrations
+
+bench:  ## speed as ratios against peers, a quick look; the figures in the docs are from full runs
+	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/transport.py --quick
+	$(BIN)/python benchmarks/scheduling.py
+	$(BIN)/python benchmarks/resume.py
+
+docs:  ## the site, in site/
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet

@@ -1,0 +1,33 @@
+"""What many tests need: how many random cases to run, and the batches of a loader as plain lists."""
+
+import os
+
+from hypothesis import settings
+
+#: Run slow tests, and random cases in full number; set by `--full`, see conftest.
+FULL = os.environ.get("STREAM_DATALOADER_FULL") == "1"
+
+
+def random_cases(full, quick=None):
+    """Settings of a test over random cases: `full` of them with `--full`, else `quick`, by default a twentieth."""
+    modest = max(10, full // 20) if quick is None else quick
+    return settings(max_examples=full if FULL else modest)
+
+
+def read(stream):
+    """All items of a stream, which is closed after them."""
+    try:
+        return list(stream)
+    finally:
+        if callable(close := getattr(stream, "close", None)):
+            close()
+
+
+def batches(loader, steps=None):
+    """The data of a loader's batches as lists `[lane][t]`, of `steps` of them, or of a whole epoch."""
+    found = []
+    for batch in loader:
+        found.append(batch.data.transpose(0, 1).tolist())
+        if len(found) == steps:
+            break
+    return found
