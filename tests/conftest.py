@@ -1,7 +1,7 @@
 """No test leaves a process, thread or file descriptor behind; `--full` runs all there is.
 
-Without `--full`, tests marked `slow` are left out and random cases are few: that is what a change must pass each time. Tests
-over random cases are marked `random`, so that `--full -m "slow or random"` runs what the quick run has not.
+Without `--full`, tests marked `slow` are left out and random cases are few: that is what a change must pass each time.
+Tests over random cases are marked `random`, so that `--full -m "slow or random"` runs what the quick run has not.
 """
 
 import gc

@@ -15,7 +15,7 @@ import torch
 
 from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
 from stream_dataloader.protocols import ReadsInto
-from stream_dataloader.streams import hdf5
+from stream_dataloader.streams.array import hdf5
 from stream_dataloader.streams.array.stream import ArrayStream
 from stream_dataloader.streams.cache.file_cache import FileCache
 from stream_dataloader.testing import StreamContract
