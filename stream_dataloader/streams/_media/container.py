@@ -14,6 +14,7 @@ import av
 import av.container
 import av.error
 
+from stream_dataloader.streams._media.av_versions import ANY_METADATA
 from stream_dataloader.streams._media.section import check_file
 
 __all__ = ["check_not_cut", "choose_stream", "frame_rate", "open_container", "ticks_a_frame", "ticks_of_untimed"]
@@ -32,12 +33,13 @@ def open_container(path: str) -> av.container.InputContainer:
     """
     path = check_file(path)
     try:
-        return av.open(path, "r", metadata_errors="replace")
+        container: av.container.InputContainer = av.open(path, "r", **ANY_METADATA)
     except av.error.FFmpegError as error:
         raise ValueError(
             f"{path} cannot be read as a media file ({error.strerror}); it is damaged, is cut off before its index, or "
             "holds something else"
         ) from error
+    return container
 
 
 def choose_stream(container: av.container.InputContainer, kind: Literal["video", "audio"], index: int) -> Any:

@@ -42,6 +42,8 @@ def av_frames(
     """
     import av
 
+    from stream_dataloader.streams._media.av_versions import ANY_METADATA
+
     name = f"/dev/video{address}" if isinstance(address, int) else address
     known = {"rtsp_transport": "tcp"} if name.startswith("rtsp") else {}
     began = time.monotonic()
@@ -51,6 +53,7 @@ def av_frames(
             format="v4l2" if is_device(address) else None,
             timeout=(timeout_seconds, timeout_seconds),
             options={**known, **options},
+            **ANY_METADATA,
         )
     except av.error.FFmpegError as error:
         raise ConnectionError(_cannot_open(error.strerror, began, timeout_seconds)) from error

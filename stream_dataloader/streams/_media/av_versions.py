@@ -1,0 +1,20 @@
+"""What differs between the versions of PyAV that are supported, 17 and later: all of it stands here.
+
+Guarantee: the same file gives the same pictures with each of them, as far as their FFmpeg does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import av
+
+__all__ = ["ACCURATE_BILINEAR", "ANY_METADATA"]
+
+_MAJOR = int(av.__version__.split(".")[0])
+
+#: Options for `av.open`: a title that is no UTF-8 is no reason to refuse a file. From 19 on none ever is.
+ANY_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if _MAJOR < 19 else {}
+
+#: SWS_BILINEAR | SWS_ACCURATE_RND, which `Interpolation` has names for from 18 on. As a number all versions take it.
+ACCURATE_BILINEAR = 0x2 | 0x40000
