@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -27,8 +26,11 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
 from stream_dataloader.streams import VideoStream
+from stream_dataloader.streams._media.opencv import import_opencv
 
 __all__ = ["DemoError", "DemoReport", "default_clips", "find_clips", "run_demo"]
+
+cv2 = import_opencv("The demo, which draws,")
 
 SUFFIXES = (
     ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",

@@ -26,16 +26,18 @@ from typing import TYPE_CHECKING, Any
 
 import av
 import av.container
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.batch import StreamBatch
+from stream_dataloader.streams._media.opencv import import_opencv
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Filmstrip", "GridVideo", "VideoWriter", "source_colour"]
+
+cv2 = import_opencv("The demo, which draws,")
 
 Image = NDArray[np.uint8]
 Colour = tuple[int, int, int]

@@ -81,8 +81,11 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from stream_dataloader.cli.demo import DemoError, default_clips, find_clips, run_demo
-
+    try:
+        from stream_dataloader.cli.demo import DemoError, default_clips, find_clips, run_demo
+    except ImportError as error:  # OpenCV, which is not everywhere
+        print(f"stream-dataloader: {error}", file=sys.stderr)
+        return 2
     try:
         film = options.output_dir / "grid.mp4"
         clips = default_clips() if options.folder is None else find_clips(options.folder, leave_out=film)

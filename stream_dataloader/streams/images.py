@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
 from stream_dataloader.streams._media.section import section_of
 
@@ -75,6 +76,7 @@ class ImageFolderStream:
             in the source is delivered again in its place.
 
     Raises:
+        ImportError: OpenCV is not installed.
         ValueError: An option has another value.
 
     Example:
@@ -100,6 +102,7 @@ class ImageFolderStream:
     on_corrupt: Literal["raise", "keep"] = "raise"
 
     def __post_init__(self) -> None:
+        check_opencv("ImageFolderStream")
         self._picture()
         if self.frame_step < 1:
             raise ValueError(f"frame_step is {self.frame_step}; it must be 1 (every image) or more")
@@ -123,6 +126,7 @@ class ImageFolderStream:
             ValueError: There are no images, or fewer than asked for; with `gaps="raise"`, one is missing.
             OSError: The folder does not exist, is a file, or cannot be read.
         """
+        import_opencv("ImageFolderStream")
         paths = self._paths(source)
         if not 0 <= start <= len(paths):
             raise ValueError(f"start is {start}, and {_named(source)} has {len(paths)} items")

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from stream_dataloader.streams._media.opencv import pack_planes
+
 if TYPE_CHECKING:
     import av
 
@@ -160,15 +162,13 @@ class _Converter:
                 np.multiply(plane, _UNIT, out=place[channel])
 
     def _put_packed(self, planes: list[Any], place: Any) -> None:
-        import cv2
-
         if len(planes) == 1:
             packed = planes[0][..., None]
         elif self.picture.dtype == "uint8" and place.flags.c_contiguous:
-            cv2.merge(planes, dst=place)
+            pack_planes(planes, place)
             return
         else:
-            self._scratch = packed = cv2.merge(planes, dst=self._scratch)
+            self._scratch = packed = pack_planes(planes, self._scratch)
         if self.picture.dtype == "uint8":
             place[...] = packed
         else:
@@ -183,13 +183,15 @@ class AvConverter(_Converter):
     """
 
     def __init__(self, picture: Picture, pixel_aspect: float = 1.0) -> None:
-        from av.video.reformatter import Interpolation, VideoReformatter
+        from av.video.reformatter import VideoReformatter
+
+        from stream_dataloader.streams._media.av_versions import ACCURATE_BILINEAR
 
         super().__init__(picture)
         self._reformatter, self._pixel_aspect = VideoReformatter(), pixel_aspect
         # over all pixels that a smaller one stands for; accurate, or chroma would not be interpolated at all
-        flags = Interpolation.BILINEAR | Interpolation.ACCURATE_RND
-        self._options: dict[str, Any] = {"interpolation": flags, "threads": 1}  # by itself it takes one a core
+        # (by itself it takes one thread a core)
+        self._options: dict[str, Any] = {"interpolation": ACCURATE_BILINEAR, "threads": 1}
         self._gray = picture.color == "gray"
         self._format = "gray" if self._gray else "gbrp"
         self._order = (2, 0, 1) if picture.color == "rgb" else (0,)  # R, G, B among the planes G, B, R

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, Picture
 from stream_dataloader.streams._media.section import closed_on_error
 from stream_dataloader.streams.camera.captures import av_frames, is_device, opencv_frames
@@ -68,6 +69,7 @@ class CameraStream:
             PyAV only.
 
     Raises:
+        ImportError: The backend is OpenCV, and it is not installed.
         ValueError: An option has another value.
 
     Example:
@@ -118,6 +120,8 @@ class CameraStream:
             raise ValueError(f"reconnect_seconds is {waits}; give (first wait, longest wait), both above 0")
         if self.options and self.backend == "opencv":
             raise ValueError("options are for PyAV, and backend is 'opencv'; leave one of them out")
+        if self.backend == "opencv":
+            check_opencv('CameraStream(backend="opencv")')
 
     def _picture(self) -> Picture:
         return Picture(self.size, self.layout, self.color, self.dtype, self.fit)
@@ -137,7 +141,10 @@ class CameraStream:
         """
         address = _address(source)
         by_opencv = self.backend == "opencv" or (self.backend is None and is_device(address))
-        importlib.import_module("cv2" if by_opencv else "av")  # here, not in the reader's thread
+        if by_opencv:  # imported here, not in the reader's thread
+            import_opencv("CameraStream with an index or a device, unless backend is 'av',")
+        else:
+            importlib.import_module("av")
         kept: dict[str, Any] = {"drop_corrupt": self.on_corrupt == "drop", "options": self.options}
         read = opencv_frames if by_opencv else functools.partial(av_frames, **kept)
         reader = LiveReader(

@@ -11,14 +11,16 @@ from contextlib import suppress
 from typing import Any
 
 import av.error
-import cv2
 
 from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container
+from stream_dataloader.streams._media.opencv import import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
 from stream_dataloader.streams.cache.file_cache import LocalFile
 from stream_dataloader.streams.video.selection import Selection
 
 __all__ = ["CapturedVideo"]
+
+cv2 = import_opencv('VideoStream(backend="opencv")')
 
 
 class CapturedVideo:

@@ -15,6 +15,7 @@ from numbers import Real
 from types import NoneType
 from typing import Any, Literal
 
+from stream_dataloader.streams._media.opencv import check_opencv
 from stream_dataloader.streams._media.picture import AvConverter, Picture
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
@@ -57,6 +58,7 @@ class VideoStream:
         cache: Where files that are given as URLs are kept; None is the cache of all streams, see `FileCache`.
 
     Raises:
+        ImportError: The backend is OpenCV, and it is not installed.
         ValueError: An option has a value that it cannot have.
 
     Example:
@@ -116,6 +118,7 @@ class VideoStream:
         ):
             if asked:
                 raise ValueError(f'{name} cannot be had with backend="opencv"; use backend="av"')
+        check_opencv('VideoStream(backend="opencv")')
 
     def __call__(self, source: Any, *, start: int = 0) -> Any:
         """Open one video.
