@@ -40,7 +40,15 @@ class StandIn:
         yield
 
 
-def test_batches_are_copied_one_ahead_and_held_until_the_copy_is_done():
+@pytest.fixture
+def used_by(monkeypatch):
+    """Which streams tensors are told of; torch before 2.5 takes no stand-in for one."""
+    streams = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: streams.append(stream))
+    return streams
+
+
+def test_batches_are_copied_one_ahead_and_held_until_the_copy_is_done(used_by):
     fetched = []
 
     def batches():
@@ -58,9 +66,10 @@ def test_batches_are_copied_one_ahead_and_held_until_the_copy_is_done():
     with pytest.raises(OSError, match="broken"):
         next(ahead)
     assert held == [(True, False), (True, False), (False, True), (False, False)]
+    assert used_by == [backend] * 3
 
 
-def test_a_batch_fetched_ahead_is_not_in_the_state_yet():
+def test_a_batch_fetched_ahead_is_not_in_the_state_yet(used_by):
     loader = loader_of()
     iterator = iter(loader)
     ahead = OneAhead(iterator, torch.device("cpu"), loader._progress.hold, StandIn())
