@@ -3,12 +3,14 @@
 Guarantee: `frames(start=n)` yields the very frames that `frames()` yields behind its first n, in any container.
 
 How it gets there: the time stamp of frame n is looked up (`frame_index`), the container seeks to before it, and
-what it then reads is checked, since not every container lands where it should (MPEG-TS lands late)::
+what it then reads is checked, since not every container lands where it should (MPEG-TS lands late), or knows the
+times of what it lands on (MPEG program streams)::
 
     key frames    K . . . . . K . . . . . K . . . . .
     wanted                            n
-    good                      ^ from here, decode up to n      late: try again from further back,
-    late                                  ^                    at last from the file's beginning
+    good                      ^ from here, decode up to n      late, or no key frame of the index: try again from
+    late                                  ^                    further back; at last read the file from its beginning,
+                                                               and decode from the last key frame before n
 
 Frames are decoded with one thread: the workers are the parallelism.
 """
@@ -26,7 +28,7 @@ import av.error
 
 from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container, ticks_of_untimed
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
-from stream_dataloader.streams.video.frame_index import FrameTimes, frame_times
+from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index
 
 __all__ = ["FrameReader"]
 
@@ -69,17 +71,17 @@ class FrameReader:
         self._container.close()
 
     @functools.cached_property
-    def _times(self) -> FrameTimes:
-        return frame_times(self._path, self._index)
+    def _known(self) -> FrameIndex:
+        return frame_index(self._path, self._index)
 
     def count(self) -> int | None:
         """The number of frames; None if the container does not tell."""
-        times = self._times
+        times = self._known.times
         return None if times is None else len(times)
 
     def time_of(self, frame: int) -> int | None:
         """The time stamp of a frame in the stream's time base; None if there is no such frame, or no way to tell."""
-        times = self._times
+        times = self._known.times
         return int(times[frame]) if times is not None and frame < len(times) else None
 
     def frame_at(self, seconds: float) -> int:
@@ -88,7 +90,7 @@ class FrameReader:
         Raises:
             ValueError: The container does not tell when frames are shown.
         """
-        times = self._times
+        times = self._known.times
         if times is None:
             raise ValueError(f"{self._path} does not tell when its frames are shown; give frames, not seconds")
         if not len(times):
@@ -145,7 +147,24 @@ class FrameReader:
                 break
             packets = self._packets_from_key()
             first = next(packets, None)
-            if first is not None and first.pts is not None and first.pts <= time:
+            # a wrong time stamp is worse than a late landing: every frame from there on would be taken for another
+            if first is None or first.pts is None or first.pts > time:
+                continue
+            if self._known.has_key(first):
+                return self._decoded(itertools.chain([first], packets), sought=True)
+        return self._frames_from_key_before(time)
+
+    def _frames_from_key_before(self, time: int) -> Iterator[Any]:
+        """Read the packets from the beginning, as the index was made, and decode from the last key frame before."""
+        key = self._known.key_before(time) if self._ticks is None else None
+        if key is not None:
+            self._reopen()
+            self._begun = True
+            packets = itertools.dropwhile(
+                lambda packet: packet is not None and not (packet.is_keyframe and packet.pts == key), self._packets()
+            )
+            first = next(packets, None)
+            if first is not None:
                 return self._decoded(itertools.chain([first], packets), sought=True)
         self._begun = True
         return self.frames()
