@@ -187,22 +187,28 @@ def test_a_picture_of_another_shape_is_stretched_boxed_or_cut(folder):
     assert clips.number_of(read(path, size=(100, 200), fit="stretch")[37]) == 37
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3])
-def test_rotated_videos_come_upright(folder, tmp_path, turns):
+@pytest.mark.parametrize("backend", ["av", "opencv"])
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+def test_rotated_and_mirrored_videos_come_upright(folder, tmp_path, turns, mirrored, backend):
     path = tmp_path / "turned.mp4"
     data = bytearray(Path(clip(folder)).read_bytes())
     one, matrix = (
         1 << 16,
         data.index(struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30), data.index(b"tkhd")),
     )
-    a, b = {1: (0, -one), 2: (-one, 0), 3: (0, one)}[turns]  # turns the picture counter-clockwise
-    data[matrix : matrix + 36] = struct.pack(">9i", a, b, 0, -b, a, 0, 0, 0, 1 << 30)
+    a, b = [(one, 0), (0, -one), (-one, 0), (0, one)][turns]  # turns the picture counter-clockwise
+    c, d = -b, a
+    if mirrored:  # left and right change places before
+        a, b = -a, -b
+    data[matrix : matrix + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
     path.write_bytes(data)
-    upright = read(clip(folder))[5]
+    upright = read(clip(folder), backend=backend)[5]
+    expected = np.rot90(upright[:, :, ::-1] if mirrored else upright, turns, axes=(1, 2))
     for layout in ("CHW", "HWC"):
-        found = read(str(path), layout=layout)[5]
+        found = read(str(path), layout=layout, backend=backend)[5]
         found = found if layout == "CHW" else found.transpose(2, 0, 1)
-        assert np.array_equal(found, np.rot90(upright, turns, axes=(1, 2)))
+        assert np.array_equal(found, expected)
 
 
 def test_a_size_that_changes_in_mid_stream(tmp_path):

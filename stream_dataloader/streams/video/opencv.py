@@ -14,7 +14,7 @@ import av.error
 
 from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container
 from stream_dataloader.streams._media.opencv import import_opencv
-from stream_dataloader.streams._media.picture import ArrayConverter, Picture
+from stream_dataloader.streams._media.picture import UPRIGHT, ArrayConverter, Picture, orientation
 from stream_dataloader.streams.cache.file_cache import LocalFile
 from stream_dataloader.streams.video.selection import Selection
 
@@ -37,18 +37,21 @@ class CapturedVideo:
             video = choose_stream(container, "video", 0)
             index = video.index_entries if container.format.name.startswith("mov,") else ()
             self._declared = min(video.frames, len(index) or video.frames)  # an edit list may cut some off
+            upright = UPRIGHT
             with suppress(av.error.FFmpegError):
                 for frame in container.decode(video):
                     if frame.interlaced_frame:
                         raise ValueError(f'{self._path} is interlaced, which OpenCV garbles; use backend="av"')
+                    upright = orientation(frame)
                     break
         self._capture = cv2.VideoCapture(self._path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
         if not self._capture.isOpened():
             raise ValueError(f'{self._path} cannot be opened by OpenCV; use backend="av"')
+        self._capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0)  # it would turn what is to be mirrored
         self._first, self._stop = section.start, section.stop
         self._local = local
         self._number, self._wanted = 0, section.start + start * self._step
-        self._converter = ArrayConverter(picture)
+        self._converter = ArrayConverter(picture, upright)
 
     def _next(self) -> Any:
         """The next picture wanted; None at the end."""
