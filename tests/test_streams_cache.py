@@ -32,6 +32,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.requests, self.plan, self.always = {}, [], [], None
+        self.endings = None  # a list has answers to GET come without a length, and end before these bytes
         self.half_sent, self.go_on = threading.Event(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -63,6 +64,9 @@ class Handler(BaseHTTPRequestHandler):
             server.go_on.wait(30)
             self.close_connection = True
             return
+        if server.endings is not None:
+            self.answer_without_a_length(server.files[name])
+            return
         content = server.files.get(name)
         status = wrong if isinstance(wrong, int) else 200 if content is not None else 404
         if status != 200:
@@ -89,8 +93,25 @@ class Handler(BaseHTTPRequestHandler):
             server.go_on.wait(30)
         self.wfile.write(content[half:])
 
+    def answer_without_a_length(self, content):
+        """Its end is marked by nothing but that the connection closes; or with `"more"` there is more than was told."""
+        self.close_connection = True
+        self.send_response(200)
+        ending = server_ending(self) if self.command == "GET" else len(content)
+        if ending == "more":
+            self.send_header("Content-Length", str(len(content) // 2))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content if ending == "more" else content[:ending])
+
     def log_message(self, *args):
         pass
+
+
+def server_ending(handler):
+    """Where the next answer to GET ends: before a byte, or at its end."""
+    return handler.server.endings.pop(0) if handler.server.endings else None
 
 
 @contextmanager
@@ -483,6 +504,27 @@ def test_a_download_that_is_always_cut_off_is_an_error(server, cache):
     with pytest.raises(ConnectionError, match=r"/a\.bin could not be fetched \(4 tries in .*Not enough data"):
         cache.open(url)
     assert stored(cache) == []
+
+
+def test_a_body_whose_end_nothing_marks_is_believed_when_two_agree(server, cache):
+    url = server.put("a.bin", b"a" * 1000)
+    server.endings = [None, 600]  # the first is asked for its headers only
+    assert read(cache, url) == b"a" * 1000
+    server.endings = [None, 100, 200, 300, 400]
+    with pytest.raises(ConnectionError, match=r"b.bin could not be .* 300 bytes arrived, then 400, and the server do"):
+        cache.open(server.put("b.bin", b"a" * 1000))
+
+
+def test_a_body_longer_than_its_content_length_is_tried_again(server, cache):
+    url = server.put("a.bin", b"a" * 1000)
+    server.endings = [None, "more", "more"]
+    assert read(cache, url) == b"a" * 1000
+    server.endings = [None, *["more"] * 9]
+    with pytest.raises(
+        ConnectionError, match=r"could not be fetched \(4 tries.* longer than its Content-Length"
+    ) as caught:
+        cache.open(server.put("b.bin", b"b" * 1000))
+    assert len(str(caught.value)) < 400
 
 
 def test_a_server_that_is_gone_is_an_error_within_seconds_or_the_copy_is_read(cache, caplog):

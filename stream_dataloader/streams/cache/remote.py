@@ -51,11 +51,32 @@ class FileInfo(NamedTuple):
     size: int | None
 
 
+class _Answer:
+    """What the server's last answer says of its own end."""
+
+    #: Nothing marks it but that the connection closes, as it also does when it breaks off (RFC 9112, 6.3).
+    ends_anywhere = False
+
+    def trace(self) -> Any:
+        """What has aiohttp tell of each answer."""
+        from aiohttp import TraceConfig
+
+        traced = TraceConfig()
+        traced.on_request_end.append(self._note)
+        return traced
+
+    async def _note(self, _session: Any, _context: Any, ended: Any) -> None:
+        headers = ended.response.headers
+        chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
+        self.ends_anywhere = not chunked and "Content-Length" not in headers
+
+
 class RemoteFile:
     """One file on a server, while `remote_file` keeps the connection."""
 
-    def __init__(self, url: str, file_system: Any, path: str, timeout_seconds: float) -> None:
+    def __init__(self, url: str, file_system: Any, path: str, timeout_seconds: float, answer: _Answer) -> None:
         self._url, self._file_system, self._path, self._timeout_seconds = url, file_system, path, timeout_seconds
+        self._answer, self._last_size = answer, -1
 
     def info(self) -> FileInfo:
         """Ask the server.
@@ -107,6 +128,11 @@ class RemoteFile:
         for expected in (size, told.size):
             if expected is not None and found != expected:
                 raise ConnectionError(f"{found:,} bytes arrived, and the server has {expected:,}")
+        if size is None and told.size is None and self._answer.ends_anywhere:
+            before, self._last_size = self._last_size, found
+            if found != before:  # a connection that broke off ends it, too: believed once two tries agree
+                tries = f"{found:,} bytes arrived" if before < 0 else f"{before:,} bytes arrived, then {found:,}"
+                raise ConnectionError(f"{tries}, and the server does not tell how many there are")
 
     def _tried(self, action: Callable[[], Result]) -> Result:
         """What an action returns, tried again where that may help."""
@@ -146,13 +172,14 @@ def remote_file(
         from fsspec.core import split_protocol, url_to_fs
     except ImportError as error:
         raise ImportError(f"reading {url} needs fsspec: pip install 'stream-dataloader[fsspec]'") from error
+    answer = _Answer()
     with _event_loop() as loop:
         options: dict[str, dict[str, Any]] = {}
         try:
             for link in url.split("::"):
                 protocol = split_protocol(link)[0] or link
                 kind = get_filesystem_class(protocol)
-                options[protocol] = _options(protocol, storage_options.get(protocol, {}), timeout_seconds)
+                options[protocol] = _options(protocol, storage_options.get(protocol, {}), timeout_seconds, answer)
                 options[protocol] |= {"skip_instance_cache": True}
                 if getattr(kind, "async_impl", False):
                     options[protocol] |= {"loop": loop}
@@ -170,12 +197,12 @@ def remote_file(
         if hasattr(file_system, "retries"):
             file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
         try:
-            yield RemoteFile(url, file_system, path, timeout_seconds)
+            yield RemoteFile(url, file_system, path, timeout_seconds, answer)
         finally:
             _hang_up(file_system, loop)
 
 
-def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
+def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float, answer: _Answer) -> dict[str, Any]:
     """A file system's options: those given, and else what makes it fail in good time, and fetch bytes as they are."""
     if protocol in ("http", "https"):
         from aiohttp import ClientTimeout
@@ -185,6 +212,7 @@ def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) ->
             total=None, connect=timeout_seconds, sock_connect=timeout_seconds, sock_read=timeout_seconds
         )
         client = {"timeout": timeout, "auto_decompress": False, **given.get("client_kwargs", {})}
+        client["trace_configs"] = [*(client.get("trace_configs") or ()), answer.trace()]
         headers = {"Accept-Encoding": "identity", **given.get("headers", {})}
         return {**given, "client_kwargs": client, "headers": headers}
     if protocol in ("s3", "s3a"):
@@ -237,6 +265,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _final(url: str, error: Exception) -> Exception | None:
     """The error to be raised; None if another try may help."""
     chain = list(_chain(error))
+    if any(_is_no_http(link) for link in chain):  # it comes with a status of 400 that no server has sent
+        return None
     statuses = [getattr(link, "status", None) for link in chain]
     status = next((status for status in statuses if isinstance(status, int)), None)
     if any(isinstance(link, OSError) and link.errno in _OURS and link.filename for link in chain) or (
@@ -274,12 +304,20 @@ def _is_of_the_network(error: BaseException) -> bool:
     return bool(botocore) and isinstance(error, (botocore.HTTPClientError, botocore.ConnectionError))  # type: ignore[union-attr]
 
 
+def _is_no_http(error: BaseException) -> bool:
+    """Whether what the server sent is against the rules, a body longer than its Content-Length for one."""
+    exceptions = sys.modules.get("aiohttp.http_exceptions")
+    return exceptions is not None and isinstance(error, exceptions.HttpProcessingError)
+
+
 def _timed_out(error: Exception) -> bool:
     return any(isinstance(link, (TimeoutError, asyncio.TimeoutError)) for link in _chain(error))
 
 
 def _text(error: Exception) -> str:
     """The error at the root of it, in one line."""
-    root = list(_chain(error))[-1]
-    text = " ".join(str(root).split())
+    chain = list(_chain(error))
+    root, text = chain[-1], " ".join(str(chain[-1]).split())
+    if _is_no_http(root):  # it quotes all that arrived
+        text = f"the answer is not what HTTP allows, or longer than its Content-Length ({text[:80]} ...)"
     return f"{type(root).__name__}: {text}" if text else type(root).__name__
