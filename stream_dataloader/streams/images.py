@@ -17,7 +17,7 @@ import numpy as np
 
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
-from stream_dataloader.streams._media.section import section_of
+from stream_dataloader.streams._media.section import check_kind, section_of
 
 __all__ = ["SUFFIXES", "ImageFolderStream"]
 
@@ -201,6 +201,7 @@ def _decode(path: str, *, gray: bool) -> Any:
     import cv2
 
     try:
+        check_kind(path, os.stat(path).st_mode)
         with open(path, "rb") as file:
             data = file.read()
     except FileNotFoundError as error:

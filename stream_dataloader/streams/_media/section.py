@@ -8,13 +8,23 @@ from __future__ import annotations
 import math
 import operator
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-__all__ = ["OnCorrupt", "Section", "check_file", "check_on_corrupt", "closed_on_error", "section_of", "whole_number"]
+__all__ = [
+    "OnCorrupt",
+    "Section",
+    "check_file",
+    "check_kind",
+    "check_on_corrupt",
+    "closed_on_error",
+    "section_of",
+    "whole_number",
+]
 
 #: What to do about data that is damaged.
 OnCorrupt = Literal["raise", "keep", "drop"]
@@ -105,17 +115,38 @@ def check_file(path: Any) -> str:
     """The path, if there is something to be read.
 
     Raises:
-        OSError: There is no such file, it is a directory, or it may not be read.
+        OSError: There is no such file, it is a directory, a pipe or a device, or it may not be read.
         ValueError: It is empty.
     """
     path = os.fspath(path)
-    if os.path.isdir(path):
-        raise IsADirectoryError(f"{path} is a directory; give the files in it")
     try:
+        check_kind(path, os.stat(path).st_mode)
         with open(path, "rb") as file:
-            empty = not os.fstat(file.fileno()).st_size and os.path.isfile(path)
+            empty = not os.fstat(file.fileno()).st_size
     except OSError as error:
+        if error.errno is None:
+            raise
         raise type(error)(f"{path} cannot be opened: {error.strerror}") from error
     if empty:
         raise ValueError(f"{path} is empty, a file of zero bytes")
     return str(path)
+
+
+def check_kind(path: Any, mode: int) -> None:
+    """Refuse what is no file.
+
+    A pipe would have to be opened to be looked at, which waits for a writer and then cuts it off; and nothing can be
+    read from it a second time.
+
+    Raises:
+        OSError: It is a directory, a pipe, a socket or a device.
+    """
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(f"{path} is a directory; give the files in it")
+    kinds = {stat.S_IFIFO: "a pipe (FIFO)", stat.S_IFSOCK: "a socket"}
+    raise OSError(
+        f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')}, which cannot be read from any place on; write its data "
+        "to a file, or read it with an open_stream of your own"
+    )
