@@ -49,6 +49,7 @@ PUBLIC = {
         "AudioStream",
         "AudioVisualStream",
         "CameraStream",
+        "FileCache",
         "ImageFolderStream",
         "TextStream",
         "VideoStream",
@@ -149,10 +150,13 @@ def test_public_names_are_where_they_were(module):
         assert hasattr(importlib.import_module(module), name)
 
 
-def test_all_names_are_sorted_and_documented():
-    assert stream_dataloader.__all__ == sorted(stream_dataloader.__all__)
-    for name in stream_dataloader.__all__:
-        assert getattr(stream_dataloader, name).__doc__
+@pytest.mark.parametrize("module", ["stream_dataloader", "stream_dataloader.streams"])
+def test_all_names_are_sorted_and_documented(module):
+    package = importlib.import_module(module)
+    assert package.__all__ == sorted(package.__all__)
+    assert set(package.__all__) >= set(PUBLIC[module])
+    for name in package.__all__:
+        assert getattr(package, name).__doc__
 
 
 def test_importing_the_package_loads_neither_av_nor_cv2():

@@ -1,8 +1,8 @@
 """Factories for frequent kinds of sources, to be passed to `StreamDataset` as `open_stream`.
 
 Each is a description of how to read, cheap to build and to send to workers; it is called with one source, and
-passes `testing.StreamContract`. A source is a path, a URL, or `(path, start, stop)`: part of one. What a kind
-of source needs (PyAV, OpenCV, h5py, ...) is imported when its factory is first used.
+passes `testing.StreamContract`. A source is a path, a URL, or `(path, start, stop)`: part of one, also written
+as a list. What a kind of source needs (PyAV, OpenCV, h5py, ...) is imported when its factory is first used.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stream_dataloader.streams.array import ArrayStream
     from stream_dataloader.streams.audio import AudioStream
     from stream_dataloader.streams.audiovisual import AudioVisualStream
+    from stream_dataloader.streams.cache import FileCache
     from stream_dataloader.streams.camera import CameraStream
     from stream_dataloader.streams.images import ImageFolderStream
     from stream_dataloader.streams.text import TextStream
@@ -25,6 +26,7 @@ __all__ = [
     "AudioStream",
     "AudioVisualStream",
     "CameraStream",
+    "FileCache",
     "ImageFolderStream",
     "TextStream",
     "VideoStream",
@@ -36,6 +38,7 @@ _MODULES = {
     "AudioStream": "audio",
     "AudioVisualStream": "audiovisual",
     "CameraStream": "camera",
+    "FileCache": "cache",
     "ImageFolderStream": "images",
     "TextStream": "text",
     "VideoStream": "video",

@@ -17,7 +17,15 @@ import av.error
 from stream_dataloader.streams._media.av_versions import ANY_METADATA
 from stream_dataloader.streams._media.section import check_file
 
-__all__ = ["check_not_cut", "choose_stream", "frame_rate", "open_container", "ticks_a_frame", "ticks_of_untimed"]
+__all__ = [
+    "check_not_cut",
+    "choose_stream",
+    "ffmpeg_path",
+    "frame_rate",
+    "open_container",
+    "ticks_a_frame",
+    "ticks_of_untimed",
+]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
 _NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
@@ -33,13 +41,23 @@ def open_container(path: str) -> av.container.InputContainer:
     """
     path = check_file(path)
     try:
-        container: av.container.InputContainer = av.open(path, "r", **ANY_METADATA)
+        container: av.container.InputContainer = av.open(ffmpeg_path(path), "r", **ANY_METADATA)
     except av.error.FFmpegError as error:
         raise ValueError(
             f"{path} cannot be read as a media file ({error.strerror}); it is damaged, is cut off before its index, or "
             "holds something else"
         ) from error
     return container
+
+
+def ffmpeg_path(path: str) -> str:
+    """A file's path, written so that FFmpeg takes what is before a colon (`2024-01-01T12:00.mp4`) for no protocol.
+
+    Example:
+        >>> ffmpeg_path("12:00.mp4"), ffmpeg_path("clip.mp4"), ffmpeg_path("/a/12:00.mp4")
+        ('./12:00.mp4', 'clip.mp4', '/a/12:00.mp4')
+    """
+    return os.path.join(os.curdir, path) if ":" in path and not os.path.isabs(path) else path
 
 
 def choose_stream(container: av.container.InputContainer, kind: Literal["video", "audio"], index: int) -> Any:

@@ -22,6 +22,7 @@ __all__ = [
     "check_kind",
     "check_on_corrupt",
     "closed_on_error",
+    "is_section",
     "section_of",
     "whole_number",
 ]
@@ -44,16 +45,24 @@ class Section(NamedTuple):
     stop: Any = None
 
 
+def is_section(source: Any) -> bool:
+    """Whether a source is written as a section: a tuple, or a list that begins with a path, as JSON has it."""
+    return isinstance(source, tuple) or (
+        isinstance(source, list) and bool(source) and isinstance(source[0], (str, bytes, os.PathLike))
+    )
+
+
 def section_of(source: Any) -> Section:
-    """The section that a source names: all of it, or `(path, start, stop)`.
+    """The section that a source names: all of it, or `(path, start, stop)`, also as a list, as JSON has it.
 
     Raises:
-        ValueError: A tuple of another length, or a section that ends before it starts.
+        ValueError: A tuple or list of another length, or a section that ends before it starts.
     """
-    if not isinstance(source, tuple):
+    if not is_section(source):
         return Section(source)
     if len(source) != 3:
-        raise ValueError(f"a source is a path or (path, start, stop), and this is a tuple of {len(source)}")
+        kind = type(source).__name__
+        raise ValueError(f"a source is a path or (path, start, stop), and this is a {kind} of {len(source)}")
     path, start, stop = source
     start, stop = _place("start", start or 0), None if stop is None else _place("stop", stop)
     if start < 0 or (stop is not None and stop < start):

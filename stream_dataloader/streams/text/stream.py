@@ -16,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from stream_dataloader.errors import shorten
 from stream_dataloader.streams._media.section import closed_on_error, section_of
-from stream_dataloader.streams.cache.file_cache import FileCache
+from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 from stream_dataloader.streams.text.blocks import NOTHING, Marks, blocks_of
 from stream_dataloader.streams.text.bytes import StringBytes, TextBytes, is_compressed, open_text
 from stream_dataloader.streams.text.encoding import Codes, TextEncoding, encoding_name
@@ -54,7 +55,8 @@ class TextStream:
     decompressed up to there.
 
     Attributes:
-        of: What sources are: "files" or "strings".
+        of: What sources are: "files" or "strings". It is never guessed: with "files" any string is a path, and a text
+            is an error (no such file); with "strings" any string is a text, also one that is the path of a file.
         units: What items are: "bytes" of the file or of the string as encoded, "characters" (their code points, or
             numbers from the vocabulary), or "tokens". None: tokens if there is a tokenizer, otherwise characters.
         tokenizer: Makes tokens: a `tokenizers.Tokenizer` or the path of its file, used without special tokens,
@@ -200,7 +202,15 @@ class TextStream:
         if not isinstance(path, (str, bytes, os.PathLike)):
             raise TypeError(f"the source is a {type(path).__name__}; give a path, or of='strings' for texts themselves")
         first, stop = operator.index(first), None if stop is None else operator.index(stop)
-        file = open_text(path, self.cache)
+        try:
+            file = open_text(path, self.cache)
+        except (OSError, ValueError) as error:
+            if not isinstance(path, str) or is_url(path) or os.path.exists(path):
+                raise
+            raise FileNotFoundError(
+                f"there is no file {shorten(path)}; with of='files' a string is a path, and of='strings' reads texts "
+                "themselves"
+            ) from error
         with closed_on_error(file):
             self._check(file, first, stop)
         return file, first, stop

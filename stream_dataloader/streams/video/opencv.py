@@ -12,7 +12,7 @@ from typing import Any
 
 import av.error
 
-from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container
+from stream_dataloader.streams._media.container import check_not_cut, choose_stream, ffmpeg_path, open_container
 from stream_dataloader.streams._media.opencv import import_opencv
 from stream_dataloader.streams._media.picture import UPRIGHT, ArrayConverter, Picture, orientation
 from stream_dataloader.streams.cache.file_cache import LocalFile
@@ -44,7 +44,7 @@ class CapturedVideo:
                         raise ValueError(f'{self._path} is interlaced, which OpenCV garbles; use backend="av"')
                     upright = orientation(frame)
                     break
-        self._capture = cv2.VideoCapture(self._path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
+        self._capture = cv2.VideoCapture(ffmpeg_path(self._path), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
         if not self._capture.isOpened():
             raise ValueError(f'{self._path} cannot be opened by OpenCV; use backend="av"')
         self._capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0)  # it would turn what is to be mirrored

@@ -22,6 +22,7 @@ from stream_dataloader.streams._media.section import (
     Section,
     check_on_corrupt,
     closed_on_error,
+    is_section,
     section_of,
     whole_number,
 )
@@ -161,7 +162,7 @@ class VideoStream:
     def open(self, source: Any) -> tuple[LocalFile, Selection]:
         """Have the file here, and say which of its frames are the source's items."""
         section = section_of(source)
-        if not isinstance(source, tuple):
+        if not is_section(source):
             section = Section(section.path, self.start, self.stop)
         local = open_local(section.path, self.cache)
         section = section._replace(path=local.path)
