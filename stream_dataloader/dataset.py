@@ -21,9 +21,10 @@ from stream_dataloader._assembly.writer import SlotWriter
 from stream_dataloader._memory.pickling import ByValue, spawning
 from stream_dataloader._reading.activity import Board
 from stream_dataloader._reading.fingerprint import fingerprint_of
+from stream_dataloader._reading.opener import declares_early
 from stream_dataloader._reading.reader import NO_RECOVERY, PartReader, PlainParts, Recovery, Setup, plain_session
 from stream_dataloader._reading.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
-from stream_dataloader._reading.sources import sources_of
+from stream_dataloader._reading.sources import is_safe_anywhere, sources_of
 from stream_dataloader._schedule import options
 from stream_dataloader._schedule.rules import IntArray, Rules, lanes_of_worker, split_batch_size
 from stream_dataloader._schedule.step_count import steps_of_groups
@@ -60,9 +61,13 @@ class StreamDataset(IterableDataset[StreamBatch]):
             and `"balanced"`, a random order in which long sources tend to come early.
         deterministic: Assign sources in logical time: the same batches for any number of workers. False:
             first come, first served, for live sources.
-        lookahead: Sources that each lane reserves, and opens in a background thread, before it needs them;
-            0 opens in time only. None stands for 1, and for 0 with `"longest_first"`, where the longest sources would
-            be reserved for lanes that read long ones already.
+        lookahead: Sources that each lane reserves before it needs them, so that workers do not wait for each other;
+            0 takes each in time only. None stands for 1, and for 0 with `"longest_first"`, where the longest sources
+            would be reserved for lanes that read long ones already.
+        open_early: Whether workers open the sources that lanes have reserved in a background thread, while other
+            streams are read. None: if `open_stream` declares that it is safe for it (`protocols.OpensEarly`), and so
+            does a sequence that makes the sources. True says so for what cannot be changed, and with
+            `num_workers=0` too; False never does. No batch depends on it.
         lengths: Number of items of each source (steps, or windows without `time_steps`), if known: makes
             `len(loader)` exact, and a stream of another length an error.
         on_error: `"raise"`, `"skip"` (the lane goes on with its next source), or a callable that is given the
@@ -102,6 +107,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         schedule: Schedule = "listed",
         deterministic: bool = True,
         lookahead: int | None = None,
+        open_early: bool | None = None,
         lengths: Sequence[int] | IntArray | None = None,
         on_error: OnError = "raise",
         max_failures: int | None = None,
@@ -121,6 +127,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.max_failures = None if max_failures is None else options.integer("max_failures", max_failures, 0)
         self.retries = options.integer("retries", retries, 0)
         self._fingerprint = fingerprint
+        self.open_early = options.yes_no_or_none("open_early", open_early)
         self.given_lookahead = lookahead
         self._steps: tuple[int, list[int]] | None = None  # of the epoch that was asked for last
         self.rules = self._check_rules(
@@ -147,6 +154,17 @@ class StreamDataset(IterableDataset[StreamBatch]):
         """What opens a source, by its index."""
         del index
         return self.open_stream
+
+    def early(self, *, locally: bool) -> Callable[[int], bool] | None:
+        """Whether a background thread may open a source ahead of need, by its index; None if none of them.
+
+        Args:
+            locally: In the main process, where only what was asked for runs in a thread.
+        """
+        allowed = self.open_early is True
+        if self.open_early is None and not locally:
+            allowed = declares_early(self.open_stream) and is_safe_anywhere(self.sources)
+        return (lambda _: True) if allowed else None
 
     @property
     def batch_size(self) -> int:
@@ -217,7 +235,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             resume: Where in the epoch to begin; None at its beginning.
         """
         queue = local_queue(self.rules, epoch, self.lengths, resume)
-        return self._reader(queue, range(self.batch_size), 0, raw, None, resume)
+        return self._reader(queue, range(self.batch_size), 0, raw, None, resume, locally=True)
 
     def read_as_worker(
         self,
@@ -268,6 +286,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         resume: Snapshot | None,
         board: Board | None = None,
         recovery: Recovery = NO_RECOVERY,
+        *,
+        locally: bool = False,
     ) -> PartReader:
         policy = self.on_error if callable(self.on_error) else lambda _: self.on_error
         setup = Setup(
@@ -279,6 +299,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             policy=policy,
             retries=self.retries,
             board=board or Board(self.batch_size, worker_id + 1, shared=False),
+            early=self.early(locally=locally),
             recovery=recovery,
             raw=raw,
         )

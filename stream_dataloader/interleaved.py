@@ -78,6 +78,7 @@ class InterleavedDataset(StreamDataset):
     ) -> None:
         self._mix, self.weights = mix, mix.weights
         self._lists = [(dataset.sources, dataset._fingerprint) for dataset in datasets]
+        self._early = {where: [d.early(locally=where) is not None for d in datasets] for where in (False, True)}
         super().__init__(
             JoinedSources(dataset.sources for dataset in datasets),
             _Factories(mix, [dataset.open_stream for dataset in datasets]),
@@ -93,6 +94,11 @@ class InterleavedDataset(StreamDataset):
     def factory_of(self, index: int) -> StreamFactory:
         """What opens a source, by its index: the `open_stream` of its dataset."""
         return self.open_stream.of(index)
+
+    def early(self, *, locally: bool) -> Callable[[int], bool] | None:
+        """Whether a background thread may open a source ahead of need, by its index: as its dataset says."""
+        allowed = self._early[locally]
+        return (lambda index: allowed[self._mix.locate(index)[0]]) if any(allowed) else None
 
     def locate(self, index: int) -> tuple[int, int]:
         """Which source of which dataset a number in `batch.source` means.
@@ -134,8 +140,8 @@ def interleave(
 
     The result is a `StreamDataset` of all their sources, one dataset's after the other's: `batch.source` and
     `get_stream_info().source_index` count over all of them, and `locate` tells dataset and index. The datasets
-    stay as they are; each one's `open_stream`, `lengths`, `shuffle` and `schedule` go on to hold for its sources.
-    With `lengths` of all, `len(loader)` is exact.
+    stay as they are; each one's `open_stream`, `open_early`, `lengths`, `shuffle` and `schedule` go on to hold for
+    its sources. With `lengths` of all, `len(loader)` is exact.
 
     A weight is a share of the sources drawn, not of time steps: divide weights by the mean length of a dataset's
     streams for shares of steps. In any stretch of draws each dataset has its share but for a few draws.

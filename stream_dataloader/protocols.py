@@ -1,14 +1,34 @@
 """The seams between the library and its users' code: who calls what, where and in which order.
 
 A *factory* is called once for each source a lane takes, with that source alone. It runs in the process that
-owns the lane: a worker, or the main process with `num_workers=0`. With `lookahead > 0` the call, and the
-first `next`, may happen in a background thread of that process; everything after runs in its main thread.
-Calls on one stream never overlap, so a stream needs no lock of its own; what streams share (a module's
-cache, say) does. The factory must be picklable for `spawn` and `forkserver`, by cloudpickle if not by pickle.
+owns the lane: a worker, or the main process with `num_workers=0`. The factory must be picklable for `spawn` and
+`forkserver`, by cloudpickle if not by pickle.
 
 A *stream* is iterated once, from its first item to its last, and then closed, if it has a `close` method
 (generators do). It is also closed when an epoch is left early. It is always closed in the process that
 opened it.
+
+All of this runs in one thread of that process: the worker's main thread, or the one that asks the loader for its
+next batch. No stream is opened before its lane has closed the one before it, so there are never more open than
+lanes. Streams may share a buffer, a connection or a library that knows no threads.
+
+A factory that is safe for it may declare `open_early = True` (`OpensEarly`). Workers then open the sources that
+lanes reserve (`lookahead`) ahead of need, in a background thread: the factory is called there, and the first
+item taken, while other streams are read in the main thread; everything after runs in the main thread. Calls on
+one stream never overlap, so a stream needs no lock of its own; what streams share does. Batches are the same
+either way.
+
+A stream that is not to begin at its first item (a loader goes on from a saved state, a connection or a worker was
+lost) is read forward to there, unless the factory or the stream opted into something quicker::
+
+    def open_stream(source, start=0)        the factory has a parameter `start` whose default is the integer 0:
+                                            it is passed the number of the first item wanted
+    iter(stream).seek_item(n)               the iterator goes to item n (`SeeksItems`); called before its first `next`
+    iter(stream).load_state_dict(state)     the iterator goes where it was when its `state_dict()` returned that
+
+The last two are looked for where a position is kept: on the iterator, which is the stream itself only if
+`iter(stream) is stream`. On a stream whose `iter` returns another object they are left alone, as that object may
+know nothing of them. `testing.StreamContract` finds a stream that goes elsewhere than it was told to.
 
 A stream that can write its items to memory it is given may offer `read_into` (`ReadsInto`): the batch itself
 is that memory then, and nothing is copied.
@@ -24,9 +44,11 @@ __all__ = [
     "ErrorPolicy",
     "Exhausted",
     "OnError",
+    "OpensEarly",
     "PaddingMode",
     "ReadsInto",
     "Schedule",
+    "SeeksItems",
     "Stream",
     "StreamFactory",
     "Transport",
@@ -94,6 +116,49 @@ class ReadsInto(Stream[Item_co], Protocol[Item_co]):
             How many time steps were written, from the first on: 1 to n, or 0 at the stream's end. What was
             read before an error belongs to this call, the error to the next.
         """
+        ...
+
+
+class SeeksItems(Iterator[Item_co], Protocol[Item_co]):
+    """An iterator that goes to any item: what a stream is, or what its `iter` returns.
+
+    Example:
+        >>> class Ramp:
+        ...     def __init__(self, stop):
+        ...         self.position, self.stop = 0, stop
+        ...     def __iter__(self):
+        ...         return self
+        ...     def __next__(self):
+        ...         if self.position == self.stop:
+        ...             raise StopIteration
+        ...         self.position += 1
+        ...         return self.position - 1
+        ...     def seek_item(self, item):
+        ...         self.position = item
+        >>> ramp = iter(Ramp(5))
+        >>> ramp.seek_item(3)
+        >>> list(ramp)
+        [3, 4]
+    """
+
+    def seek_item(self, item: int) -> None:
+        """Go to an item, counted from the stream's first as 0: the next `next` returns it, or ends at its end."""
+        ...
+
+
+class OpensEarly(Protocol):
+    """A factory that may be called, and its streams' first items taken, in another thread than streams are read in.
+
+    The declaration is for the code it stands beside: a class that overrides `__call__` declares anew.
+
+    Attributes:
+        open_early: True, and nothing else that is true. A function has it as an attribute, too.
+    """
+
+    open_early: bool
+
+    def __call__(self, source: Any) -> Iterable[Any]:
+        """Open one stream; in either thread, also while it is called in the other."""
         ...
 
 

@@ -24,6 +24,7 @@ class Case:
     shuffle: bool = False
     seed: int = 0
     jitter: bool = False
+    open_early: bool | None = None  # as `Counting` declares it
 
     def dataset(self, **options):
         given = {
@@ -33,6 +34,7 @@ class Case:
             "windows": self.windows,
             "shuffle": self.shuffle,
             "lookahead": self.lookahead,
+            "open_early": self.open_early,
         }
         return StreamDataset(list(enumerate(self.lengths)), Counting(self.jitter), self.lanes, **(given | options))
 
@@ -55,6 +57,7 @@ class Counting:
     """Streams whose items tell source, position and a random draw that depends on both."""
 
     jitter: bool = False
+    open_early = True
 
     def __call__(self, source):
         index, length = source
@@ -83,6 +86,7 @@ def cases(max_streams=30, max_length=12, max_lanes=9, modes=("zeros", "data", "d
         lookahead=st.integers(0, 3),
         shuffle=st.booleans(),
         seed=st.integers(0, 1 << 40),
+        open_early=st.sampled_from([None, True, False]),
     )
 
 

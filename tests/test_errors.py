@@ -122,10 +122,10 @@ PLACES = [
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(("how", "kind", "position", "reason", "cause"), PLACES)
-def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, kind, position, reason, cause, workers, lookahead):
-    dataset = StreamDataset(range(4), Broken(how), 2, time_steps=2, lookahead=lookahead)
+def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, kind, position, reason, cause, workers, early):
+    dataset = StreamDataset(range(4), Broken(how), 2, time_steps=2, lookahead=int(early), open_early=early)
     batches = []
     with pytest.raises(kind, match=reason) as caught:
         batches.extend(iter(StreamDataLoader(dataset, workers)))
@@ -216,7 +216,7 @@ def test_sys_exit_in_a_stream_does_not_hang(workers):
         raise SystemExit(3)
 
     with pytest.raises((SystemExit, RuntimeError)):
-        list(StreamDataLoader(StreamDataset([1, 2, 3], leave, 2, time_steps=1, lookahead=1), workers))
+        list(StreamDataLoader(StreamDataset([1, 2, 3], leave, 2, time_steps=1, lookahead=1, open_early=True), workers))
 
 
 def test_stop_iteration_in_collate_fn_does_not_end_the_epoch():

@@ -110,7 +110,7 @@ def test_a_source_that_kills_its_worker_twice_is_named_and_skipped(place, caplog
             yield n * 100 + i
 
     def loader(**options):
-        dataset = StreamDataset(range(8), read, 4, time_steps=1, lookahead=int(place == "opening early"), **options)
+        dataset = StreamDataset(range(8), read, 4, time_steps=1, open_early=place == "opening early", **options)
         return StreamDataLoader(dataset, 2, max_restarts=4)
 
     with pytest.raises(WorkerDeathError, match=rf"source {killer} \({killer}\) killed its worker twice"):

@@ -43,6 +43,7 @@ class Forward:
     """Can only be read from the beginning."""
 
     number: int
+    open_early = True
 
     def __call__(self, source):
         assert source[0] == self.number, "opened by another list's factory"

@@ -143,7 +143,7 @@ def test_streams_are_closed_when_done_and_when_left(workers, tmp_path):
     assert marks("open") == marks("closed") == {str(n) for n in range(1, 20)}
 
 
-def test_lookahead_opens_early_in_a_thread_of_the_worker_and_lookahead_0_never_does():
+def test_lookahead_opens_early_in_a_thread_and_lookahead_0_never_does():
     def threads(lookahead):
         seen = []
 
@@ -151,7 +151,7 @@ def test_lookahead_opens_early_in_a_thread_of_the_worker_and_lookahead_0_never_d
             seen.append((threading.current_thread().name, n))
             yield n
 
-        dataset = StreamDataset(range(40), read, 2, time_steps=1, lookahead=lookahead)
+        dataset = StreamDataset(range(40), read, 2, time_steps=1, lookahead=lookahead, open_early=True)
         for _ in StreamDataLoader(dataset):
             time.sleep(0.002)
         return {name for name, _ in seen}, sorted(n for _, n in seen)
@@ -172,7 +172,7 @@ def test_calls_on_one_stream_never_overlap_with_early_opening():
             yield i
 
     for lookahead in (1, 2, 3):
-        list(StreamDataLoader(StreamDataset([3] * 30, read, 3, time_steps=2, lookahead=lookahead)))
+        list(StreamDataLoader(StreamDataset([3] * 30, read, 3, time_steps=2, lookahead=lookahead, open_early=True)))
 
 
 def test_collate_fn_gets_the_lanes_windows():

@@ -1,13 +1,16 @@
 """Opens sources, in time or ahead of it.
 
-`Opener` opens the sources that a lane has reserved in a background thread. Whoever comes first, that thread or
-the lane, opens; the other waits or keeps off, so calls on one stream never overlap.
+`Opener` opens the sources that a lane has reserved in a background thread, as far as their factories allow. Whoever
+comes first, that thread or the lane, opens; the other waits or keeps off, so calls on one stream never overlap.
 
-Guarantee: errors are kept and raised where the lane takes the stream, never earlier or elsewhere.
+Guarantee: errors are kept and raised where the lane takes the stream, never earlier or elsewhere. There is no thread
+unless one is allowed, and it runs no code of a source that may not be opened early.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,6 +22,25 @@ from stream_dataloader._schedule.rules import NONE, PENDING
 
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 100e-6, 5e-3
 _LONGEST_JOIN_SECONDS = 1.0
+
+
+def declares_early(code: object) -> bool:
+    """Whether a factory, or a sequence of sources, declares that another thread may call it; see `OpensEarly`.
+
+    A class that overrides what is called answers for itself: it does not inherit the declaration.
+    """
+    while isinstance(code, functools.partial):
+        code = code.func
+    if getattr(code, "open_early", None) is not True:
+        return False
+    if "open_early" in getattr(code, "__dict__", ()):  # else functools.wraps has copied it from other code
+        return getattr(getattr(code, "__wrapped__", None), "open_early", None) is not True
+    for kind in () if inspect.isclass(code) else type(code).__mro__:
+        if "open_early" in kind.__dict__:
+            return True
+        if kind.__dict__.keys() & {"__call__", "__getitem__"}:
+            return False
+    return False
 
 
 class Reservation:
@@ -65,11 +87,14 @@ class Opener:
     Args:
         queue: Where tickets are taken out.
         open_grant: Opens the stream of a grant for a lane, at an item, with the stream's state there or None.
-        early: Open reservations early.
+        early: Whether a background thread may open a source, by its index; None if none of them.
     """
 
     def __init__(
-        self, queue: SourceQueue, open_grant: Callable[[int, int, int, Any], OpenedStream], *, early: bool = True
+        self,
+        queue: SourceQueue,
+        open_grant: Callable[[int, int, int, Any], OpenedStream],
+        early: Callable[[int], bool] | None,
     ) -> None:
         self._queue, self._open_grant, self._early = queue, open_grant, early
         self._reservations: deque[Reservation] = deque()
@@ -82,7 +107,7 @@ class Opener:
         return self._open(lane, self._queue.wait(lane, self._queue.take(lane, time, ahead=False)))
 
     def reserve(self, lane: int, time: int) -> Reservation:
-        """Take out a ticket ahead, to be opened in the background."""
+        """Take out a ticket ahead, to be opened in the background if that is allowed."""
         reservation = Reservation(lane, self._queue.take(lane, time, ahead=True))
         self._prepare((reservation,))
         return reservation
@@ -94,7 +119,7 @@ class Opener:
         return reservations
 
     def _prepare(self, reservations: Iterable[Reservation]) -> None:
-        if not self._early:
+        if self._early is None:
             return
         with self._changed:
             self._reservations.extend(reservations)
@@ -148,7 +173,7 @@ class Opener:
             delay = _FIRST_POLL_SECONDS if settled else min(1.5 * delay, _LONGEST_POLL_SECONDS)
 
     def _settle(self, reservation: Reservation) -> bool:
-        """Open a reservation's stream if it is granted; False if that is not decided yet."""
+        """Open a reservation's stream if it is granted and may be; False if that is not decided yet."""
         if reservation.claimed:
             return True
         decision = reservation.decision
@@ -156,6 +181,9 @@ class Opener:
             decision = self._queue.decision(reservation.lane, reservation.ticket)
         if decision == PENDING:
             return False
+        assert self._early is not None
+        if decision != NONE and not self._early(self.source(self._queue.order.grant(decision))):
+            return True  # left to the lane
         if reservation.claim():
             stream, failure = None, None
             try:

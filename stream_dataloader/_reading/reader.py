@@ -57,6 +57,7 @@ class Setup(NamedTuple):
     Attributes:
         factory_of: What opens a source, by its index.
         board: Where to say what is being done.
+        early: Whether a background thread may open a source ahead of need, by its index; None if none of them.
         recovery: What is different after a worker died.
         raw: Windows are wanted one by one: those that streams cut themselves as they are, others in one piece each.
     """
@@ -69,6 +70,7 @@ class Setup(NamedTuple):
     policy: Callable[[StreamError], Literal["raise", "skip"]]
     retries: int
     board: Board
+    early: Callable[[int], bool] | None
     recovery: Recovery
     raw: bool
 
@@ -101,9 +103,8 @@ class PartReader:
         resume: Snapshot | None = None,
     ) -> None:
         self.setup, self.queue, self.lanes, self.worker_id = setup, queue, lanes, worker_id
-        self._opener = Opener(
-            queue, functools.partial(_open, setup, queue, worker_id), early=not setup.recovery.cautious
-        )
+        early = None if setup.recovery.cautious else setup.early
+        self._opener = Opener(queue, functools.partial(_open, setup, queue, worker_id), early)
         options = LaneOptions(
             setup.rules, setup.lengths, setup.raw, setup.policy, setup.board.reading, setup.recovery.killers
         )

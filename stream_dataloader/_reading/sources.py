@@ -20,6 +20,7 @@ import numpy as np
 
 from stream_dataloader._memory.pickling import ByValue, dumps, spawning
 from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader._reading.opener import declares_early
 from stream_dataloader.errors import shorten
 
 _BLOCK = 64  # sources: reading one costs a few microseconds, packing little more than one pickling of the list
@@ -37,6 +38,16 @@ def sources_of(given: Iterable[Any]) -> Sources:
     if isinstance(given, Sequence) and not isinstance(given, (tuple, MutableSequence)):  # a list is one of the latter
         return MadeSources(given)
     return PackedSources(given)
+
+
+def is_safe_anywhere(sources: Sequence[Any]) -> bool:
+    """Whether a source may be read in any thread: it is packed, or made by a range, or by what declares that.
+
+    Not that of several lists; each of them has its own say.
+    """
+    if not isinstance(sources, MadeSources):
+        return True
+    return isinstance(sources.sequence, range) or declares_early(sources.sequence)
 
 
 class Sources(Sequence[Any]):
@@ -61,12 +72,15 @@ class Sources(Sequence[Any]):
 class MadeSources(Sources):
     """A sequence of the user's, which makes a source when it is asked for it; nothing is asked beforehand.
 
+    Attributes:
+        sequence: It.
+
     Raises:
         TypeError: It cannot be pickled.
     """
 
     def __init__(self, sequence: Sequence[Any]) -> None:
-        self._sequence = sequence
+        self.sequence = sequence
         try:
             dumps(sequence)
         except Exception as error:
@@ -76,18 +90,18 @@ class MadeSources(Sources):
             ) from None
 
     def __len__(self) -> int:
-        return len(self._sequence)
+        return len(self.sequence)
 
     def _source(self, index: int) -> Any:
-        return self._sequence[index]
+        return self.sequence[index]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_sources, (ByValue(self._sequence),)
+        return _made_sources, (ByValue(self.sequence),)
 
 
 def _made_sources(sequence: ByValue) -> MadeSources:
     sources = object.__new__(MadeSources)
-    sources._sequence = sequence.value
+    sources.sequence = sequence.value
     return sources
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,6 +51,8 @@ class AudioVisualStream:
         >>> paths = ["talk.mp4", "interview.mkv"]
         >>> dataset = StreamDataset(paths, stream, batch_size=2, time_steps=25)  # audio: (25, 2, 1, 640)
     """
+
+    open_early: ClassVar[bool] = True  # as its video and its audio
 
     video: VideoStream = field(default_factory=VideoStream)
     rate: int | None = None

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -90,6 +90,8 @@ class ImageFolderStream:
         >>> open_stream.length(folder)
         12
     """
+
+    open_early: ClassVar[bool] = True  # streams share nothing
 
     size: tuple[int, int] | None = None
     layout: Literal["CHW", "HWC"] = "CHW"

@@ -11,7 +11,7 @@ import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from stream_dataloader.streams._media.section import check_file, closed_on_error, section_of
 from stream_dataloader.streams.array.tables import NpyTable, Table, memory_table
@@ -50,6 +50,8 @@ class ArrayStream:
         >>> [batch.data.T.tolist() for batch in StreamDataLoader(dataset)]
         [[[0, 1, 2, 3, 4], [4, 5, 6, 0, 0]], [[5, 6, 7, 8, 9], [0, 0, 0, 0, 0]]]
     """
+
+    open_early: ClassVar[bool] = True  # streams share nothing, and h5py locks its library
 
     dataset: str | Sequence[str] | Mapping[str, str] | None = None
     cache: FileCache | None = None

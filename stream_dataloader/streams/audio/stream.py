@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -76,6 +76,8 @@ class AudioStream:
         19
         >>> folder.cleanup()
     """
+
+    open_early: ClassVar[bool] = True  # streams share nothing
 
     window: int
     hop: int | None = None

@@ -36,7 +36,8 @@ class CameraStream:
     A source is the index of a camera that is plugged in (0, 1, ...), its device (`"/dev/video0"`), or a URL:
     `rtsp://`, `http(s)://` (MPEG-TS, MJPEG, ...), `udp://`, `rtmp://`, whatever FFmpeg reads. Give
     `deterministic=False` to the dataset, and as many workers as cameras: a worker with several reads them in
-    turn, `time_steps` frames at a time, and needs `buffer_frames` of no less.
+    turn, `time_steps` frames at a time, and needs `buffer_frames` of no less. A camera is connected when its lane
+    begins to read it, never ahead of need: frames that came in before would be old.
 
     An item is a dict:
 

@@ -197,8 +197,8 @@ class Marks:
         if not marks or (known and known[-1] >= marks[-1]):
             return
         self._marks[key] = marks
-        while len(self._marks) > _MARKED_TEXTS:
-            self._marks.pop(next(iter(self._marks)), None)
+        for oldest in list(self._marks)[:-_MARKED_TEXTS]:  # at once: another thread may keep marks meanwhile
+            self._marks.pop(oldest, None)
 
 
 NOTHING: Codes = np.zeros(0, np.uint8)

@@ -16,7 +16,7 @@ import numpy as np
 from stream_dataloader.streams.text.blocks import NOTHING
 from stream_dataloader.streams.text.encoding import Codes
 
-__all__ = ["character_table", "check_tokenizer", "check_vocabulary", "tokenizing", "tokens_of"]
+__all__ = ["character_table", "check_tokenizer", "check_vocabulary", "is_thread_safe", "tokenizing", "tokens_of"]
 
 _LARGEST_CODE = 0x10FFFF
 
@@ -33,6 +33,11 @@ def check_tokenizer(tokenizer: Any) -> None:
             raise FileNotFoundError(f"tokenizer is {os.fspath(tokenizer)!r}, and there is no such file")
     elif not (callable(tokenizer) or hasattr(tokenizer, "encode")):
         raise TypeError(f"tokenizer is {tokenizer!r}; give a tokenizers.Tokenizer, its file, or a function")
+
+
+def is_thread_safe(tokenizer: Any) -> bool:
+    """Whether several threads may use a tokenizer: it is the package's own, or its file."""
+    return isinstance(tokenizer, (str, os.PathLike)) or hasattr(tokenizer, "no_truncation")
 
 
 def tokenizing(tokenizer: Any) -> Callable[[str], Any]:

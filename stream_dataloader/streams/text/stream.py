@@ -26,6 +26,7 @@ from stream_dataloader.streams.text.numbers import (
     character_table,
     check_tokenizer,
     check_vocabulary,
+    is_thread_safe,
     tokenizing,
     tokens_of,
 )
@@ -138,6 +139,11 @@ class TextStream:
             raise ValueError(f"unknown is {self.unknown}, without a vocabulary for characters not to be in; give one")
         if self.tokenizer is not None:
             check_tokenizer(self.tokenizer)
+
+    @property
+    def open_early(self) -> bool:
+        """Streams share nothing but their marks and, for tokens, the tokenizer, which may be the user's own code."""
+        return self.tokenizer is None or is_thread_safe(self.tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # no cached property

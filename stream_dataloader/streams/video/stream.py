@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Real
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from stream_dataloader.streams._media.opencv import check_opencv
 from stream_dataloader.streams._media.picture import AvConverter, Picture
@@ -70,6 +70,8 @@ class VideoStream:
         >>> next(iter(StreamDataLoader(dataset))).data.shape
         torch.Size([16, 4, 3, 120, 160])
     """
+
+    open_early: ClassVar[bool] = True  # streams share nothing but an index in a locked cache
 
     size: tuple[int, int] | None = None
     layout: Literal["CHW", "HWC"] = "CHW"

@@ -1,0 +1,333 @@
+"""User code runs in one thread of a worker, unless its factory says that it may run in two."""
+
+import collections
+import functools
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from stream_dataloader import StreamDataLoader, StreamDataset, interleave
+from stream_dataloader.streams import (
+    ArrayStream,
+    AudioStream,
+    AudioVisualStream,
+    CameraStream,
+    ImageFolderStream,
+    TextStream,
+    VideoStream,
+)
+
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+LANES, SOURCES, ITEMS = 4, 24, 6
+
+
+def read(open_stream, workers, sources=range(SOURCES), **options):
+    """What is read of each source."""
+    loader = StreamDataLoader(StreamDataset(sources, open_stream, LANES, time_steps=2, **options), workers)
+    found = collections.defaultdict(list)
+    for batch in loader:
+        for t, lane in batch.mask.nonzero().tolist():
+            found[int(batch.source[t, lane])].append(batch.data[t, lane].tolist())
+    assert list(map(len, found.values())) == [ITEMS] * SOURCES
+    return found
+
+
+class Noting:
+    """Notes who enters its code, and raises where somebody is in it already; as a library that is not thread-safe."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.inside = []
+
+    def enter(self):
+        assert not self.inside, "entered by two threads at once"
+        self.inside.append(1)
+        time.sleep(0.0005)  # lets others run
+        self.inside.pop()
+        (self.folder / f"{os.getpid()}-{threading.get_native_id()}").touch()
+
+    def threads(self):
+        """How many threads of each process that read entered."""
+        return sorted(collections.Counter(path.name.split("-")[0] for path in self.folder.iterdir()).values())
+
+    def __call__(self, source):
+        self.enter()
+        return Noted(self, source)
+
+
+class Noted:
+    def __init__(self, factory, source):
+        self.factory, self.source, self.position = factory, source, 0
+
+    def __iter__(self):
+        self.factory.enter()
+        return self
+
+    def __next__(self):
+        self.factory.enter()
+        self.position += 1
+        if self.position > ITEMS:
+            raise StopIteration
+        return self.source * 100 + self.position - 1
+
+    def state_dict(self):
+        self.factory.enter()
+        return {"at": self.position}
+
+    def load_state_dict(self, state):
+        self.factory.enter()
+        self.position = state["at"]
+
+    def close(self):
+        self.factory.enter()
+
+
+class ListedByHand(Sequence):
+    """A sequence that makes its sources by code of the user's."""
+
+    def __init__(self, factory):
+        self.factory = factory
+
+    def __len__(self):
+        return SOURCES
+
+    def __getitem__(self, index):
+        self.factory.enter()
+        return index
+
+
+EXPECTED = {source: [source * 100 + i for i in range(ITEMS)] for source in range(SOURCES)}
+
+
+# The four that were found
+
+
+@WORKERS
+def test_streams_may_share_a_scratch_buffer(workers):
+    scratch = np.zeros(64, np.int64)
+
+    def through_scratch(source):
+        for i in range(ITEMS):
+            scratch[:] = source * 100 + i
+            time.sleep(0.0005)
+            yield scratch.copy()[0]
+
+    assert read(through_scratch, workers) == EXPECTED
+
+
+@WORKERS
+def test_a_pool_of_one_connection_a_lane_is_enough(workers):
+    pool = queue.Queue()
+    for _ in range(LANES // max(workers, 1)):
+        pool.put(object())
+
+    def connected(source):
+        connection = pool.get_nowait()  # which would hang
+        try:
+            for i in range(ITEMS):
+                time.sleep(0.0005)
+                yield source * 100 + i
+        finally:
+            pool.put(connection)
+
+    assert read(connected, workers) == EXPECTED
+
+
+@WORKERS
+def test_a_generator_may_keep_a_sqlite_connection(workers, tmp_path):
+    path = tmp_path / "items.db"
+    with sqlite3.connect(path) as filled:
+        filled.execute("create table items (source int, value int)")
+        filled.executemany("insert into items values (?, ?)", [(s, v) for s in EXPECTED for v in EXPECTED[s]])
+    filled.close()
+
+    def selected(source):
+        connection = sqlite3.connect(path)
+        for (value,) in connection.execute("select value from items where source = ? order by value", (source,)):
+            time.sleep(0.0005)
+            yield value
+        connection.close()
+
+    assert read(selected, workers) == EXPECTED
+
+
+@WORKERS
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_all_code_of_a_factory_runs_in_one_thread(workers, lookahead, tmp_path):
+    noting = Noting(tmp_path)
+    assert read(noting, workers, lookahead=lookahead) == EXPECTED
+    assert noting.threads() == [1] * max(workers, 1)
+
+
+# Opening early
+
+
+class Opening:
+    """Streams that tell whether a background thread opened them; the first ones wait a little for one that was."""
+
+    def __init__(self, *, expected):
+        self.expected, self.seen = expected, threading.Event()
+
+    def __call__(self, source):
+        early = threading.current_thread() is not threading.main_thread()
+        if early:
+            self.seen.set()
+        return self._items(early)
+
+    def _items(self, early):
+        for i in range(ITEMS):
+            if i == 1:
+                time.sleep(0.001)
+                if self.expected:
+                    self.seen.wait(0.2)
+            yield int(early)
+
+    def __getstate__(self):
+        return self.expected
+
+    def __setstate__(self, expected):
+        self.__init__(expected=expected)
+
+
+class Declared(Opening):
+    open_early = True
+
+    def __call__(self, source):
+        return super().__call__(source)
+
+
+class Heir(Declared):
+    """Its own code, which has declared nothing."""
+
+    def __call__(self, source):
+        return super().__call__(source)
+
+
+class Configured(Declared):
+    """Inherits code and declaration."""
+
+
+class Proxy(Opening):
+    """Has any attribute that it is asked for."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return print
+
+
+def opened_early(factory, workers, sources=range(SOURCES), **options):
+    """Which sources a background thread opened."""
+    found = read(factory, workers, sources, **options)
+    return {source for source, items in found.items() if any(items)}
+
+
+@pytest.mark.parametrize(
+    ("factory", "workers", "option", "early"),
+    [
+        (Opening, 2, None, False),
+        (Opening, 2, True, True),
+        (Opening, 0, True, True),
+        (Declared, 2, None, True),
+        (Declared, 2, False, False),
+        (Declared, 0, None, False),
+        (Declared, 0, True, True),
+        (Configured, 2, None, True),
+        (Heir, 2, None, False),
+        (Proxy, 2, None, False),
+    ],
+)
+def test_a_thread_opens_early_what_is_declared_safe(factory, workers, option, early):
+    assert bool(opened_early(factory(expected=early), workers, open_early=option)) == early
+
+
+def test_a_function_or_a_partial_of_a_declared_one_may_be_opened_early():
+    opening = Opening(expected=True)
+
+    def open_stream(source, _more=None):
+        return opening(source)
+
+    open_stream.open_early = True
+    assert opened_early(open_stream, 1)
+    assert opened_early(functools.partial(open_stream, _more=1), 1)
+
+
+def test_a_recovered_loader_and_lookahead_0_open_nothing_early():
+    assert not opened_early(Declared(expected=False), 1, lookahead=0, open_early=True)
+
+
+@pytest.mark.parametrize("wrong", [1, "yes", 0])
+def test_the_option_is_true_false_or_none(wrong):
+    with pytest.raises(TypeError, match="open_early"):
+        StreamDataset([1], range, 1, open_early=wrong)
+
+
+@WORKERS
+def test_a_sequence_that_makes_sources_does_so_in_one_thread(workers, tmp_path):
+    noting = Noting(tmp_path)
+    assert not opened_early(Declared(expected=False), workers, Listed(noting))
+    assert noting.threads() == [1] * max(workers, 1)
+    assert opened_early(Declared(expected=True), workers or 1, DeclaredList(Noting(tmp_path)))
+
+
+class Listed(Sequence):
+    """Makes sources by code of the user's."""
+
+    def __init__(self, noting):
+        self.noting = noting
+
+    def __len__(self):
+        return SOURCES
+
+    def __getitem__(self, index):
+        self.noting.enter()
+        return index
+
+
+class DeclaredList(Listed):
+    open_early = True
+
+    def __getitem__(self, index):
+        return index
+
+
+@WORKERS
+def test_each_dataset_of_several_has_its_own_say(workers, tmp_path):
+    noting = Noting(tmp_path)
+    datasets = [
+        StreamDataset(range(SOURCES), open_stream, LANES, time_steps=2, **options)
+        for open_stream, options in [
+            (Declared(expected=workers > 0), {}),
+            (noting, {}),
+            (Opening(expected=False), {"open_early": False}),
+        ]
+    ]
+    early = [set(), set(), set()]
+    for batch in StreamDataLoader(interleave(datasets, seed=0), workers):
+        for t, lane in batch.mask.nonzero().tolist():
+            dataset, source = divmod(int(batch.source[t, lane]), SOURCES)
+            if dataset != 1 and batch.data[t, lane]:
+                early[dataset].add(source)
+    assert bool(early[0]) == (workers > 0)
+    assert not early[2]
+    assert noting.threads() == [1] * max(workers, 1)
+
+
+def test_the_librarys_own_factories_say_what_they_are():
+    for factory in (
+        ArrayStream(),
+        AudioStream(window=8),
+        AudioVisualStream(),
+        ImageFolderStream(),
+        TextStream(),
+        VideoStream(),
+    ):
+        assert factory.open_early is True, factory
+    assert TextStream(tokenizer=list).open_early is False  # the user's code
+    assert getattr(CameraStream(), "open_early", False) is False  # its frames would be old
