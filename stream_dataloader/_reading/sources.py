@@ -12,7 +12,7 @@ import pickle
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, overload
 
 import cloudpickle
@@ -144,6 +144,12 @@ class PackedSources(Sources):
         begin = self._ends[block - 1] if block else 0
         return pickle.loads(self._blob[begin : self._ends[block]])[index - int(self._firsts[block])]
 
+    def __iter__(self) -> Iterator[Any]:
+        begin = 0
+        for end in self._ends.tolist():
+            yield from pickle.loads(self._blob[begin:end])
+            begin = end
+
     def __getstate__(self) -> tuple[Any, ...]:
         if spawning():  # on the way to a worker: share
             return self._length, self._memory
@@ -168,6 +174,9 @@ class JoinedSources(Sources):
 
     def __len__(self) -> int:
         return self._starts[-1]
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self._lists)
 
     def _source(self, index: int) -> Any:
         number = bisect_right(self._starts, index) - 1
