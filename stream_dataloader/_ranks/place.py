@@ -6,10 +6,12 @@ Guarantee: a process finds its place in each of the ways that trainers tell it, 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 
 class Place(NamedTuple):

@@ -9,9 +9,7 @@ import dataclasses
 import warnings
 import weakref
 from collections.abc import Mapping
-from typing import Any
-
-from torch.distributed.distributed_c10d import Store
+from typing import TYPE_CHECKING, Any
 
 from stream_dataloader._ranks.agreement import AgreedSteps, CountedSteps, OwnSteps, Steps
 from stream_dataloader._ranks.place import Place, default_store, find_place, is_started, patience_of
@@ -23,6 +21,9 @@ from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._state.plain import Loaded, Names, from_plain, groups_of
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 
 class Ranks:

@@ -10,13 +10,14 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
-
-from torch.distributed.distributed_c10d import Store
+from typing import TYPE_CHECKING, Any
 
 from stream_dataloader._ranks.place import Place
 from stream_dataloader._ranks.store import Caller, Line, use_of
 from stream_dataloader.errors import RankError, shorten
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 #: Seconds to tell other ranks that this one leaves.
 FAREWELL_SECONDS = 2.0

@@ -15,13 +15,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
-from torch.distributed import FileStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from stream_dataloader.errors import RankError
+
+if TYPE_CHECKING or dist.is_available():  # some builds of torch have none of it
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+    from torch.distributed.distributed_c10d import PrefixStore, Store
 
 _POLL_SECONDS = 0.05
 _LIVENESS_SECONDS = 1.0
