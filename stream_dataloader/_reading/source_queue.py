@@ -34,6 +34,7 @@ from stream_dataloader._schedule.rules import NEVER, PENDING, IntArray, Rules
 from stream_dataloader._state.progress import Snapshot
 
 _SESSIONS = 64  # iterations over one dataset that can be alive at once
+_OWNERS = 4096  # live processes that iterate over one dataset
 _ABSENT, _RUNNING, _FINISHED, _LEFT = range(4)
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 20e-6, 1e-3
 _LIVENESS_SECONDS = 0.5
@@ -217,7 +218,7 @@ class SessionTable:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self._head = 2 + 2 * _SESSIONS  # sessions created, the epoch to begin with, then owners and their epochs
+        self._head = 2 + 2 * _OWNERS  # sessions created, the epoch to begin with, then owners and their epochs
         self._memory = SharedMemory(8 * (self._head + _SESSIONS * _Slot.size(rules)))
 
     def take_epoch(self, owner: int) -> int:
@@ -239,12 +240,20 @@ class SessionTable:
     def _row(self, owner: int) -> IntArray:
         """An owner's pid and next epoch."""
         array: IntArray = self._memory.array()
-        rows: IntArray = array[2 : self._head].reshape(_SESSIONS, 2)
-        found = np.flatnonzero(rows[:, 0] == owner)
+        rows: IntArray = array[2 : self._head].reshape(-1, 2)
+        owners = rows[:, 0]
+        found = np.flatnonzero(owners == owner)
         if len(found):
             existing: IntArray = rows[int(found[0])]
             return existing
-        row: IntArray = rows[next((i for i in range(_SESSIONS) if not rows[i, 0] or not is_alive(int(rows[i, 0]))), 0)]
+        free = np.flatnonzero(owners == 0)
+        place = int(free[0]) if len(free) else next((i for i, pid in enumerate(owners) if not is_alive(int(pid))), None)
+        if place is None:
+            raise RuntimeError(
+                f"{len(rows)} live processes iterate over one StreamDataset, the most there can be; build a "
+                "StreamDataset in each"
+            )
+        row: IntArray = rows[place]
         row[:] = owner, array[1]
         return row
 
