@@ -16,6 +16,23 @@ import torch
 from stream_dataloader.batch import map_leaves
 
 
+def device_of(name: Any) -> torch.device:
+    """The device of a name or number.
+
+    Raises:
+        ValueError: torch knows none of that name.
+        TypeError: It is no name and no number.
+    """
+    if isinstance(name, torch.device):
+        return name
+    if isinstance(name, bool) or not isinstance(name, (str, int)):
+        raise TypeError(f"device must be a torch.device, a name or a number, and is {name!r}, a {type(name).__name__}")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device is {name!r}, which torch does not know: {str(error).splitlines()[0]}") from None
+
+
 def pinned(batch: Any) -> Any:
     """`batch` in page-locked memory; what lies in such memory already stays where it is."""
     return map_leaves(batch, lambda leaf: leaf.pin_memory() if _is_pageable(leaf) else leaf)

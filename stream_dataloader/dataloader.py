@@ -6,40 +6,56 @@ a step set; an iteration left early leaves no process, thread or file behind.
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 
-from stream_dataloader._device import OneAhead, moved, pinned
+from stream_dataloader._device import OneAhead, device_of, moved, pinned
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._ranks.agreement import OwnSteps, Steps
 from stream_dataloader._ranks.ranks import Ranks, names_of
+from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._schedule import options
+from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._state.plain import common, to_plain
 from stream_dataloader._state.progress import Progress, Record, Snapshot, read
+from stream_dataloader._state.rest import has_rest
 from stream_dataloader._workers.feed import Feed, LocalFeed
-from stream_dataloader._workers.iteration import Iteration
+from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN, Iteration
 from stream_dataloader._workers.pool import WorkerPool
 from stream_dataloader._workers.rescue import Rescue
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import FailureLimitError, StreamError
+from stream_dataloader.errors import FailureLimitError, StaleIteratorError, StreamError
 from stream_dataloader.protocols import CollateFn, Transport
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, TypeVar
+
+    Batch_co = TypeVar("Batch_co", default=StreamBatch, covariant=True)
+else:  # a default is for type checkers; older Pythons have none
+    from typing import TypeVar
+
+    Batch_co = TypeVar("Batch_co", covariant=True)
 
 __all__ = ["StreamDataLoader"]
 
 
-class StreamDataLoader:
+class StreamDataLoader(Generic[Batch_co]):
     """Iterates over a `StreamDataset` in temporally coherent batches, read by several worker processes.
 
     Row b of a batch goes on where row b of the batch before it stopped. Made to be subclassed: build the
-    dataset in `__init__` and pass it on.
+    dataset in `__init__` and pass it on. For type checkers it is generic in what it yields: `StreamBatch`, or what
+    `collate_fn` returns, which a subclass names: `class VideoLoader(StreamDataLoader[torch.Tensor])`.
 
     Args:
         dataset: What to read, and how lanes and windows are made.
@@ -88,7 +104,7 @@ class StreamDataLoader:
         self,
         dataset: StreamDataset,
         num_workers: int = 0,
-        collate_fn: CollateFn | None = None,
+        collate_fn: Callable[[list[Any]], Batch_co] | None = None,
         *,
         prefetch_factor: int | None = None,
         pin_memory: bool = False,
@@ -117,31 +133,35 @@ class StreamDataLoader:
             )
             num_workers = dataset.batch_size
         if prefetch_factor is not None:
-            options.integer("prefetch_factor", prefetch_factor, 1)
+            prefetch_factor = options.integer("prefetch_factor", prefetch_factor, 1, 1 << 16)
         if worker_init_fn is not None:
             options.check_callable("worker_init_fn", worker_init_fn, "a function of the worker's id, or None")
         self.dataset, self.num_workers, self.collate_fn = dataset, num_workers, collate_fn
-        self.pin_memory = pin_memory
-        self.device = None if device is None else torch.device(device)
+        self.pin_memory = options.flag("pin_memory", pin_memory)
+        self.device = None if device is None else device_of(device)
         self.failures: list[StreamError] = []
         self._max_restarts = options.integer("max_restarts", max_restarts, 0)
         self._failures_before: list[int] = []  # those of a state that was loaded, by group hosted
+        self._order: tuple[Rules, int, Order] | None = None  # of the epoch that was looked at last
         self._pool_options: dict[str, Any] = {
             "worker_init_fn": worker_init_fn,
             "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            "multiprocessing_context": multiprocessing_context,
-            "timeout": timeout,
-            "pin_memory": pin_memory,
+            "persistent_workers": options.flag("persistent_workers", persistent_workers),
+            "multiprocessing_context": options.check_context(multiprocessing_context),
+            "timeout": options.seconds("timeout", timeout),
+            "pin_memory": self.pin_memory,
             "transport": options.choice("transport", transport, Transport),
         }
         self._next_epoch = 0
         self._requests_heeded = 0  # of the dataset's set_epoch
+        self._turn = threading.RLock()  # held while an iterator is read
+        self._asked = self._newest = 0  # iterators asked for; the number of the newest that has begun
         self._iteration: weakref.ref[Iteration] | None = None
         self._progress: Progress | None = None  # of the last iteration
         self._resume: tuple[int, Snapshot | None] | None = None  # epoch and place that were loaded
+        self._resumed_at: int | None = None  # the step at which the last iteration went on from a state
         self._loaded: Mapping[str, Any] | None = None  # as long as they may turn out to be another rank's
-        self._ranks = Ranks(dataset, timeout, groups, rank, world_size, process_group)
+        self._ranks = Ranks(dataset, self._pool_options["timeout"], groups, rank, world_size, process_group)
         self._ranks.find_place()
         self._pool = self._new_pool()
 
@@ -167,10 +187,10 @@ class StreamDataLoader:
         return self.dataset.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch that the next `iter()` reads; the ones after count on from it.
+        """Set the number of the epoch that the next iteration reads; the ones after count on from it.
 
-        Without it the first is 0, and each `iter()` takes the next number, finished or not. The last call
-        counts, here or on the dataset.
+        Without it the first is 0, and each iteration takes the next number with its first `next`, finished or not. The
+        last call counts, here or on the dataset.
         """
         self._next_epoch = options.integer("epoch", epoch, 0, 2**62)
         self._progress = None
@@ -180,33 +200,36 @@ class StreamDataLoader:
         requests, epoch = self.dataset.epoch_request
         return self._next_epoch if requests == self._requests_heeded else epoch
 
-    def __iter__(self) -> Iterator[Any]:
-        """Start the next epoch. The iterator before, if any, is closed, and raises from now on."""
-        return self._ahead(self._start(self.collate_fn))
+    def __iter__(self) -> Iterator[Batch_co]:
+        """Read the next epoch, which begins with the first `next`: workers start, and the loaded state is used.
+
+        The iterator before, if any, is then closed, and raises from now on. One thread at a time may read.
+        """
+        return self._when_read(self.collate_fn)
 
     def parts(self) -> Iterator[StreamBatch]:
-        """Start the next epoch, not regrouped: iterate over the parts of each worker, step after step.
+        """Read the next epoch not regrouped: iterate over the parts of each worker, step after step.
 
         Each part is a `StreamBatch` of one worker's lanes, for a model with a state for each `worker_id`.
         `collate_fn` takes no part in it. Several ranks do not wait for each other: each yields the parts of its own
         lanes, and their numbers differ.
         """
-        return self._ahead(self._start(None, agree=False).parts())
+        return self._when_read(None, parts=True)
 
-    def _ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Batches on the device, if that is one that copies by itself."""
-        if self.device is None or self.device.type != "cuda" or self._progress is None:
-            return batches
-        return OneAhead(batches, self.device, self._progress.hold)
+    def _when_read(self, collate_fn: CollateFn | None, *, parts: bool = False) -> Iterator[Any]:
+        self._asked += 1
+        return Deferred(functools.partial(self._begin, self._asked, collate_fn, parts=parts), self._turn)
 
-    def _start(self, collate_fn: CollateFn | None, *, agree: bool = True) -> Iteration:
+    def _begin(self, number: int, collate_fn: CollateFn | None, *, parts: bool) -> Iterator[Any]:
+        """Begin the next epoch, for the iterator that was the `number`-th to be asked for."""
+        if number < self._newest:
+            raise StaleIteratorError(NEWER_HAS_BEGUN)
+        self._warn_of_rest()
         self._end_running()
         self._find_place()
         epoch, resume = self._coming_epoch(), None
         if self._resume is not None and self._resume[0] == epoch:
             resume = self._resume[1]
-        self._resume = self._loaded = None
-        self.set_epoch(epoch + 1)
         feed: Feed
         rescue: Rescue | None = None
         if self.num_workers:
@@ -218,14 +241,17 @@ class StreamDataLoader:
             feed = LocalFeed(self._reading.read_locally(epoch, raw=collate_fn is not None, resume=resume))
         progress = Progress(self._reading.rules, epoch, resume, max(1, self.num_workers))
         steps: Steps = OwnSteps()
-        if agree:
+        if not parts:
             try:
                 told = {} if self._ranks.alone else common(self._state(epoch, resume))
                 steps = self._ranks.begin(epoch, progress.step, told)
             except BaseException:
                 feed.close()
                 raise
-        self._progress = progress
+        self.set_epoch(epoch + 1)  # from here on epoch and loaded state are taken
+        self._resume = self._loaded = None
+        self._newest, self._progress = number, progress
+        self._resumed_at = None if resume is None else resume.step
         iteration = Iteration(
             self._reading,
             self.num_workers,
@@ -240,7 +266,25 @@ class StreamDataLoader:
             restart=rescue,
         )
         self._iteration = weakref.ref(iteration)
-        return iteration
+        batches = iteration.parts() if parts else iteration
+        if self.device is None or self.device.type != "cuda":
+            return batches
+        return OneAhead(batches, self.device, progress.hold)  # that one copies by itself
+
+    def _warn_of_rest(self) -> None:
+        """Tell who looked at a batch of a loaded state that the state is used up."""
+        progress, epoch_was_set = self._progress, self.dataset.epoch_request[0] != self._requests_heeded
+        if progress is None or progress.over or self._resumed_at is None or epoch_was_set:
+            return
+        count = progress.step - self._resumed_at
+        if count <= 1 and not self._is_end(progress.epoch, read(progress.record(), self._reading.rules)):
+            warnings.warn(
+                f"the iteration that went on from the loaded state was left after {count} "
+                f"batch{'' if count == 1 else 'es'} of epoch {progress.epoch}, and this one reads epoch "
+                f"{progress.epoch + 1} from its beginning; who looks at a batch beforehand loads the state again",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _end_running(self) -> None:
         if (running := self._running()) is not None:
@@ -252,7 +296,8 @@ class StreamDataLoader:
 
         Plain data, which json can hold (unless a stream's own `state_dict` is not): lanes and a cursor, and a
         hash of the sources. In mid-epoch, also after a `break`, it is a place in that epoch; before the first
-        `iter()`, after an epoch's end and after `set_epoch` the next epoch's beginning.
+        `next`, after an epoch's end and after `set_epoch` the next epoch's beginning. An epoch has ended with
+        `StopIteration`, or, with the dataset's `lengths`, with its last batch.
 
         Args:
             step: Number of batches delivered, if not all of them are meant: trainers fetch ahead of what they
@@ -264,17 +309,50 @@ class StreamDataLoader:
         progress = self._progress
         if progress is None or progress.over:
             self._find_place()
-        other_is_set = self.dataset.epoch_request[0] != self._requests_heeded
-        if progress is not None and not progress.over and not other_is_set:
-            return self._state(progress.epoch, progress.record(step))
-        epoch = self._coming_epoch()
-        loaded = self._resume is not None and self._resume[0] == epoch
-        return self._state(epoch, self._resume[1] if self._resume and loaded else None)
+            progress = self._progress
+        if progress is not None and self.dataset.epoch_request[0] == self._requests_heeded:
+            record = progress.record(step)
+            if not (progress.over and record.step == progress.step):
+                return self._state(progress.epoch, record)
+            step = None
+        epoch, place = self._coming_epoch(), None
+        if self._resume is not None and self._resume[0] == epoch:
+            place = self._resume[1]
+        if step is not None and step != (begin := 0 if place is None else place.step):
+            raise ValueError(
+                f"the state as of step {step} is not known: epoch {epoch} has not begun, and begins at step {begin}"
+            )
+        return self._state(epoch, place)
 
     def _state(self, epoch: int, place: Snapshot | Record | None) -> dict[str, Any]:
         rules = self._reading.rules
-        snapshot = read(place, rules) if isinstance(place, Record) else place
-        return to_plain(rules, epoch, snapshot, names_of(self.dataset), self._failures_by_group)
+        if isinstance(place, Record):
+            place = read(place, rules)
+            if self._is_end(epoch, place):
+                epoch, place = epoch + 1, None
+        return to_plain(rules, epoch, place, names_of(self.dataset), self._failures_by_group)
+
+    def _is_end(self, epoch: int, place: Snapshot) -> bool:
+        """Whether an epoch is known to have no batch behind a place in it."""
+        lengths = self.dataset.lengths
+        if lengths is None or (lengths < 0).any():
+            return False
+        if not self._ranks.alone:
+            steps = self._known_steps(epoch)
+            return steps is not None and place.step >= steps
+        rules = self._reading.rules
+        if self._order is None or self._order[:2] != (rules, epoch):
+            self._order = rules, epoch, Order(rules, epoch, lengths)
+        return not has_rest(place, rules, self._order[2], lengths, functools.partial(self._known_steps, epoch))
+
+    def _known_steps(self, epoch: int) -> int | None:
+        """Number of steps of an epoch, for all ranks, if no stream can change it."""
+        if not self._reading.rules.deterministic or self.dataset.on_error != "raise":
+            return None
+        try:
+            return count_steps(self._reading.rules, self._reading.steps_of_groups(epoch))
+        except TypeError:  # lengths are not known, or there is no end
+            return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state with the next `iter()`, with any number of workers, bit for bit as without break.
@@ -289,6 +367,10 @@ class StreamDataLoader:
         Raises:
             StateError: The state is of other sources or options, or of groups that are not this rank's; it says which.
         """
+        with self._turn:
+            self._load(state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._loaded = None
         loaded = self._ranks.load(state)
         self._end_running()
@@ -327,7 +409,7 @@ class StreamDataLoader:
             if torch.cuda.is_available():
                 batch = pinned(batch)
             else:
-                warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=3)
+                warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=4)
         if self.device is not None and self.device.type != "cuda":
             batch = moved(batch, self.device, non_blocking=self.pin_memory)
         return batch
@@ -346,11 +428,17 @@ class StreamDataLoader:
             epoch = running.epoch
         return count_steps(self._reading.rules, self._reading.steps_of_groups(epoch))
 
+    def __bool__(self) -> bool:
+        """A loader is there; `len` may not be known."""
+        return True
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {
             "_pool": None,
+            "_turn": None,
             "_iteration": None,
             "_progress": None,
+            "_order": None,
             "collate_fn": ByValue(self.collate_fn),
         }
         return state | {"_pool_options": ByValue(self._pool_options)}
@@ -358,17 +446,17 @@ class StreamDataLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.collate_fn, self._pool_options = state["collate_fn"].value, state["_pool_options"].value
-        self._pool = self._new_pool()
+        self._turn, self._pool = threading.RLock(), self._new_pool()
 
-    def to(self, device: torch.device | str | int) -> StreamDataLoader:
+    def to(self, device: torch.device | str | int) -> Self:
         """Move batches to `device` from now on; returns the loader."""
-        self.device = torch.device(device)
+        self.device = device_of(device)
         return self
 
-    def cuda(self, device: torch.device | str | int = "cuda") -> StreamDataLoader:
+    def cuda(self, device: torch.device | str | int = "cuda") -> Self:
         """`to` the CUDA device."""
         return self.to(device)
 
-    def cpu(self) -> StreamDataLoader:
+    def cpu(self) -> Self:
         """`to` the CPU."""
         return self.to("cpu")

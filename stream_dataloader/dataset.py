@@ -20,6 +20,7 @@ from stream_dataloader._assembly.slots import Ring
 from stream_dataloader._assembly.writer import SlotWriter
 from stream_dataloader._memory.pickling import ByValue, spawning
 from stream_dataloader._reading.activity import Board
+from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._reading.fingerprint import fingerprint_of
 from stream_dataloader._reading.opener import declares_early
 from stream_dataloader._reading.reader import NO_RECOVERY, PartReader, PlainParts, Recovery, Setup, plain_session
@@ -116,9 +117,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
     ) -> None:
         super().__init__()
         self.open_stream = options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
-        if isinstance(sources, (str, bytes)):
-            raise TypeError(f"sources must be a list of sources, and is one {type(sources).__name__}; pass [source]")
-        self.sources: Sequence[Any] = sources_of(sources)
+        self.sources: Sequence[Any] = sources_of(options.check_sources(sources))
         self.lengths = options.check_lengths(lengths, len(self.sources))
         self.fill_value = fill_value
         self.on_error = (
@@ -126,6 +125,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         )
         self.max_failures = None if max_failures is None else options.integer("max_failures", max_failures, 0)
         self.retries = options.integer("retries", retries, 0)
+        if fingerprint is not None and not isinstance(fingerprint, str):
+            raise TypeError(f"fingerprint must be a string, and is {fingerprint!r}, a {type(fingerprint).__name__}")
         self._fingerprint = fingerprint
         self.open_early = options.yes_no_or_none("open_early", open_early)
         self.given_lookahead = lookahead
@@ -204,10 +205,10 @@ class StreamDataset(IterableDataset[StreamBatch]):
         Raises:
             TypeError: Unknown, for want of `lengths`, or endless.
         """
+        if self.rules.padding_mode == "cycle":
+            raise TypeError('padding_mode="cycle" has no last batch, so there is no len(); count batches yourself')
         if self.lengths is None or (self.lengths < 0).any():
             raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")
-        if self.rules.padding_mode == "cycle":
-            raise TypeError('the number of batches has no end with padding_mode="cycle"')
         if self._steps is None or self._steps[0] != epoch:
             self._steps = epoch, steps_of_groups(self.rules, epoch, self.lengths)
         return self._steps[1]
@@ -215,16 +216,20 @@ class StreamDataset(IterableDataset[StreamBatch]):
     def __iter__(self) -> Iterator[StreamBatch]:
         """Iterate over the parts of this process's lanes, with torch's own `DataLoader` or without.
 
-        Each iteration takes the next epoch number. Every worker of one `DataLoader` iteration takes part in
-        the same session, whichever comes first.
+        Each iteration takes the next epoch number: in this process with its first `next`, with workers, which begin
+        to read at once, with `iter()`. Every worker of one `DataLoader` iteration takes part in the same session,
+        whichever comes first.
         """
         self._iterations += 1
         worker = get_worker_info()
         if worker is None:
-            return PlainParts(self.read_locally(self._table.take_epoch(os.getpid())), sent=False)
+            return Deferred(self._iterate_locally)
         if worker.id >= self.batch_size:
             return iter(())  # more workers than lanes
         return PlainParts(self.read_as_worker(plain_session(worker.id, self._iterations)), sent=True)
+
+    def _iterate_locally(self) -> Iterator[StreamBatch]:
+        return PlainParts(self.read_locally(self._table.take_epoch(os.getpid())), sent=False)
 
     def read_locally(self, epoch: int, *, raw: bool = False, resume: Snapshot | None = None) -> PartReader:
         """Read all lanes in this process.

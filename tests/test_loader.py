@@ -62,9 +62,10 @@ def test_a_new_iter_ends_the_old_one(workers):
     old = iter(loader)
     next(old)
     new = iter(loader)
+    assert next(old).epoch == 0  # nothing was read from the new one yet
+    assert next(new).epoch == 1
     with pytest.raises(StaleIteratorError, match="newer iter"):
         next(old)
-    assert next(new).epoch == 1
     new.close()
     with pytest.raises(StopIteration):
         next(new)

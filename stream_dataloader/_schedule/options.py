@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import numbers
 import operator
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.context import BaseContext
 from typing import Any, get_args
 
 import numpy as np
@@ -15,6 +19,10 @@ from stream_dataloader.protocols import Exhausted, PaddingMode, Schedule, Window
 
 _LARGEST = 2**63 - 1
 _LEAST_SHARE = 1e-9  # of the largest weight: draws are counted in floats
+_MOST_LANES = 1 << 20
+_MOST_LOOKAHEAD = 1 << 10  # each lane's reservations are held in memory that all workers share
+_MOST_ITEMS = 1 << 48  # of a stream: positions of millions of them can be added up
+_MOST_SECONDS = 1e6  # what a wait in C can count in milliseconds, rounded down
 
 
 def integer(name: str, value: Any, least: int, most: int = _LARGEST) -> int:
@@ -32,10 +40,27 @@ def integer(name: str, value: Any, least: int, most: int = _LARGEST) -> int:
     return number
 
 
+def flag(name: str, value: Any) -> bool:
+    """`value` as a bool: True, False, or one of NumPy's, or 0 or 1; `"False"` would count as true."""
+    if isinstance(value, np.bool_) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, and is {shorten(value)}, a {type(value).__name__}")
+
+
+def seconds(name: str, value: Any) -> float:
+    """`value` as a number of seconds; 0 stands for no limit."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number of seconds, and is {shorten(value)}, a {type(value).__name__}")
+    number = float(value)
+    if not 0 <= number <= _MOST_SECONDS:  # nor is NaN
+        raise ValueError(f"{name} is {number:g} seconds, and must be from 0 to {_MOST_SECONDS:g}; 0 waits for ever")
+    return number
+
+
 def choice(name: str, value: Any, literal: Any) -> Any:
     """`value`, one of the strings of a `Literal`."""
     choices = get_args(literal)
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} is {shorten(value)}, and must be one of {', '.join(map(repr, choices))}")
     return value
 
@@ -55,6 +80,40 @@ def check_callable(name: str, value: Any, example: str) -> Callable[..., Any]:
     return result
 
 
+def check_sources(sources: Any) -> Iterable[Any]:
+    """`sources`, which must be several and in an order.
+
+    Raises:
+        TypeError: They are one source, or have no order.
+    """
+    if isinstance(sources, (str, bytes, bytearray, os.PathLike)):
+        raise TypeError(
+            f"sources must be a list of sources, and is one {type(sources).__name__}, {shorten(sources)}; pass [source]"
+        )
+    if isinstance(sources, (set, frozenset)):  # strings come in another order in each process
+        raise TypeError("sources is a set, and must have an order, which a seed and a saved state count on; sort it")
+    try:
+        iter(sources)
+    except TypeError:
+        raise TypeError(
+            f"sources must be a list of sources, and is {shorten(sources)}, a {type(sources).__name__}"
+        ) from None
+    checked: Iterable[Any] = sources
+    return checked
+
+
+def check_context(context: Any) -> str | BaseContext | None:
+    """`multiprocessing_context`: None, a start method or a context."""
+    methods = multiprocessing.get_all_start_methods()
+    if context is None or isinstance(context, BaseContext) or (isinstance(context, str) and context in methods):
+        return context
+    error = ValueError if isinstance(context, str) else TypeError
+    raise error(
+        f"multiprocessing_context is {shorten(context)}, and must be one of {', '.join(map(repr, methods))}, a context "
+        "of multiprocessing, or None"
+    )
+
+
 def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) -> IntArray | None:
     """`lengths` as an int64 array `(num_sources,)`."""
     if lengths is None:
@@ -64,9 +123,10 @@ def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) ->
         raise ValueError(
             f"lengths must be {num_sources} integers, one a source, and is of shape {array.shape}, {array.dtype}"
         )
-    if (array < 0).any():
-        index = int((array < 0).argmax())
-        raise ValueError(f"lengths[{index}] is {array[index]}, and must be at least 0")
+    wrong = (array < 0) | (array > _MOST_ITEMS)
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise ValueError(f"lengths[{index}] is {array[index]}, and must be from 0 to {_MOST_ITEMS}")
     return array.astype(np.int64)
 
 
@@ -130,15 +190,15 @@ def check_rules(
         lookahead = 0 if schedule == "longest_first" else 1
     rules = Rules(
         num_sources=num_sources,
-        lanes=integer("batch_size", batch_size, 1),
+        lanes=integer("batch_size", batch_size, 1, _MOST_LANES),
         padding_mode=choice("padding_mode", padding_mode, PaddingMode),
         windows=choice("windows", windows, Windows),
-        time_steps=None if time_steps is None else integer("time_steps", time_steps, 1),
-        lookahead=integer("lookahead", lookahead, 0),
-        shuffle=bool(shuffle),
+        time_steps=None if time_steps is None else integer("time_steps", time_steps, 1, 2**31),
+        lookahead=integer("lookahead", lookahead, 0, _MOST_LOOKAHEAD),
+        shuffle=flag("shuffle", shuffle),
         schedule=choice("schedule", schedule, Schedule),
         seed=integer("seed", seed, 0),
-        deterministic=bool(deterministic),
+        deterministic=flag("deterministic", deterministic),
         mix=mix,
     )
     if num_sources == 0:

@@ -210,7 +210,7 @@ class Progress:
         if step is None:
             step = self._step - self._held
         record: Record
-        for record in reversed(self._records):
+        for record in reversed(tuple(self._records)):  # another thread may be reading on
             if record.step == step:
                 return record
         raise ValueError(

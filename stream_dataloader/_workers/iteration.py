@@ -34,6 +34,11 @@ from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StaleIteratorError, StreamError, WorkerDeathError
 from stream_dataloader.protocols import CollateFn
 
+NEWER_HAS_BEGUN = (
+    "a newer iter() of this StreamDataLoader has begun, or a state was loaded, which ended this iteration; to read "
+    "twice at once, build a StreamDataLoader for each"
+)
+
 
 class Iteration:
     """An iterator over the batches of one epoch.
@@ -126,10 +131,7 @@ class Iteration:
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
         """Each worker's part of the next step, None for one that has ended; and the step's slot of the ring."""
         if self.stale:
-            raise StaleIteratorError(
-                "a newer iter() of this StreamDataLoader has begun, which ended this iteration; "
-                "to read twice at once, build a StreamDataLoader for each"
-            )
+            raise StaleIteratorError(NEWER_HAS_BEGUN)
         if self.closed:
             raise StopIteration
         try:

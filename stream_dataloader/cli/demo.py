@@ -208,7 +208,7 @@ def run_demo(
             strip.add(batch)
             # a source is done once its lane has gone on to another, or the last step is padding
             broken = {error.source_index for error in _failures(loader)}
-            seen.update(batch.source.unique().tolist())
+            seen.update(batch.source.flatten().tolist())
             progress.update(len((seen | broken) - set(batch.source[-1].tolist()) - {-1}) - progress.n)
         progress.update(len(clips) - progress.n)
     report.seconds = time.perf_counter() - begin
