@@ -439,7 +439,7 @@ class StreamDataLoader(Generic[Batch_co]):
             "_iteration": None,
             "_progress": None,
             "_order": None,
-            "collate_fn": ByValue(self.collate_fn),
+            "collate_fn": ByValue(self.collate_fn, "collate_fn"),
         }
         return state | {"_pool_options": ByValue(self._pool_options)}
 

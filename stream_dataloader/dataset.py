@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from stream_dataloader._assembly.slots import Ring
 from stream_dataloader._assembly.writer import SlotWriter
-from stream_dataloader._memory.pickling import ByValue, spawning
+from stream_dataloader._memory.pickling import by_value, spawning
 from stream_dataloader._reading.activity import Board
 from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._reading.fingerprint import fingerprint_of
@@ -34,6 +34,8 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 
 __all__ = ["StreamDataset"]
+
+_BY_VALUE = ("open_stream", "on_error", "fill_value")  # what is the user's own
 
 
 class StreamDataset(IterableDataset[StreamBatch]):
@@ -311,9 +313,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return PartReader(setup, queue, lanes, worker_id, slots, resume)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for name in ("open_stream", "on_error"):
-            state[name] = ByValue(state[name])
+        state = by_value(self.__dict__, _BY_VALUE)
         if not spawning():  # a dataset of its own, elsewhere
             state["_table"] = None
             state["_next_epoch"] = self._table.take_epoch(os.getpid())
@@ -322,7 +322,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        for name in ("open_stream", "on_error"):
+        for name in _BY_VALUE:
             setattr(self, name, state[name].value)
         if state["_table"] is None:
             self._table = SessionTable(self.rules)

@@ -33,7 +33,7 @@ import torch
 from stream_dataloader._assembly.page_lock import PendingCopies, lock_pages
 from stream_dataloader._items.layout import Layout, storage_dtype
 from stream_dataloader._memory.fields import Carver, bytes_of
-from stream_dataloader._memory.pickling import dumps
+from stream_dataloader._memory.pickling import dumps_home
 from stream_dataloader._memory.shared_memory import SharedFile, SharedMemory
 
 Array = np.ndarray[Any, Any]
@@ -188,7 +188,7 @@ class Ring:
         geometry = Geometry(layout, time_steps, self._lanes)
         slots = self._messages * geometry.most_steps + max(_HELD, geometry.most_steps)
         try:
-            pickled = dumps(layout)
+            pickled = dumps_home(layout)
             self._file.grow(_aligned(len(pickled), _PAGE) + slots * geometry.slot_bytes)
             self.memory[: len(pickled)] = pickled
         except Exception:  # too little memory, or a layout that cannot be pickled: items go through the queue

@@ -1,33 +1,144 @@
 """Takes functions, classes and objects to other processes, with cloudpickle where pickle will not do.
 
-Guarantee: what cannot be pickled raises where it is sent from. multiprocessing's queues would lose it in a
-background thread, and the receiver would wait for ever.
+Guarantees: what cannot be pickled raises where it is sent from (multiprocessing's queues would lose it in a
+background thread, and the receiver would wait for ever). A class that went to a worker, by fork or by value, is the
+same class when it comes back.
+
+What a process that is started anew does not find goes by value: functions and classes that are local, of an interactive
+session, or under `if __name__ == "__main__":`. All else goes by reference, as pickle does it.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
-import sys
-from collections.abc import Callable
+import secrets
+import weakref
+from collections.abc import Callable, Iterable
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
 
+from stream_dataloader._memory import main_module
+from stream_dataloader.errors import shorten
+
+_tokens: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()  # of classes that another process has too
+_classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+
 
 def dumps(content: Any) -> bytes:
-    """Pickle, by value if it must be: lambdas, local functions and classes, those of an interactive session."""
-    interactive = not hasattr(sys.modules["__main__"], "__file__")  # its functions exist here only
-    first, second = (cloudpickle.dumps, _forking_dumps) if interactive else (_forking_dumps, cloudpickle.dumps)
+    """Pickle for a process that is started anew: by value what it would not find."""
     try:
-        return bytes(first(content))
+        pickled = _forking_dumps(content)
     except Exception:  # the second one says why, if it cannot either
-        return bytes(second(content))
+        return dumps_by_value(content)
+    if mentions_hidden(pickled):
+        try:
+            return dumps_by_value(content)
+        except Exception:  # it holds what only multiprocessing can send
+            return pickled
+    return pickled
+
+
+def dumps_home(content: Any) -> bytes:
+    """Pickle for the process that started this one, and those that it started too: by reference what is theirs."""
+    try:
+        return _forking_dumps(content)
+    except Exception:
+        return _dumps_with(content, home=True)
+
+
+def dumps_by_value(content: Any) -> bytes:
+    """Pickle, by value what is local or hidden."""
+    return _dumps_with(content, home=False)
+
+
+def mentions_hidden(pickled: bytes | memoryview) -> bool:
+    """Whether a pickle may refer to what a process that is started anew would not find."""
+    return main_module.hides_names() and b"__main__" in bytes(pickled)
 
 
 def _forking_dumps(content: Any) -> bytes:
     return bytes(ForkingPickler.dumps(content))
+
+
+def _dumps_with(content: Any, *, home: bool) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, home=home).dump(content)
+    return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, which would take all of `__main__` by value, and make a class anew where it is known."""
+
+    def __init__(self, file: io.BytesIO, *, home: bool) -> None:
+        super().__init__(file)
+        self._home = home
+
+    def reducer_override(self, obj: Any) -> Any:
+        is_class = isinstance(obj, type)
+        if is_class and self._home and (token := _token(obj)) is not None:
+            return _class_of, (token, obj.__qualname__)
+        if (is_class or isinstance(obj, FunctionType)) and main_module.finds(obj, here=self._home):
+            return NotImplemented  # by reference
+        reduced = super().reducer_override(obj)
+        if not is_class or self._home or not isinstance(reduced, tuple) or len(reduced) != 6:
+            return reduced
+        make, arguments, state, _, _, complete = reduced
+        return make, arguments, (_share(obj), complete, state), None, None, _complete
+
+
+def _token(kind: type) -> str | None:
+    try:
+        return _tokens.get(kind)
+    except TypeError:  # a metaclass without a hash
+        return None
+
+
+def _share(kind: type, token: str | None = None) -> str | None:
+    """The token under which a class is known here and where it goes; None if it cannot have one."""
+    if (known := _token(kind)) is not None:
+        return known
+    token = token or secrets.token_hex(8)
+    try:
+        _tokens[kind] = token
+    except TypeError:
+        return None
+    _classes[token] = kind
+    return token
+
+
+def share_classes() -> None:
+    """Have the classes that pickle may not find known by name; before a fork, for what comes back from it."""
+    seen: set[int] = set()
+    waiting: list[type] = [object]
+    while waiting:
+        kinds: list[type] = type.__subclasses__(waiting.pop())
+        for kind in kinds:
+            if id(kind) not in seen:
+                seen.add(id(kind))
+                waiting.append(kind)
+                if "<locals>" in kind.__qualname__ or kind.__module__ == "__main__":
+                    _share(kind)
+
+
+def _class_of(token: str, name: str) -> type:
+    try:
+        return _classes[token]
+    except KeyError:
+        raise pickle.UnpicklingError(f"the class {name} is no longer here; keep a reference to it") from None
+
+
+def _complete(kind: type, shared: tuple[str | None, Callable[[type, Any], Any], Any]) -> None:
+    """Fill in a class that was made by value; one that has been here before is left as it is."""
+    token, complete, state = shared
+    if token is None or _classes.get(token) is not kind:
+        complete(kind, state)
+        if token is not None:
+            _share(kind, token)
 
 
 def spawning() -> bool:
@@ -36,24 +147,43 @@ def spawning() -> bool:
 
 
 class ByValue:
-    """Wraps something that pickle may not be able to take along; unpickles to a `ByValue` of it."""
+    """Wraps something that pickle may not be able to take along; unpickles to a `ByValue` of it.
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    Args:
+        value: What it wraps.
+        name: What the user knows it by.
+    """
+
+    def __init__(self, value: Any, name: str = "") -> None:
+        self.value, self.name = value, name
 
     def __reduce__(self) -> tuple[Callable[[bytes], ByValue], tuple[bytes]]:
-        return _by_value, (dumps(self.value),)
+        try:
+            return _by_value, (dumps(self.value),)
+        except Exception as error:
+            if not self.name:
+                raise
+            raise TypeError(
+                f"{self.name} ({shorten(self.value, 80)}) cannot be pickled ({error}), which workers of the start "
+                'methods "spawn" and "forkserver" need; make locks, open files and connections where they are used, in '
+                'the worker, or pass multiprocessing_context="fork"'
+            ) from error
 
 
 def _by_value(pickled: bytes) -> ByValue:
     return ByValue(pickle.loads(pickled))
 
 
+def by_value(state: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """A state with some of its values wrapped."""
+    return state | {name: ByValue(state[name], name) for name in names}
+
+
 class Message:
     """Carries anything through a worker's queue: it is pickled at once, and arrives as what it carries."""
 
     def __init__(self, content: Any) -> None:
-        self._pickled = dumps(content)
+        self._pickled = dumps_home(content)
 
     def __len__(self) -> int:
         """Bytes of it."""

@@ -43,16 +43,20 @@ class _Numbers:
         reading: For each lane, one more than the source that is open.
         opening: For each worker, one more than the source that is being opened.
         working: For each worker, one more than the time it works on.
+        exiting: For each worker, one more than the source whose code had it exit, negative if that was being opened.
     """
 
     def __init__(self, carve: Carver, lanes: int, workers: int) -> None:
         self.reading = carve(lanes)
         self.opening = carve(workers)
         self.working = carve(workers)
+        self.exiting = carve(workers)
 
 
 class Board:
     """What all workers of a loader do.
+
+    What a worker closes on its way out is no longer open; so that it is known what had it exit, that is kept apart.
 
     Args:
         lanes: Lanes of the batch.
@@ -91,9 +95,14 @@ class Board:
         """For each worker, one more than the time it works on."""
         return self._numbers.working
 
+    @property
+    def exiting(self) -> IntArray:
+        """For each worker, one more than the source whose code had it exit, negative if that was being opened."""
+        return self._numbers.exiting
+
     def clear(self) -> None:
         """Start anew; no worker may be running."""
-        for numbers in (self.reading, self.opening, self.working):
+        for numbers in vars(self._numbers).values():
             numbers[:] = 0
 
     def doing(self, worker: int) -> Doing:
@@ -101,8 +110,11 @@ class Board:
         lanes = lanes_of_worker(self._lanes, self._workers, worker)
         time = int(self.working[worker]) - 1
         source = int(self.reading[time % self._lanes]) - 1 if time >= 0 else -1
+        opening, exiting = int(self.opening[worker]) - 1, int(self.exiting[worker])
+        if exiting:
+            source, opening = (exiting - 1, -1) if exiting > 0 else (-1, -exiting - 1)
         open_sources = tuple(int(self.reading[lane]) - 1 for lane in lanes if self.reading[lane])
-        return Doing(time, source, int(self.opening[worker]) - 1, open_sources)
+        return Doing(time, source, opening, open_sources)
 
     def describe(self, worker: int, sources: Sequence[Any], name: Any) -> str:
         """What a worker does, in words.

@@ -223,9 +223,16 @@ class PartReader:
             lane.fill(step, self._writer, runs, failures, *times)
         except StreamError as error:
             faults.append(Fault(lane.index, lane.fresh, ErrorReport(error)))
-            return False
-        finally:
             working[worker] = 0
+            return False
+        except Exception:
+            working[worker] = 0
+            raise
+        except BaseException:  # sys.exit() in a stream: what was being done stays told
+            board = self.setup.board
+            board.exiting[worker] = board.exiting[worker] or board.reading[lane.index]
+            raise
+        working[worker] = 0
         return not lane.idle
 
     def close(self) -> None:
@@ -273,6 +280,10 @@ def _open(
     setup.board.opening[worker_id] = index + 1
     try:
         stream.open(items, state)
+    except BaseException as error:
+        if not isinstance(error, Exception):  # sys.exit() in the factory, or before the first item
+            setup.board.exiting[worker_id] = -index - 1
+        raise
     finally:
         setup.board.opening[worker_id] = 0
     return stream

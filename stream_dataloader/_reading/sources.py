@@ -8,17 +8,17 @@ sources by a rule, is kept as it is (`MadeSources`): it may be as long as it lik
 
 from __future__ import annotations
 
+import functools
 import pickle
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from itertools import accumulate, chain
 from typing import Any, overload
 
-import cloudpickle
 import numpy as np
 
-from stream_dataloader._memory.pickling import ByValue, dumps, spawning
+from stream_dataloader._memory.pickling import ByValue, dumps, dumps_by_value, mentions_hidden, spawning
 from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader._reading.opener import declares_early
 from stream_dataloader.errors import shorten
@@ -96,7 +96,7 @@ class MadeSources(Sources):
         return self.sequence[index]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_sources, (ByValue(self.sequence),)
+        return _made_sources, (ByValue(self.sequence, "sources"),)
 
 
 def _made_sources(sequence: ByValue) -> MadeSources:
@@ -110,14 +110,15 @@ class PackedSources(Sources):
 
     Args:
         sources: The sources.
+        pickle_block: How; None is pickle, or by value what that cannot take.
 
     Raises:
         TypeError: A source cannot be pickled; names it.
     """
 
-    def __init__(self, sources: Iterable[Any]) -> None:
+    def __init__(self, sources: Iterable[Any], pickle_block: Callable[[Any], bytes] | None = None) -> None:
         listed = list(sources)
-        blocks = list(_blocks(listed))
+        blocks = list(_blocks(listed, pickle_block or _by_reference))
         self._length = len(listed)
         self._set(b"".join(block for _, block in blocks), [(first, len(block)) for first, block in blocks])
 
@@ -152,9 +153,16 @@ class PackedSources(Sources):
 
     def __getstate__(self) -> tuple[Any, ...]:
         if spawning():  # on the way to a worker: share
-            return self._length, self._memory
+            return self._length, self._portable
         sizes = np.diff(self._ends, prepend=0).tolist()
         return self._length, bytes(self._blob), list(zip(self._firsts.tolist(), sizes, strict=True))
+
+    @functools.cached_property
+    def _portable(self) -> SharedMemory:
+        """The memory, for processes that are started anew: by value what those would not find."""
+        if not mentions_hidden(self._blob):
+            return self._memory
+        return PackedSources(self, dumps_by_value)._memory
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._length = state[0]
@@ -183,29 +191,33 @@ class JoinedSources(Sources):
         return self._lists[number][index - self._starts[number]]
 
 
-def _blocks(sources: list[Any]) -> Iterator[tuple[int, bytes]]:
+def _blocks(sources: list[Any], dumps: Callable[[Any], bytes]) -> Iterator[tuple[int, bytes]]:
     """Pickled lists of sources, in order, each with the index of its first."""
     for first in range(0, len(sources), _BLOCK):
-        block = _pickle(sources[first : first + _BLOCK], first)
+        block = _pickle(sources[first : first + _BLOCK], first, dumps)
         if len(block) <= _LARGEST_BLOCK_BYTES:
             yield first, block
         else:
             for i in range(first, min(first + _BLOCK, len(sources))):
-                yield i, _pickle(sources[i : i + 1], i)
+                yield i, _pickle(sources[i : i + 1], i, dumps)
 
 
-def _pickle(block: list[Any], start: int) -> bytes:
+def _by_reference(block: list[Any]) -> bytes:
     try:
         return pickle.dumps(block, protocol=5)
-    except Exception:  # whatever pickle could not do, cloudpickle may; if not, it says why below
-        try:
-            return bytes(cloudpickle.dumps(block, protocol=5))
-        except Exception:
-            if len(block) > 1:  # find out which one
-                half = len(block) // 2
-                _pickle(block[:half], start)
-                _pickle(block[half:], start + half)
-            raise TypeError(
-                f"source {start} ({shorten(block[0])}) cannot be pickled, which sending it to workers needs; "
-                "make the source what the stream is opened from (a path, say) and open it in open_stream"
-            ) from None
+    except Exception:  # the second one says why, if it cannot either
+        return dumps_by_value(block)
+
+
+def _pickle(block: list[Any], start: int, dumps: Callable[[Any], bytes]) -> bytes:
+    try:
+        return dumps(block)
+    except Exception:
+        if len(block) > 1:  # find out which one
+            half = len(block) // 2
+            _pickle(block[:half], start, dumps)
+            _pickle(block[half:], start + half, dumps)
+        raise TypeError(
+            f"source {start} ({shorten(block[0])}) cannot be pickled, which sending it to workers needs; "
+            "make the source what the stream is opened from (a path, say) and open it in open_stream"
+        ) from None

@@ -23,6 +23,7 @@ from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._workers.processes import Crew
 from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
 
+_LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
 _DEATH_SECONDS = 1.0  # a connection to a worker that was killed may break before its end is known
 
 
@@ -68,6 +69,7 @@ class WorkerFeed:
     Args:
         iterator: torch's iterator.
         crew: The workers.
+        method: How they were started.
         slot: Leases a step's slot of the ring.
         tell_end: Tells them of its end.
         replace: Called when the workers are no more: the pool needs others.
@@ -80,6 +82,7 @@ class WorkerFeed:
         self,
         iterator: Iterator[Sealed],
         crew: Crew,
+        method: str,
         slot: Callable[[int], Slot | None],
         tell_end: Callable[[], None],
         replace: Callable[[], None],
@@ -88,8 +91,10 @@ class WorkerFeed:
         sources: Sequence[Any],
     ) -> None:
         self._iterator: Iterator[Sealed] | None = iterator
-        self._crew, self._slot, self._tell_end, self._replace = crew, slot, tell_end, replace
+        self._crew, self._method = crew, method
+        self._slot, self._tell_end, self._replace = slot, tell_end, replace
         self._patience, self._board, self._sources = patience, board, sources
+        self._begin = clock.monotonic()
 
     def slot(self, step: int) -> Slot | None:
         """See `Feed`."""
@@ -113,11 +118,12 @@ class WorkerFeed:
                 raise self._death(step, died) from error.with_traceback(None)
             if "timed out" in str(error):
                 late = [worker for worker in crew.workers if self._board.doing(worker).time >= 0] or crew.workers
-                told = "; ".join(f"worker {w} is {self._doing(w)}" for w in late)
+                told = [f"worker {w} is {self._doing(w)}" for w in late]
+                told += [f"worker {w} has not started (imports, worker_init_fn)" for w in crew.missing]
                 self._dismiss()
                 raise WorkerTimeoutError(
-                    f"no worker delivered in time, at step {step} ({error}): {told}; raise timeout=, or find out why "
-                    "the stream hangs"
+                    f"no worker delivered in time, within {self._patience:g} s, at step {step}: {'; '.join(told)}; "
+                    "raise timeout=, or find out why it hangs"
                 ) from error.with_traceback(None)
             raise
         finally:
@@ -144,25 +150,27 @@ class WorkerFeed:
         """Dismiss the workers, and say who died."""
         told = "; ".join(f"{how} {self._doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
         suspects = [self._board.doing(worker).suspects for worker in died if worker >= 0]
+        advice = self._crew.advice(died, self._method)
         self._dismiss()
         return WorkerDeathError(
-            f"{told}; batch {step} was being put together. If it was out of memory, use fewer workers, a smaller "
-            "prefetch_factor or smaller items; max_restarts= goes on with new workers",
+            f"{told}; batch {step} was being put together. {advice}; max_restarts= goes on with new workers",
             suspects=frozenset().union(*suspects),
         )
 
     def _next_message(self) -> Sealed:
-        """What torch yields next; a timeout counts only if no worker has got further meanwhile."""
+        """What torch yields next; a timeout counts only if no worker started or got further meanwhile."""
         assert self._iterator is not None
         if not self._patience:
             return next(self._iterator)
         while True:
-            before = self._board.working.copy()
+            before, missing = self._board.working.copy(), self._crew.missing
             try:
                 return next(self._iterator)
             except RuntimeError as error:  # a message may carry several steps, and each has its time
-                going_on = (self._board.working != before).any() and not self._crew.died()
-                if "timed out" not in str(error) or not going_on:
+                if "timed out" not in str(error) or self._crew.died():
+                    raise
+                starting = missing and clock.monotonic() - self._begin < _LONGEST_START_SECONDS
+                if not starting and not (self._board.working != before).any():
                     raise
 
     def _doing(self, worker: int) -> str:

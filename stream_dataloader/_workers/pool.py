@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from stream_dataloader._assembly.part import Fault, Part, pack
 from stream_dataloader._assembly.slots import MESSAGE_BYTES, MOST_STEPS_A_MESSAGE, Ring, RingReader, Slot
-from stream_dataloader._memory.pickling import Sealed
+from stream_dataloader._memory.pickling import ByValue, Sealed, share_classes
 from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader._reading.activity import Board
 from stream_dataloader._reading.reader import NO_RECOVERY, Recovery, unsendable
@@ -33,7 +33,7 @@ from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._state.progress import Snapshot
 from stream_dataloader._workers.feed import WorkerFeed
 from stream_dataloader._workers.pace import Pace
-from stream_dataloader._workers.processes import Crew, WorkerInit, guard, starting
+from stream_dataloader._workers.processes import Crew, WorkerInit, guard, shared_folder, start_method, starting
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport
 from stream_dataloader.protocols import Transport
@@ -183,9 +183,22 @@ class WorkerPool:
         session = self._mailbox.open(epoch, raw)
         self._parts.sessions = session - 1  # for workers that start now; others count themselves
         self._parts.resume, self._parts.recovery = resume, recovery
+        method = start_method(self._dataloader.multiprocessing_context)
+        if method == "fork":
+            share_classes()
+        if self._init is not None:
+            self._init.folder = shared_folder()
         before = {child.pid for child in multiprocessing.active_children()}
-        with starting():
-            iterator = iter(self._dataloader)
+        iterator: Iterator[Sealed]
+        with starting(method):
+            try:
+                iterator = iter(self._dataloader)
+            except (BrokenPipeError, ConnectionResetError, EOFError) as error:  # a worker died before it knew its task
+                iterator = _Broken(error)
+            except RuntimeError as error:  # one that was kept died, or did not answer
+                if not persistent or self._crew is None:
+                    raise
+                iterator = _Broken(error)
         started = [child for child in multiprocessing.active_children() if child.pid not in before]
         kept = self._crew.children.values() if persistent and self._crew is not None else ()
         self._crew = Crew(self._mailbox.pids, kept or started)
@@ -193,6 +206,7 @@ class WorkerPool:
         return WorkerFeed(
             iterator,
             self._crew,
+            method,
             functools.partial(self._slot, self._ring_reader, session, raw),
             functools.partial(self._mailbox.close, session),
             self._hire,
@@ -220,6 +234,16 @@ class _Parts(IterableDataset[Any]):
         self.resume: Snapshot | None = None  # where the first session here begins
         self.recovery = NO_RECOVERY
         self.board = Board(dataset.batch_size, mailbox.workers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        dataset = self._dataset  # its class may be one that workers would not find
+        return self.__dict__ | {"_dataset": (ByValue(type(dataset), "the dataset's class"), dataset.__getstate__())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kind, inside = state["_dataset"]
+        dataset = object.__new__(kind.value)
+        dataset.__setstate__(inside)
+        self.__dict__.update(state | {"_dataset": dataset})
 
     def __iter__(self) -> Iterator[Sealed]:
         worker = get_worker_info()
@@ -255,6 +279,16 @@ class _Parts(IterableDataset[Any]):
                 most_steps = min(most_steps, MESSAGE_BYTES * len(parts) // len(message))
                 sizes.filled(clock.monotonic() - begin, most_steps)
                 yield message
+
+
+class _Broken(Iterator[Any]):
+    """Stands for an iterator of torch's that could not be had, and raises why where parts are awaited."""
+
+    def __init__(self, reason: Exception) -> None:
+        self._reason = str(reason)
+
+    def __next__(self) -> Any:
+        raise RuntimeError(self._reason)
 
 
 def _message(parts: list[Part]) -> Sealed:

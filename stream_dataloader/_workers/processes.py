@@ -12,18 +12,22 @@ import contextlib
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
 import numpy as np
 
+from stream_dataloader._memory import main_module
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._schedule.rules import IntArray
 
@@ -41,9 +45,18 @@ def sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def start_method(context: BaseContext | None) -> str:
+    """How processes are started."""
+    return str((context or multiprocessing).get_start_method())
+
+
 @contextlib.contextmanager
-def starting() -> Iterator[None]:
+def starting(method: str) -> Iterator[None]:
     """Around the start of workers: Ctrl-C is not for them, and one that dies over it is found when all have started."""
+    if method != "fork":
+        resource_tracker.ensure_running()  # which would unblock SIGINT
+    if method == "forkserver":
+        forkserver.ensure_running()  # others use it, who want their Ctrl-C
     _starting.append(1)
     _guard_handler()
     try:
@@ -54,14 +67,19 @@ def starting() -> Iterator[None]:
 
 
 class WorkerInit:
-    """The `worker_init_fn` of the loader's workers; runs the user's own, if there is one."""
+    """The `worker_init_fn` of the loader's workers; runs the user's own, if there is one.
+
+    Attributes:
+        folder: What a worker removes when its main process has been killed; see `shared_folder`.
+    """
 
     def __init__(self, user_init: Callable[[int], Any] | None) -> None:
-        self._user_init = ByValue(user_init)
+        self.folder: str | None = None
+        self._user_init = ByValue(user_init, "worker_init_fn")
 
     def __call__(self, worker_id: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # forkserver does not pass on a blocked one
-        watch_parent()
+        watch_parent(self.folder)
         cap_opencv()
         if self._user_init.value is not None:
             self._user_init.value(worker_id)
@@ -74,13 +92,32 @@ def cap_opencv() -> None:
         sys.modules["cv2"].setNumThreads(0)
 
 
-def watch_parent() -> None:
-    """Have this process end soon after the one that started it."""
+def shared_folder() -> str | None:
+    """The folder in which multiprocessing keeps the sockets of this process, and of the workers it starts from now on.
+
+    Each worker would have one of its own, which is left behind when it is killed. None if this process may not be the
+    one that made it, and so not the one it ends with.
+    """
+    global _folder
+    known = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    if known is None:
+        _folder = util.get_temp_dir(), os.getpid()
+    return _folder[0] if _folder is not None and _folder[1] == os.getpid() else None
+
+
+def watch_parent(folder: str | None) -> None:
+    """Have this process end soon after the one that started it.
+
+    Args:
+        folder: That one's, to be removed if it did not come to it.
+    """
     parent, started_by = os.getppid(), multiprocessing.parent_process()
 
     def watch() -> None:  # a forkserver, the parent of its children, outlives the process that asked for them
         while os.getppid() == parent and (started_by is None or started_by.is_alive()):
             time.sleep(_WATCH_SECONDS)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
@@ -118,6 +155,11 @@ class Crew:
         """Those that have come."""
         return sorted(number for pid in self.children if (number := self._number(pid)) >= 0)
 
+    @property
+    def missing(self) -> list[int]:
+        """Those that have not come."""
+        return [number for number, pid in enumerate(self._pids) if pid not in self.children]
+
     def died(self) -> dict[int, str]:
         """Who died, -1 for one that was only starting, and how; those that just ended only if no other did."""
         ended = {pid: code for pid, child in self.children.items() if (code := child.exitcode) is not None}
@@ -128,6 +170,22 @@ class Crew:
             numbers[pid]: f"{f'worker {n}' if (n := numbers[pid]) >= 0 else 'a worker'} (pid {pid}) {_describe(code)}"
             for pid, code in sorted(died.items(), key=lambda end: numbers[end[0]])
         }
+
+    def advice(self, died: Iterable[int], method: str) -> str:
+        """What may have ended workers, and what to do about it.
+
+        Args:
+            died: Their numbers, -1 for one that was only starting.
+            method: How they were started.
+        """
+        codes = [code for child in self.children.values() if (code := child.exitcode)]
+        if -1 in died and method != "fork" and not (codes and min(codes) < 0):
+            return _advice_for_start(method)
+        if not codes or min(codes) > 0:
+            return "Something in it called sys.exit or os._exit; what it wrote to stderr may tell what"
+        if -signal.SIGKILL in codes or -signal.SIGBUS in codes:
+            return "If it was out of memory, use fewer workers, a smaller prefetch_factor or smaller items"
+        return "If nobody sent it that signal, a library crashed: faulthandler.enable() in worker_init_fn shows where"
 
     def kill(self) -> None:
         """End all workers at once, whatever they do."""
@@ -148,10 +206,22 @@ class Crew:
             patience.cancel()
 
 
+def _advice_for_start(method: str) -> str:
+    script = main_module.read_script()
+    others = "workers have to be able to import what the dataset holds; what they wrote to stderr says more"
+    if script is None or script.has_guard:
+        return f"With {method!r} {others}"
+    return (
+        f'The script has no `if __name__ == "__main__":`, and workers of the start method {method!r} run it again: put '
+        f"there what uses the loader. Otherwise, {others}"
+    )
+
+
 def _describe(exit_code: int) -> str:
     return f"exited with status {exit_code}" if exit_code >= 0 else f"was killed by {signal.Signals(-exit_code).name}"
 
 
+_folder: tuple[str, int] | None = None  # what `shared_folder` made, and in which process
 _starting: list[int] = []  # not empty while workers are being started
 _crews: weakref.WeakSet[Crew] = weakref.WeakSet()
 _ours: set[int] = set()  # pids of all workers there were

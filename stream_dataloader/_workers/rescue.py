@@ -1,7 +1,8 @@
 """Goes on after a worker died: new workers, from the last batch that was delivered.
 
 A source is blamed if workers died over it twice: reading it at the same logical time, or opening it. After a
-first death nothing is opened early any more, so that the second names one source.
+first death nothing is opened early any more, so that the second names one source. Two kills from outside that happen to
+hit the same place cannot be told from that; they are as likely as a worker is to be at that place.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Rescue:
             named = ", ".join(f"{index} ({shorten(self._dataset.sources[index], 80)})" for index in sorted(killers))
             if self._dataset.on_error == "raise":
                 raise WorkerDeathError(
-                    f'source {named} killed its worker twice; leave it out, or pass on_error="skip": {death}',
+                    f'source {named} killed its worker twice; leave it out, or pass on_error="skip" (both died at the '
+                    f"same place of it, which is taken for no accident; if not, start again): {death}",
                     death.suspects,
                 ) from death
             _log.warning("source %s killed its worker twice and is skipped", named)

@@ -1,0 +1,99 @@
+"""What of the user's script a process that is started anew will find there.
+
+`spawn` and `forkserver` workers run the script again, under another name: what it defines under
+`if __name__ == "__main__":` is not there. Of an interactive session, which has no file, nothing is.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from multiprocessing import process
+from typing import Any, NamedTuple
+
+
+class Script(NamedTuple):
+    """Names that a script binds at its top level.
+
+    Attributes:
+        guarded: Under `if __name__ == "__main__":`.
+        free: Elsewhere.
+        has_guard: There is such a line.
+    """
+
+    guarded: frozenset[str]
+    free: frozenset[str]
+    has_guard: bool
+
+
+def hides_names() -> bool:
+    """Whether there is anything in `__main__` that a process started anew may not find."""
+    script = read_script()
+    return script is None or bool(script.guarded) or bool(sys.flags.interactive)
+
+
+def finds(value: Any, *, here: bool = False) -> bool:
+    """Whether a function or class of `__main__` is found by its name, here or in a process that is started anew."""
+    if getattr(value, "__module__", None) != "__main__":
+        return False
+    name: str = value.__qualname__
+    found: Any = sys.modules["__main__"]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not value:
+        return False
+    first = name.split(".", maxsplit=1)[0]
+    script = None if here else read_script()
+    return here or (script is not None and (not _known(script) or (first in script.free - script.guarded)))
+
+
+def _known(script: Script) -> bool:
+    return bool(script.free or script.guarded)
+
+
+def read_script() -> Script | None:
+    """What the script defines, as it is written: empty if that cannot be read, None if there is no script."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    return None if path is None else _read(os.path.join(process.ORIGINAL_DIR or "", path))  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: str) -> Script:
+    try:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return Script(frozenset(), frozenset(), has_guard=True)
+    guards = [node for node in tree.body if isinstance(node, ast.If) and _is_guard(node.test)]
+    guarded = {name for guard in guards for node in guard.body for name in _bound(node)}
+    free = {name for node in tree.body if node not in guards for name in _bound(node)}
+    free |= {name for guard in guards for node in guard.orelse for name in _bound(node)}
+    free |= {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    return Script(frozenset(guarded), frozenset(free), bool(guards))
+
+
+def _is_guard(test: ast.expr) -> bool:
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return any(map(_is_guard, test.values))
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
+        return False
+    sides = {ast.unparse(test.left), ast.unparse(test.comparators[0])}
+    return sides == {"__name__", "'__main__'"}
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """The names that a statement binds, but for those within functions and classes."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        for alias in node.names:
+            yield alias.asname or alias.name.split(".")[0]
+    elif isinstance(node, ast.Name):
+        if isinstance(node.ctx, ast.Store):
+            yield node.id
+    elif not isinstance(node, ast.Lambda):
+        for child in ast.iter_child_nodes(node):
+            yield from _bound(child)

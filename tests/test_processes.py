@@ -1,0 +1,232 @@
+"""Worker processes as users meet them: how they start, what they are sent, how they end."""
+
+import enum
+import multiprocessing
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from cases import Case, key
+
+from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError, WorkerTimeoutError
+
+SPAWNING = ["spawn", "forkserver"]
+
+
+def run(script, folder, *, stdin=None, **options):
+    """Run a script, or an interactive session that is typed."""
+    path = folder / "script.py"
+    path.write_text(script)
+    command = [sys.executable, path] if stdin is None else [sys.executable, "-i", "-q"]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=100, cwd=folder, check=False, **options
+    )
+
+
+# A worker that was kept
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_a_kept_worker_that_dies_while_an_epoch_starts(max_restarts):
+    case = Case([5, 3, 4, 2], 2, 2)
+    serial = StreamDataLoader(case.dataset())
+    expected = [[key(batch) for batch in serial] for _ in range(3)]
+    loader = StreamDataLoader(case.dataset(), 2, persistent_workers=True, max_restarts=max_restarts)
+    assert [key(batch) for batch in loader] == expected[0]
+    victim = multiprocessing.active_children()[0].pid
+    os.kill(victim, signal.SIGSTOP)
+    timer = threading.Timer(0.3, os.kill, (victim, signal.SIGKILL))
+    timer.start()
+    try:
+        if max_restarts:
+            assert [key(batch) for batch in loader] == expected[1]
+        else:
+            with pytest.raises(WorkerDeathError, match=rf"\(pid {victim}\) was killed by SIGKILL"):
+                list(loader)
+        assert [key(batch) for batch in loader] == expected[2], "the next epoch is read as ever"
+    finally:
+        timer.join()
+
+
+# What workers are sent, and send back
+
+
+MINE = """
+import enum, sys, threading
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+{guard}
+    class Kind(enum.Enum):
+        CLICK = 1
+        KEY = 2
+
+    class Source:
+        def __init__(self, kind):
+            self.kind = kind
+
+    class Mine(StreamDataset):
+        pass
+
+    def read(source):
+        assert isinstance(source, Source) and isinstance(source.kind, Kind)
+        yield {{"kind": source.kind, "n": 1}}
+
+    sources = [Source(Kind.CLICK), Source(Kind.KEY)]
+    loader = StreamDataLoader(Mine(sources, read, 2, time_steps=1), 2, multiprocessing_context={method!r})
+    print([[kind is Kind.CLICK, isinstance(kind, Kind)] for batch in loader for kind in batch.data["kind"][0]])
+
+"""
+
+
+@pytest.mark.parametrize("method", SPAWNING)
+def test_what_is_defined_under_the_main_guard(method, tmp_path):
+    done = run(MINE.format(guard='if __name__ == "__main__":', method=method), tmp_path)
+    assert done.stdout == "[[True, True], [False, True]]\n", done.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", *SPAWNING])
+def test_classes_of_an_interactive_session_come_back_as_themselves(method, tmp_path):
+    done = run("", tmp_path, stdin=MINE.format(guard="if True:", method=method).replace("\n\n    ", "\n    "))
+    assert done.stdout == "[[True, True], [False, True]]\n", done.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_local_classes_come_back_as_themselves(method):
+    class Kind(enum.Enum):
+        CLICK = 1
+        KEY = 2
+
+    def read(kind):
+        yield {"kind": kind, "n": 1}
+
+    loader = StreamDataLoader(StreamDataset(list(Kind), read, 2, time_steps=1), 2, multiprocessing_context=method)
+    (batch,) = loader
+    assert batch.data["kind"][0] == list(Kind)
+
+
+def test_a_missing_main_guard_is_named_first(tmp_path):
+    script = """
+from stream_dataloader import StreamDataLoader, StreamDataset
+list(StreamDataLoader(StreamDataset(range(2), range, 2, time_steps=1), 1, multiprocessing_context="spawn"))
+"""
+    last = run(script, tmp_path).stderr.strip().splitlines()[-1]
+    assert re.search(r"WorkerDeathError: a worker \(pid \d+\) exited with status 1 while it started", last)
+    assert 'The script has no `if __name__ == "__main__":`' in last
+    assert "memory" not in last
+
+
+def locked(lock):
+    return lambda source: [lock]
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+@pytest.mark.parametrize("method", SPAWNING)
+def test_what_cannot_be_pickled_is_named(method):
+    dataset = StreamDataset([1], locked(threading.Lock()), 1, time_steps=1)
+    with pytest.raises(TypeError, match=r"open_stream \(.*\) cannot be pickled \(.*lock.*, which workers of"):
+        list(StreamDataLoader(dataset, 1, multiprocessing_context=method))
+
+
+# Workers that start slowly, exit, or are interrupted
+
+
+def test_timeout_does_not_count_while_workers_start():
+    loader = StreamDataLoader(
+        StreamDataset([2], range, 1, time_steps=1), 1, timeout=1, worker_init_fn=lambda _: time.sleep(2.5)
+    )
+    assert len(list(loader)) == 2
+
+
+def test_a_worker_that_does_not_start_is_named(monkeypatch):
+    monkeypatch.setattr("stream_dataloader._workers.feed._LONGEST_START_SECONDS", 0)
+    loader = StreamDataLoader(
+        StreamDataset([2], range, 1, time_steps=1), 1, timeout=1, worker_init_fn=lambda _: time.sleep(60)
+    )
+    with pytest.raises(
+        WorkerTimeoutError, match=r"within 1 s, at step 0: worker 0 has not started \(imports, worker_init"
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize(("place", "lookahead"), [("reading", 0), ("opening", 0), ("opening", 1)])
+def test_a_stream_that_exits_is_named(place, lookahead):
+    def read(n):
+        if n == 5 and place == "opening":
+            sys.exit(3)
+        yield 0
+        if n == 5:
+            sys.exit(3)
+        yield 1
+
+    dataset = StreamDataset([1, 5, 2, 3], read, 1, time_steps=1, lookahead=lookahead)
+    with pytest.raises(WorkerDeathError, match=rf"exited with status 3 .*{place} source 1 \(5\)") as error:
+        list(StreamDataLoader(dataset, 1))
+    assert "sys.exit" in str(error.value)
+    assert "memory" not in str(error.value)
+
+
+@pytest.mark.parametrize("method", ["fork", *SPAWNING])
+def test_ctrl_c_while_workers_start_is_for_the_main_process(method, tmp_path):
+    script = f"""
+import pathlib, time
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+def slow(number):
+    pathlib.Path("here").touch()
+    time.sleep(3)
+
+if __name__ == "__mp_main__":
+    slow(0)
+if __name__ == "__main__":
+    loader = StreamDataLoader(
+        StreamDataset(range(2), range, 2, time_steps=1), 2, multiprocessing_context={method!r}, worker_init_fn=slow
+    )
+    list(loader)
+"""
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, "script.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while not (tmp_path / "here").exists():
+            time.sleep(0.02)
+        time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert errors.count("Traceback") == 1, errors
+    assert "script.py" in errors
+
+
+# What is left behind
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_killed_main_process_leaves_no_folder(method, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    script = f"""
+import os, signal
+import numpy as np
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+def read(n):
+    while True:
+        yield np.zeros(100_000)
+
+if __name__ == "__main__":
+    dataset = StreamDataset(range(2), read, 2, time_steps=1)
+    for batch in StreamDataLoader(dataset, 2, transport="queue", multiprocessing_context={method!r}):
+        if batch.step == 2:
+            print(os.listdir(os.environ["TMPDIR"]), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = run(script, tmp_path, env=os.environ | {"TMPDIR": str(temporary)})
+    assert "pymp-" in done.stdout
+    deadline = time.monotonic() + 20
+    while (left := [path.name for path in pathlib.Path(temporary).iterdir()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
