@@ -285,7 +285,8 @@ def test_a_rank_that_comes_after_the_others_gave_up_does_not_begin_alone(ranks):
     for failed in ranks.run(6, late, 8, failing=True):
         assert failed.kind == "RankError"
         # on a machine that is busy others may be late too
-        assert re.match(r"ranks? .*\b3\b.* did not begin the epoch within 3 s", failed.message)
+        missed = 0 if failed.rank == 3 else 3
+        assert re.match(rf"ranks? .*\b{missed}\b.* did not begin the epoch within 3 s", failed.message)
 
 
 def other_twin(rank, deterministic):
@@ -315,7 +316,7 @@ def test_a_loader_may_be_one_ranks_own(ranks):
     assert ranks.run(2, own_loader) == [2, None]
 
 
-def leftovers(rank):
+def leftovers(rank, most):
     """Threads, descriptors and keys in the store after some epochs, and after many more."""
     group = rank_processes._groups[2]
     store = dist.distributed_c10d._get_default_store()
@@ -323,7 +324,7 @@ def leftovers(rank):
     for epochs in (5, 40):
         loader = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), process_group=group)
         for _ in range(epochs):
-            list(loader)
+            list(itertools.islice(loader, most))
         dist.barrier(group)
         gc.collect()
         found.append((threading.active_count(), len(os.listdir("/proc/self/fd")), store.num_keys()))
@@ -331,11 +332,12 @@ def leftovers(rank):
     return found
 
 
-def test_many_epochs_leave_no_thread_connection_or_key_behind(ranks):
-    for few, many in ranks.run(2, leftovers):
+@pytest.mark.parametrize("most", [None, 2])
+def test_many_epochs_leave_no_thread_connection_or_key_behind(ranks, most):
+    for few, many in ranks.run(2, leftovers, most):
         assert many[0] <= few[0]
         assert many[1] <= few[1] + 2
-        assert many[2] <= few[2] + 100  # those of the last sessions of another loader
+        assert many[2] <= few[2] + 30  # those of the last sessions of another loader
 
 
 # Ranks that fail

@@ -124,7 +124,14 @@ class AgreedSteps:
                 self._news.notify()
             if not self._every:
                 return True
-        ask = partial(self._everybody_has, step, has_data) if self._every else partial(self._somebody_has, step)
+        decide = partial(self._everybody_has, step, has_data) if self._every else partial(self._somebody_has, step)
+
+        def ask(line: Line) -> bool:
+            delivered = decide(line)
+            if not delivered:
+                self._session.part(line, "over")
+            return delivered
+
         try:
             delivered = bool(self._session.ask(ask))
         except RankError as error:
@@ -241,6 +248,8 @@ class AgreedSteps:
         told = json.dumps(self._reason or (why, [rank]))
         self._session.put(line, f"left/{rank}", told)
         line.keys.compare_set("tail", "", str(step))
+        self._session.written.add("tail")
         for key in {self._asked or f"has/{step}", f"has/{step}"}:  # what others wait for now, or next
             line.keys.compare_set(key, "", told)
             self._session.written.add(key)
+        self._session.see_off(line, "here", "left", "over")

@@ -20,12 +20,14 @@ class Place(NamedTuple):
     Attributes:
         peers: Names those ranks, where there are several sets of them.
         connected: torch.distributed is running, so that they can speak.
+        twins: Several processes may be the same rank.
     """
 
     rank: int = 0
     world_size: int = 1
     peers: str = ""
     connected: bool = False
+    twins: bool = False
 
 
 def is_started() -> bool:
@@ -41,7 +43,8 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
     """
     started = is_started()
     if rank is not None and world_size is not None:
-        return Place(rank, world_size, f"ranks of {world_size}", started)
+        twins = started and world_size != dist.get_world_size()
+        return Place(rank, world_size, f"ranks of {world_size}", started, twins)
     if not started:
         if process_group is not None:
             raise ValueError("process_group= needs torch.distributed: call init_process_group() before iterating")

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stream_dataloader._ranks.agreement import AgreedSteps, CountedSteps, OwnSteps, Steps
+from stream_dataloader._ranks.meeting import counted_name
 from stream_dataloader._ranks.place import Place, default_store, find_place, is_started, patience_of
 from stream_dataloader._ranks.rendezvous import Session
-from stream_dataloader._ranks.store import use_of
 from stream_dataloader._schedule import options
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.step_count import count_steps
@@ -57,7 +57,7 @@ class Ranks:
         self._place = Place()
         self.reading = dataset
         self._store: weakref.ref[Store] | None = None  # where this loader has its name
-        self._name, self._sessions = "", 0
+        self._name, self._sessions = "", 0  # if several processes are the same rank
 
     @property
     def alone(self) -> bool:
@@ -138,12 +138,14 @@ class Ranks:
         return self.__dict__ | {"_place": Place(), "_store": None}
 
     def _next_session(self) -> Session:
-        store = default_store()
-        if self._store is None or self._store() is not store:
-            self._store, self._sessions = weakref.ref(store), 0
-            self._name = use_of(store).next_name(store, self._place.peers)
-        self._sessions += 1
-        return Session(self._place, store, f"{self._name}/{self._sessions}", self._timeout or patience_of(store))
+        store, name = default_store(), None
+        if self._place.twins:
+            if self._store is None or self._store() is not store:
+                self._store, self._sessions = weakref.ref(store), 0
+                self._name = counted_name(store, self._place.peers)
+            self._sessions += 1
+            name = f"{self._name}/{self._sessions}"
+        return Session(self._place, store, name, self._timeout or patience_of(store))
 
 
 def names_of(dataset: StreamDataset) -> Names:

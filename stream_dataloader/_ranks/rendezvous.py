@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time as clock
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
+from stream_dataloader._ranks.meeting import Hall, Wish
 from stream_dataloader._ranks.place import Place
 from stream_dataloader._ranks.store import Caller, Line, use_of
 from stream_dataloader.errors import RankError, shorten
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Seconds to tell other ranks that this one leaves.
 FAREWELL_SECONDS = 2.0
+_LOOK_SECONDS = 0.005
 _KEPT_SESSIONS = 2  # a process that is the same rank as another may lag behind
 
 
@@ -30,24 +35,26 @@ class Session:
     Args:
         place: This rank's.
         store: Through which ranks speak.
-        prefix: Of all keys, alike on all ranks.
+        name: The prefix of all keys, alike on all ranks; None: rank 0 chooses one.
         patience: Seconds to wait for another rank.
 
     Attributes:
         written: Keys that this rank has set.
     """
 
-    def __init__(self, place: Place, store: Store, prefix: str, patience: float) -> None:
+    def __init__(self, place: Place, store: Store, name: str | None, patience: float) -> None:
         self.place, self.patience = place, patience
         self._store: Store | None = store
-        self._prefix = prefix
+        self._name, self._hall = name or "", None if name else Hall(store, place)
+        self._keeps_store = dist.get_rank() == 0
         self.written: set[str] = set()
+        self._answers: set[str] = set()
         self.caller = Caller(self.connect)
 
     @property
     def connect(self) -> Callable[[], Line]:
         """Opens a line of this session's; also when that is over, for what is still to be said."""
-        return partial(Line, self._open_store, self._prefix, self.patience, self.place.world_size)
+        return partial(Line, self._open_store, self._name, self.patience, self.place.world_size)
 
     def ask(self, task: Callable[[Line], Any]) -> Any:
         """Have a task done on the main thread's line; see `Caller.call`."""
@@ -70,21 +77,37 @@ class Session:
             RankError: They are not, or one did not come; names it.
         """
         try:
-            self.ask(partial(self._begin, told))
+            self.ask(partial(self._meet, told, Wish(told)))
         except BaseException as error:
             self._give_up(error)
             raise
         past = use_of(self._open_store).past.setdefault(self.place.peers, deque())
         while len(past) > _KEPT_SESSIONS:
-            prefix, written = past.popleft()
-            self.caller.post(partial(Line.delete, prefix=prefix, keys=written))
+            self.caller.post(partial(Line.delete, keys=past.popleft()))
 
     @property
     def _open_store(self) -> Store:
         assert self._store is not None
         return self._store
 
-    def _begin(self, told: Mapping[str, Any], line: Line) -> None:
+    def _meet(self, told: Mapping[str, Any], wish: Wish, line: Line) -> None:
+        """Find where the other ranks are, and begin there."""
+        if self._hall is None:
+            self._begin(told, line)
+        elif self.place.rank:
+            self._name = self._hall.call(line, wish)
+            line.move(self._name)
+            self._begin(told, line)
+        else:
+            door = self._hall.open(wish)
+            self._name, self._answers = door.name, door.written
+            line.move(self._name)
+            try:
+                self._begin(told, line, door.answer)
+            finally:
+                door.close()
+
+    def _begin(self, told: Mapping[str, Any], line: Line, meanwhile: Callable[[Line], object] | None = None) -> None:
         rank, world_size, mine = self.place.rank, self.place.world_size, json.dumps(told)
         self.written |= {"told/0", "differs", "ready"}
         if rank == 0:
@@ -101,9 +124,32 @@ class Session:
             line.keys.compare_set("differs", "", json.dumps([complaint, [rank]]))
         if arrived == world_size:
             line.keys.compare_set("ready", "", line.text("differs") if line.has("differs") else "[]")
-        ready = json.loads(line.wait("ready", lambda: self.lacking(line, "here"), "begin the epoch"))
+        ready = json.loads(line.wait("ready", lambda: self.lacking(line, "here"), "begin the epoch", meanwhile))
+        self.part(line, "begun", stays=not ready)
         if ready or complaint:
             raise RankError(*(ready or (complaint, [rank])))
+
+    def part(self, line: Line, what: str, *, stays: bool = True) -> None:
+        """Say that this rank has read what it needs; the process that keeps the store stays until all have.
+
+        Else the store would end with it, before others that are slow have read the end of their epoch.
+        """
+        if self.count(line, f"{what}/{self.place.rank}", what) == self.place.world_size:
+            self.put(line, f"all/{what}", "")
+        elif self._keeps_store and stays:
+            with contextlib.suppress(RankError):  # one that died or is stuck has no need of it
+                line.wait(f"all/{what}", lambda: self.lacking(line, what), "end")
+
+    def see_off(self, line: Line, came: str, *parted: str) -> None:
+        """Where an epoch ends before its time, let others read why, for a moment."""
+        deadline = clock.monotonic() + FAREWELL_SECONDS / 2
+        others = {rank for rank in range(self.place.world_size) if rank != self.place.rank and self._keeps_store}
+        while others and clock.monotonic() < deadline:
+            rank = min(others)
+            if not line.has(f"{came}/{rank}") or any(line.has(f"{what}/{rank}") for what in parted):
+                others.remove(rank)
+            else:
+                clock.sleep(_LOOK_SECONDS)
 
     def _give_up(self, error: BaseException) -> None:
         """Let those that wait, and those that come later, know that the epoch does not begin."""
@@ -113,10 +159,13 @@ class Session:
             if not error.ranks:  # the store is out of reach
                 return
             why = (str(error), error.ranks)
+        if not self._name:  # nobody is met yet
+            return
 
         def tell(line: Line) -> None:
             self.put(line, f"left/{rank}", json.dumps(why))
             line.keys.compare_set("ready", "", json.dumps(why))
+            self.see_off(line, "here", "begun", "left")
 
         self.say_last(tell, busy=not isinstance(error, RankError))  # it was interrupted
 
@@ -135,7 +184,9 @@ class Session:
         """Nothing more is to be said."""
         self.caller.close()
         if self._store is not None:
-            use_of(self._store).past.setdefault(self.place.peers, deque()).append((self._prefix, self.written))
+            use_of(self._store).past.setdefault(self.place.peers, deque()).append(
+                {f"{self._name}/{key}" for key in self.written} | self._answers
+            )
             self._store = None  # a group that ends takes its store along
 
 
@@ -145,6 +196,6 @@ def _complaint(rank: int, mine: Mapping[str, Any], first: Mapping[str, Any]) -> 
         if mine[name] != first.get(name):
             return (
                 f"rank {rank} has {name} {shorten(mine[name], 80)}, and rank 0 {shorten(first.get(name), 80)}; build "
-                "dataset and loader alike on all ranks"
+                "dataset and loader alike on all ranks, and iterate over the same ones, as often, in the same order"
             )
     return ""

@@ -39,14 +39,22 @@ class StoreUse:
     those that are not in use are kept.
 
     Attributes:
-        past: Prefix and keys of sessions that are over here, by peers.
+        past: Keys of sessions that are over here, by peers.
+        lock: For what threads share here of the meetings of ranks, which follows.
+        calls: Those of this rank that are not answered, by peers: a nonce, and what it stands for.
+        doors: Of the epochs that this rank begins.
+        starts: How often ranks that count were started, by peers.
+        numbers: How many loaders they had, by peers.
     """
 
     def __init__(self) -> None:
         self._idle: list[Store] = []
-        self._numbers: dict[str, int] = {}
-        self._starts: dict[str, int] = {}
-        self.past: dict[str, deque[tuple[str, set[str]]]] = {}
+        self.past: dict[str, deque[set[str]]] = {}
+        self.lock = threading.Lock()
+        self.calls: dict[str, dict[str, tuple[str, bool]]] = {}
+        self.doors: list[Any] = []
+        self.starts: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
 
     def take(self, store: Store) -> Store:
         """A connection of its own, on which a wait keeps nobody else waiting."""
@@ -59,13 +67,6 @@ class StoreUse:
     def give_back(self, connection: Store) -> None:
         """Keep a connection that works for the next."""
         self._idle.append(connection)
-
-    def next_name(self, store: Store, peers: str) -> str:
-        """Names the next loader of these peers, on each rank in turn, and on a store that saw such ranks before."""
-        if peers not in self._starts:
-            self._starts[peers] = store.add(f"stream_dataloader/{peers}/starts/{dist.get_rank()}", 1)
-        self._numbers[peers] = self._numbers.get(peers, 0) + 1
-        return f"stream_dataloader/{peers}/{self._starts[peers]}/{self._numbers[peers]}"
 
 
 _uses: weakref.WeakKeyDictionary[Store, StoreUse] = weakref.WeakKeyDictionary()
@@ -96,10 +97,18 @@ class Line:
         self._own = _can_be_cloned(store)  # else the connection is the training's too, and must not be waited on
         self._use = use_of(store)
         self._connection = self._use.take(store) if self._own else store
-        self.keys = PrefixStore(prefix, self._connection)
+        self.move(prefix)
         self.patience, self._world_size = patience, world_size
         self.closed = threading.Event()
         self.heard = clock.monotonic()  # when the store answered last
+
+    def move(self, prefix: str) -> None:
+        """Have another prefix for all keys from now on."""
+        self.keys = self.under(prefix)
+
+    def under(self, prefix: str) -> Store:
+        """The same connection with another prefix."""
+        return PrefixStore(prefix, self._connection)
 
     def hang_up(self) -> None:
         """Leave the connection to others; what it last did succeeded."""
@@ -120,11 +129,10 @@ class Line:
         """Count something of a rank's, once even if several processes are that rank; 0 if it was counted before."""
         return int(self.keys.add(count, 1)) if self.keys.add(key, 1) == 1 else 0
 
-    def delete(self, prefix: str, keys: Iterable[str]) -> None:
-        """Delete keys of a prefix."""
-        store = PrefixStore(prefix, self._connection)
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete keys, given without a prefix."""
         for key in keys:
-            store.delete_key(key)
+            self._connection.delete_key(key)
             self.heard = clock.monotonic()
 
     def wait_long(self, key: str, seconds: float) -> bool:
@@ -140,24 +148,33 @@ class Line:
             self.closed.wait(_POLL_SECONDS / 10)
         return found
 
-    def wait(self, key: str, missing: Callable[[], Sequence[int]], purpose: str) -> str:
+    def wait(
+        self,
+        key: str,
+        missing: Callable[[], Sequence[int]],
+        purpose: str,
+        meanwhile: Callable[[Line], object] | None = None,
+    ) -> str:
         """The value of a key that other ranks are to set.
 
         Args:
             missing: Says on which ranks that depends.
             purpose: What they are to do, for the error.
+            meanwhile: What this rank has to do again and again for others to go on.
 
         Raises:
             RankError: One of them has left, or none of them got any further for as long as patience lasts.
         """
-        since = clock.monotonic()
-        if self.wait_long(key, min(_QUIET_SECONDS, self.patience / 2)):
+        begin = since = clock.monotonic()
+        if meanwhile is None and self.wait_long(key, min(_QUIET_SECONDS, self.patience / 2)):
             return self.text(key)
         progress: Any = None
-        every, looked = max(min(_LIVENESS_SECONDS, self.patience / 4), self._world_size**2 / _LOOKS_A_SECOND), 0.0
+        every, looked = max(min(_LIVENESS_SECONDS, self.patience / 4), self._world_size**2 / _LOOKS_A_SECOND), begin
         while not self.has(key):
             if self.closed.is_set():
                 raise RankError("the iteration was closed while it waited for other ranks")
+            if meanwhile is not None:
+                meanwhile(self)
             now = clock.monotonic()
             if now - looked >= every or now - since > self.patience:
                 looked, ranks = now, list(missing())
@@ -170,7 +187,7 @@ class Line:
                 progress = seen
                 if now - since > self.patience and not self.has(key):
                     raise RankError(_silent(ranks, self.patience, purpose), ranks or range(self._world_size))
-            self.closed.wait(_POLL_SECONDS)
+            self.closed.wait(min(_POLL_SECONDS, (now - begin) / 10 + _POLL_SECONDS / 50))
         return self.text(key)
 
 
@@ -181,7 +198,11 @@ def _named(ranks: Sequence[int]) -> str:
 
 def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
     if not ranks:
-        return f"all ranks came, but the last did not say so within {patience:g} s: it died over it; see all logs"
+        return (
+            f"all ranks did {purpose}, but this rank did not hear so within {patience:g} s: the last of them ended "
+            "just then, or the network to the host that keeps the store is slow or loses packets; see all logs, go on "
+            "from the last checkpoint, or pass a longer timeout="
+        )
     return (
         f"{_named(ranks)} did not {purpose} within {patience:g} s: dead, stuck, out of reach, or not iterating over "
         "its loader at all; see its log, go on from the last checkpoint, or pass a longer timeout="

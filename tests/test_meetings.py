@@ -1,0 +1,183 @@
+"""Ranks that meet although one is new, late, out of step or slow; and the end of the rank that keeps the store."""
+
+import gc
+import socket
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # noqa: F401  # a process group that needs no network
+from cases import Case
+from rank_processes import RankProcesses, free_port
+
+from stream_dataloader import RankError, StreamDataLoader
+
+pytestmark = pytest.mark.timeout(300)
+LENGTHS = [9, 4, 6, 3]
+
+
+@pytest.fixture(scope="module")
+def two():
+    processes = RankProcesses(2)
+    yield processes
+    for process in processes.processes:
+        process.kill()
+    processes.close()
+
+
+@pytest.fixture(scope="module")
+def agent():
+    """Keeps the store of ranks that come and go."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def start(rank, port, prefix="", keeps=False):
+    """torch.distributed with a store at a port, as a new process would have it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
+    store = dist.TCPStore("127.0.0.1", port, is_master=keeps, wait_for_workers=False)
+    store = dist.PrefixStore(prefix, store)
+    dist.init_process_group("fake", store=store, rank=rank, world_size=2)
+
+
+def steps_or_error(loader):
+    try:
+        return len(list(loader))
+    except RankError as error:
+        return str(error)
+
+
+def loader_for(lengths=LENGTHS, known=False, timeout=60, **options):
+    dataset = Case(lengths, 1, 1, **options).dataset(**({"lengths": lengths} if known else {}))
+    return StreamDataLoader(dataset, timeout=timeout)
+
+
+def run(rank, port, prefix, who, known):
+    """What ranks read that are started on a store that may have seen others; `who` does not come alone."""
+    start(rank, port, prefix)
+    if rank not in who:
+        return None
+    if len(who) == 1:
+        return steps_or_error(loader_for(known=known, timeout=0.2))
+    return [len(list(loader)) for loader in (loader_for(known=known), loader_for([5, 5], known))]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_ranks_that_are_started_again_on_the_same_store_meet(two, agent, known):
+    for who in ([0], [0, 1], [1], [0, 1], [0], [0], [0, 1], [0, 1], [1], [0], [0, 1]):
+        found = two.run(2, run, agent.port, f"again {known}", who, known, patience=20)
+        if len(who) == 1:
+            assert f"rank {1 - who[0]} did not begin the epoch" in found[who[0]]
+        else:
+            assert found[0] == found[1]
+            assert found[0][1] == 5
+
+
+def out_of_step(rank, port, way):
+    """What one rank reads where it misses an epoch, or has one more; and what both read afterwards."""
+    start(rank, port, way)
+    train, other, later = loader_for(), loader_for([2, 2]), loader_for([7, 1])
+    list(train)
+    if way == "another":
+        seen = steps_or_error(other if rank == 0 else train)
+    else:
+        seen = None
+        if rank == (0 if way == "missed" else 1):
+            train.set_epoch(5)
+            other = loader_for(timeout=1)
+            seen = steps_or_error(other)
+    return seen, steps_or_error(later), steps_or_error(later)
+
+
+def test_ranks_that_begin_different_epochs_are_told_and_go_on(two, agent):
+    for seen, *later in two.run(2, out_of_step, agent.port, "another", patience=20):
+        assert seen.startswith("rank 1 has epoch 1, and rank 0 0; build")
+        assert "iterate over the same ones, as often, in the same order" in seen
+        assert later == [7, 7]
+
+
+@pytest.mark.parametrize(("way", "waits", "absent"), [("missed", 0, 1), ("added", 1, 0)])
+def test_an_epoch_that_one_rank_misses_or_has_more_does_not_disturb_later_ones(two, agent, way, waits, absent):
+    found = two.run(2, out_of_step, agent.port, way, patience=20)
+    assert f"rank {absent} did not begin the epoch within 1 s" in found[waits][0]
+    assert [later for _, *later in found] == [[7, 7]] * 2
+
+
+def in_threads(rank, port):
+    """Epochs of two loaders, begun at the same time by two threads of each rank, in no order."""
+    start(rank, port, "threads")
+    found = {}
+
+    def read(lengths):
+        loader = loader_for(lengths)
+        found[len(lengths)] = [len(list(loader)) for _ in range(5)]
+
+    threads = [threading.Thread(target=read, args=(lengths,)) for lengths in ([6, 3], [4, 2, 5])]
+    for thread in threads[:: 1 - 2 * rank]:
+        thread.start()
+        time.sleep(0.01)
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_epochs_of_several_threads_find_their_own(two, agent):
+    assert two.run(2, in_threads, agent.port) == [{2: [6] * 5, 3: [5] * 5}] * 2
+
+
+class SlowLink:
+    """A port that stands for another, and passes each piece of data on late."""
+
+    def __init__(self, port, seconds):
+        self._target, self._seconds = port, seconds
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._target))
+            for one, other in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _carry(self, one, other):
+        try:
+            while data := one.recv(1 << 16):
+                time.sleep(self._seconds)
+                other.sendall(data)
+        except OSError:
+            pass
+        for end in (one, other):
+            end.close()
+
+    def close(self):
+        self._listener.close()
+
+
+def to_the_end(rank, ports, options, lengths, known):
+    """Steps of the last epoch; rank 0 keeps the store, which ends when it does."""
+    if rank == 1:
+        time.sleep(0.3)
+    start(rank, ports[rank], keeps=rank == 0)
+    found = steps_or_error(loader_for(lengths, known, **options))
+    dist.destroy_process_group()
+    gc.collect()
+    return found
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(("mode", "lengths", "steps"), [("drop", [3, 9], 3), ("zeros", [9, 3], 9)])
+def test_who_keeps_the_store_stays_until_the_others_have_read_the_end(two, mode, lengths, steps, known):
+    port = free_port()
+    link = SlowLink(port, 0.05)
+    try:
+        found = two.run(2, to_the_end, (port, link.port), {"padding_mode": mode}, lengths, known, patience=20)
+    finally:
+        link.close()
+    assert found == [steps] * 2
