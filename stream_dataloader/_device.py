@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from stream_dataloader._items.layout import is_dense
 from stream_dataloader.batch import map_leaves
 
 
@@ -40,7 +41,7 @@ def pinned(batch: Any) -> Any:
 
 def _is_pageable(leaf: Any) -> bool:
     if isinstance(leaf, torch.Tensor):
-        return leaf.device.type == "cpu" and not leaf.is_pinned()
+        return leaf.device.type == "cpu" and is_dense(leaf) and not leaf.is_pinned()
     return hasattr(leaf, "pin_memory")
 
 

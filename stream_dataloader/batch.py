@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
 
-from stream_dataloader._items.layout import INLINE_BYTES, as_array, as_tensor, flatten, leaf_paths, unflatten
+from stream_dataloader._items.layout import (
+    INLINE_BYTES,
+    as_array,
+    as_tensor,
+    children_of,
+    flatten,
+    is_dense,
+    step_to,
+    unflatten,
+)
 from stream_dataloader._memory.pickling import Message
 
 __all__ = ["StreamBatch"]
@@ -25,7 +37,12 @@ class StreamBatch:
 
     data: Any
     """The items, in the structure that the stream yields. Each leaf is a tensor `(T, B, ...)`; a leaf that
-    torch cannot hold (a string, a list, any other object) is a list of lists `[t][b]`, None where padded."""
+    torch cannot hold (a string, a list, any other object) is a list of lists `[t][b]`, None where padded.
+
+    Tensors that are not dense (sparse, nested, quantized, on "meta") and masked arrays are such objects: to have
+    tensors, yield `array.filled(0)` and `array.mask`, say. Other subclasses of tensors and arrays come back as what
+    they hold, without a type of their own. Every kind of dict comes back as a plain dict, its keys in the order of
+    the first item read, a dataclass with its fields only."""
 
     reset: torch.Tensor
     """`(B,)` bool: the lane starts a new stream at t = 0, so its hidden state must be zeroed."""
@@ -54,7 +71,11 @@ class StreamBatch:
     epoch: int
     """The epoch's number."""
 
-    def __post_init__(self) -> None:
+    _state: InitVar[Callable[[], dict[str, Any]] | None] = None  # an InitVar: `dataclasses.replace` keeps it
+
+    def __post_init__(self, _state: Callable[[], dict[str, Any]] | None) -> None:
+        if _state is not None:
+            self.remember(_state)
         shape = self.mask.shape
         if len(shape) != 2 or not shape == self.is_start.shape == self.source.shape == self.position.shape:
             raise ValueError(
@@ -80,14 +101,16 @@ class StreamBatch:
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> StreamBatch:
         """A batch with `function` applied to every tensor, those within `data` included."""
+        return self._mapped(function, function)
 
-        def on_tensor(leaf: Any) -> Any:
-            return function(leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-        batch = StreamBatch(**{f.name: map_leaves(getattr(self, f.name), on_tensor) for f in fields(self)})
-        if (state := self.__dict__.get("_state")) is not None:
-            batch.remember(state)
-        return batch
+    def _mapped(
+        self, on_data: Callable[[torch.Tensor], torch.Tensor], on_other: Callable[[torch.Tensor], torch.Tensor]
+    ) -> StreamBatch:
+        changed = {}
+        for field in fields(self):
+            function = on_data if field.name == "data" else on_other
+            changed[field.name] = map_leaves(getattr(self, field.name), functools.partial(_on_tensor, function))
+        return dataclasses.replace(self, **changed)
 
     def remember(self, state: Callable[[], dict[str, Any]]) -> None:
         """Have `state_dict` return what `state` does; the loader's."""
@@ -104,14 +127,56 @@ class StreamBatch:
             raise ValueError("only batches that come straight from a StreamDataLoader know its state")
         return state()
 
-    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> StreamBatch:
-        """A batch whose tensors are on `device`; see `torch.Tensor.to`.
+    def to(
+        self,
+        device: torch.device | str | int | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        non_blocking: bool = False,
+    ) -> StreamBatch:
+        """A batch whose tensors are on `device`, and whose floating-point data is of `dtype`.
 
         Args:
-            device: Target device, as `torch.Tensor.to` takes it.
+            device: Target device, as `torch.Tensor.to` takes it; or a dtype, as there.
+            dtype: A floating-point dtype. Only tensors in `data` that are of such a dtype are converted: never
+                labels, never masks, positions and other bookkeeping. None leaves all as they are.
             non_blocking: Copy asynchronously; takes effect from pinned memory to an accelerator.
+
+        Raises:
+            TypeError: `dtype` is no floating-point dtype, or two are given.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> dataset = StreamDataset([2, 2], lambda n: ({"x": i / 2, "label": i} for i in range(n)), 2, time_steps=2)
+            >>> next(iter(StreamDataLoader(dataset))).to(torch.bfloat16).data
+            {'x': tensor([[0.0000, 0.0000],
+                    [0.5000, 0.5000]], dtype=torch.bfloat16), 'label': tensor([[0, 0],
+                    [1, 1]])}
         """
-        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        if isinstance(device, torch.dtype):
+            if dtype is not None:
+                raise TypeError(f"two dtypes are given, {device} and {dtype}; give to(device, dtype)")
+            device, dtype = None, device
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"dtype is {dtype}, and to() converts floating-point data only; use map() for all tensors")
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if device is None else tensor.to(device, non_blocking=non_blocking)
+
+        def convert(tensor: torch.Tensor) -> torch.Tensor:
+            if dtype is None or not tensor.is_floating_point():
+                return move(tensor)
+            return tensor.to(tensor.device if device is None else device, dtype, non_blocking=non_blocking)
+
+        return self._mapped(convert, move)
+
+    def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> StreamBatch:
+        """A batch whose tensors are on a CUDA device, by default the current one; see `to`."""
+        return self.to("cuda" if device is None else device, non_blocking=non_blocking)
+
+    def cpu(self) -> StreamBatch:
+        """A batch whose tensors are in host memory; see `to`."""
+        return self.to("cpu")
 
     def pin_memory(self, device: Any = None) -> StreamBatch:  # noqa: ARG002
         """A batch in page-locked memory, from which copies to an accelerator are fast.
@@ -119,7 +184,16 @@ class StreamBatch:
         Args:
             device: Ignored; torch's pinning passes it. The memory is pinned for the current accelerator.
         """
-        return self.map(lambda tensor: tensor.pin_memory())
+        return self.map(lambda tensor: tensor.pin_memory() if is_dense(tensor) else tensor)
+
+    def __copy__(self) -> StreamBatch:
+        """A batch of the same tensors, which knows the loader's state as this one does."""
+        return dataclasses.replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StreamBatch:
+        """A batch of copies of the tensors; `state_dict` is of the same loader."""
+        copied = {field.name: copy.deepcopy(getattr(self, field.name), memo) for field in fields(self)}
+        return dataclasses.replace(self, **copied)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _batch_of, ({field.name: map_leaves(getattr(self, field.name), _inlined) for field in fields(self)},)
@@ -144,8 +218,12 @@ class _Inlined:
 
 
 def _inlined(leaf: Any) -> Any:
-    small = isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.nbytes <= INLINE_BYTES
-    return _Inlined(leaf) if small else leaf
+    dense = type(leaf) is torch.Tensor and leaf.device.type == "cpu" and is_dense(leaf)
+    return _Inlined(leaf) if dense and leaf.nbytes <= INLINE_BYTES else leaf
+
+
+def _on_tensor(function: Callable[[torch.Tensor], torch.Tensor], leaf: Any) -> Any:
+    return function(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _batch_of(values: dict[str, Any]) -> StreamBatch:
@@ -159,8 +237,16 @@ class SentBatch(StreamBatch):
     worker that ends while that thread frees a tensor crashes (torch takes the interpreter's lock in between).
     """
 
-    def __init__(self, batch: StreamBatch) -> None:
-        object.__setattr__(self, "_message", Message(batch))
+    @classmethod
+    def of(cls, batch: StreamBatch) -> SentBatch:
+        """`batch`, pickled.
+
+        Raises:
+            Exception: Something in it cannot be pickled.
+        """
+        sent = object.__new__(cls)
+        sent.__dict__["_message"] = Message(batch)
+        return sent
 
     def __getattr__(self, name: str) -> Any:
         if name not in {field.name for field in fields(self)}:
@@ -169,7 +255,8 @@ class SentBatch(StreamBatch):
         return self.__dict__[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _same, (self._message,)
+        message = self.__dict__.get("_message")  # not of one that was made of this, by `dataclasses.replace`
+        return super().__reduce__() if message is None else (_same, (message,))
 
 
 def _same(batch: StreamBatch) -> StreamBatch:
@@ -180,10 +267,26 @@ def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
     """`value` with `function` applied to each leaf, looking into items' containers and lists."""
     if type(value) is list:
         return [map_leaves(element, function) for element in value]
+    if isinstance(value, dict) and type(value) is not dict:  # what a collate_fn made: it keeps its type
+        return _of_same_kind(value, {key: map_leaves(element, function) for key, element in value.items()})
+    if isinstance(value, StreamBatch):
+        return dataclasses.replace(
+            value, **{field.name: map_leaves(getattr(value, field.name), function) for field in fields(value)}
+        )
     structure, leaves = flatten(value)
     if structure.type is None:
         return function(value)
     return unflatten(structure, iter([map_leaves(leaf, function) for leaf in leaves]))
+
+
+def _of_same_kind(value: dict[Any, Any], elements: dict[Any, Any]) -> Any:
+    """A dict like `value` with other elements; a plain one if its type does not let itself be copied."""
+    try:
+        new = copy.copy(value)
+        new.update(elements)
+    except Exception:
+        return elements
+    return new
 
 
 def describe(value: Any) -> str:
@@ -193,8 +296,18 @@ def describe(value: Any) -> str:
     if type(value) is list:
         inner = f"[{len(value[0])}]" if value and type(value[0]) is list else ""
         return f"list [{len(value)}]{inner}"
-    structure, leaves = flatten(value)
-    if structure.type is None:
+    named = list(_named(value, ""))
+    if named and named[0][0] == "":
         return type(value).__name__
-    named = zip(leaf_paths(structure, ""), leaves, strict=True)
     return "{" + ", ".join(f"{path}: {describe(leaf)}" for path, leaf in named) + "}"
+
+
+def _named(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Leaves and what they are called, in the order of the value's keys."""
+    parts = children_of(value)
+    if parts is None:
+        yield path, value
+        return
+    kind, keys, children = parts
+    for key, child in zip(keys, children, strict=True):
+        yield from _named(child, path + step_to(kind, key))

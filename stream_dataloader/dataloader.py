@@ -62,7 +62,8 @@ class StreamDataLoader(Generic[Batch_co]):
         num_workers: Worker processes; 0 reads in this one. More than lanes count as as many as lanes.
         collate_fn: Without it the loader yields `StreamBatch`es; with it, what it returns for the list of the
             B lanes' windows, in lane order: pytrees of tensors `(T, ...)`, or, without the dataset's
-            `time_steps`, the windows as the streams yield them. Runs in the main process.
+            `time_steps`, the windows as the streams yield them. An idle lane's window is padding, or, without
+            `time_steps`, the dataset's `fill_value` itself. Runs in the main process.
         prefetch_factor: Batches that workers read ahead; None stands for 2 with workers.
         pin_memory: Put batches into page-locked memory, for fast copies to an accelerator: the shared memory is
             locked once. Who copies on a stream of their own must hold the batch until the copy is done.

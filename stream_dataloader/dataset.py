@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from stream_dataloader._assembly.slots import Ring
 from stream_dataloader._assembly.writer import SlotWriter
+from stream_dataloader._items.fill import check_fill
 from stream_dataloader._memory.pickling import by_value, spawning
 from stream_dataloader._reading.activity import Board
 from stream_dataloader._reading.deferred import Deferred
@@ -51,8 +52,11 @@ class StreamDataset(IterableDataset[StreamBatch]):
         padding_mode: What a lane does when no source is left. `"zeros"`: pad with `fill_value`.
             `"data"`: read sources again, unmasked, until every source has been read once. `"drop"`: the epoch
             ends at the first step with an idle lane. `"cycle"`: never ends; each pass is an epoch of its own.
-        fill_value: A number, or an array that broadcasts to every leaf, for cells without an item; None
-            stands for 0. With a `collate_fn` and without `time_steps`, an idle lane's window itself.
+        fill_value: A number, or an array that broadcasts to every leaf, for cells without an item; or a dict with
+            one for some leaves by their keys, nested as items are: `{"label": -100, "boxes": {"x": -1}}`. A leaf
+            that it does not name, or gives None, is filled with 0; one that is an object is always padded with None.
+            It must fit every leaf, which is checked with a stream's first item. With a `collate_fn` and without
+            `time_steps`, any object: an idle lane hands in `fill_value` itself as its window.
         seed: Seeds the shuffle and the streams' generators, 0 to 2**63 - 1. None draws one from torch's
             generator now, so that `torch.manual_seed` makes a run repeatable.
         time_steps: Steps T of a window, cut from streams that yield single steps. None: the streams yield
@@ -75,7 +79,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
             `len(loader)` exact, and a stream of another length an error.
         on_error: `"raise"`, `"skip"` (the lane goes on with its next source), or a callable that is given the
             `StreamError`, in the worker, and answers one of the two. Streams that do not fit beside each
-            other always raise.
+            other always raise: which of them is the odd one is known to the main process only, when workers have
+            read on. Have `open_stream` raise for what is not wanted, and that is skipped.
         max_failures: The most streams that may be skipped, over all epochs; one more is an error of
             `StreamDataLoader`. None: any number.
         retries: How often in a row a stream that raises is opened again, at the item it had reached, before that
@@ -121,6 +126,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.open_stream = options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
         self.sources: Sequence[Any] = sources_of(options.check_sources(sources))
         self.lengths = options.check_lengths(lengths, len(self.sources))
+        if time_steps is not None:  # else it may be an idle lane's window, of any type
+            check_fill(fill_value)
         self.fill_value = fill_value
         self.on_error = (
             on_error if callable(on_error) else options.choice("on_error", on_error, Literal["raise", "skip"])

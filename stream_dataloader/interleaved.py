@@ -264,6 +264,8 @@ def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOp
 
 
 def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) or isinstance(other, dict):  # a fill value for each leaf
+        return type(one) is type(other) and one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
     return one is other or bool(np.array_equal(one, other))
 
 

@@ -233,7 +233,7 @@ def test_local_types_cross_processes(workers):
 
 def test_a_batch_shows_shapes_and_moves():
     batch = first_batch([{"x": np.zeros((3, 2), np.uint8), "name": "a"}])
-    assert "['name']: list [2][1], ['x']: uint8 (2, 1, 3, 2)" in repr(batch)
+    assert "['x']: uint8 (2, 1, 3, 2), ['name']: list [2][1]" in repr(batch)
     moved = batch.to("meta")
     assert moved.data["x"].device.type == moved.mask.device.type == "meta"
     assert moved.data["name"] == batch.data["name"]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._items.layout import INLINE_BYTES, Layout, Leaves, Spec, as_array, storage_dtype
+from stream_dataloader._items.fill import Fills
+from stream_dataloader._items.layout import INLINE_BYTES, Layout, Leaves, Spec, storage_dtype
 
 
 class Block:
@@ -62,13 +63,12 @@ class Block:
                 column[:count, row] = leaf
         self.counts[row] = count
 
-    def pad(self, fill_value: Any) -> None:
+    def pad(self, fills: Fills) -> None:
         """Fill the cells of the arrays that nothing was written to; those of lists are None."""
         if min(self.counts) == self.capacity:
             return
-        for spec, path, column in zip(self.layout.specs, self.layout.paths, self.columns, strict=True):
-            if spec.dtype is not None:
-                fill = fill_for(fill_value, spec, path)
+        for fill, column in zip(fills, self.columns, strict=True):
+            if fill is not None:
                 for row, count in enumerate(self.counts):
                     column[count:, row] = fill
 
@@ -115,25 +115,3 @@ def new_column(spec: Spec, time_steps: int, width: int, *, by_lane: bool = False
     if by_lane:
         return np.empty((width, time_steps, *spec.shape), storage_dtype(spec.dtype)).swapaxes(0, 1)
     return np.empty((time_steps, width, *spec.shape), storage_dtype(spec.dtype))
-
-
-def fill_for(fill_value: Any, spec: Spec, path: str) -> np.ndarray[Any, Any]:
-    """`fill_value` as an array of the leaf's `storage_dtype` that broadcasts to its shape.
-
-    Raises:
-        ValueError: It does not broadcast, or the leaf's dtype cannot hold it.
-    """
-    assert spec.dtype is not None
-    given = torch.as_tensor(0 if fill_value is None else fill_value)
-    value = given.to(spec.dtype)
-    exact = spec.dtype.is_floating_point or spec.dtype.is_complex or torch.equal(value.to(given.dtype), given)
-    if not exact or (given.is_complex() and not spec.dtype.is_complex):
-        raise ValueError(f"fill_value={fill_value!r} does not fit {path}, which is {spec}; use one that does, 0 say")
-    try:
-        torch.broadcast_to(value, spec.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"fill_value of shape {tuple(given.shape)} does not broadcast to {path}, which is {spec}; use a number"
-        ) from None
-    array: np.ndarray[Any, Any] = as_array(value)
-    return array

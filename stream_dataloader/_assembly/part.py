@@ -30,13 +30,21 @@ class Sink(Protocol):
     """Where a lane puts what it reads: one worker's share of one batch."""
 
     def intern(self, layout: Layout) -> Layout:
-        """The one object that stands for all layouts equal to `layout`; the other methods expect it."""
+        """The one object that stands for all layouts equal to `layout`; the other methods expect it.
+
+        Raises:
+            ValueError: `fill_value` cannot pad it.
+        """
+
+    def met(self, layout: Layout) -> None:
+        """A stream was begun with whose first item has this layout; called in lane order."""
 
     def put_step(self, row: int, t: int, layout: Layout, leaves: Leaves) -> None:
         """Time step `t` of a row.
 
         Raises:
-            Misfit: The row's window has steps of another layout, or a value does not fit its dtype.
+            Misfit: A value does not fit its dtype.
+            StreamMisfit: The row's window has steps of another layout.
         """
 
     def room(self, row: int, t: int, stop: int, layout: Layout) -> Any:
@@ -83,6 +91,7 @@ class Part(NamedTuple):
         failures: Errors of streams that were skipped.
         faults: Errors of streams that were not; the worker sends no further part.
         end: All of its lanes are idle; it sends no further part.
+        layouts: Those with dicts that it met for the first time, in lane order: which order their keys are in.
     """
 
     worker_id: int
@@ -98,13 +107,15 @@ class Part(NamedTuple):
     failures: list[ErrorReport]
     faults: list[Fault]
     end: bool = False
+    layouts: Sequence[Layout] = ()
 
 
 def pack(parts: Sequence[Part]) -> list[Any]:
     """Parts of one worker for a message; those of which all is in the slot, which are most, become a few numbers."""
     return [
         (*part[:_NUMBERS], *part.told)
-        if part.in_slot and not (part.blocks or part.objects or part.failures or part.faults or part.end)
+        if part.in_slot
+        and not (part.blocks or part.objects or part.failures or part.faults or part.end or part.layouts)
         else part
         for part in parts
     ]

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._assembly.block import Block, fill_for, new_column
+from stream_dataloader._assembly.block import Block, new_column
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Array, Slot
 from stream_dataloader._assembly.writer import WindowKind, rows_of, write_bookkeeping
-from stream_dataloader._items.layout import Layout, Spec, as_tensor
+from stream_dataloader._items.fill import FillValue
+from stream_dataloader._items.layout import ALIKE, Layout, Spec, as_tensor, sorted_keys, unflatten
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.errors import ItemError
+from stream_dataloader.errors import ItemError, shorten
 
 _IDLE = object()  # stands for an idle lane's window until the layout is known
 
@@ -31,16 +32,29 @@ class Regrouper:
         worker_ids: Whose they are.
         time_steps: Steps of a window; None if the streams cut windows.
         fill_value: Pads what no item was read for.
+        sources: What is read, for error messages.
+        known: Shared with another regrouper of the same epoch.
 
     Attributes:
         layout: That of the epoch's items, once it is known.
+        known: Layouts that dicts were met with, each as it was met first, which decides the order of keys.
     """
 
     def __init__(
-        self, lanes: Sequence[range], worker_ids: Sequence[int], time_steps: int | None, fill_value: Any
+        self,
+        lanes: Sequence[range],
+        worker_ids: Sequence[int],
+        time_steps: int | None,
+        fill_value: Any,
+        sources: Sequence[Any],
+        known: dict[Layout, Layout] | None = None,
     ) -> None:
         self._lanes, self._time_steps, self._fill_value = lanes, time_steps, fill_value
+        self._sources, self._fill = sources, FillValue(fill_value)
         self.layout: Layout | None = None
+        self.known: dict[Layout, Layout] = {} if known is None else known
+        self._first_source = -1  # whose layout it is; -1: it was read elsewhere
+        self._fitting: Layout | None = None  # of slots, equal to `layout`
         self._last_time_steps = 1
         self._first = lanes[0].start
         self._width = lanes[-1].stop - self._first
@@ -90,9 +104,9 @@ class Regrouper:
             if part is None:
                 ended = rows_of(slot, slice(lanes.start, lanes.stop))
                 write_bookkeeping(ended, (), lanes.start)
-                for spec, path, column in zip(slot.layout.specs, slot.layout.paths, ended.columns, strict=True):
-                    if spec.dtype is not None:
-                        column[:] = fill_for(self._fill_value, spec, path)
+                for fill, column in zip(self._fill.of(slot.layout), ended.columns, strict=True):
+                    if fill is not None:
+                        column[:] = fill
         if self._width < slot.source.shape[1]:
             slot = rows_of(slot, slice(self._first, self._first + self._width))
         _, source, position, mask, is_start, columns = slot
@@ -150,11 +164,12 @@ class Regrouper:
                 if block:
                     column[:count, rows] = block.columns[i][:count]
                 if count < time_steps:
-                    column[count:, rows] = fill_for(self._fill_value, spec, self.layout.paths[i])
+                    column[count:, rows] = self._fill.of(self.layout)[i]
         return column
 
     def windows(self, parts: Sequence[Part | None], slot: Slot | None) -> list[Any]:
         """The B lanes' windows of a step, for `collate_fn`; those in the slot are views into it."""
+        self._meet(parts)
         windows: list[Any] = []
         for part, lanes in self._dealt(parts):
             block = _block_of(part, slot, lanes) if part and part.in_slot else None
@@ -167,8 +182,9 @@ class Regrouper:
                 if part and not part.objects:
                     held = next((b for b in ([block] if block else part.blocks) if b.counts[row]), None)
                     if held is not None:
-                        self.layout = self.layout or held.layout
-                        given = _window(held, row)
+                        layout = self.known.get(held.layout, held.layout)
+                        self.layout = self.layout or layout
+                        given = _window(held, row, layout)
                 windows.append(given)
         return [self._idle_window() if window is _IDLE else window for window in windows]
 
@@ -176,13 +192,13 @@ class Regrouper:
         if self._time_steps is None or self.layout is None:
             return self._fill_value
         block = Block.empty(self.layout, self._time_steps, 1, by_lane=True)
-        block.pad(self._fill_value)
-        return _window(block, 0)
+        block.pad(self._fill.of(self.layout))
+        return _window(block, 0, self.layout)
 
     def _fits(self, part: Part, slot: Slot | None) -> bool:
         """Whether a part's windows all have the epoch's layout, as most do."""
         if part.in_slot and slot is not None:
-            return slot.layout is self.layout
+            return slot.layout is self._fitting
         return len(part.blocks) == 1 and part.blocks[0].layout == self.layout
 
     def judge(self, parts: Sequence[Part | None], slot: Slot | None) -> None:
@@ -191,22 +207,45 @@ class Regrouper:
         Raises:
             ItemError: One does not; the first in lane order.
         """
+        self._meet(parts)
         for part, lanes in self._dealt(parts):
             if part is None or self._fits(part, slot):
                 continue
             for lane, source, position, layout in _reads(part, slot, lanes):
-                if self.layout is None or layout == self.layout:
-                    self.layout = layout
+                if self.layout is None:
+                    self.layout, self._first_source = self.known.get(layout, layout), source
+                if layout == self.layout:
+                    if part.in_slot:
+                        self._fitting = layout
                     continue
-                raise ItemError(
-                    f"source {source}, item {position}, lane {lane}, worker {part.worker_id}: the "
-                    f"stream does not fit beside the epoch's first: {self.layout.difference(layout)}; make "
-                    "all streams alike (resize, crop, convert), or pass a collate_fn, which may mix them",
-                    source_index=source,
-                    position=position,
-                    lane=lane,
-                    worker_id=part.worker_id,
-                )
+                raise self._misfit(part, lane, source, position, layout)
+
+    def _misfit(self, part: Part, lane: int, source: int, position: int, layout: Layout) -> ItemError:
+        assert self.layout is not None
+        index, name = self._first_source, self._name(source)
+        first = "" if index < 0 else f" (source {index}, {self._name(index)})"
+        return ItemError(
+            f"source {source} ({name}), item {position}, lane {lane}, worker {part.worker_id}: the stream does not fit "
+            f"beside the epoch's first{first}: {self.layout.difference(layout)}; {ALIKE}; or pass a collate_fn, which "
+            "may mix them",
+            source_index=source,
+            source=name,
+            position=position,
+            lane=lane,
+            worker_id=part.worker_id,
+        )
+
+    def _meet(self, parts: Sequence[Part | None]) -> None:
+        for part in parts:
+            if part is not None:
+                for layout in part.layouts:
+                    self.known.setdefault(layout, layout)
+
+    def _name(self, source: int) -> str:
+        try:
+            return shorten(self._sources[source])
+        except Exception:  # the error that is told matters more
+            return "?"
 
 
 def _reads(part: Part, slot: Slot | None, lanes: range) -> Iterator[tuple[int, int, int, Layout]]:
@@ -243,9 +282,9 @@ def _leaf(spec: Spec, column: Any) -> Any:
     return column if spec.dtype is None else as_tensor(column, spec.dtype)
 
 
-def _window(block: Block, row: int) -> Any:
+def _window(block: Block, row: int, layout: Layout) -> Any:
     """One row of a block as a user sees it: tensors `(T, ...)` and lists `[t]`."""
-    return block.layout.build(
+    return layout.build(
         [step[row] for step in column] if spec.dtype is None else as_tensor(column[: block.time_steps, row], spec.dtype)
         for spec, column in zip(block.layout.specs, block.columns, strict=True)
     )
@@ -254,7 +293,8 @@ def _window(block: Block, row: int) -> Any:
 def _whole_window(block: Block, row: int, kind: WindowKind) -> Any:
     """One row of a block as the stream yielded it."""
     leaves = [column[: kind.steps, row] for column in block.columns]
-    return block.layout.build(
+    built = (
         as_tensor(leaf, spec.dtype) if is_tensor and spec.dtype is not None else leaf
         for leaf, spec, is_tensor in zip(leaves, block.layout.specs, kind.tensors, strict=True)
     )
+    return unflatten(sorted_keys(block.layout.structure), built)

@@ -20,14 +20,17 @@ import torch
 from stream_dataloader._assembly.block import Block, new_column
 from stream_dataloader._assembly.part import Run
 from stream_dataloader._assembly.slots import Ring, Slot
+from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import (
     DTYPES_OF_NUMPY,
     Layout,
     Leaves,
     Misfit,
+    StreamMisfit,
     as_tensor,
     flatten,
-    in_key_order,
+    has_dict,
+    is_rebuilt,
 )
 
 
@@ -46,12 +49,14 @@ class Gathered(NamedTuple):
         time_steps: How many time steps of the blocks count; 0 if there are none.
         blocks: The windows; what is in the slot is not among their columns.
         objects: Windows that are passed on as they are, by row: the window, or a `WindowKind` of what is in a block.
+        layouts: Those with dicts that were met for the first time, in lane order.
     """
 
     in_slot: bool
     time_steps: int
     blocks: list[Block]
     objects: dict[int, Any]
+    layouts: Sequence[Layout] = ()
 
 
 class SlotWriter:
@@ -150,8 +155,10 @@ class PartWriter:
     def __init__(
         self, width: int, time_steps: int | None, fill_value: Any, slots: SlotWriter | None, *, by_lane: bool
     ) -> None:
-        self._width, self._time_steps, self._fill_value, self._slots = width, time_steps, fill_value, slots
+        self._width, self._time_steps, self._slots = width, time_steps, slots
+        self._fill = FillValue(fill_value)
         self._by_lane = by_lane
+        self._met: set[Layout] = set()
         self._layouts: dict[Layout, Layout] = {}
         self._whole_layout: Layout | None = None  # of the last window passed on as it is
         self.begin(0)
@@ -164,10 +171,22 @@ class PartWriter:
         self._latest: Block | None = None
         self._block_of_row: list[Block | None] = [None] * self._width
         self._objects: dict[int, Any] = {}
+        self._met_now: list[Layout] = []
 
     def intern(self, layout: Layout) -> Layout:
         """See `lane.Sink`."""
-        return self._layouts.setdefault(layout, layout)
+        found = self._layouts.get(layout)
+        if found is None:
+            self._fill.of(layout)
+            found = self._layouts[layout] = layout
+        return found
+
+    def met(self, layout: Layout) -> None:
+        """See `lane.Sink`."""
+        if layout not in self._met:
+            self._met.add(layout)
+            if has_dict(layout.structure):
+                self._met_now.append(layout)
 
     def put_step(self, row: int, t: int, layout: Layout, leaves: Leaves) -> None:
         """See `lane.Sink`."""
@@ -200,7 +219,7 @@ class PartWriter:
     def _block_for_steps(self, row: int, layout: Layout) -> Block:
         block = self._block_of_row[row]
         if block is not None and block.counts[row]:
-            raise Misfit(f"the window goes on with another stream, and {block.layout.difference(layout)}")
+            raise StreamMisfit(f"the window goes on with another stream, and {block.layout.difference(layout)}")
         assert self._time_steps is not None
         return self._block(row, layout, self._time_steps)
 
@@ -225,12 +244,12 @@ class PartWriter:
                 leaves = self._whole_layout.read(item)
             else:
                 layout, leaves = Layout.of(item, windowed=True)
-                self._whole_layout = self.intern(layout)
+                self._whole_layout = self._layouts.setdefault(layout, layout)
             count = self._whole_layout.window_length(leaves)
         except Misfit:
             return item
         _, whole = flatten(item)
-        plain = all(map(_plain, whole)) and all(spec.timed for spec in self._whole_layout.specs) and in_key_order(item)
+        plain = all(map(_plain, whole)) and all(spec.timed for spec in self._whole_layout.specs) and is_rebuilt(item)
         if not plain or not count or self._slots is None:
             return item
         block = self._in_slot or self._slots.block(self._step, self._whole_layout, count)
@@ -256,21 +275,17 @@ class PartWriter:
         return block
 
     def finish(self, runs: list[Run]) -> Gathered:
-        """What the step holds, padded.
-
-        Raises:
-            ValueError: `fill_value` cannot pad a leaf.
-        """
+        """What the step holds, padded."""
         blocks = [block for block in self._blocks.values() if any(block.counts)]  # none of a broken first item
         for block in blocks:
             if not self._objects:
-                block.pad(self._fill_value)
+                block.pad(self._fill.of(block.layout))
         time_steps = max([block.time_steps for block in blocks], default=0)
         in_slot = len(blocks) == 1 and blocks[0] is self._in_slot
         if in_slot:
             assert self._slots is not None
             blocks = self._slots.finish(self._step, blocks[0], runs)
-        return Gathered(in_slot, time_steps, blocks, self._objects)
+        return Gathered(in_slot, time_steps, blocks, self._objects, self._met_now)
 
 
 def _plain(leaf: object) -> bool:

@@ -2,7 +2,11 @@
 
 An item is an array, a tensor, a number or a (nested) dict, tuple, namedtuple or dataclass of them. Its
 `Layout` is what all items of a batch must share: the structure, and each leaf's dtype and shape. A leaf that
-torch cannot hold (a string, a list, any other object) has no dtype; such leaves travel as they are.
+a dense tensor cannot hold (a string, a list, a sparse tensor, a masked array, any other object) has no dtype;
+such leaves travel as they are. A subclass of dict is a structure like a dict, and comes back as a dict.
+
+Leaves have one order, dicts' by sorted keys, so that items whose keys come in another order fit. A layout also
+remembers the order of keys in the item that it was made of, for `build`; it is no part of its equality.
 
 Guarantee: `Layout.read` gives back exactly the leaves `Layout.build` needs, in one fixed order, or raises
 `Misfit`, whose text names the leaf and both sides.
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,8 +40,19 @@ _TORCH_OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, co
 INLINE_BYTES = 1 << 18
 
 
+#: What to do about streams that do not fit beside each other.
+ALIKE = (
+    "make all streams alike (resize, crop, convert), or have open_stream raise for those that are not, which "
+    'on_error="skip" skips'
+)
+
+
 class Misfit(Exception):
     """An item does not fit; the text says which leaf, what it is and what it should be."""
+
+
+class StreamMisfit(Misfit):
+    """A stream does not fit beside another one: no fault of its own."""
 
 
 class Spec(NamedTuple):
@@ -62,9 +77,10 @@ class Node:
     """
 
     name: str = ""
-    keys: tuple[Any, ...] = ()
+    keys: tuple[Any, ...] = ()  # of a dict: sorted
     children: tuple[Node, ...] = ()
     type: type | None = dataclasses.field(default=None, compare=False)  # None: a leaf
+    order: tuple[int, ...] | None = dataclasses.field(default=None, compare=False)  # of a dict's keys, if not sorted
 
 
 LEAF = Node()
@@ -93,56 +109,98 @@ def as_array(leaf: Any) -> Any:
     return tensor.view(bits).numpy()
 
 
-def _children(item: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
-    """Keys and children of a container, or None for a leaf. Dict keys are sorted: their order says nothing."""
-    kind = type(item)
-    if kind is dict:
-        keys = tuple(sorted(item, key=str))
-        return keys, [item[key] for key in keys]
+def children_of(item: Any) -> tuple[type, tuple[Any, ...], list[Any]] | None:
+    """What a container is rebuilt as, its keys and its children; None for a leaf."""
+    kind: Any = type(item)
+    if isinstance(item, dict):  # also a subclass: how to build one is its own affair
+        return dict, tuple(item), [item[key] for key in item]
     if kind is tuple:
-        return tuple(range(len(item))), list(item)
+        return kind, tuple(range(len(item))), list(item)
     if isinstance(item, tuple) and hasattr(kind, "_fields"):
-        return tuple(kind._fields), list(item)
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        names = tuple(field.name for field in dataclasses.fields(item))
-        return names, [getattr(item, name) for name in names]
-    return None
+        return kind, tuple(kind._fields), list(item)
+    names = _dataclass_fields(kind)
+    return None if names is None else (kind, names, [getattr(item, name) for name in names])
 
 
-def _step(kind: type, key: Any) -> str:
+@lru_cache(maxsize=64)
+def _dataclass_fields(kind: Any) -> tuple[str, ...] | None:
+    """The fields of a dataclass that can be rebuilt of them; None for any other type."""
+    names = tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+    try:
+        object.__new__(kind)
+    except TypeError:  # also a list, say, or abstract
+        return None
+    return names
+
+
+def _sort_key(key: Any) -> tuple[str, str]:
+    return str(key), type(key).__qualname__
+
+
+def step_to(kind: type, key: Any) -> str:
+    """How a user would write the way from a container to a child: `.label`, `['image']`, `[0]`."""
     return f".{key}" if kind is not dict and isinstance(key, str) else f"[{key!r}]"
 
 
 def flatten(item: Any) -> tuple[Node, list[Any]]:
     """The structure of `item` and its leaves, as they are."""
-    parts = _children(item)
+    parts = children_of(item)
     if parts is None:
         return LEAF, [item]
-    keys, values = parts
+    kind, keys, values = parts
+    order = None
+    if kind is dict:
+        ranked = sorted(keys, key=_sort_key)
+        if ranked != list(keys):
+            place = {key: i for i, key in enumerate(ranked)}
+            order = tuple(place[key] for key in keys)
+            by_key = dict(zip(keys, values, strict=True))
+            keys, values = tuple(ranked), [by_key[key] for key in ranked]
     flat = [flatten(value) for value in values]
-    kind = type(item)
-    node = Node(f"{kind.__module__}.{kind.__qualname__}", keys, tuple(child for child, _ in flat), kind)
+    node = Node(f"{kind.__module__}.{kind.__qualname__}", keys, tuple(child for child, _ in flat), kind, order)
     return node, [leaf for _, leaves in flat for leaf in leaves]
 
 
-def in_key_order(item: Any) -> bool:
-    """Whether `unflatten` would give dicts their keys in the order they have in `item`."""
-    keys, values = _children(item) or ((), [])
-    return (type(item) is not dict or tuple(item) == keys) and all(map(in_key_order, values))
+def sorted_keys(node: Node) -> Node:
+    """The structure with all dicts' keys sorted."""
+    return dataclasses.replace(node, children=tuple(map(sorted_keys, node.children)), order=None)
+
+
+def has_dict(node: Node) -> bool:
+    """Whether the keys of a dict in it have an order."""
+    return (node.type is dict and len(node.keys) > 1) or any(map(has_dict, node.children))
+
+
+def is_rebuilt(item: Any) -> bool:
+    """Whether `unflatten`, of a structure with sorted keys, gives back what `item` is: type, and order of keys."""
+    kind, keys, values = children_of(item) or (type(item), (), [])
+    if kind is dict and (type(item) is not dict or list(keys) != sorted(keys, key=_sort_key)):
+        return False
+    return all(map(is_rebuilt, values))
 
 
 def _collect(item: Any, node: Node, path: str, into: list[Any]) -> None:
     if node.type is None:
         into.append(item)
         return
-    parts = _children(item) if type(item) is node.type else None
+    if node.type is dict and isinstance(item, dict):
+        if len(item) != len(node.keys) or not all(key in item for key in node.keys):
+            raise Misfit(f"item{path} has keys {list(item)}, and had {_in_order(node)}")
+        for key, child in zip(node.keys, node.children, strict=True):
+            _collect(item[key], child, path + step_to(dict, key), into)
+        return
+    parts = children_of(item) if type(item) is node.type else None
     if parts is None:
         raise Misfit(f"item{path} is a {type(item).__name__}, and was a {node.type.__name__}")
-    keys, values = parts
+    _, keys, values = parts
     if keys != node.keys:
         raise Misfit(f"item{path} has keys {list(keys)}, and had {list(node.keys)}")
     for key, value, child in zip(node.keys, values, node.children, strict=True):
-        _collect(value, child, path + _step(node.type, key), into)
+        _collect(value, child, path + step_to(node.type, key), into)
+
+
+def _in_order(node: Node) -> list[Any]:
+    return list(node.keys) if node.order is None else [node.keys[i] for i in node.order]
 
 
 def leaf_paths(node: Node, path: str = "item") -> list[str]:
@@ -152,7 +210,7 @@ def leaf_paths(node: Node, path: str = "item") -> list[str]:
     return [
         name
         for key, child in zip(node.keys, node.children, strict=True)
-        for name in leaf_paths(child, path + _step(node.type, key))
+        for name in leaf_paths(child, path + step_to(node.type, key))
     ]
 
 
@@ -168,22 +226,49 @@ def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
         return next(leaves)
     values = [unflatten(child, leaves) for child in node.children]
     if node.type is dict:
+        if node.order is not None:
+            return {node.keys[i]: values[i] for i in node.order}
         return dict(zip(node.keys, values, strict=True))
-    if node.type is tuple:
-        return tuple(values)
     if issubclass(node.type, tuple):
-        return node.type(*values)
+        return tuple.__new__(node.type, values)  # not its own __new__, which may take other arguments
     rebuilt = object.__new__(node.type)  # not __init__, which may check the shapes of one item
     for name, value in zip(node.keys, values, strict=True):
         object.__setattr__(rebuilt, name, value)
     return rebuilt
 
 
+@lru_cache(maxsize=64)
+def _can_be_filled(dtype: torch.dtype) -> bool:
+    """Whether torch can write numbers of a dtype: not those that it only moves (`uint4`, `bits8`, ...)."""
+    if dtype in DTYPES_OF_NUMPY:
+        return True
+    try:
+        torch.zeros(()).to(dtype)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what its shape, dtype and memory say: not sparse, nested, quantized or without data.
+
+    Nor a subclass that does torch's operations itself, such as masked tensors: it may hold anything.
+    """
+    return (
+        tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+        and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    )
+
+
 def spec_of(leaf: Any) -> Spec:
     """The spec of one time step's leaf."""
     if isinstance(leaf, torch.Tensor):
-        return Spec(leaf.dtype, tuple(leaf.shape)) if leaf.layout is torch.strided else Spec(None, ())
+        dense = is_dense(leaf) and _can_be_filled(leaf.dtype)
+        return Spec(leaf.dtype, tuple(leaf.shape)) if dense else Spec(None, ())
     if isinstance(leaf, (np.ndarray, np.generic)):
+        if isinstance(leaf, np.ma.MaskedArray):  # a tensor has no mask to keep
+            return Spec(None, ())
         dtype = _TORCH_OF_NUMPY.get(leaf.dtype.newbyteorder("="))
         return Spec(None, ()) if dtype is None else Spec(dtype, tuple(leaf.shape))
     return Spec(_TORCH_OF_NUMBER.get(type(leaf)), ())
@@ -196,6 +281,11 @@ def window_spec_of(leaf: Any) -> Spec:
     spec = spec_of(leaf)
     timed = spec.dtype is not None and len(spec.shape) > 0
     return Spec(spec.dtype, spec.shape[1:], timed) if timed else spec._replace(timed=False)
+
+
+def _unreadable(item: Any, error: Exception) -> Misfit:
+    """What to tell of an item of a type that raises when it is looked into."""
+    return Misfit(f"the item, a {type(item).__name__}, cannot be read: {type(error).__name__}: {error}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,12 +303,19 @@ class Layout:
         Raises:
             Misfit: A window none of whose leaves has a time axis, or whose leaves disagree on its length.
         """
-        structure, leaves = flatten(item)
-        find: Callable[[Any], Spec] = window_spec_of if windowed else spec_of
-        layout = cls(structure, tuple(find(leaf) for leaf in leaves), windowed)
-        if windowed:
-            layout.window_length(leaves)
-        return layout, [as_array(leaf) for leaf in leaves]
+        try:
+            structure, leaves = flatten(item)
+            find: Callable[[Any], Spec] = window_spec_of if windowed else spec_of
+            layout = cls(structure, tuple(find(leaf) for leaf in leaves), windowed)
+            if windowed:
+                layout.window_length(leaves)
+            return layout, [
+                leaf if spec.dtype is None else as_array(leaf) for leaf, spec in zip(leaves, layout.specs, strict=True)
+            ]
+        except Misfit:
+            raise
+        except Exception as error:
+            raise _unreadable(item, error) from error
 
     def read(self, item: Any) -> Leaves:
         """The leaves of `item` as arrays, in this layout's order.
@@ -228,27 +325,32 @@ class Layout:
         """
         if self.structure is LEAF and (array := self._read_alone(item)) is not None:
             return (array,)
-        leaves: list[Any] = []
-        _collect(item, self.structure, "", leaves)
-        find = window_spec_of if self.windowed else spec_of
-        for i, leaf in enumerate(leaves):
-            spec = find(leaf)
-            if spec != self.specs[i]:
-                raise Misfit(f"{self.paths[i]} is {spec}, and was {self.specs[i]}")
-            if isinstance(leaf, torch.Tensor):
-                leaves[i] = as_array(leaf)
-        return leaves
+        try:
+            leaves: list[Any] = []
+            _collect(item, self.structure, "", leaves)
+            find = window_spec_of if self.windowed else spec_of
+            for i, leaf in enumerate(leaves):
+                spec = find(leaf)
+                if spec != self.specs[i]:
+                    raise Misfit(f"{self.paths[i]} is {spec}, and was {self.specs[i]}")
+                if spec.dtype is not None and isinstance(leaf, torch.Tensor):
+                    leaves[i] = as_array(leaf)
+            return leaves
+        except Misfit:
+            raise
+        except Exception as error:
+            raise _unreadable(item, error) from error
 
     def _read_alone(self, item: Any) -> np.ndarray[Any, Any] | None:
         """The quick way for the most frequent case: an item that is one array or tensor, as the first was."""
         dtype, shape, _ = self.specs[0]
         if type(item) is torch.Tensor:
-            if item.dtype is dtype and item.shape[self.windowed :] == shape:
-                try:
+            try:
+                if item.dtype is dtype and item.shape[self.windowed :] == shape:
                     array: np.ndarray[Any, Any] = item.numpy()
-                except (RuntimeError, TypeError):  # bfloat16, or on a GPU, sparse, part of a graph
-                    return None
-                return array
+                    return array
+            except (RuntimeError, TypeError):  # bfloat16, or on a GPU, sparse, nested, part of a graph
+                return None
         elif type(item) is np.ndarray and item.shape[self.windowed :] == shape:
             return item if _TORCH_OF_NUMPY.get(item.dtype) is dtype else None
         return None
@@ -263,7 +365,10 @@ class Layout:
             return len(leaves[0])
         lengths = {len(leaf): i for i, leaf in reversed(list(enumerate(leaves))) if self.specs[i].timed}
         if not lengths:
-            raise Misfit("no leaf of the window has a time axis; pass time_steps= for streams of single steps")
+            there = ", ".join(f"{path} is {spec}" for path, spec in zip(self.paths, self.specs, strict=True))
+            raise Misfit(
+                f"no leaf of the window has a time axis ({there}); pass time_steps= for streams of single steps"
+            )
         if len(lengths) > 1:
             parts = ", ".join(f"{self.paths[i]} has {n}" for n, i in sorted(lengths.items(), key=lambda p: p[1]))
             raise Misfit(f"the leaves of one window have different numbers of steps: {parts}")

@@ -21,6 +21,7 @@ from types import FunctionType
 from typing import Any
 
 import cloudpickle
+import torch
 
 from stream_dataloader._memory import main_module
 from stream_dataloader.errors import shorten
@@ -62,7 +63,17 @@ def mentions_hidden(pickled: bytes | memoryview) -> bool:
 
 
 def _forking_dumps(content: Any) -> bytes:
-    return bytes(ForkingPickler.dumps(content))
+    return bytes(_Pickler.dumps(content))
+
+
+class _Pickler(ForkingPickler):
+    """As multiprocessing's, but for quantized tensors: torch's way through shared memory loses their quantizer."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        table: Any = self.dispatch_table
+        if (usual := table.get(torch.Tensor)) is not None:
+            table[torch.Tensor] = lambda tensor: tensor.__reduce_ex__(2) if tensor.is_quantized else usual(tensor)
 
 
 def _dumps_with(content: Any, *, home: bool) -> bytes:

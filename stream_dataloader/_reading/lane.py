@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from stream_dataloader._assembly.part import Run, Sink
-from stream_dataloader._items.layout import Layout, Leaves, Misfit
+from stream_dataloader._items.layout import ALIKE, Layout, Leaves, Misfit, StreamMisfit
 from stream_dataloader._reading.opener import Opener, Reservation
 from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.rules import NEVER, NONE, IntArray, Rules
@@ -75,6 +75,8 @@ class Lane:
         self._next_item = OpenedStream.next_item if options.lengths is None else self._promised_item
         self._stream: OpenedStream | None = None
         self._layout: Layout | None = None  # of the stream's first item
+        self._unmet: Layout | None = None  # the same, if the sink was not told of it yet
+        self._between: StreamError | None = None  # an error that is about two streams
         self._first_window = 0  # steps of the stream's first window
         self._position = 0  # time steps read of the stream
         self._reserved: deque[Reservation] | None = deque() if options.rules.lookahead else None
@@ -133,8 +135,11 @@ class Lane:
                 runs.append(Run(self.index, t, count, stream.info.source_index, position, stream.fresh))
                 t += count
                 self._draws_without_item = 0
+                if self._unmet is not None:
+                    sink.met(self._unmet)
+                    self._unmet = None
             if error is not None:
-                if self._options.policy(error) != "skip":
+                if error is self._between or self._options.policy(error) != "skip":
                     raise error
                 failures.append(error)
             if not full:
@@ -209,7 +214,7 @@ class Lane:
         if self._layout is not None:
             return self._layout, self._layout.read(item)
         layout, leaves = Layout.of(item, windowed=self._rules.time_steps is None)
-        self._layout = sink.intern(layout)
+        self._layout, self._unmet = sink.intern(layout), layout
         return self._layout, leaves
 
     def _promised_item(self, stream: OpenedStream) -> object:
@@ -231,13 +236,16 @@ class Lane:
             )
 
     def _misfit(self, stream: OpenedStream, misfit: Misfit) -> StreamError:
+        if isinstance(misfit, StreamMisfit):  # whether it fits must not depend on where in the window it starts
+            self._between = stream.error(ItemError, f"{misfit}; {ALIKE}", handed_out=True)
+            return self._between
         remedy = "; all items of a stream must share structure, dtypes and shapes"
         return stream.error(ItemError, f"{misfit}{remedy}", handed_out=True)
 
     def _next_stream(self, time: int) -> OpenedStream | None:
         """Take the next source; None, for good, if there is none left for this lane."""
         rules = self._rules
-        self._layout, self._first_window, self._position = None, 0, 0
+        self._layout, self._unmet, self._first_window, self._position = None, None, 0, 0
         draws = self._draws_without_item
         if rules.padding_mode == "cycle" and draws >= rules.draws_of_a_pass(self.index) + rules.lookahead:
             raise EmptySourcesError(

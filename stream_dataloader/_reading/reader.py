@@ -158,6 +158,7 @@ class PartReader:
             [ErrorReport(failure) for failure in failures],
             faults,
             end,
+            gathered.layouts,
         )
 
     @staticmethod
@@ -314,7 +315,9 @@ class PlainParts:
         self._reader, self._sent = reader, sent
         rules = reader.setup.rules
         self._decides_end = rules.padding_mode in ("data", "drop")
-        self._regrouper = Regrouper([reader.lanes], [reader.worker_id], rules.time_steps, reader.setup.fill_value)
+        self._regrouper = Regrouper(
+            [reader.lanes], [reader.worker_id], rules.time_steps, reader.setup.fill_value, reader.setup.sources
+        )
 
     def __iter__(self) -> Iterator[StreamBatch]:
         return self
@@ -333,7 +336,7 @@ class PlainParts:
         if not self._sent:
             return batch
         try:
-            return SentBatch(batch)
+            return SentBatch.of(batch)
         except Exception as error:
             raise unsendable(part, error) from error
 

@@ -24,6 +24,7 @@ from typing import Any
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._items.layout import Layout
 from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.rules import lanes_of_worker
@@ -80,6 +81,7 @@ class Iteration:
         workers = max(1, num_workers)
         self.epoch, self.closed, self.stale = epoch, False, False
         self._feed, self._rules, self._fill_value = feed, dataset.rules, dataset.fill_value
+        self._sources, self._known = dataset.sources, dict[Layout, Layout]()
         self._needs_layout = collate_fn is None or dataset.rules.time_steps is not None
         self._collate_fn, self._finish, self._note_failure = collate_fn, finish, note_failure
         self._lanes = [lanes_of_worker(dataset.batch_size, workers, worker) for worker in range(workers)]
@@ -93,7 +95,8 @@ class Iteration:
         _running.add(self)
 
     def _regrouper_of(self, workers: list[int]) -> Regrouper:
-        return Regrouper([self._lanes[w] for w in workers], workers, self._rules.time_steps, self._fill_value)
+        lanes, known = [self._lanes[w] for w in workers], self._known
+        return Regrouper(lanes, workers, self._rules.time_steps, self._fill_value, self._sources, known)
 
     def __iter__(self) -> Iterator[Any]:
         return self

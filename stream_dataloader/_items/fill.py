@@ -1,0 +1,144 @@
+"""`fill_value`: what pads each leaf, a number or array for all of them or a structure of such.
+
+Guarantee: a fill value either pads a leaf with exactly what it says, or is an error that names it and the leaf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from stream_dataloader._items.layout import Layout, Node, Spec, as_array, children_of, step_to
+from stream_dataloader.errors import shorten
+
+#: For each leaf an array of its `storage_dtype` that broadcasts to its shape; None for objects.
+Fills = Sequence["np.ndarray[Any, Any] | None"]
+
+
+def check_fill(fill_value: Any) -> None:
+    """Refuse what cannot pad any leaf.
+
+    Raises:
+        ValueError: It, or what it holds for a leaf, is neither a number nor an array.
+    """
+    for path, value in _given(fill_value, "fill_value"):
+        _tensor(path, value)
+
+
+def _given(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The numbers and arrays of a fill value, each with how a user would write it."""
+    parts = children_of(value)
+    if parts is None or (parts[0] is tuple and _is_array(value)):
+        yield path, value
+        return
+    kind, keys, children = parts
+    for key, child in zip(keys, children, strict=True):
+        yield from _given(child, path + step_to(kind, key))
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a tuple is one of plain numbers, which may stand for an array."""
+    return bool(value) and all(isinstance(element, (int, float, complex)) for element in value)
+
+
+def _tensor(path: str, value: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(0 if value is None else value)
+    except Exception as error:
+        raise ValueError(
+            f"{path} is {shorten(value)}, a {type(value).__name__}; give a number, an array, or a dict of them by "
+            "the items' keys"
+        ) from error
+
+
+class FillValue:
+    """A fill value, and what it is for each layout.
+
+    Args:
+        fill_value: As the user gave it.
+    """
+
+    def __init__(self, fill_value: Any) -> None:
+        self._value = fill_value
+        self._fills: dict[Layout, Fills] = {}
+        self._latest: tuple[Layout, Fills] | None = None
+
+    def of(self, layout: Layout) -> Fills:
+        """What pads each leaf.
+
+        Raises:
+            ValueError: It is no number, has other keys than the items, does not broadcast, or does not fit a dtype.
+        """
+        if self._latest is not None and self._latest[0] is layout:
+            return self._latest[1]
+        fills = self._fills.get(layout)
+        if fills is None:
+            values = _spread(self._value, layout.structure, "fill_value", "item")
+            fills = [
+                self._for_leaf(name, value, named, spec, path)
+                for (name, value, named), spec, path in zip(values, layout.specs, layout.paths, strict=True)
+            ]
+            self._fills[layout] = fills
+        self._latest = layout, fills
+        return fills
+
+    @staticmethod
+    def _for_leaf(name: str, value: Any, named: bool, spec: Spec, path: str) -> np.ndarray[Any, Any] | None:
+        if spec.dtype is None:
+            if named and value is not None:
+                raise ValueError(f"{name} is {shorten(value)}, and {path} is {spec}, which None pads; leave it out")
+            return None
+        given = _tensor(name, value)
+        cast = _cast(given, spec.dtype)
+        if cast is None:
+            own = "use one that does" if named else "use one that does, or a dict with one for each leaf"
+            raise ValueError(f"{name}={shorten(value)} does not fit {path}, which is {spec}; {own}")
+        try:
+            torch.broadcast_to(cast, spec.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"{name} of shape {tuple(given.shape)} does not broadcast to {path}, which is {spec}; use a number"
+            ) from None
+        array: np.ndarray[Any, Any] = as_array(cast)
+        return array
+
+
+def _cast(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """A fill value in a leaf's dtype; None if that cannot hold it. Fractions are rounded."""
+    if given.is_complex() and not dtype.is_complex:
+        return None
+    value = given.to(dtype)
+    if dtype.is_complex or given.is_complex():
+        return value
+    if dtype.is_floating_point:
+        wide = value.to(torch.float64)
+        same = torch.isnan(wide) == torch.isnan(given.to(torch.float64))
+        finite = torch.isinf(wide) == torch.isinf(given.to(torch.float64))
+        return value if bool((same & finite).all()) else None
+    return value if torch.equal(value.to(given.dtype), given) else None
+
+
+def _spread(value: Any, node: Node, name: str, path: str, *, named: bool = False) -> Iterator[tuple[str, Any, bool]]:
+    """A fill value for each leaf of a structure: how a user would write it, it, and whether it was named."""
+    if node.type is None:
+        if isinstance(value, dict) or dataclasses.is_dataclass(value):
+            raise ValueError(f"{name} is {shorten(value)}, and {path} has no keys; give a number or an array")
+        yield name, value, named
+        return
+    parts = children_of(value)
+    for_tuple = parts is not None and issubclass(parts[0], tuple)
+    if parts is None or (for_tuple and not issubclass(node.type, tuple)):  # for all leaves below
+        for key, child in zip(node.keys, node.children, strict=True):
+            yield from _spread(value, child, name, path + step_to(node.type, key), named=named)
+        return
+    _, keys, children = parts
+    given = dict(zip(node.keys if for_tuple and len(keys) == len(node.keys) else keys, children, strict=True))
+    if unknown := [key for key in given if key not in node.keys]:
+        raise ValueError(f"{name} has the keys {unknown}, and {path} only has {list(node.keys)}; name those, or some")
+    for key, child in zip(node.keys, node.children, strict=True):
+        below = f"{name}[{key!r}]"
+        yield from _spread(given.get(key), child, below, path + step_to(node.type, key), named=key in given)
