@@ -16,12 +16,9 @@ from stream_dataloader._items.layout import (
     INLINE_BYTES,
     as_array,
     as_tensor,
-    children_of,
-    flatten,
     is_dense,
-    step_to,
-    unflatten,
 )
+from stream_dataloader._items.structure import children_of, flatten, step_to, unflatten
 from stream_dataloader._memory.pickling import Message
 
 __all__ = ["StreamBatch"]

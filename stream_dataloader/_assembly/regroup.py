@@ -17,7 +17,8 @@ from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Array, Slot
 from stream_dataloader._assembly.writer import WindowKind, rows_of, write_bookkeeping
 from stream_dataloader._items.fill import FillValue
-from stream_dataloader._items.layout import ALIKE, Layout, Spec, as_tensor, sorted_keys, unflatten
+from stream_dataloader._items.layout import Layout, Spec, as_tensor
+from stream_dataloader._items.structure import ALIKE, sorted_keys, unflatten
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import ItemError, shorten
 

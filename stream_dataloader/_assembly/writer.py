@@ -25,13 +25,9 @@ from stream_dataloader._items.layout import (
     DTYPES_OF_NUMPY,
     Layout,
     Leaves,
-    Misfit,
-    StreamMisfit,
     as_tensor,
-    flatten,
-    has_dict,
-    is_rebuilt,
 )
+from stream_dataloader._items.structure import Misfit, StreamMisfit, flatten, has_dict, is_rebuilt
 
 
 class WindowKind(NamedTuple):

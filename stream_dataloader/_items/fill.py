@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._items.layout import Layout, Node, Spec, as_array, children_of, step_to
+from stream_dataloader._items.layout import Layout, Spec, as_array
+from stream_dataloader._items.structure import Node, children_of, step_to
 from stream_dataloader.errors import shorten
 
 #: For each leaf an array of its `storage_dtype` that broadcasts to its shape; None for objects.

@@ -1,12 +1,9 @@
-"""Takes items apart into leaves and puts leaves together again.
+"""What the leaves of items look like, and whether one item is like another.
 
 An item is an array, a tensor, a number or a (nested) dict, tuple, namedtuple or dataclass of them. Its
 `Layout` is what all items of a batch must share: the structure, and each leaf's dtype and shape. A leaf that
 a dense tensor cannot hold (a string, a list, a sparse tensor, a masked array, any other object) has no dtype;
 such leaves travel as they are. A subclass of dict is a structure like a dict, and comes back as a dict.
-
-Leaves have one order, dicts' by sorted keys, so that items whose keys come in another order fit. A layout also
-remembers the order of keys in the item that it was made of, for `build`; it is no part of its equality.
 
 Guarantee: `Layout.read` gives back exactly the leaves `Layout.build` needs, in one fixed order, or raises
 `Misfit`, whose text names the leaf and both sides.
@@ -15,12 +12,14 @@ Guarantee: `Layout.read` gives back exactly the leaves `Layout.build` needs, in 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from stream_dataloader._items.structure import LEAF, Misfit, Node, collect, flatten, leaf_paths, types_of, unflatten
 
 Leaves = Sequence[Any]
 
@@ -40,21 +39,6 @@ _TORCH_OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, co
 INLINE_BYTES = 1 << 18
 
 
-#: What to do about streams that do not fit beside each other.
-ALIKE = (
-    "make all streams alike (resize, crop, convert), or have open_stream raise for those that are not, which "
-    'on_error="skip" skips'
-)
-
-
-class Misfit(Exception):
-    """An item does not fit; the text says which leaf, what it is and what it should be."""
-
-
-class StreamMisfit(Misfit):
-    """A stream does not fit beside another one: no fault of its own."""
-
-
 class Spec(NamedTuple):
     """What a leaf looks like: torch dtype (None: an object, kept as it is) and shape, for one time step."""
 
@@ -67,23 +51,6 @@ class Spec(NamedTuple):
             return "an object" if self.timed else "one object for the whole window"
         kind = f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
         return kind if self.timed else f"{kind} for the whole window"
-
-
-@dataclasses.dataclass(frozen=True)
-class Node:
-    """One level of an item's structure; `keys` name the children, `type` rebuilds it.
-
-    Types are compared by name: one that is defined in a function is another object in each process.
-    """
-
-    name: str = ""
-    keys: tuple[Any, ...] = ()  # of a dict: sorted
-    children: tuple[Node, ...] = ()
-    type: type | None = dataclasses.field(default=None, compare=False)  # None: a leaf
-    order: tuple[int, ...] | None = dataclasses.field(default=None, compare=False)  # of a dict's keys, if not sorted
-
-
-LEAF = Node()
 
 
 def storage_dtype(dtype: torch.dtype) -> np.dtype[Any]:
@@ -107,134 +74,6 @@ def as_array(leaf: Any) -> Any:
         return tensor.numpy()
     bits = getattr(torch, f"uint{8 * tensor.element_size()}")
     return tensor.view(bits).numpy()
-
-
-def children_of(item: Any) -> tuple[type, tuple[Any, ...], list[Any]] | None:
-    """What a container is rebuilt as, its keys and its children; None for a leaf."""
-    kind: Any = type(item)
-    if isinstance(item, dict):  # also a subclass: how to build one is its own affair
-        return dict, tuple(item), [item[key] for key in item]
-    if kind is tuple:
-        return kind, tuple(range(len(item))), list(item)
-    if isinstance(item, tuple) and hasattr(kind, "_fields"):
-        return kind, tuple(kind._fields), list(item)
-    names = _dataclass_fields(kind)
-    return None if names is None else (kind, names, [getattr(item, name) for name in names])
-
-
-@lru_cache(maxsize=64)
-def _dataclass_fields(kind: Any) -> tuple[str, ...] | None:
-    """The fields of a dataclass that can be rebuilt of them; None for any other type."""
-    names = tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
-    try:
-        object.__new__(kind)
-    except TypeError:  # also a list, say, or abstract
-        return None
-    return names
-
-
-def _sort_key(key: Any) -> tuple[str, str]:
-    return str(key), type(key).__qualname__
-
-
-def step_to(kind: type, key: Any) -> str:
-    """How a user would write the way from a container to a child: `.label`, `['image']`, `[0]`."""
-    return f".{key}" if kind is not dict and isinstance(key, str) else f"[{key!r}]"
-
-
-def flatten(item: Any) -> tuple[Node, list[Any]]:
-    """The structure of `item` and its leaves, as they are."""
-    parts = children_of(item)
-    if parts is None:
-        return LEAF, [item]
-    kind, keys, values = parts
-    order = None
-    if kind is dict:
-        ranked = sorted(keys, key=_sort_key)
-        if ranked != list(keys):
-            place = {key: i for i, key in enumerate(ranked)}
-            order = tuple(place[key] for key in keys)
-            by_key = dict(zip(keys, values, strict=True))
-            keys, values = tuple(ranked), [by_key[key] for key in ranked]
-    flat = [flatten(value) for value in values]
-    node = Node(f"{kind.__module__}.{kind.__qualname__}", keys, tuple(child for child, _ in flat), kind, order)
-    return node, [leaf for _, leaves in flat for leaf in leaves]
-
-
-def sorted_keys(node: Node) -> Node:
-    """The structure with all dicts' keys sorted."""
-    return dataclasses.replace(node, children=tuple(map(sorted_keys, node.children)), order=None)
-
-
-def has_dict(node: Node) -> bool:
-    """Whether the keys of a dict in it have an order."""
-    return (node.type is dict and len(node.keys) > 1) or any(map(has_dict, node.children))
-
-
-def is_rebuilt(item: Any) -> bool:
-    """Whether `unflatten`, of a structure with sorted keys, gives back what `item` is: type, and order of keys."""
-    kind, keys, values = children_of(item) or (type(item), (), [])
-    if kind is dict and (type(item) is not dict or list(keys) != sorted(keys, key=_sort_key)):
-        return False
-    return all(map(is_rebuilt, values))
-
-
-def _collect(item: Any, node: Node, path: str, into: list[Any]) -> None:
-    if node.type is None:
-        into.append(item)
-        return
-    if node.type is dict and isinstance(item, dict):
-        if len(item) != len(node.keys) or not all(key in item for key in node.keys):
-            raise Misfit(f"item{path} has keys {list(item)}, and had {_in_order(node)}")
-        for key, child in zip(node.keys, node.children, strict=True):
-            _collect(item[key], child, path + step_to(dict, key), into)
-        return
-    parts = children_of(item) if type(item) is node.type else None
-    if parts is None:
-        raise Misfit(f"item{path} is a {type(item).__name__}, and was a {node.type.__name__}")
-    _, keys, values = parts
-    if keys != node.keys:
-        raise Misfit(f"item{path} has keys {list(keys)}, and had {list(node.keys)}")
-    for key, value, child in zip(node.keys, values, node.children, strict=True):
-        _collect(value, child, path + step_to(node.type, key), into)
-
-
-def _in_order(node: Node) -> list[Any]:
-    return list(node.keys) if node.order is None else [node.keys[i] for i in node.order]
-
-
-def leaf_paths(node: Node, path: str = "item") -> list[str]:
-    """How a user would write each leaf: `item['image']`, `item.label`, `item[0]`."""
-    if node.type is None:
-        return [path]
-    return [
-        name
-        for key, child in zip(node.keys, node.children, strict=True)
-        for name in leaf_paths(child, path + step_to(node.type, key))
-    ]
-
-
-def _types(node: Node) -> str:
-    if node.type is None:
-        return "leaf"
-    return f"{node.type.__name__}({', '.join(_types(child) for child in node.children)})"
-
-
-def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
-    """Put leaves, in the order that `flatten` gives them, back into the structure."""
-    if node.type is None:
-        return next(leaves)
-    values = [unflatten(child, leaves) for child in node.children]
-    if node.type is dict:
-        if node.order is not None:
-            return {node.keys[i]: values[i] for i in node.order}
-        return dict(zip(node.keys, values, strict=True))
-    if issubclass(node.type, tuple):
-        return tuple.__new__(node.type, values)  # not its own __new__, which may take other arguments
-    rebuilt = object.__new__(node.type)  # not __init__, which may check the shapes of one item
-    for name, value in zip(node.keys, values, strict=True):
-        object.__setattr__(rebuilt, name, value)
-    return rebuilt
 
 
 @lru_cache(maxsize=64)
@@ -327,7 +166,7 @@ class Layout:
             return (array,)
         try:
             leaves: list[Any] = []
-            _collect(item, self.structure, "", leaves)
+            collect(item, self.structure, "", leaves)
             find = window_spec_of if self.windowed else spec_of
             for i, leaf in enumerate(leaves):
                 spec = find(leaf)
@@ -393,7 +232,7 @@ class Layout:
         if self.structure != other.structure:
             if self.paths != other.paths:
                 return f"it has leaves {other.paths}, and the first had {self.paths}"
-            return f"it nests its leaves in {_types(other.structure)}, and the first in {_types(self.structure)}"
+            return f"it nests its leaves in {types_of(other.structure)}, and the first in {types_of(self.structure)}"
         for path, ours, theirs in zip(self.paths, self.specs, other.specs, strict=True):
             if ours != theirs:
                 return f"{path} is {theirs}, and in the first was {ours}"

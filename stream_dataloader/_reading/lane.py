@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from stream_dataloader._assembly.part import Run, Sink
-from stream_dataloader._items.layout import ALIKE, Layout, Leaves, Misfit, StreamMisfit
+from stream_dataloader._items.layout import Layout, Leaves
+from stream_dataloader._items.structure import ALIKE, Misfit, StreamMisfit
 from stream_dataloader._reading.opener import Opener, Reservation
 from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.rules import NEVER, NONE, IntArray, Rules

@@ -1,0 +1,180 @@
+"""The structure of items: which containers hold which leaves, and how to take them apart and build them again.
+
+Leaves have one order, dicts' by sorted keys, so that items whose keys come in another order fit. A structure also
+remembers the order of keys in the item that it was made of, for `unflatten`; it is no part of its equality.
+
+Guarantee: `collect` gives exactly the leaves `unflatten` needs, in that order, or raises `Misfit`, whose text names the
+place and both sides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+#: What to do about streams that do not fit beside each other.
+ALIKE = (
+    "make all streams alike (resize, crop, convert), or have open_stream raise for those that are not, which "
+    'on_error="skip" skips'
+)
+
+
+class Misfit(Exception):
+    """An item does not fit; the text says which leaf, what it is and what it should be."""
+
+
+class StreamMisfit(Misfit):
+    """A stream does not fit beside another one: no fault of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One level of an item's structure; `keys` name the children, `type` rebuilds it.
+
+    Types are compared by name: one that is defined in a function is another object in each process.
+    """
+
+    name: str = ""
+    keys: tuple[Any, ...] = ()  # of a dict: sorted
+    children: tuple[Node, ...] = ()
+    type: type | None = dataclasses.field(default=None, compare=False)  # None: a leaf
+    order: tuple[int, ...] | None = dataclasses.field(default=None, compare=False)  # of a dict's keys, if not sorted
+
+
+LEAF = Node()
+
+
+def children_of(item: Any) -> tuple[type, tuple[Any, ...], list[Any]] | None:
+    """What a container is rebuilt as, its keys and its children; None for a leaf."""
+    kind: Any = type(item)
+    if isinstance(item, dict):  # also a subclass: how to build one is its own affair
+        return dict, tuple(item), [item[key] for key in item]
+    if kind is tuple:
+        return kind, tuple(range(len(item))), list(item)
+    if isinstance(item, tuple) and hasattr(kind, "_fields"):
+        return kind, tuple(kind._fields), list(item)
+    names = _dataclass_fields(kind)
+    return None if names is None else (kind, names, [getattr(item, name) for name in names])
+
+
+@lru_cache(maxsize=64)
+def _dataclass_fields(kind: Any) -> tuple[str, ...] | None:
+    """The fields of a dataclass that can be rebuilt of them; None for any other type."""
+    names = tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+    try:
+        object.__new__(kind)
+    except TypeError:  # also a list, say, or abstract
+        return None
+    return names
+
+
+def _sort_key(key: Any) -> tuple[str, str]:
+    return str(key), type(key).__qualname__
+
+
+def step_to(kind: type, key: Any) -> str:
+    """How a user would write the way from a container to a child: `.label`, `['image']`, `[0]`."""
+    return f".{key}" if kind is not dict and isinstance(key, str) else f"[{key!r}]"
+
+
+def flatten(item: Any) -> tuple[Node, list[Any]]:
+    """The structure of `item` and its leaves, as they are."""
+    parts = children_of(item)
+    if parts is None:
+        return LEAF, [item]
+    kind, keys, values = parts
+    order = None
+    if kind is dict:
+        ranked = sorted(keys, key=_sort_key)
+        if ranked != list(keys):
+            place = {key: i for i, key in enumerate(ranked)}
+            order = tuple(place[key] for key in keys)
+            by_key = dict(zip(keys, values, strict=True))
+            keys, values = tuple(ranked), [by_key[key] for key in ranked]
+    flat = [flatten(value) for value in values]
+    node = Node(f"{kind.__module__}.{kind.__qualname__}", keys, tuple(child for child, _ in flat), kind, order)
+    return node, [leaf for _, leaves in flat for leaf in leaves]
+
+
+def sorted_keys(node: Node) -> Node:
+    """The structure with all dicts' keys sorted."""
+    return dataclasses.replace(node, children=tuple(map(sorted_keys, node.children)), order=None)
+
+
+def has_dict(node: Node) -> bool:
+    """Whether the keys of a dict in it have an order."""
+    return (node.type is dict and len(node.keys) > 1) or any(map(has_dict, node.children))
+
+
+def is_rebuilt(item: Any) -> bool:
+    """Whether `unflatten`, of a structure with sorted keys, gives back what `item` is: type, and order of keys."""
+    kind, keys, values = children_of(item) or (type(item), (), [])
+    if kind is dict and (type(item) is not dict or list(keys) != sorted(keys, key=_sort_key)):
+        return False
+    return all(map(is_rebuilt, values))
+
+
+def collect(item: Any, node: Node, path: str, into: list[Any]) -> None:
+    """Add the leaves of an item to a list; `path` is the way to it.
+
+    Raises:
+        Misfit: It is of another structure.
+    """
+    if node.type is None:
+        into.append(item)
+        return
+    if node.type is dict and isinstance(item, dict):
+        if len(item) != len(node.keys) or not all(key in item for key in node.keys):
+            raise Misfit(f"item{path} has keys {list(item)}, and had {_in_order(node)}")
+        for key, child in zip(node.keys, node.children, strict=True):
+            collect(item[key], child, path + step_to(dict, key), into)
+        return
+    parts = children_of(item) if type(item) is node.type else None
+    if parts is None:
+        raise Misfit(f"item{path} is a {type(item).__name__}, and was a {node.type.__name__}")
+    _, keys, values = parts
+    if keys != node.keys:
+        raise Misfit(f"item{path} has keys {list(keys)}, and had {list(node.keys)}")
+    for key, value, child in zip(node.keys, values, node.children, strict=True):
+        collect(value, child, path + step_to(node.type, key), into)
+
+
+def _in_order(node: Node) -> list[Any]:
+    return list(node.keys) if node.order is None else [node.keys[i] for i in node.order]
+
+
+def leaf_paths(node: Node, path: str = "item") -> list[str]:
+    """How a user would write each leaf: `item['image']`, `item.label`, `item[0]`."""
+    if node.type is None:
+        return [path]
+    return [
+        name
+        for key, child in zip(node.keys, node.children, strict=True)
+        for name in leaf_paths(child, path + step_to(node.type, key))
+    ]
+
+
+def types_of(node: Node) -> str:
+    """How the containers are nested: `dict(leaf, Pair(leaf, leaf))`."""
+    if node.type is None:
+        return "leaf"
+    return f"{node.type.__name__}({', '.join(types_of(child) for child in node.children)})"
+
+
+def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
+    """Put leaves, in the order that `flatten` gives them, back into the structure."""
+    if node.type is None:
+        return next(leaves)
+    values = [unflatten(child, leaves) for child in node.children]
+    if node.type is dict:
+        if node.order is not None:
+            return {node.keys[i]: values[i] for i in node.order}
+        return dict(zip(node.keys, values, strict=True))
+    if issubclass(node.type, tuple):
+        return tuple.__new__(node.type, values)  # not its own __new__, which may take other arguments
+    rebuilt = object.__new__(node.type)  # not __init__, which may check the shapes of one item
+    for name, value in zip(node.keys, values, strict=True):
+        object.__setattr__(rebuilt, name, value)
+    return rebuilt
