@@ -79,10 +79,14 @@ class Stateful:
         self._source, self._position, self._sum = source, 0, 0
 
     def __iter__(self) -> Iterator[Array]:
-        while self._position < self._source[1]:
-            self._position += 1
-            self._sum += self._position * self._source[0]
-            yield np.array([self._source[0], self._position - 1, self._sum])
+        return self
+
+    def __next__(self) -> Array:
+        if self._position == self._source[1]:
+            raise StopIteration
+        self._position += 1
+        self._sum += self._position * self._source[0]
+        return np.array([self._source[0], self._position - 1, self._sum])
 
     def state_dict(self) -> dict[str, int]:
         """Where it stands."""

@@ -75,9 +75,13 @@ class Stateful:
         self.position = state["at"]
 
     def __iter__(self):
-        while self.position < self.source[2]:
-            self.position += 1
-            yield item(self.source, self.position - 1)
+        return self
+
+    def __next__(self):
+        if self.position == self.source[2]:
+            raise StopIteration
+        self.position += 1
+        return item(self.source, self.position - 1)
 
 
 FACTORIES = (Forward(0), Starting(1), Stateful)

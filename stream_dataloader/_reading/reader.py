@@ -141,6 +141,7 @@ class PartReader:
         except ValueError as error:  # fill_value
             faults.append(Fault(self.lanes.start, True, ErrorReport(error)))
             end = False
+        told = self._tell(faults)
         if end or faults:
             self._ended = True
             self.queue.finish()
@@ -151,7 +152,7 @@ class PartReader:
             gathered.time_steps,
             any(map(_IS_FRESH, runs)) or any(map(_IS_FRESH, faults)),
             self._lanes_read(runs, faults) if self.setup.rules.padding_mode == "drop" else 0,
-            self._tell(),
+            told,
             [] if gathered.in_slot else runs,
             gathered.blocks,
             gathered.objects,
@@ -165,7 +166,7 @@ class PartReader:
     def _lanes_read(runs: list[Run], faults: list[Fault]) -> int:
         return len({run.lane for run in runs} | {fault.lane for fault in faults})
 
-    def _tell(self) -> Told:
+    def _tell(self, faults: list[Fault]) -> Told:
         """What there is to know of the lanes after the step, to go on from there another time."""
         taken = tuple(self._taken)
         self._taken.clear()
@@ -174,7 +175,10 @@ class PartReader:
         for lane in self._lanes:
             numbers += lane.after()
             if lane.keeps_state:
-                states[lane.index] = lane.stream_state()
+                try:
+                    states[lane.index] = lane.stream_state()
+                except StreamError as error:
+                    faults.append(Fault(lane.index, lane.fresh, ErrorReport(error)))
         return Told(taken, array("q", numbers).tobytes(), states)
 
     def _read(self, step: int, runs: list[Run], failures: list[StreamError], faults: list[Fault]) -> None:

@@ -3,22 +3,26 @@
 Opening calls the user's factory and takes the first item, since calling a generator function alone opens
 nothing. Where a stream is not to begin at its first item, the cheapest way that it offers is taken::
 
-    the factory takes start=                open_stream(source, start=n)     no item is read
-    the stream has seek(n)                  stream.seek(n)                   no item is read
-    it has state_dict, load_state_dict      stream.load_state_dict(state)    no item is read; a state a batch
+    the factory has a start=0               open_stream(source, start=n)     no item is read
+    the iterator has seek_item(n)           iterator.seek_item(n)            no item is read
+    it has state_dict, load_state_dict      iterator.load_state_dict(state)  no item is read; a state a batch
     none of these                           next(), n times                  all items before are read again
+
+The iterator is what `iter(stream)` returns. `iter` may begin anew, so it comes first; and what a stream's methods
+say of another object than itself cannot be relied on, so they are looked for on the iterator alone.
 
 Guarantee: an error says where it happened, and is raised where the item would have been handed out.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from stream_dataloader._schedule.rules import NONE
@@ -65,7 +69,8 @@ class OpenedStream:
         self.items = 0
         self._ahead: list[Any] = []  # the first item, taken while opening
         self._error: StreamError | None = None
-        self._state: Any = None  # to begin with
+        self._state: Any = None  # to begin with, and the item that it belongs to
+        self._state_item = 0
         self._opened: Any = None
         self._iterator: Iterator[Any] | None = None
         self.writes = self.keeps_state = False
@@ -75,9 +80,9 @@ class OpenedStream:
 
         Args:
             items: How many items come before.
-            state: What the stream's `state_dict` returned there, if it has one.
+            state: What the iterator's `state_dict` returned there, if it has one.
         """
-        self.items, self._state = items, state
+        self.items, self._state, self._state_item = items, state, items
         if items:
             return
         before = run_as(self.info)
@@ -96,15 +101,13 @@ class OpenedStream:
 
     def _begin(self) -> Iterator[Any]:
         """Open the stream behind the items that were handed out."""
-        skipped, known = self.items, {}
-        if skipped and takes_start(self._factory):
-            skipped, known = 0, {"start": self.items}
+        begin, known = 0, {}
+        if self.items and takes_start(self._factory):
+            begin, known = self.items, {"start": self.items}
         try:
             self._opened = self._factory(self.source, **known)
         except Exception as error:
             raise self.error(OpenError, f"open_stream raised {_text(error)}") from error
-        if skipped and self._seek(skipped):
-            skipped = 0
         try:
             iterator: Iterator[Any] = iter(self._opened)
         except Exception as error:
@@ -113,13 +116,10 @@ class OpenedStream:
             raise self.error(OpenError, f"{what}{why}; return or yield items") from error
         self._iterator = iterator
         self.writes = callable(getattr(self._opened, "read_into", None))
-        self.keeps_state = (
-            hasattr(self._opened, "state_dict")
-            and hasattr(self._opened, "load_state_dict")
-            and not hasattr(self._opened, "seek")
-            and not takes_start(self._factory)
-        )
-        for position in range(skipped):
+        self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self._factory)
+        if begin < self.items:
+            begin = self._go_on(iterator)
+        for position in range(begin, self.items):
             if next(iterator, END) is END:
                 raise self.error(
                     ReadError,
@@ -128,23 +128,33 @@ class OpenedStream:
                 )
         return iterator
 
-    def _seek(self, items: int) -> bool:
-        """Have the stream go to an item itself; False if it cannot."""
-        opened = self._opened
+    def _go_on(self, iterator: Any) -> int:
+        """Have the iterator go towards the next item itself; the item that it is at then."""
         try:
-            if callable(seek := getattr(opened, "seek", None)) and not hasattr(opened, "readline"):  # files seek bytes
-                seek(items)
-                return True
-            if self._state is not None and callable(load := getattr(opened, "load_state_dict", None)):
-                load(self._state)
-                return True
+            if seeks_items(iterator):
+                iterator.seek_item(self.items)
+                return self.items
+            if self._state is not None and keeps_state(iterator):
+                iterator.load_state_dict(copy.deepcopy(self._state))
+                return self._state_item
         except Exception as error:
-            raise self.error(ReadError, f"going to item {items} raised {_text(error)}") from error
-        return False
+            raise self.error(ReadError, f"going to item {self.items} raised {_text(error)}") from error
+        if iterator is not self._opened:
+            kind: Hashable = type(self._opened)
+            _tell_of_unused(kind)
+        return 0
 
     def state(self) -> Any:
-        """The stream's own state."""
-        return self._opened.state_dict()
+        """The iterator's own state; a copy, as that may be a reference to what changes.
+
+        Raises:
+            StreamError: It cannot be had.
+        """
+        iterator: Any = self._iterator
+        try:
+            return None if iterator is None else copy.deepcopy(iterator.state_dict())
+        except Exception as error:
+            raise self.error(ReadError, f"the stream's state_dict raised {_text(error)}") from error
 
     def next_item(self) -> Any:
         """The next item, or `END`. The caller runs it as `info`, see `run_as`.
@@ -248,21 +258,50 @@ class OpenedStream:
         )
 
 
+def seeks_items(iterator: object) -> bool:
+    """Whether an iterator goes to any item by `seek_item`."""
+    return callable(getattr(iterator, "seek_item", None))
+
+
+def keeps_state(iterator: object) -> bool:
+    """Whether an iterator goes where it was by its own state."""
+    return all(callable(getattr(iterator, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+@functools.lru_cache(maxsize=64)
+def _tell_of_unused(kind: Any) -> None:
+    """Say once that a stream is read forward although it offers more."""
+    if found := [name for name in ("seek_item", "load_state_dict") if hasattr(kind, name)]:
+        _log.warning(
+            "%s has %s, and its iter() returns another object, which that may say nothing of: it is read forward to "
+            "where it was; return self from __iter__ and define __next__, or give open_stream a parameter start=0",
+            *(kind.__qualname__, " and ".join(found)),
+        )
+
+
 @functools.lru_cache(maxsize=64)
 def _takes_start(factory: Callable[..., Any]) -> bool:
-    if isinstance(factory, functools.partial) and "start" in factory.keywords:
-        return False  # its own
-    if inspect.isclass(factory) and factory.__module__ == "builtins":  # enumerate, which means another thing
+    code: Any = factory
+    while isinstance(code, functools.partial):
+        if "start" in code.keywords:
+            return False  # its own
+        code = code.func
+    if getattr(code, "__module__", None) == "builtins":  # enumerate and sum, which mean another thing
         return False
     try:
-        parameter = inspect.signature(factory).parameters.get("start")
+        start = inspect.signature(factory).parameters.get("start")
+        own = inspect.signature(factory, follow_wrapped=False).parameters
     except (TypeError, ValueError):
         return False
-    return parameter is not None and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    if start is None or start.kind not in (start.KEYWORD_ONLY, start.POSITIONAL_OR_KEYWORD):
+        return False
+    if type(start.default) is not int or start.default != 0:
+        return False
+    return "start" in own or any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
 
 
 def takes_start(factory: Callable[..., Any]) -> bool:
-    """Whether a factory opens streams at any item: it has a parameter `start`."""
+    """Whether a factory opens streams at any item: it has a parameter `start` whose default is the integer 0."""
     try:
         return _takes_start(factory)
     except TypeError:  # not hashable

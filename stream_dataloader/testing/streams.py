@@ -6,6 +6,7 @@ what it would yield, and leaves nothing open. Published as `testing.StreamContra
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import itertools
@@ -21,7 +22,8 @@ import numpy as np
 import torch
 
 from stream_dataloader._items.layout import as_array
-from stream_dataloader._reading.stream import takes_start
+from stream_dataloader._reading.opener import declares_early
+from stream_dataloader._reading.stream import keeps_state, seeks_items, takes_start
 from stream_dataloader.batch import map_leaves
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
@@ -52,8 +54,9 @@ class StreamContract:
     Example:
         >>> from stream_dataloader.streams import ArrayStream
         >>> StreamContract().check(ArrayStream(), [np.zeros((7, 2)), np.ones((3, 2))], num_workers=(0,))
-        ['closes', 'is_picklable', 'items_are_alike', 'length_is_right', 'resumes', 'starts_at_any_item', \
-'the_same_twice', 'two_at_once', 'workers_do_not_matter', 'writes_what_it_yields']
+        ['closes', 'goes_on_with_its_state', 'is_picklable', 'items_are_alike', 'length_is_right', 'opens_early', \
+'resumes', 'seeks_any_item', 'starts_at_any_item', 'the_same_twice', 'two_at_once', 'workers_do_not_matter', \
+'writes_what_it_yields']
     """
 
     #: How many workers the loaders of the tests have, in turn.
@@ -100,9 +103,61 @@ class StreamContract:
             return
         for source in sources:
             items = _items(open_stream(source))
-            for start in {*range(min(len(items), 12)), *range(0, len(items), 1 + len(items) // 12), len(items)}:
+            for start in _places(items):
                 found = _items(open_stream(source, start=start))
                 _assert_same(found, items[start:], source, f"opened with start={start}")
+
+    def test_seeks_any_item(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+        """`seek_item(n)` of a stream's iterator, if there is one, goes to item n, and at the end to its end."""
+        for source in sources:
+            items = _items(open_stream(source))
+            for item in _places(items):
+                stream = open_stream(source)
+                iterator = iter(stream)
+                assert seeks_items(iterator) or not seeks_items(stream), _unused(source, "seek_item")
+                if seeks_items(iterator):
+                    iterator.seek_item(item)
+                    _assert_same(list(_iterated(iterator)), items[item:], source, f"sent to item {item} by seek_item")
+                _close(iterator)
+                _close(stream)
+
+    def test_goes_on_with_its_state(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+        """What `state_dict` of a stream's iterator returned, if there is one, takes another one to the same item."""
+        for source in sources:
+            items = _items(open_stream(source))
+            for item in _places(items):
+                before, after = open_stream(source), open_stream(source)
+                first, second = iter(before), iter(after)
+                assert keeps_state(first) or not keeps_state(before), _unused(source, "state_dict")
+                if keeps_state(first):
+                    _assert_same(list(_iterated(itertools.islice(first, item))), items[:item], source, "read so far")
+                    second.load_state_dict(copy.deepcopy(first.state_dict()))
+                    told = f"begun with the state of item {item}"
+                    _assert_same(list(_iterated(second)), items[item:], source, told)
+                for opened in (first, before, second, after):
+                    _close(opened)
+
+    def test_opens_early(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+        """If the factory declares `open_early`, another thread opens streams, and takes their first item, for this one.
+
+        Meanwhile this one reads another stream. (What goes wrong only now and then may not be found.)
+        """
+        if not declares_early(open_stream):
+            return
+        expected = [_items(open_stream(source)) for source in sources]
+        for index, source in enumerate(sources):
+            opened: list[Any] = []
+            thread = threading.Thread(target=_open_early, args=(open_stream, source, opened))
+            thread.start()
+            _assert_same(_items(open_stream(sources[index - 1])), expected[index - 1], sources[index - 1], "meanwhile")
+            thread.join()
+            stream, iterator, first = opened[-1]
+            if isinstance(first, BaseException):
+                raise AssertionError(f"{source!r} cannot be opened in another thread: {first!r}") from first
+            found = [*first, *_iterated(iterator)]
+            _close(iterator)
+            _close(stream)
+            _assert_same(found, expected[index], source, "opened early in another thread")
 
     def test_length_is_right(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
         """A factory that has a method `length` tells how many items a source has, or None."""
@@ -186,6 +241,30 @@ class StreamContract:
 
 
 _NOTHING = object()
+
+
+def _places(items: list[Any]) -> list[int]:
+    """Where to begin: the first few places, some further on, and the end."""
+    return sorted({*range(min(len(items), 12)), *range(0, len(items), 1 + len(items) // 12), len(items)})
+
+
+def _unused(source: Any, method: str) -> str:
+    return (
+        f"{source!r}: the stream's {method} is never used, since its iter() returns another object without one; return "
+        "self from __iter__ and define __next__, or leave it out"
+    )
+
+
+def _open_early(open_stream: Callable[..., Any], source: Any, opened: list[Any]) -> None:
+    """What the background thread of a worker does."""
+    stream = iterator = None
+    try:
+        stream = open_stream(source)
+        iterator = iter(stream)
+        opened.append((stream, iterator, [map_leaves(item, _copied) for item in itertools.islice(iterator, 1)]))
+    except BaseException as error:
+        _close(stream)
+        opened.append((stream, iterator, error))
 
 
 def _dataset(open_stream: Callable[..., Any], sources: Sequence[Any]) -> StreamDataset:

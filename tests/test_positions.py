@@ -1,0 +1,319 @@
+"""A stream that is not begun at its first item is never at a wrong one: who may be told where to go, and who is not."""
+
+import functools
+import itertools
+import logging
+import threading
+
+import pytest
+from cases import key
+
+from stream_dataloader import ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader.testing import StreamContract
+
+LENGTHS = [23, 17, 30]
+
+
+class VideoReader:
+    """As decord's: `seek` is for its own `next`, and `iter()` begins at 0."""
+
+    def __init__(self, length):
+        self.length, self.position = length, 0
+
+    def seek(self, position):
+        self.position = position
+
+    def __iter__(self):
+        return iter(range(self.length))
+
+
+class SecondsReader:
+    """Seeks seconds, of ten items each."""
+
+    def __init__(self, length):
+        self.length, self.position = length, 0
+
+    def seek(self, seconds):
+        self.position = 10 * seconds
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.position += 1
+        if self.position > self.length:
+            raise StopIteration
+        return self.position - 1
+
+
+class Fresh(VideoReader):
+    """Its methods say nothing of what `iter` returns."""
+
+    seek_item = VideoReader.seek
+
+    def state_dict(self):
+        return {"at": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["at"]
+
+
+class Generating(Fresh):
+    """As above, and each iteration begins anew."""
+
+    def __iter__(self):
+        self.position = 0
+        while self.position < self.length:
+            self.position += 1
+            yield self.position - 1
+
+
+class Rewinding(SecondsReader):
+    """Its own iterator, which `iter` takes back to the beginning; its state is a reference."""
+
+    def __iter__(self):
+        self.position = 0
+        return self
+
+    def state_dict(self):
+        return vars(self)
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+class RewindingSeeker(Rewinding):
+    def seek_item(self, item):
+        self.position = item
+
+
+def from_a_day(length, start="2020-01-01"):
+    assert start == "2020-01-01"
+    return range(length)
+
+
+def from_false(length, start=False):
+    assert start is False
+    return range(length)
+
+
+def any_keyword(length, **options):
+    assert not options
+    return range(length)
+
+
+def opens_anywhere(length, start=0):
+    return range(start, length)
+
+
+@functools.wraps(opens_anywhere)
+def wrapped(length):
+    return range(length)
+
+
+FACTORIES = [
+    *(VideoReader, SecondsReader, Fresh, Generating, Rewinding, RewindingSeeker),
+    *(from_a_day, from_false, any_keyword, wrapped),
+    functools.partial(enumerate),
+]
+
+
+def loader(open_stream, workers=0, sources=LENGTHS, **options):
+    if isinstance(open_stream, functools.partial):
+        sources = [list(range(length)) for length in sources]
+    return StreamDataLoader(StreamDataset(sources, open_stream, 2, time_steps=4, seed=0, **options), workers)
+
+
+@pytest.mark.parametrize("open_stream", FACTORIES)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loaded_state_goes_on_at_the_right_item(open_stream, workers):
+    def numbers(batches):
+        return [(str(batch.data), batch.source.tolist(), batch.position.tolist()) for batch in batches]
+
+    expected = numbers(loader(open_stream))
+    for taken in (1, 3, 6):
+        before, after = loader(open_stream, workers), loader(open_stream)
+        head = numbers(itertools.islice(before, taken))
+        after.load_state_dict(before.state_dict())
+        assert head + numbers(after) == expected
+
+
+class Breaking:
+    """Streams that break once, at an item."""
+
+    def __init__(self, kind, at):
+        self.kind, self.at, self.broken = kind, at, False
+
+    def __call__(self, length):
+        stream = self.kind(length)
+        return stream if self.broken or length != LENGTHS[0] else BreakingStream(self, stream)
+
+
+class BreakingStream:
+    def __init__(self, factory, stream):
+        self.factory, self.stream, self.read = factory, stream, 0
+
+    def __iter__(self):
+        self.iterator = iter(self.stream)
+        return self
+
+    def __next__(self):
+        item = next(self.iterator)
+        if item == self.factory.at:
+            self.factory.broken = True
+            raise ConnectionError("reset")
+        return item
+
+    def __getattr__(self, name):  # what the iterator has
+        if name == "iterator":
+            raise AttributeError(name)
+        return getattr(self.iterator, name)
+
+
+@pytest.mark.parametrize("kind", [VideoReader, SecondsReader, Fresh, Generating, Rewinding, RewindingSeeker])
+def test_a_stream_that_broke_goes_on_at_the_right_item(kind, monkeypatch):
+    monkeypatch.setattr("stream_dataloader._reading.stream.time.sleep", lambda _: None)
+    expected = [key(batch) for batch in loader(kind)]
+    assert [key(batch) for batch in loader(Breaking(kind, 14), retries=1)] == expected
+    before = loader(kind)
+    head = [key(batch) for batch in itertools.islice(before, 2)]
+    after = loader(Breaking(kind, 14), retries=1)
+    after.load_state_dict(before.state_dict())  # the state is of item 8, and it breaks at 14
+    assert head + [key(batch) for batch in after] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_that_is_a_reference_stays_that_of_its_batch(workers):
+    iterated = loader(Rewinding, workers)
+    batches = list(itertools.islice(iterated, 4))
+    expected = [key(batch) for batch in loader(Rewinding)]
+    for i, batch in enumerate(batches):
+        after = loader(Rewinding)
+        after.load_state_dict(batch.state_dict())
+        assert [key(one) for one in after] == expected[i + 1 :]
+
+
+def test_methods_that_say_nothing_of_the_iterator_are_told_of(caplog):
+    class Unheard(Fresh):
+        pass
+
+    before, after = loader(Unheard), loader(Unheard)
+    list(itertools.islice(before, 2))
+    after.load_state_dict(before.state_dict())
+    with caplog.at_level(logging.WARNING, "stream_dataloader"):
+        list(after)
+    assert "Unheard has seek_item and load_state_dict" in caplog.text
+    assert "return self" in caplog.text
+
+
+class Counted(SecondsReader):
+    read = 0
+
+    def __next__(self):
+        Counted.read += 1
+        return super().__next__()
+
+
+class SeekingItems(Counted):
+    def seek_item(self, item):
+        self.position = item
+
+
+class Stating(Counted):
+    def state_dict(self):
+        return {"at": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["at"]
+
+
+class MakesIterators:
+    """Its iterator is another object, which knows where it is."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        return SeekingItems(self.length)
+
+
+@pytest.mark.parametrize("kind", [SeekingItems, Stating, MakesIterators])
+def test_streams_that_opted_in_are_not_read_forward(kind):
+    expected = [key(batch) for batch in loader(kind)]
+    before, after = loader(kind), loader(kind)
+    head = [key(batch) for batch in itertools.islice(before, 3)]
+    after.load_state_dict(before.state_dict())
+    Counted.read = 0
+    assert head + [key(batch) for batch in after] == expected
+    assert Counted.read <= sum(LENGTHS) - 24 + 3 + 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_dict_that_raises_names_its_source(workers):
+    class Raising(Stating):
+        def state_dict(self):
+            raise OSError("gone")
+
+    with pytest.raises(ReadError, match=r"source 0 \(23\).*state_dict raised OSError\('gone'\)"):
+        list(loader(Raising, workers))
+
+
+# What `testing` finds
+
+
+class Lying(SecondsReader):
+    def seek_item(self, seconds):
+        self.seek(seconds)
+
+
+class LyingState(Stating):
+    def load_state_dict(self, state):
+        self.position = state["at"] + 1
+
+
+def counted_from(length, start=0):
+    return enumerate(range(length), start)
+
+
+@pytest.mark.parametrize(
+    ("open_stream", "test", "message"),
+    [
+        (counted_from, "starts_at_any_item", "opened with start=1"),
+        (Lying, "seeks_any_item", "sent to item 1 by seek_item"),
+        (Fresh, "seeks_any_item", "seek_item is never used"),
+        (Generating, "goes_on_with_its_state", "state_dict is never used"),
+        (LyingState, "goes_on_with_its_state", "state of item 0"),
+    ],
+)
+def test_a_stream_that_lies_is_found(open_stream, test, message):
+    with pytest.raises(AssertionError, match=message):
+        getattr(StreamContract(), f"test_{test}")(open_stream, [5, 12])
+
+
+@pytest.mark.parametrize("kind", [SeekingItems, Stating, VideoReader, from_a_day])
+def test_a_stream_that_does_not_passes(kind):
+    assert {"seeks_any_item", "goes_on_with_its_state"} <= set(
+        StreamContract().check(kind, [5, 0, 12], num_workers=(0,))
+    )
+
+
+class NotHere(SecondsReader):
+    """Can be read by the thread that opened it only, and says that any may."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.thread = threading.get_ident()
+
+    def __next__(self):
+        assert threading.get_ident() == self.thread, "another thread"
+        return super().__next__()
+
+
+def test_a_factory_that_is_not_safe_in_a_thread_is_found():
+    def open_stream(length):
+        return NotHere(length)
+
+    StreamContract().test_opens_early(open_stream, [5, 12])
+    open_stream.open_early = True
+    with pytest.raises(AssertionError, match="another thread"):
+        StreamContract().test_opens_early(open_stream, [5, 12])
