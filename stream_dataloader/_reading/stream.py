@@ -22,7 +22,7 @@ import inspect
 import logging
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stream_dataloader._schedule.rules import NONE
@@ -140,8 +140,7 @@ class OpenedStream:
         except Exception as error:
             raise self.error(ReadError, f"going to item {self.items} raised {_text(error)}") from error
         if iterator is not self._opened:
-            kind: Hashable = type(self._opened)
-            _tell_of_unused(kind)
+            _tell_of_unused(type(self._opened))
         return 0
 
     def state(self) -> Any:
@@ -268,9 +267,14 @@ def keeps_state(iterator: object) -> bool:
     return all(callable(getattr(iterator, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-@functools.lru_cache(maxsize=64)
-def _tell_of_unused(kind: Any) -> None:
+_told: set[type] = set()
+
+
+def _tell_of_unused(kind: type) -> None:
     """Say once that a stream is read forward although it offers more."""
+    if kind in _told:
+        return
+    _told.add(kind)
     if found := [name for name in ("seek_item", "load_state_dict") if hasattr(kind, name)]:
         _log.warning(
             "%s has %s, and its iter() returns another object, which that may say nothing of: it is read forward to "
