@@ -1,4 +1,4 @@
-"""Does what the README says hold when things break? Makes the tables of its section on reliability.
+"""Does what the README says hold when things break? Makes the tables of its page on failures.
 
 - `kills`: a random worker is killed (SIGKILL) at a random step or moment; the batches must be those of a run without.
 - `restores`: stopped at a random step and gone on with another number of workers; the same.
