@@ -63,10 +63,10 @@ def mentions_hidden(pickled: bytes | memoryview) -> bool:
 
 
 def _forking_dumps(content: Any) -> bytes:
-    return bytes(_Pickler.dumps(content))
+    return bytes(_TensorPickler.dumps(content))
 
 
-class _Pickler(ForkingPickler):
+class _TensorPickler(ForkingPickler):
     """As multiprocessing's, but for quantized tensors: torch's way through shared memory loses their quantizer."""
 
     def __init__(self, *args: Any) -> None:
@@ -78,11 +78,11 @@ class _Pickler(ForkingPickler):
 
 def _dumps_with(content: Any, *, home: bool) -> bytes:
     file = io.BytesIO()
-    _Pickler(file, home=home).dump(content)
+    _ValuePickler(file, home=home).dump(content)
     return file.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's, which would take all of `__main__` by value, and make a class anew where it is known."""
 
     def __init__(self, file: io.BytesIO, *, home: bool) -> None:
