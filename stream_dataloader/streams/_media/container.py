@@ -5,8 +5,6 @@ Guarantee: a file that is no media file, is cut, or lacks the stream asked for i
 
 from __future__ import annotations
 
-import os
-import struct
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -15,6 +13,7 @@ import av.container
 import av.error
 
 from stream_dataloader.streams._media.av_versions import ANY_METADATA
+from stream_dataloader.streams._media.extent import missing
 from stream_dataloader.streams._media.section import check_file
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "ticks_of_untimed",
 ]
 
-_SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
 _NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
 _ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover of a recording is no video
 
@@ -111,43 +109,10 @@ def ticks_a_frame(stream: Any) -> Fraction:
 
 
 def check_not_cut(path: str) -> None:
-    """See that a file is as long as its own headers say.
-
-    A Matroska or AVI file that was cut reads like one that simply ends, without any error. Headers of other
-    formats are not looked at, nor are sizes left open (live recordings).
+    """See that a file is as long as its own headers say; see `extent` for what can be known.
 
     Raises:
         ValueError: The file is shorter.
     """
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        head = file.read(4096)
-    declared = _riff_bytes(head) or _matroska_bytes(head)
-    if declared is not None and declared > size:
-        raise ValueError(f"{path} is cut off: it has {size} bytes, and its header declares {declared}")
-
-
-def _riff_bytes(head: bytes) -> int | None:
-    """Size by the header of a RIFF file (AVI); a first part of several, beyond 1 GiB."""
-    if head[:4] != b"RIFF" or head[8:11] != b"AVI":
-        return None
-    (size,) = struct.unpack("<I", head[4:8])
-    return int(size) + 8 if 0 < size < 0xFFFFFFFF else None
-
-
-def _matroska_bytes(head: bytes) -> int | None:
-    """Size by the headers of a Matroska file: its EBML header, then the segment that holds everything."""
-    position = 0
-    for expected in (_EBML, _SEGMENT):
-        if len(head) < position + 12 or int.from_bytes(head[position : position + 4], "big") != expected:
-            return None
-        first = head[position + 4]
-        length = 9 - first.bit_length()  # leading zeros tell how many bytes the size has
-        if length > 8:
-            return None
-        value = int.from_bytes(head[position + 4 : position + 4 + length], "big") & ((1 << 7 * length) - 1)
-        position += 4 + length
-        if value == (1 << 7 * length) - 1:  # left open
-            return None
-        position += value
-    return position
+    if (what := missing(path)) is not None:
+        raise ValueError(f'{path} is cut off: {what}; fetch it again, or use on_corrupt="drop" for what there is')

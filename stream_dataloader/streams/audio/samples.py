@@ -295,6 +295,11 @@ class SampleReader:
         whole: float = round(gap / frame_seconds) * frame_seconds  # lost are whole frames
         return whole if abs(whole - gap) <= inexact else gap
 
+    @property
+    def says_how_many(self) -> bool:
+        """Whether the format tells the number of samples, so that none at all may be right."""
+        return self._container.format.name in _STATELESS_FORMATS[:6]
+
     def _seconds_read(self) -> float | None:
         """From the first frame to the end of the last one by the time stamps, if they have any."""
         if self._end is None or self._origin is None:

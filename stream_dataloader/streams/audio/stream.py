@@ -231,6 +231,11 @@ class _Windows:
                 f"{start} to {'the end' if stop is None else stop} was asked for; end it within the file, or give "
                 "stop=None for its end"
             )
+        elif length == 0 and not self._reader.says_how_many and self._options.on_corrupt == "raise":
+            self._error = ValueError(
+                f"{path}: its audio stream {self._options.stream} has no sample that can be decoded; the file is "
+                "damaged or cut off; leave it out, or give on_corrupt='drop', which takes it for an empty one"
+            )
         elif self._item > (items := self._options.items(max(0, end - start))):
             self._error = ValueError(f"{path} has {items} items, and was to be read from item {self._item} on")
 

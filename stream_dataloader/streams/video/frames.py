@@ -231,6 +231,11 @@ class FrameReader:
                     f"{self._path} is cut off: it ended after {count} frames, and its header declares {declared}; use "
                     'on_corrupt="drop" for what there is'
                 )
+            if not sought and not shown:
+                raise ValueError(
+                    f"{self._path}: its video stream {self._index} has no frame that can be decoded; the file is "
+                    'damaged or cut off; leave it out, or use on_corrupt="drop", which takes it for an empty one'
+                )
 
     def _declared(self) -> int:
         """The number of frames by the header, without what an edit list cuts off; 0 if it does not tell."""

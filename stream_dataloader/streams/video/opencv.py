@@ -77,6 +77,8 @@ class CapturedVideo:
                 f"{self._path} is cut off or damaged: it ended after {self._number} frames, and its header declares "
                 f"{self._declared}"
             )
+        if not self._number:
+            raise ValueError(f'{self._path} has no frame that OpenCV can decode; use backend="av", or leave it out')
         if self._number < self._first or (self._stop is not None and self._number < self._stop):
             until = "its end" if self._stop is None else self._stop
             raise ValueError(

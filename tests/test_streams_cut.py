@@ -1,0 +1,134 @@
+"""Files that were cut, of formats that FFmpeg reads as if they simply ended, are found out; whole ones are not."""
+
+import av
+import clips
+import numpy as np
+import pytest
+
+from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader.streams import AudioStream, VideoStream
+
+FRAGMENTS = {"movflags": "frag_keyframe+empty_moov"}
+# suffix: encoder, pixel format, the muxer's name, its options
+VIDEOS = {
+    "gif": ("gif", "rgb8", "gif", {}),
+    "dv": ("dvvideo", "yuv420p", "dv", {}),
+    "y4m": ("wrapped_avframe", "yuv420p", "yuv4mpegpipe", {}),
+    "ts": ("libx264", "yuv420p", "mpegts", {}),
+    "m2ts": ("libx264", "yuv420p", "mpegts", {"mpegts_m2ts_mode": "1"}),
+    "mp4": ("libx264", "yuv420p", "mp4", FRAGMENTS),
+    "indexed.mp4": ("libx264", "yuv420p", "mp4", {"movflags": "cmaf+frag_keyframe+empty_moov+global_sidx"}),
+    "mxf": ("mpeg2video", "yuv422p", "mxf", {}),
+    "flv": ("flv1", "yuv420p", "flv", {}),
+    "wmv": ("wmv2", "yuv420p", "asf", {}),
+    "mjpeg": ("mjpeg", "yuvj420p", "mjpeg", {}),
+}
+AUDIOS = {
+    "caf": ("pcm_s16le", "caf", {}),
+    "ts": ("mp2", "mpegts", {}),
+    "mp2": ("mp2", "mp2", {}),
+    "voc": ("pcm_u8", "voc", {}),
+    "w64": ("pcm_s16le", "w64", {}),
+    "wma": ("wmav2", "asf", {}),
+    "m4a": ("aac", "mp4", FRAGMENTS),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path_factory.mktemp("cache")))
+    yield
+    patch.undo()
+
+
+def write_video(path, encoder, pixel_format, muxer, options, frames=24):
+    height, width = (576, 720) if encoder == "dvvideo" else (48, 64)
+    with av.open(str(path), "w", format=muxer, options=options) as container:
+        track = container.add_stream(encoder, 25)
+        track.height, track.width, track.pix_fmt = height, width, pixel_format
+        track.codec_context.thread_count = 1
+        for number in range(frames if encoder != "dvvideo" else 4):
+            frame = av.VideoFrame.from_ndarray(clips.picture(number, width, height), "rgb24")
+            container.mux(track.encode(frame.reformat(format=pixel_format)))
+        container.mux(track.encode(None))
+
+
+def write_audio(path, encoder, muxer, options):
+    sound = (np.random.default_rng(0).normal(0, 3000, 2 * 44100)).astype(np.int16).reshape(1, -1)
+    with av.open(str(path), "w", format=muxer, options=options) as container:
+        track = container.add_stream(encoder, 44100, layout="mono")
+        track.bit_rate = 64000
+        frame = av.AudioFrame.from_ndarray(sound, "s16", "mono")
+        frame.sample_rate, frame.pts = 44100, 0
+        size = track.codec_context.frame_size or 1024
+        sized = av.AudioResampler(track.codec_context.format, "mono", 44100, frame_size=size)
+        for part in (*sized.resample(frame), *sized.resample(None)):
+            container.mux(track.encode(part))
+        container.mux(track.encode(None))
+
+
+def load(path, stream):
+    batches = StreamDataLoader(StreamDataset([str(path)], stream, 1, time_steps=4))
+    return sum(int(batch.mask.sum()) for batch in batches)
+
+
+def is_found_out(path, stream):
+    """Whole the file is read to its end; cut, it is refused."""
+    assert load(path, stream) > 3
+    data = path.read_bytes()
+    for end in (len(data) // 3, len(data) * 6 // 10 + 1, len(data) * 9 // 10, len(data) - 5):
+        path.write_bytes(data[:end])
+        with pytest.raises((OpenError, ReadError), match=r"cut\.[a-z0-9.]+"):
+            load(path, stream)
+
+
+@pytest.mark.parametrize("suffix", VIDEOS)
+def test_videos(tmp_path, suffix):
+    path = tmp_path / f"cut.{suffix}"
+    write_video(path, *VIDEOS[suffix])
+    is_found_out(path, VideoStream(size=(24, 32)))
+
+
+def test_with_opencv_too(tmp_path):
+    path = tmp_path / "cut.gif"
+    write_video(path, *VIDEOS["gif"])
+    is_found_out(path, VideoStream(size=(24, 32), backend="opencv"))
+
+
+@pytest.mark.parametrize("suffix", AUDIOS)
+def test_audio(tmp_path, suffix):
+    path = tmp_path / f"cut.{suffix}"
+    write_audio(path, *AUDIOS[suffix])
+    is_found_out(path, AudioStream(window=1000))
+
+
+def test_what_says_what_is_missing(tmp_path):
+    path = tmp_path / "cut.y4m"
+    write_video(path, *VIDEOS["y4m"])
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(
+        ReadError, match=r"cut\.y4m is cut off: it has \d+ bytes, and the frame at byte \d+ lasts to byte"
+    ):
+        load(path, VideoStream())
+    assert load(path, VideoStream(on_corrupt="drop")) == 23
+
+
+@pytest.mark.parametrize("backend", ["av", "opencv"])
+def test_a_file_that_yields_nothing_is_no_empty_stream(tmp_path, backend):
+    """A live recording of which only the beginning was written: its headers, and no picture."""
+    path = tmp_path / "nothing.mp4"
+    write_video(path, *VIDEOS["mp4"])
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"moof") - 4])
+    with pytest.raises((OpenError, ReadError), match=r"nothing\.mp4.* has no frame that"):
+        load(path, VideoStream(backend=backend))
+
+
+def test_audio_that_yields_nothing_is_no_empty_stream(tmp_path):
+    path = tmp_path / "nothing.m4a"
+    write_audio(path, *AUDIOS["m4a"])
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"moof") - 4])
+    with pytest.raises((OpenError, ReadError), match=r"nothing\.m4a.* has no sample that can be decoded"):
+        load(path, AudioStream(window=1000))
