@@ -258,7 +258,7 @@ def test_a_function_or_a_partial_of_a_declared_one_may_be_opened_early():
     assert opened_early(functools.partial(open_stream, _more=1), 1)
 
 
-def test_a_recovered_loader_and_lookahead_0_open_nothing_early():
+def test_lookahead_0_opens_nothing_early():
     assert not opened_early(Declared(expected=False), 1, lookahead=0, open_early=True)
 
 
