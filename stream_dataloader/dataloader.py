@@ -376,10 +376,11 @@ class StreamDataLoader(Generic[Batch_co]):
         loaded = self._ranks.load(state)
         self._end_running()
         self._find_place()
-        self._progress, self._resume = None, (loaded.epoch, loaded.snapshot)
+        epoch, snapshot = self._ranks.resumed(loaded)
+        self._progress, self._resume = None, (epoch, snapshot)
         now = self._failures_by_group
         self._failures_before = [saved - new for saved, new in zip(loaded.failures, now, strict=True)]
-        self.set_epoch(loaded.epoch)
+        self.set_epoch(epoch)
         self._loaded = state
 
     @property

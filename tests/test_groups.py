@@ -14,6 +14,7 @@ from rank_processes import EXAMPLES, loader_of, shared_cases, world_sizes
 from serial_model import serial_batches
 
 from stream_dataloader import (
+    EmptySourcesError,
     FailureLimitError,
     RankError,
     StateError,
@@ -264,3 +265,33 @@ def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
     monkeypatch.setattr(ranks, "find_place", lambda *_: ranks.Place(1, 2))
     with pytest.raises(StateError, match="batch_size"):  # two groups had two lanes, one has one
         iter(later)
+
+
+@pytest.mark.filterwarnings("ignore:ranks cannot agree")
+def test_a_rank_whose_share_of_some_passes_is_empty_goes_on_with_the_next():
+    for rank in range(2):
+        case = Case([0, 0, 0, 0, 0, 3], 1, 1, padding_mode="cycle", shuffle=True)
+        loader = StreamDataLoader(case.dataset(), rank=rank, world_size=2)
+        batches = list(itertools.islice(loader, 60))
+        assert {int(batch.source[0, 0]) for batch in batches} == {5}
+        assert [int(batch.position[0, 0]) for batch in batches] == [0, 1, 2] * 20
+    for options in ({"shuffle": True}, {}):
+        case = Case([0] * 5 if options else [0, 3] * 3, 1, 1, padding_mode="cycle", **options)
+        with pytest.raises(EmptySourcesError, match="go on for ever"):
+            next(iter(StreamDataLoader(case.dataset(), rank=0, world_size=2)))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 1), (2, 4), (4, 2)])
+def test_a_state_after_the_last_batch_is_the_next_epochs_beginning_on_any_number_of_ranks(before, after):
+    def some(world_size):
+        lengths = [4] * 8
+        dataset = StreamDataset(lengths, range, 4 // world_size, seed=0, time_steps=2, lengths=lengths, shuffle=True)
+        return [StreamDataLoader(dataset, groups=4, rank=rank, world_size=world_size) for rank in range(world_size)]
+
+    saved = some(before)
+    for loader in saved:
+        assert len(list(itertools.islice(loader, 4))) == 4  # not asked for a fifth
+    whole = merge_states([loader.state_dict() for loader in saved])
+    for loader in some(after):
+        loader.load_state_dict(whole)
+        assert [(batch.epoch, batch.step) for batch in loader] == [(1, step) for step in range(4)]

@@ -19,6 +19,7 @@ from stream_dataloader._schedule import options
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._state.plain import Loaded, Names, from_plain, groups_of
+from stream_dataloader._state.progress import Snapshot
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
 
@@ -98,6 +99,20 @@ class Ranks:
         loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), names_of(self._dataset))
         self._seed, self._groups = loaded.seed, total
         return loaded
+
+    def resumed(self, loaded: Loaded) -> tuple[int, Snapshot | None]:
+        """The epoch and the place to go on from: saved after the epoch's last batch, the next one's beginning."""
+        rules, snapshot = self.reading.rules, loaded.snapshot
+        if snapshot is None or not snapshot.step or not rules.deterministic:
+            return loaded.epoch, snapshot
+        shares = [rules.draws_of(group * rules.lanes_of_a_group) for group in range(rules.groups.count)]
+        if rules.padding_mode != "drop" and any(map(int.__lt__, snapshot.cursors, shares)):  # some are not begun
+            return loaded.epoch, snapshot
+        try:
+            count = count_steps(rules, self.reading.steps_of_groups(loaded.epoch))
+        except TypeError:  # lengths are not known, or there is no end
+            return loaded.epoch, snapshot
+        return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
 
     def begin(self, epoch: int, step: int, told: Mapping[str, Any]) -> Steps:
         """Begin an epoch together with all other ranks.

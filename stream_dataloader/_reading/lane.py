@@ -248,7 +248,7 @@ class Lane:
         rules = self._rules
         self._layout, self._unmet, self._first_window, self._position = None, None, 0, 0
         draws = self._draws_without_item
-        if rules.padding_mode == "cycle" and draws >= rules.draws_of_a_pass(self.index) + rules.lookahead:
+        if rules.padding_mode == "cycle" and draws >= rules.most_draws(self.index) + rules.lookahead:
             raise EmptySourcesError(
                 f"lane {self.index} drew {draws} sources in a row, of {rules.num_sources} there are, and none yielded "
                 'an item; padding_mode="cycle" would go on for ever',

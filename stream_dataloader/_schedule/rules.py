@@ -92,9 +92,23 @@ class Rules:
         """Number of grants in a pass of a lane's group."""
         return self.groups.share(self.groups.first + lane // self.lanes_of_a_group, self.draws)
 
-    def draws_of_a_pass(self, lane: int) -> int:
-        """So many grants in a row, with `"cycle"`, have every source of a lane's group, wherever they begin."""
-        return (3 if self.endless_mix else 2) * self.draws_of(lane)
+    @property
+    def _dealt_anew(self) -> bool:
+        """A group may get other sources in each pass."""
+        if self.groups.total == 1:
+            return False
+        shuffles = () if self.mix is None else self.mix.shuffles
+        schedules = () if self.mix is None else self.mix.schedules
+        return self.shuffle or any(shuffles) or "balanced" in (self.schedule, *schedules)
+
+    def most_draws(self, lane: int) -> int:
+        """After so many grants in a row without an item, with `"cycle"`, there is none to be had, wherever they begin.
+
+        They have every source that the lane's group can get. Where sources are dealt to groups anew in each pass, one
+        of n sources that has items is not among them with a probability of (1 - 1 / groups) ** (24 * groups), e ** -24.
+        """
+        passes = 3 if self.endless_mix else 2
+        return passes * self.draws_of(lane) * (12 * self.groups.total if self._dealt_anew else 1)
 
     def decide(self, lane: int, cursors: IntArray | list[int], ahead: bool) -> int:
         """What the next ticket of a lane's group in order gets: its grant, or `NONE`.
