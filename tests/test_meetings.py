@@ -27,10 +27,18 @@ def two():
     processes.close()
 
 
+_kept = []  # in a rank's process
+
+
+def keep(rank):
+    _kept.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    return _kept[0].port
+
+
 @pytest.fixture(scope="module")
-def agent():
-    """Keeps the store of ranks that come and go."""
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+def agent(two):
+    """The port of a store that outlives what ranks start and end; one of their processes plays the agent."""
+    return two.run(1, keep)[0]
 
 
 def start(rank, port, prefix="", keeps=False):
@@ -68,7 +76,7 @@ def run(rank, port, prefix, who, known):
 @pytest.mark.parametrize("known", [False, True])
 def test_ranks_that_are_started_again_on_the_same_store_meet(two, agent, known):
     for who in ([0], [0, 1], [1], [0, 1], [0], [0], [0, 1], [0, 1], [1], [0], [0, 1]):
-        found = two.run(2, run, agent.port, f"again {known}", who, known)
+        found = two.run(2, run, agent, f"again {known}", who, known)
         if len(who) == 1:
             assert f"rank {1 - who[0]} did not begin the epoch" in found[who[0]]
         else:
@@ -86,7 +94,7 @@ def out_of_step(rank, port):
 
 
 def test_ranks_that_begin_different_epochs_are_told_and_go_on(two, agent):
-    for seen, *later in two.run(2, out_of_step, agent.port):
+    for seen, *later in two.run(2, out_of_step, agent):
         assert re.match("rank 1 has (epoch 1|fingerprint '.*'), and rank 0 (0|'.*'); build", seen)
         assert "iterate over the same ones, as often, in the same order" in seen
         assert later == [7, 7]
@@ -104,7 +112,7 @@ def together(rank, port=None):
 
 
 def test_an_epoch_that_one_rank_misses_does_not_disturb_later_ones(two, agent):
-    assert two.run(2, together, agent.port) == [(7, 7)] * 2
+    assert two.run(2, together, agent) == [(7, 7)] * 2
     for waits in (0, 1):
         found = two.run(2, alone, waits)
         assert f"rank {1 - waits} did not begin the epoch within 0.5 s" in found[waits]
@@ -130,7 +138,7 @@ def in_threads(rank, port):
 
 
 def test_epochs_of_several_threads_find_their_own(two, agent):
-    assert two.run(2, in_threads, agent.port) == [{2: [6] * 5, 3: [9] * 5}] * 2
+    assert two.run(2, in_threads, agent) == [{2: [6] * 5, 3: [9] * 5}] * 2
 
 
 class SlowLink:
