@@ -26,14 +26,14 @@ STRICT = [f"-W{rule}" for rule in STRICT]
 MEDIA = os.environ.get("STREAM_DATALOADER_MEDIA")
 
 
-def run_demo(cache, output, *arguments):
+def run_demo(cache, output, *arguments, **environment):
     """Run the demo in a process of its own, warnings being errors."""
     return subprocess.run(
         [sys.executable, *STRICT, "-m", "stream_dataloader", "demo", "--output-dir", output, *map(str, arguments)],
         check=False,
         capture_output=True,
         encoding="utf-8",
-        env=os.environ | {"XDG_CACHE_HOME": str(cache)},
+        env=os.environ | {"XDG_CACHE_HOME": str(cache)} | environment,
         timeout=120,
     )
 
@@ -75,7 +75,8 @@ def count_batches(lengths, lanes, time_steps):
 def filmstrip_shape(batches, lanes, width, height):
     pitch = height + visualize.TRACK_HEIGHT + visualize.MARGIN_HEIGHT
     columns = min(6, batches)
-    return visualize.TITLE_HEIGHT + lanes * pitch, visualize.LANE_WIDTH + columns * (width + visualize.GAP), 3
+    legend = visualize.LEGEND_HEIGHT
+    return visualize.TITLE_HEIGHT + lanes * pitch + legend, visualize.LANE_WIDTH + columns * (width + visualize.GAP), 3
 
 
 @pytest.fixture(autouse=True)
@@ -263,6 +264,30 @@ def test_drawing_leaves_the_batch_as_it_is(tmp_path):
         film.add(batch)
     assert not torch.any(batch.data)
     assert film.frames == len(decode(film.path)) == 4
+
+
+def test_pictures_say_what_white_frames_and_grey_bars_mean(monkeypatch):
+    written = []
+    monkeypatch.setattr(visualize.cv2, "putText", lambda _, text, *__: written.append(text))
+    strip = visualize.Filmstrip(str)
+    for batch in StreamDataLoader(
+        StreamDataset([2], lambda n: (np.zeros((3, 32, 1600), np.uint8) for _ in range(n)), 1, time_steps=4)
+    ):
+        strip.add(batch)
+    strip.image()
+    assert "white frame" in written[-1]
+    assert "grey: padding" in written[-1]
+
+
+def test_names_that_stdout_cannot_encode(tmp_path):
+    (tmp_path / "clips").mkdir()
+    write_clip(tmp_path / "clips" / "good.mp4", 3)
+    (tmp_path / "clips" / "caf\u00e9.mp4").write_bytes(b"no video")
+    output = tmp_path / "gr\u00fcn"
+    result = run_demo(tmp_path, output, tmp_path / "clips", "--workers", 0, "--size", "80x60", PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert "skipped   caf\\xe9.mp4: " in result.stdout
+    assert "gr\\xfcn/grid.png" in result.stdout
 
 
 def test_film_without_batches_writes_no_file(tmp_path):

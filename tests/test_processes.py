@@ -102,10 +102,10 @@ def test_local_classes_come_back_as_themselves(method):
         CLICK = 1
         KEY = 2
 
-    def read(kind):
-        yield {"kind": kind, "n": 1}
+    def read(number):
+        yield {"kind": Kind(number), "n": 1}
 
-    loader = StreamDataLoader(StreamDataset(list(Kind), read, 2, time_steps=1), 2, multiprocessing_context=method)
+    loader = StreamDataLoader(StreamDataset([1, 2], read, 2, time_steps=1), 2, multiprocessing_context=method)
     (batch,) = loader
     assert batch.data["kind"][0] == list(Kind)
 

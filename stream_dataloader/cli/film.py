@@ -48,12 +48,18 @@ TITLE_HEIGHT = 26  # pixels
 LANE_WIDTH = 76  # pixels of the lanes' names, left of a filmstrip
 TRACK_HEIGHT = 8  # pixels of the track under a filmstrip's cell
 MARGIN_HEIGHT = 14  # pixels from there to the next lane
+LEGEND_HEIGHT = 24  # pixels of the line under a filmstrip that says what is what
 
 _BACKGROUND: Colour = (24, 26, 30)
 _PADDING: Colour = (128, 128, 128)
 _ON_PADDING: Colour = (88, 88, 88)
 _TEXT: Colour = (236, 238, 240)
 _FLASH: Colour = (255, 255, 255)
+_FILM_LEGEND = "white frame: a new stream starts; grey: padding behind a stream's end"
+_STRIP_LEGEND = (
+    "white frame, white mark: a new stream starts (reset)     coloured bar: which stream, step by step     "
+    "grey: padding behind a stream's end"
+)
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
@@ -126,6 +132,9 @@ class GridVideo(VideoWriter):
             title = f"batch {batch.step}"
             _write(canvas, title, x=GAP + 4, baseline=TITLE_HEIGHT - 8)
             _write(canvas, f"t = {t}", x=GAP + 28 + _text_width(title), baseline=TITLE_HEIGHT - 8)
+            left = GAP + 28 + _text_width(title) + _text_width("t = 000") + 20
+            room = canvas.shape[1] - left - GAP
+            _write(canvas, _FILM_LEGEND, x=left, baseline=TITLE_HEIGHT - 9, width=room, scale=0.34, colour=_PADDING)
             for lane in range(lanes):
                 top = TITLE_HEIGHT + lane // columns * (height + GAP)
                 left = GAP + lane % columns * (width + GAP)
@@ -167,7 +176,10 @@ class Filmstrip:
         """The picture, (height, width, 3) RGB."""
         if self._lanes is None:
             return _canvas(TITLE_HEIGHT, LANE_WIDTH)
-        return np.concatenate([self._lanes, *self._best], axis=1)
+        strip = np.concatenate([self._lanes, *self._best], axis=1)
+        legend = np.full((LEGEND_HEIGHT, strip.shape[1], 3), _BACKGROUND, np.uint8)
+        _write(legend, _STRIP_LEGEND, x=8, baseline=LEGEND_HEIGHT - 9, width=strip.shape[1] - 16)
+        return np.concatenate([strip, legend], axis=0)
 
     def save(self, path: Path) -> None:
         """Write the picture as a PNG.

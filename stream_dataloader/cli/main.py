@@ -118,6 +118,12 @@ def _print_table(report: DemoReport, videos: int) -> None:
         print(f"{name:<9} {value:>8}  {note}".rstrip())
     print()
     for name, reason in report.skipped:
-        print(f"skipped   {name}: {reason}")
+        _print(f"skipped   {name}: {reason}")
     for path in report.files:
-        print(f"written   {path}")
+        _print(f"written   {path}")
+
+
+def _print(text: str) -> None:
+    """Print what may hold characters that stdout cannot encode, as names of files do."""
+    encoding = sys.stdout.encoding or "ascii"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
