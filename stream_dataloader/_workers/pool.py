@@ -190,7 +190,7 @@ class WorkerPool:
             self._init.folder = shared_folder()
         before = {child.pid for child in multiprocessing.active_children()}
         iterator: Iterator[Sealed]
-        with starting(method):
+        with starting(method) as interrupts:
             try:
                 iterator = iter(self._dataloader)
             except (BrokenPipeError, ConnectionResetError, EOFError) as error:  # a worker died before it knew its task
@@ -203,6 +203,10 @@ class WorkerPool:
         kept = self._crew.children.values() if persistent and self._crew is not None else ()
         self._crew = Crew(self._mailbox.pids, kept or started)
         guard(self._crew)
+        if interrupts:
+            self._crew.kill()
+            self._hire()
+            interrupts[0]()
         return WorkerFeed(
             iterator,
             self._crew,

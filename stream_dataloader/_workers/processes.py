@@ -51,19 +51,29 @@ def start_method(context: BaseContext | None) -> str:
 
 
 @contextlib.contextmanager
-def starting(method: str) -> Iterator[None]:
-    """Around the start of workers: Ctrl-C is not for them, and one that dies over it is found when all have started."""
+def starting(method: str) -> Iterator[list[Callable[[], Any]]]:
+    """Around the start of workers: Ctrl-C is not for them, and one that dies over it is found when all have started.
+
+    Nor does Ctrl-C come between two halves of a start: what it would have done is in the list that this yields.
+    """
     if method != "fork":
         resource_tracker.ensure_running()  # which would unblock SIGINT
     if method == "forkserver":
         forkserver.ensure_running()  # others use it, who want their Ctrl-C
+    interrupts: list[Callable[[], Any]] = []
+    handler = signal.getsignal(signal.SIGINT)
+    holds = threading.current_thread() is threading.main_thread() and callable(handler)
+    if holds:  # blocking it in this thread has another one take it
+        signal.signal(signal.SIGINT, lambda *told: interrupts.append(lambda: handler(*told)))  # type: ignore[operator,misc]
     _starting.append(1)
     _guard_handler()
     try:
         with sigint_blocked():
-            yield
+            yield interrupts
     finally:
         _starting.pop()
+        if holds:
+            signal.signal(signal.SIGINT, handler)
 
 
 class WorkerInit:
