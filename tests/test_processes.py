@@ -171,34 +171,31 @@ def test_a_stream_that_exits_is_named(place, lookahead):
     assert "memory" not in str(error.value)
 
 
-@pytest.mark.parametrize("method", ["fork", *SPAWNING])
-def test_ctrl_c_while_workers_start_is_for_the_main_process(method, tmp_path):
-    script = f"""
-import pathlib, time
+def test_ctrl_c_while_workers_start_is_for_the_main_process(tmp_path):
+    script = """
+import os, signal
 from stream_dataloader import StreamDataLoader, StreamDataset
 
-def slow(number):
-    pathlib.Path("here").touch()
-    time.sleep(3)
+class Interrupting:
+    sent = 0
 
-if __name__ == "__mp_main__":
-    slow(0)
+    def __reduce__(self):  # Ctrl-C between the starts of two workers
+        Interrupting.sent += 1
+        if Interrupting.sent == 2:
+            os.killpg(0, signal.SIGINT)
+        return Interrupting, ()
+
+    def __call__(self, source):
+        return range(source)
+
 if __name__ == "__main__":
-    loader = StreamDataLoader(
-        StreamDataset(range(2), range, 2, time_steps=1), 2, multiprocessing_context={method!r}, worker_init_fn=slow
-    )
-    list(loader)
+    dataset = StreamDataset(range(2), Interrupting(), 2, time_steps=1)
+    list(StreamDataLoader(dataset, 2, multiprocessing_context="spawn"))
 """
-    (tmp_path / "script.py").write_text(script)
-    command = [sys.executable, "script.py"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        while not (tmp_path / "here").exists():
-            time.sleep(0.02)
-        time.sleep(0.2)
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+    errors = run(script, tmp_path, start_new_session=True).stderr
     assert errors.count("Traceback") == 1, errors
-    assert "script.py" in errors
+    assert errors.endswith("KeyboardInterrupt\n")
+    assert "_launch" not in errors, "no worker is left half-way"
 
 
 # What is left behind
