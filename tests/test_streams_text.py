@@ -11,7 +11,6 @@ import sys
 import numpy as np
 import pytest
 import tokenizers
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,11 @@ from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.errors import OpenError, ReadError
 from stream_dataloader.streams import TextStream
 from stream_dataloader.testing import StreamContract
+
+if sys.version_info >= (3, 14):
+    from compression import zstd as zstandard
+else:
+    import zstandard
 
 TEXT = "Ein Löffel,\r\nzwei\rdrei €uro 😀\n\nund ein Ende"
 
