@@ -2,6 +2,7 @@
 
 import pickle
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,10 @@ from stream_dataloader import (
 WRONG_OPTIONS = [
     ({"sources": []}, ValueError, "sources is empty; pass at least one"),
     ({"sources": "clip.mp4"}, TypeError, r"is one str; pass \[source\]"),
+    ({"sources": Path("clip.mp4")}, TypeError, r"Path\('clip.mp4'\) is one PosixPath; pass \[source\]"),
+    ({"sources": None}, TypeError, "sources must be a list of sources, and is None"),
+    ({"sources": range}, TypeError, "sources must be a list of sources, and is <class 'range'>"),
+    ({"sources": {"a", "b"}}, TypeError, "sources is a set, and must have an order"),
     ({"sources": [1, (i for i in ())]}, TypeError, "source 1 .*generator.*cannot be pickled"),
     ({"open_stream": 3}, TypeError, "open_stream must be callable, and is 3, a int"),
     ({"batch_size": 0}, ValueError, "batch_size is 0, and must be at least 1"),
@@ -42,6 +47,22 @@ WRONG_OPTIONS = [
     ({"seed": -1}, ValueError, "seed is -1, and must be at least 0"),
     ({"seed": 1 << 63}, ValueError, "must be at most 9223372036854775807"),
     ({"on_error": "ignore"}, ValueError, "on_error is 'ignore', and must be one of 'raise', 'skip'"),
+    ({"shuffle": "False"}, TypeError, "shuffle must be True or False, and is 'False', a str"),
+    ({"shuffle": None}, TypeError, "shuffle must be True or False, and is None"),
+    ({"shuffle": 2}, TypeError, "shuffle must be True or False, and is 2"),
+    ({"deterministic": "no"}, TypeError, "deterministic must be True or False, and is 'no', a str"),
+    ({"lookahead": 10**6}, ValueError, "lookahead is 1000000, and must be at most 1024"),
+    ({"lookahead": "1"}, TypeError, "lookahead must be an integer, and is '1'"),
+    ({"batch_size": 10**12}, ValueError, "batch_size is 1000000000000, and must be at most 1048576"),
+    ({"time_steps": 10**12}, ValueError, "time_steps is 1000000000000, and must be at most"),
+    (
+        {"lengths": np.array([1, 2, 2**63], np.uint64)},
+        ValueError,
+        r"lengths\[2\] is 9223372036854775808, and must",
+    ),
+    ({"fingerprint": 5}, TypeError, "fingerprint must be a string, and is 5, a int"),
+    ({"windows": np.array(["packed", "aligned"])}, ValueError, "windows is array.* must be one of 'aligned', 'packed'"),
+    ({"padding_mode": None}, ValueError, "padding_mode is None, and must be one of"),
     ({"padding_mode": "drop", "batch_size": 4}, ValueError, "lower batch_size to at most 3"),
 ]
 
@@ -64,7 +85,26 @@ def test_a_wrong_option_of_the_dataset_is_an_error_where_it_is_built(options, ki
         ({"num_workers": 1, "prefetch_factor": 0}, ValueError, "prefetch_factor is 0, and must be at least 1"),
         ({"num_workers": 1, "worker_init_fn": 3}, TypeError, "worker_init_fn must be callable"),
         ({"persistent_workers": True}, ValueError, "persistent_workers"),
-        ({"timeout": -1}, ValueError, "timeout"),
+        ({"timeout": -1}, ValueError, "timeout is -1 seconds, and must be from 0 to 1e"),
+        ({"timeout": "5"}, TypeError, "timeout must be a number of seconds, and is '5', a str"),
+        ({"timeout": None}, TypeError, "timeout must be a number of seconds, and is None"),
+        ({"timeout": float("nan")}, ValueError, "timeout is nan seconds"),
+        ({"timeout": float("inf")}, ValueError, "timeout is inf seconds.*0 waits for ever"),
+        ({"pin_memory": "False"}, TypeError, "pin_memory must be True or False, and is 'False'"),
+        ({"num_workers": 1, "persistent_workers": "no"}, TypeError, "persistent_workers must be True or False"),
+        (
+            {"num_workers": 1, "prefetch_factor": 10**9},
+            ValueError,
+            "prefetch_factor is 1000000000, and must be at most",
+        ),
+        (
+            {"num_workers": 1, "multiprocessing_context": 5},
+            TypeError,
+            "multiprocessing_context is 5, and must be",
+        ),
+        ({"device": "cudaa"}, ValueError, "device is 'cudaa', which torch does not know"),
+        ({"device": 1.5}, TypeError, "device must be a torch.device, a name or a number, and is 1.5, a float"),
+        ({"transport": None}, ValueError, "transport is None, and must be one of 'auto'"),
         ({"num_workers": 1, "multiprocessing_context": "thread"}, ValueError, "multiprocessing_context"),
     ],
 )

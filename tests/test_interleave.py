@@ -567,6 +567,8 @@ def test_draws_are_random_if_a_dataset_is_shuffled_or_as_told():
     ("datasets", "options", "error", "reason"),
     [
         (list, {}, ValueError, "datasets is empty"),
+        (lambda: None, {}, TypeError, "datasets must be a list of StreamDatasets, and is None"),
+        (lambda: [plain()], {"shuffle": "False"}, TypeError, "shuffle must be True or False, and is 'False'"),
         (plain, {}, TypeError, r"must be a list of StreamDatasets, and is one; pass \[dataset"),
         (lambda: [plain(), [1, 2]], {}, TypeError, r"datasets\[1\] must be a StreamDataset, and is a list"),
         (lambda: [interleave([plain()])], {}, TypeError, r"datasets\[0\] is interleaved itself"),

@@ -482,3 +482,14 @@ def test_a_program_ends_with_an_iterator_left_open(options):
         [sys.executable, "-c", textwrap.dedent(code)], timeout=30, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_loader_is_true_whether_or_not_its_length_is_known():
+    assert StreamDataLoader(CASE.dataset())
+    assert StreamDataLoader(CASE.dataset(lengths=CASE.lengths))
+
+
+def test_an_endless_loader_says_that_it_has_no_length_whatever_it_is_given():
+    for lengths in (None, CASE.lengths):
+        with pytest.raises(TypeError, match='padding_mode="cycle" has no last batch'):
+            len(StreamDataLoader(CASE.dataset(padding_mode="cycle", lengths=lengths)))

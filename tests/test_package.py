@@ -163,3 +163,27 @@ def test_importing_the_package_loads_neither_av_nor_cv2():
     code = "import sys, stream_dataloader; print([m for m in ('av', 'cv2') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+WITHOUT_DISTRIBUTED = """
+import sys
+import torch
+import torch.distributed as dist
+for name in ("FileStore", "PrefixStore", "TCPStore", "Store"):
+    delattr(dist, name)
+dist.is_available = lambda: False
+del dist.is_initialized
+sys.modules["torch.distributed.distributed_c10d"] = None
+from stream_dataloader import StreamDataLoader, StreamDataset
+loader = StreamDataLoader(StreamDataset([3, 4], range, 2, time_steps=2))
+batches = iter(loader)
+next(batches)
+loader.load_state_dict(loader.state_dict())
+print([batch.step for batch in loader])
+"""
+
+
+def test_a_torch_without_distributed_will_do():
+    command = [sys.executable, "-c", WITHOUT_DISTRIBUTED]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert told.stdout == "[1]\n", told.stderr

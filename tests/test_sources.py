@@ -1,7 +1,9 @@
 """The list of sources: packed, shared, and cheap to start with."""
 
 import copy
+import dataclasses
 import itertools
+import os
 import pathlib
 import pickle
 import sys
@@ -17,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, get_worker_info
 
-from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
+from stream_dataloader import OpenError, StreamDataLoader, StreamDataset, interleave
 from stream_dataloader._reading.sources import PackedSources
 from stream_dataloader._schedule.permutation import Permutation
 
@@ -210,3 +212,72 @@ def test_a_permutation_is_random_enough():
     steps = np.array([permutation[1] - permutation[0] for permutation in first])
     assert abs(steps.mean()) < 5 * steps.std() / 500**0.5
     assert len(set(steps.tolist())) > 450
+
+
+@dataclasses.dataclass
+class Clip:
+    path: str
+    start: int
+
+
+@pytest.mark.parametrize(
+    ("sources", "fingerprint"),
+    [
+        ([f"/data/{i:03d}.mp4" for i in range(300)], "6912b357b81217c7630bb3f9cc4b3d50"),
+        ([(f"a{i}.mp4", i, None) for i in range(130)], "4c1766253a3cd0af8af8b0c9da3cf2a8"),
+        ([pathlib.PurePosixPath(f"x/{i}") for i in range(70)], "5e1db925f6963227ccecb37fb8a368fe"),
+        ([np.arange(i) for i in range(100)], "3ecdff7f89d564b6ac988ecefe133f43"),
+        ([np.full(20000, i, np.float32) for i in range(5)], "0825837ea4f751afe9d9a9cf79c0905f"),
+        ([{"b": i, "a": [None, 1.5, True, b"x"]} for i in range(129)], "7d370e1149a65f0dd874b54bf11d1ab9"),
+        ([Clip(f"\u00e9{i}", i) for i in range(65)], "907a9a6d1345c8b46c674d679162a620"),
+        ([slice(i, 2 * i) for i in range(66)], "d305ff3a053b8a03f3f8919b458e994a"),
+        (range(3000), "9ab9391bdd90be23d7a629aa225bb586"),
+        (["\udcff x", "a\0b"], "112e13d54b3a4dc86d184ce850d59f2e"),
+    ],
+    ids=["paths", "sections", "pathlib", "arrays", "large", "dicts", "dataclasses", "objects", "made", "odd strings"],
+)
+def test_a_fingerprint_is_what_it_was_in_states_saved_before(sources, fingerprint):
+    assert StreamDataset(sources, iter, 1).fingerprint == fingerprint
+
+
+class CountsItsUnpickling:
+    count = 0
+
+    def __init__(self, number):
+        self.number = number
+
+    def __setstate__(self, state):
+        type(self).count += 1
+        self.__dict__.update(state)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_all_sources_are_read_a_block_at_a_time(interleaved):
+    dataset = StreamDataset([CountsItsUnpickling(i) for i in range(1000)], iter, 1, seed=0)
+    sources = interleave([dataset]).sources if interleaved else dataset.sources
+    CountsItsUnpickling.count = 0
+    assert [source.number for source in sources] == list(range(1000))
+    assert CountsItsUnpickling.count == 1000
+
+
+def test_no_live_process_loses_its_epochs_number_to_another():
+    dataset = StreamDataset([3], range, 1, time_steps=3)
+    dataset.set_epoch(3)
+    told, tell = os.pipe()
+    wait, release = os.pipe()
+    pids = []
+    for _ in range(80):
+        if not (pid := os.fork()):
+            dataset.set_epoch(50)
+            os.write(tell, b".")
+            os.close(release)
+            os.read(wait, 1)
+            os._exit(0)
+        pids.append(pid)
+    for _ in pids:
+        os.read(told, 1)
+    assert next(iter(dataset)).epoch == 3
+    for fd in (release, told, tell, wait):
+        os.close(fd)
+    for pid in pids:
+        os.waitpid(pid, 0)

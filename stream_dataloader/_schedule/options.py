@@ -88,7 +88,7 @@ def check_sources(sources: Any) -> Iterable[Any]:
     """
     if isinstance(sources, (str, bytes, bytearray, os.PathLike)):
         raise TypeError(
-            f"sources must be a list of sources, and is one {type(sources).__name__}, {shorten(sources)}; pass [source]"
+            f"sources must be a list of sources, and {shorten(sources)} is one {type(sources).__name__}; pass [source]"
         )
     if isinstance(sources, (set, frozenset)):  # strings come in another order in each process
         raise TypeError("sources is a set, and must have an order, which a seed and a saved state count on; sort it")
@@ -123,10 +123,10 @@ def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) ->
         raise ValueError(
             f"lengths must be {num_sources} integers, one a source, and is of shape {array.shape}, {array.dtype}"
         )
-    wrong = (array < 0) | (array > _MOST_ITEMS)
-    if wrong.any():
-        index = int(wrong.argmax())
-        raise ValueError(f"lengths[{index}] is {array[index]}, and must be from 0 to {_MOST_ITEMS}")
+    for wrong, told in ((array < 0, "at least 0"), (array > _MOST_ITEMS, f"at most {_MOST_ITEMS}")):
+        if wrong.any():
+            index = int(wrong.argmax())
+            raise ValueError(f"lengths[{index}] is {array[index]}, and must be {told}")
     return array.astype(np.int64)
 
 

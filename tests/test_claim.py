@@ -1,0 +1,155 @@
+"""An iterator claims epoch, loaded state and workers with its first `next`; one thread reads it at a time."""
+
+import multiprocessing
+import threading
+import time
+import warnings
+
+import pytest
+from cases import key
+from torch.utils.data import DataLoader
+
+from stream_dataloader import StaleIteratorError, StreamDataLoader, StreamDataset
+
+LENGTHS = [5, 3, 6, 2, 4]
+
+
+def loader_of(workers=0, **options):
+    return StreamDataLoader(StreamDataset(LENGTHS, range, 2, time_steps=2, shuffle=True, seed=0, **options), workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterator_that_nothing_was_read_from_takes_no_epoch_and_no_worker(workers):
+    expected = loader_of()
+    epochs = [[key(batch) for batch in expected] for _ in range(2)]
+    loader = loader_of(workers)
+    for epoch in range(2):
+        unread, parts = iter(loader), loader.parts()
+        assert not multiprocessing.active_children()
+        assert [key(batch) for batch in loader] == epochs[epoch]
+        for older in (unread, parts):
+            with pytest.raises(StaleIteratorError, match="newer iter"):
+                next(older)
+
+
+def test_nor_does_it_take_a_loaded_state_or_end_the_one_that_is_read():
+    first = loader_of()
+    batches = iter(first)
+    next(batches)
+    state = first.state_dict()
+    iter(first)
+    rest = [key(batch) for batch in batches]
+    second = loader_of()
+    batches = iter(second)  # claims what is loaded later
+    second.load_state_dict(state)
+    iter(second)
+    second.parts()
+    assert second.state_dict() == state
+    assert [key(batch) for batch in batches] == rest
+
+
+def test_nor_where_no_loader_of_ours_is():
+    dataset = StreamDataset(LENGTHS, range, 2, time_steps=2, seed=0)
+    iter(dataset)
+    assert {batch.epoch for batch in dataset} == {0}
+    loader = DataLoader(dataset, batch_size=None)
+    iter(loader)
+    assert {batch.epoch for batch in loader} == {1}
+
+
+def test_an_iterator_that_could_not_begin_has_claimed_nothing(monkeypatch):
+    state_of = loader_of()
+    next(iter(state_of))
+    state = state_of.state_dict()
+    loader = loader_of()
+    loader.load_state_dict(state)
+    batches = iter(loader)
+
+    def fail(*_, **__):
+        raise OSError("no more processes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamDataset, "read_locally", fail)
+        with pytest.raises(OSError, match="no more"):
+            next(batches)
+    assert loader.state_dict() == state
+    assert next(batches).step == 1
+
+
+def test_who_looks_at_a_batch_of_a_loaded_state_hears_that_it_is_used_up():
+    first = loader_of()
+    batches = iter(first)
+    next(batches)
+    state = first.state_dict()
+    rest = [key(batch) for batch in batches]
+    loader = loader_of()
+    loader.load_state_dict(state)
+    assert key(next(iter(loader))) == rest[0]
+    with pytest.warns(RuntimeWarning, match="left after 1 batch of epoch 0, and this one reads epoch 1"):
+        next(iter(loader))
+    loader.load_state_dict(state)  # the remedy
+    next(iter(loader))
+    loader.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [key(batch) for batch in loader] == rest
+        next(iter(loader))
+        loader.set_epoch(5)
+        next(iter(loader))
+
+
+def test_tqdm_may_ask_twice(monkeypatch):
+    tqdm = pytest.importorskip("tqdm.auto").tqdm
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # no thread that outlives this
+    loader = loader_of()
+    assert [{batch.epoch for batch in tqdm(loader, disable=True)} for _ in range(2)] == [{0}, {1}]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_thread_that_reads_where_another_is_reading_hears_so(workers):
+    inside, go_on = multiprocessing.Event(), multiprocessing.Event()
+
+    def gated(length):
+        inside.set()
+        assert go_on.wait(60)
+        return range(length)
+
+    loader = StreamDataLoader(
+        StreamDataset([4, 4], gated, 2, time_steps=2), workers, multiprocessing_context="fork" if workers else None
+    )
+    batches, found = iter(loader), []
+    reader = threading.Thread(target=lambda: found.extend(batch.step for batch in batches))
+    reader.start()
+    assert inside.wait(60)
+    with pytest.raises(RuntimeError, match="another thread is reading from this iterator"):
+        next(batches)
+    go_on.set()
+    reader.join()
+    assert found == [0, 1]  # it lost nothing
+    assert list(batches) == []  # one after the other may read
+
+
+def test_a_newer_iterator_waits_for_the_batch_that_another_thread_reads():
+    def slowly(length):
+        for i in range(length):
+            time.sleep(0.01)
+            yield i
+
+    loader = StreamDataLoader(StreamDataset([30, 30], slowly, 2, time_steps=3), 2)
+    begun, found = threading.Event(), []
+
+    def read():
+        try:
+            for batch in loader:
+                found.append(batch.step)
+                begun.set()
+        except (StaleIteratorError, RuntimeError) as error:
+            found.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(60)
+    assert [batch.step for batch in loader] == list(range(10))
+    reader.join()
+    assert "newer" in str(found[-1])
+    assert found[:-1] == list(range(len(found) - 1))

@@ -1,0 +1,95 @@
+"""What a state says at an epoch's end, and as of a step."""
+
+import pytest
+from cases import cases, key
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+LENGTHS = [5, 3, 6, 2, 4]
+
+
+def loader_of(workers=0, **options):
+    return StreamDataLoader(StreamDataset(LENGTHS, range, 2, time_steps=2, shuffle=True, seed=0, **options), workers)
+
+
+def test_a_step_means_that_step_also_when_the_end_was_seen():
+    loader = loader_of()
+    batches = [key(batch) for batch in loader]  # a trainer fetched them all, and has used some
+    last = len(batches)
+    for used in range(last):
+        state = loader.state_dict(used)
+        assert (state["epoch"], state["step"]) == (0, used)
+        other = loader_of()
+        other.load_state_dict(state)
+        assert [key(batch) for batch in other] == batches[used:]
+    assert loader.state_dict(last) == loader.state_dict()
+    assert loader.state_dict()["epoch"] == 1
+    for unknown in (last + 1, 99, -1):
+        with pytest.raises(ValueError, match=f"step {unknown} is not known"):
+            loader.state_dict(unknown)
+
+
+def test_a_step_that_was_not_read_is_not_known():
+    loader = loader_of()
+    assert loader.state_dict(0) == loader.state_dict()
+    with pytest.raises(ValueError, match="step 5 is not known: epoch 0 has not begun, and begins at step 0"):
+        loader.state_dict(5)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    state = loader.state_dict(1)
+    loader.load_state_dict(state)
+    assert loader.state_dict(1) == state
+    with pytest.raises(ValueError, match="begins at step 1"):
+        loader.state_dict(2)
+    loader.set_epoch(3)
+    with pytest.raises(ValueError, match="epoch 3 has not begun, and begins at step 0"):
+        loader.state_dict(1)
+
+
+@settings(max_examples=60)
+@given(cases(max_streams=8, max_length=6, max_lanes=4), st.booleans())
+def test_behind_the_last_of_n_known_batches_the_state_is_the_next_epochs_beginning(case, groups):
+    dataset = StreamDataset(
+        list(case.lengths),
+        range,
+        case.lanes,
+        case.padding_mode,
+        time_steps=case.time_steps,
+        windows=case.windows,
+        shuffle=case.shuffle,
+        lookahead=case.lookahead,
+        seed=case.seed,
+        lengths=case.lengths,
+    )
+    groups = case.lanes if groups and len(case.lengths) >= case.lanes else None
+    loader = StreamDataLoader(dataset, groups=groups)
+    batches, count = iter(loader), len(loader)
+    for step in range(count):
+        batch = next(batches)
+        expected = (1, 0) if step == count - 1 else (0, step + 1)
+        for state in (loader.state_dict(), loader.state_dict(step + 1), batch.state_dict()):
+            assert (state["epoch"], state["step"]) == expected
+    state = loader.state_dict()
+    assert next(batches, None) is None
+    assert loader.state_dict() == (state if count else loader.state_dict())
+
+
+@pytest.mark.parametrize("options", [{"lengths": LENGTHS}, {"lengths": LENGTHS, "deterministic": False}])
+def test_so_it_is_with_workers_and_the_next_epoch_is_whole(options):
+    loader = loader_of(2, **options)
+    batches = iter(loader)
+    seen = [next(batches)]
+    while loader.state_dict()["epoch"] == 0:
+        seen.append(next(batches))
+    assert sum(int(batch.mask.sum()) for batch in seen) == sum(LENGTHS)
+    other = loader_of(**options)
+    other.load_state_dict(loader.state_dict())
+    whole = loader_of(**options)
+    whole.set_epoch(1)
+    assert sum(int(batch.mask.sum()) for batch in other) == sum(LENGTHS)
+    if "deterministic" not in options:
+        other.set_epoch(1)
+        assert [key(batch) for batch in other] == [key(batch) for batch in whole]
