@@ -72,7 +72,11 @@ def test_batches_are_copied_one_ahead_and_held_until_the_copy_is_done(used_by):
 def test_a_batch_fetched_ahead_is_not_in_the_state_yet(used_by):
     loader = loader_of()
     iterator = iter(loader)
-    ahead = OneAhead(iterator, torch.device("cpu"), loader._progress.hold, StandIn())
+
+    def hold(batch, end):  # there is something to follow once a batch was asked for
+        loader._progress.hold(batch, end)
+
+    ahead = OneAhead(iterator, torch.device("cpu"), hold, StandIn())
     for step in range(25):
         assert next(ahead).step == step
         assert loader.state_dict()["step"] == step + 1
