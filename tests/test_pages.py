@@ -1,0 +1,138 @@
+"""The code on the pages runs and prints what the pages say; links lead somewhere; the site is built without network."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+
+#: Blocks that cannot run here, by page, and why. They are marked `py` instead of `python`.
+CANNOT_RUN = {
+    "docs/guides/camera.md": "needs cameras in the network",
+    "docs/guides/remote.md": "needs a store in the network",
+    "docs/guides/ranks.md": "needs Lightning, Accelerate or several processes",
+    "docs/guides/resume.md": "needs Lightning or Accelerate",
+    "docs/internals/promises.md": "a fragment of a user's test file",
+}
+
+#: Sentences that readers stumbled on. They are gone and stay gone.
+STUMBLING = (
+    "whose they are",
+    "the face of it all",
+    "count as as many as",
+    "who copies on a stream of their own",
+    "start in mid-window",
+    "0 = for ever",
+    "as long as torch's store waits",
+    "hangs or leaves alone",
+    "at its own step",
+    "medians of ten orders",
+    "28 and 28",
+)
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks_of(page):
+    """The page's blocks: language, code, and the output that follows."""
+    return FENCE.findall(page.read_text())
+
+
+PROGRAMS = [
+    pytest.param(code, output, id=f"{name_of(page)}-{number}")
+    for page in PAGES
+    for number, (code, output) in enumerate((code, out) for kind, code, out in blocks_of(page) if kind == "python")
+]
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """Runs a program: what it prints."""
+    command = [sys.executable, ROOT / "tests" / "run_programs.py"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+
+        def run(code, folder):
+            files = [folder / name for name in ("program.py", "output", "errors")]
+            files[0].write_text(code, encoding="utf-8")
+            print(*files, sep="\t", file=process.stdin, flush=True)
+            status = process.stdout.readline().strip()
+            assert status == "0", f"status {status}: {files[2].read_text()}"
+            return files[1].read_text(encoding="utf-8")
+
+        yield run
+        process.stdin.close()
+
+
+@pytest.mark.parametrize(("code", "output"), PROGRAMS)
+def test_a_block_prints_what_follows_it(code, output, programs, tmp_path):
+    assert programs(code, tmp_path) == output
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_is_of_a_known_kind(page):
+    kinds = {kind for kind, _, _ in blocks_of(page)}
+    assert kinds <= {"python", "py", "text", "sh", "bash"}
+    if "py" in kinds:
+        assert name_of(page) in CANNOT_RUN
+
+
+def test_reasons_are_for_pages_that_need_them():
+    assert {name for name in CANNOT_RUN if "py" in {kind for kind, _, _ in blocks_of(ROOT / name)}} == set(CANNOT_RUN)
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_bytes()) <= 8192
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_files_lead_somewhere(page):
+    text = FENCE.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith(("http://", "https://", "#")):
+            assert (page.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_sentence_that_readers_stumbled_on(page):
+    text = " ".join(page.read_text().lower().split())
+    assert [sentence for sentence in STUMBLING if sentence in text] == []
+
+
+@pytest.mark.parametrize("folder", ["examples", "benchmarks"])
+def test_the_table_of_a_folder_names_all_of_its_programs(folder):
+    text = (ROOT / folder / "README.md").read_text()
+    missing = [file.name for file in (ROOT / folder).glob("*.py") if f"`{file.name}`" not in text]
+    assert missing == []
+
+
+def test_drawings_are_what_the_loader_does(tmp_path):
+    subprocess.run([sys.executable, DOCS / "draw.py", tmp_path], check=True)
+    drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert len(drawn) >= 5
+    assert drawn == {file.name: file.read_text() for file in (DOCS / "drawings").iterdir()}
+
+
+def test_the_site_is_built_without_complaint_and_needs_no_network(tmp_path):
+    pytest.importorskip("mkdocs", reason="install the extra docs")
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = [page.read_text() for page in tmp_path.rglob("*.html")]
+    assert len(pages) > 30
+    loaded = re.compile(
+        r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?(?:https?:)?//|<link[^>]*href=["']?(?:https?:)?//"""
+    )
+    assert not any(loaded.search(page) for page in pages)
