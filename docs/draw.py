@@ -138,7 +138,7 @@ def logical_time() -> Drawing:
     drawing.text(16, 26, "Two lanes run out of data in step 5. Lane 1's worker is the faster one.", bold=True)
     drawing.arrow(110, 236, 616, 236)
     drawing.text(614, 256, "clock", anchor="end", colour=SOFT)
-    for y, worker, begin, asks, gets, letter in ((70, 0, 110, 400, 424, "d"), (150, 1, 110, 220, 440, "e")):
+    for y, worker, begin, asks, gets, letter in ((70, 0, 110, 400, 424, "d"), (150, 1, 110, 236, 440, "e")):
         drawing.text(16, y + 18, f"lane {worker}", bold=True)
         drawing.text(16, y + 34, f"worker {worker}", size=11, colour=SOFT)
         drawing.box(begin, y, asks - begin, CELL, COLOURS[worker])
@@ -180,9 +180,7 @@ def resume() -> Drawing:
 def ranks() -> Drawing:
     """Groups, and who hosts them."""
     drawing = Drawing(640, 300, "Groups are dealt to ranks; a global batch does not depend on who hosts them")
-    drawing.text(
-        16, 26, "The epoch's order is dealt to groups. A group has lanes and a schedule of its own.", bold=True
-    )
+    drawing.text(16, 26, "The epoch's order is dealt to groups, each with lanes of its own.", bold=True)
     for group in range(4):
         x = 110 + 130 * group
         drawing.box(x, 44, 122, 34, COLOURS[group])
