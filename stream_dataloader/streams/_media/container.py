@@ -5,6 +5,7 @@ Guarantee: a file that is no media file, is cut, or lacks the stream asked for i
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from typing import Any, Literal
 
