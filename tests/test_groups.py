@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 from cases import Case, cells, check_fields, key
-from hypothesis import assume, given, settings
+from helpers import random_cases
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from rank_processes import EXAMPLES, loader_of, shared_cases, world_sizes
 from serial_model import serial_batches
@@ -46,7 +47,7 @@ def alone(case, known, group, total):
     return [[[cell and (sources[cell[0]], *cell[1:]) for cell in lane] for lane in batch] for batch in batches], sources
 
 
-@settings(max_examples=EXAMPLES)
+@random_cases(EXAMPLES)
 @given(shared_cases(), st.data())
 @pytest.mark.filterwarnings("ignore:ranks cannot agree")
 def test_a_group_reads_what_it_would_alone_whoever_hosts_it(drawn, data):
@@ -81,14 +82,14 @@ def test_a_group_reads_what_it_would_alone_whoever_hosts_it(drawn, data):
                     assert not any(cell and cell[2] for lane in batch[rows] for cell in lane)
 
 
-@settings(max_examples=25)
+@random_cases(25)
 @given(shared_cases(), st.integers(1, 3))
 def test_workers_make_no_difference_to_groups(drawn, workers):
     expected = [key(batch) for batch in loader_of(*drawn)]
     assert [key(batch) for batch in loader_of(*drawn, workers)] == expected
 
 
-@settings(max_examples=EXAMPLES)
+@random_cases(EXAMPLES)
 @given(shared_cases(), st.data())
 @pytest.mark.filterwarnings("ignore:ranks cannot agree")
 def test_groups_resume_on_any_number_of_ranks(drawn, data):
@@ -125,7 +126,7 @@ def test_groups_resume_on_any_number_of_ranks(drawn, data):
                 assert field == [cells_of[rows] for cells_of in all_lanes]
 
 
-@settings(max_examples=EXAMPLES)
+@random_cases(EXAMPLES)
 @given(shared_cases(known=True))
 def test_the_number_of_steps_is_that_of_the_longest_group_on_every_rank(drawn):
     _, total, _ = drawn

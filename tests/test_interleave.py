@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from cases import cells, check_fields, key
-from hypothesis import assume, given, settings
+from helpers import random_cases
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from serial_model import serial_batches
 
@@ -179,7 +180,7 @@ def mixtures(modes=("zeros", "data", "drop"), exhausted=("drop", "repeat")):
 # The order of sources
 
 
-@settings(max_examples=300)
+@random_cases(300)
 @given(mixtures())
 def test_every_source_comes_once_or_at_its_share(mixture):
     dataset = mixture.dataset()
@@ -242,7 +243,7 @@ def check_batches(mixture, dataset, batches):
         assert [dataset.locate(source)[0] for source in sources] == numbers
 
 
-@settings(max_examples=1500)
+@random_cases(1500)
 @given(mixtures())
 def test_batches_in_process_are_those_of_the_serial_model(mixture):
     dataset = mixture.dataset()
@@ -258,7 +259,7 @@ def test_batches_in_process_are_those_of_the_serial_model(mixture):
         assert read == {(s, p): n for s, n in drawn.items() for p in range(mixture.lengths[s])}
 
 
-@settings(max_examples=60)
+@random_cases(60)
 @given(mixtures(), st.integers(2, 4))
 @pytest.mark.filterwarnings("ignore:num_workers is")
 def test_batches_do_not_depend_on_workers(mixture, workers):
@@ -267,7 +268,7 @@ def test_batches_do_not_depend_on_workers(mixture, workers):
     assert runs[:2] == runs[2:]
 
 
-@settings(max_examples=300)
+@random_cases(300)
 @given(mixtures(modes=("cycle",)), st.integers(1, 12))
 def test_cycle_never_ends(mixture, steps):
     assume(any(mixture.lengths))
@@ -378,7 +379,7 @@ def test_without_determinism_every_draw_still_comes_once(workers):
 # Lengths
 
 
-@settings(max_examples=300)
+@random_cases(300)
 @given(mixtures())
 def test_known_lengths_make_len_exact(mixture):
     loader = StreamDataLoader(mixture.dataset(known=True))
@@ -401,7 +402,7 @@ def test_lengths_of_some_are_held_to_and_make_no_len():
 # Resume
 
 
-@settings(max_examples=300)
+@random_cases(300)
 @given(mixtures(), st.integers(0, 12), st.integers(0, 1))
 @pytest.mark.filterwarnings("ignore:num_workers is")
 def test_any_state_resumes(mixture, taken, epoch):

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers import random_cases
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader._schedule.mix import DrawOrder, Mix
@@ -33,7 +34,7 @@ def mix_of(sizes, weights, exhausted="drop"):
 sizes_of = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 
 
-@settings(max_examples=500)
+@random_cases(500)
 @given(sizes_of, st.data(), st.sampled_from(["drop", "repeat"]))
 def test_even_draws_are_those_of_the_model(sizes, data, exhausted):
     weights = data.draw(st.lists(st.floats(0.1, 10) | st.integers(1, 4), min_size=len(sizes), max_size=len(sizes)))
@@ -78,7 +79,7 @@ def checked_draws(sizes, weights, exhausted, seed, count, endless=False):
     return lists
 
 
-@settings(max_examples=200)
+@random_cases(200)
 @given(sizes_of, st.data(), st.integers(0, 1 << 40) | st.none(), st.sampled_from(["drop", "repeat", "endless"]))
 def test_each_list_has_its_share_of_any_stretch_of_draws(sizes, data, seed, exhausted):
     weights = data.draw(st.lists(st.floats(0.1, 10), min_size=len(sizes), max_size=len(sizes)))

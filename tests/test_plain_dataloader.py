@@ -7,7 +7,8 @@ import traceback
 import pytest
 import torch
 from cases import Case, cases, key
-from hypothesis import given, settings
+from helpers import random_cases
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -42,7 +43,7 @@ def check_parts(parts, batches, workers):
     assert count == len(read)
 
 
-@settings(max_examples=60)
+@random_cases(60)
 @given(cases(max_streams=12, max_length=8, max_lanes=5), st.integers(0, 4), st.integers(1, 3))
 def test_parts_are_those_of_the_batches(case, workers, prefetch_factor):
     batches = list(StreamDataLoader(case.dataset()))

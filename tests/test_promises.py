@@ -6,7 +6,8 @@ import multiprocessing
 
 import pytest
 from cases import Case, cases, cells, check_fields, key
-from hypothesis import given, settings
+from helpers import random_cases
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader
@@ -32,7 +33,7 @@ def check_promises(case, batches):
     assert all(batch.mask.any() for batch in batches)
 
 
-@settings(max_examples=10_000)
+@random_cases(10_000)
 @given(cases(max_streams=14, max_length=7, max_lanes=5))
 def test_batches_in_process_are_those_of_the_serial_model(case):
     dataset = case.dataset()
@@ -43,7 +44,7 @@ def test_batches_in_process_are_those_of_the_serial_model(case):
     check_promises(case, batches)
 
 
-@settings(max_examples=200)
+@random_cases(200)
 @given(cases(), st.integers(0, 5), st.integers(1, 4), st.booleans())
 @pytest.mark.filterwarnings("ignore:num_workers is")
 def test_workers_give_the_batches_of_the_serial_model(case, num_workers, prefetch_factor, jitter):
@@ -75,7 +76,7 @@ def test_every_field_is_the_same_for_any_start_method(method):
     assert [key(batch) for batch in StreamDataLoader(case.dataset(), 2, multiprocessing_context=method)] == expected
 
 
-@settings(max_examples=500)
+@random_cases(500)
 @given(cases(modes=("cycle",)), st.integers(1, 12))
 def test_cycle_is_an_epoch_a_pass_and_never_ends(case, steps):
     case.lengths[0] = max(1, case.lengths[0])

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpointing
 from cases import Case, key
-from hypothesis import given, settings
+from helpers import random_cases
+from hypothesis import given
 from hypothesis import strategies as st
 from rank_processes import EXAMPLES, RankProcesses, loader_of, read, shared_cases, side_by_side, world_sizes
 from torch.distributed.device_mesh import init_device_mesh
@@ -33,7 +34,7 @@ def ranks():
     processes.close()
 
 
-@settings(max_examples=EXAMPLES)
+@random_cases(EXAMPLES)
 @given(shared_cases(), st.data())
 def test_the_union_of_all_ranks_is_the_batch_of_one(ranks, drawn, data):
     _, groups, _ = drawn
@@ -45,7 +46,7 @@ def test_the_union_of_all_ranks_is_the_batch_of_one(ranks, drawn, data):
     assert [side_by_side(step) for step in zip(*batches, strict=True)] == whole
 
 
-@settings(max_examples=EXAMPLES)
+@random_cases(EXAMPLES)
 @given(shared_cases(), st.data())
 def test_any_number_of_ranks_goes_on_with_the_same_batches(ranks, drawn, data):
     _, groups, _ = drawn

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from cases import Case, Counting, cases, key
-from hypothesis import given, settings
+from helpers import random_cases
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDataset, get_stream_info
@@ -29,7 +30,7 @@ def resumed(loader, taken, other):
     return head + [key(batch) for batch in other]
 
 
-@settings(max_examples=1000)
+@random_cases(1000)
 @given(cases(max_streams=14, max_length=7, max_lanes=5), st.integers(0, 12))
 def test_any_state_resumes_in_process(case, taken):
     expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
@@ -38,7 +39,7 @@ def test_any_state_resumes_in_process(case, taken):
     assert resumed(StreamDataLoader(case.dataset()), taken, StreamDataLoader(other)) == expected
 
 
-@settings(max_examples=150)
+@random_cases(150)
 @given(cases(), st.integers(0, 12), st.integers(0, 5), st.integers(0, 5), st.integers(1, 3), st.booleans())
 @pytest.mark.filterwarnings("ignore:num_workers is")
 def test_any_state_resumes_with_other_workers(case, taken, before, after, prefetch, queue):
@@ -49,7 +50,7 @@ def test_any_state_resumes_with_other_workers(case, taken, before, after, prefet
     assert resumed(loader, taken, other) == expected
 
 
-@settings(max_examples=300)
+@random_cases(300)
 @given(cases(modes=("cycle",)), st.integers(0, 8))
 def test_endless_epochs_resume(case, taken):
     case.lengths[0] = max(1, case.lengths[0])

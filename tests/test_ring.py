@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cases import key
+from helpers import random_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -127,7 +128,7 @@ class Holding(RuleBasedStateMachine):
         gc.collect()
 
 
-Holding.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+Holding.TestCase.settings = settings(random_cases(40), stateful_step_count=30)
 TestHolding = Holding.TestCase
 
 
@@ -257,7 +258,7 @@ class Varied:
 
 
 @pytest.mark.parametrize("collate", [True, False])
-@settings(max_examples=60)
+@random_cases(60)
 @given(
     seed=st.integers(0, 1000),
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8),

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from cases import Case, cases
-from hypothesis import given, settings
+from helpers import random_cases
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset, split_batch_size
@@ -21,7 +22,7 @@ def test_lanes_are_split_evenly_and_in_order(batch_size, num_workers):
     assert lanes == list(range(batch_size))
 
 
-@settings(max_examples=500)
+@random_cases(500)
 @given(cases())
 def test_known_lengths_make_len_exact(case):
     loader = StreamDataLoader(case.dataset(lengths=case.lengths))
@@ -29,7 +30,7 @@ def test_known_lengths_make_len_exact(case):
         assert len(loader) == len(list(loader))
 
 
-@settings(max_examples=200)
+@random_cases(200)
 @given(cases(), st.sampled_from(["longest_first", "balanced"]))
 def test_known_lengths_make_len_exact_in_other_schedules(case, schedule):
     dataset = case.dataset(lengths=case.lengths, schedule=schedule)

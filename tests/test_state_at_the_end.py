@@ -2,7 +2,8 @@
 
 import pytest
 from cases import cases, key
-from hypothesis import given, settings
+from helpers import random_cases
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -49,7 +50,7 @@ def test_a_step_that_was_not_read_is_not_known():
         loader.state_dict(1)
 
 
-@settings(max_examples=60)
+@random_cases(60)
 @given(cases(max_streams=8, max_length=6, max_lanes=4), st.booleans())
 def test_behind_the_last_of_n_known_batches_the_state_is_the_next_epochs_beginning(case, groups):
     dataset = StreamDataset(

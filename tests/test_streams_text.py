@@ -11,7 +11,8 @@ import sys
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from helpers import random_cases
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -699,7 +700,7 @@ def test_packages_that_are_missing_are_named(path, monkeypatch):
             TextStream()(path(b"abc", "a.zst"))
 
 
-@settings(max_examples=30)
+@random_cases(30)
 @given(st.binary(min_size=1, max_size=80), blocks, st.lists(st.integers(0, 80)))
 def test_bytes_are_as_they_are(tmp_path_factory, data, block, cuts):
     path = tmp_path_factory.getbasetemp() / "bytes.txt"

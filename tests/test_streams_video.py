@@ -13,7 +13,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import random_cases
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
@@ -128,7 +129,7 @@ def shown_at(times, fps, first=0, stop=None, step=1):
     return found
 
 
-@settings(max_examples=20)
+@random_cases(20)
 @given(
     gaps=st.lists(st.integers(1, 900), min_size=20, max_size=20),
     fps=st.sampled_from([1, 3.5, Fraction(30000, 1001), 8, 60]),
