@@ -171,6 +171,7 @@ class SlowLink:
             end.close()
 
     def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
         self._listener.close()
 
 
