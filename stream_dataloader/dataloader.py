@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 
+from stream_dataloader import _options as options
 from stream_dataloader._device import OneAhead, device_of, moved, pinned
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._ranks.agreement import OwnSteps, Steps
 from stream_dataloader._ranks.ranks import Ranks, names_of
 from stream_dataloader._reading.deferred import Deferred
-from stream_dataloader._schedule import options
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.step_count import count_steps

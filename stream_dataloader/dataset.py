@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from stream_dataloader import _options as options
 from stream_dataloader._assembly.slots import Ring
 from stream_dataloader._assembly.writer import SlotWriter
 from stream_dataloader._items.fill import check_fill
@@ -27,7 +28,6 @@ from stream_dataloader._reading.opener import declares_early
 from stream_dataloader._reading.reader import NO_RECOVERY, PartReader, PlainParts, Recovery, Setup, plain_session
 from stream_dataloader._reading.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
 from stream_dataloader._reading.sources import is_safe_anywhere, sources_of
-from stream_dataloader._schedule import options
 from stream_dataloader._schedule.rules import IntArray, Rules, lanes_of_worker, split_batch_size
 from stream_dataloader._schedule.step_count import steps_of_groups
 from stream_dataloader._state.progress import Snapshot

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
+from stream_dataloader import _options as options
 from stream_dataloader._reading.fingerprint import fingerprint_of
 from stream_dataloader._reading.sources import JoinedSources
-from stream_dataloader._schedule import options
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader.dataset import StreamDataset

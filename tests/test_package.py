@@ -19,6 +19,7 @@ ROOMS = [
     "stream_info",
     "_memory",
     "_schedule",
+    "_options",
     "_state",
     "_items",
     "batch",

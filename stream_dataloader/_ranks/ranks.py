@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from stream_dataloader import _options as options
 from stream_dataloader._ranks.agreement import AgreedSteps, CountedSteps, OwnSteps, Steps
 from stream_dataloader._ranks.meeting import counted_name
 from stream_dataloader._ranks.place import Place, default_store, find_place, is_started, patience_of
 from stream_dataloader._ranks.rendezvous import Session
-from stream_dataloader._schedule import options
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._state.plain import Loaded, Names, from_plain, groups_of
