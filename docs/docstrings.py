@@ -18,5 +18,7 @@ class Examples(Extension):
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Change one docstring."""
         if obj.docstring is not None:
-            text = re.sub(r"^(\s*)Example:(:?)$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
+            text = re.sub(
+                r"^(\s*)Example:(:?)$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE
+            )
             obj.docstring.value = re.sub(r"^\s*::\n", "", text, flags=re.MULTILINE)

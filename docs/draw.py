@@ -43,26 +43,43 @@ class Drawing:
             f"{escape(words)}</text>"
         )
 
-    def box(self, x: float, y: float, width: float, height: float, fill: str, *, stroke: str = "#ffffff") -> None:
+    def box(
+        self, x: float, y: float, width: float, height: float, fill: str, *, stroke: str = "#ffffff"
+    ) -> None:
         """A box with round corners."""
         self._parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" fill="{fill}" stroke="{stroke}"/>'
         )
 
-    def line(self, points: list[tuple[float, float]], colour: str = SOFT, *, dashed: bool = False) -> None:
+    def line(
+        self, points: list[tuple[float, float]], colour: str = SOFT, *, dashed: bool = False
+    ) -> None:
         """A line through points."""
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
         dash = ' stroke-dasharray="4 4"' if dashed else ""
-        self._parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dash}/>')
+        self._parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dash}/>'
+        )
 
-    def arrow(self, x: float, y: float, to_x: float, to_y: float, colour: str = SOFT, *, dashed: bool = False) -> None:
+    def arrow(
+        self,
+        x: float,
+        y: float,
+        to_x: float,
+        to_y: float,
+        colour: str = SOFT,
+        *,
+        dashed: bool = False,
+    ) -> None:
         """A line with a head, which points to the right or downwards."""
         self.line([(x, y), (to_x, to_y)], colour, dashed=dashed)
         head = [(-5, -3), (-5, 3)] if to_x > x else [(-3, -5), (3, -5)]
         points = " ".join(f"{to_x + dx:g},{to_y + dy:g}" for dx, dy in [(0, 0), *head])
         self._parts.append(f'<polygon points="{points}" fill="{colour}"/>')
 
-    def cell(self, x: float, y: float, letter: str, *, again: bool = False, start: bool = False) -> None:
+    def cell(
+        self, x: float, y: float, letter: str, *, again: bool = False, start: bool = False
+    ) -> None:
         """A time step: the stream it is of, hatched if it is not in the mask, with a bar where the stream starts."""
         fill = COLOURS[(ord(letter) - ord("a")) % len(COLOURS)] if letter else EMPTY
         self.box(x, y, CELL, CELL, fill)
@@ -80,7 +97,9 @@ class Drawing:
 def batches(count: int, **options: Any) -> list[Any]:
     """The first batches of the six streams on two lanes."""
     letters = list(LENGTHS)
-    dataset = StreamDataset(letters, lambda letter: range(LENGTHS[letter]), 2, time_steps=4, lookahead=0, **options)
+    dataset = StreamDataset(
+        letters, lambda letter: range(LENGTHS[letter]), 2, time_steps=4, lookahead=0, **options
+    )
     return list(islice(StreamDataLoader(dataset), count))
 
 
@@ -90,13 +109,20 @@ def draw_batches(drawing: Drawing, x: float, y: float, delivered: list[Any]) -> 
         drawing.text(x, y + lane * (CELL + 4) + 18, f"lane {lane}", colour=SOFT)
     x += 52
     for batch in delivered:
-        drawing.text(x + 2 * CELL, y - 7, f"batch {batch.step}", anchor="middle", size=11, colour=SOFT)
+        drawing.text(
+            x + 2 * CELL, y - 7, f"batch {batch.step}", anchor="middle", size=11, colour=SOFT
+        )
         for lane in range(2):
             for t in range(4):
                 source, real = int(batch.source[t, lane]), bool(batch.mask[t, lane])
                 letter = "" if source < 0 else list(LENGTHS)[source]
                 place = x + t * CELL, y + lane * (CELL + 4)
-                drawing.cell(*place, letter, again=source >= 0 and not real, start=bool(batch.is_start[t, lane]))
+                drawing.cell(
+                    *place,
+                    letter,
+                    again=source >= 0 and not real,
+                    start=bool(batch.is_start[t, lane]),
+                )
         x += 4 * CELL + 14
     return x
 
@@ -134,11 +160,18 @@ def padding() -> Drawing:
 
 def logical_time() -> Drawing:
     """A fast worker waits until no earlier position can still take a source."""
-    drawing = Drawing(640, 270, "Sources are granted in the order of (step, lane), not of the clock")
-    drawing.text(16, 26, "Two lanes run out of data in step 5. Lane 1's worker is the faster one.", bold=True)
+    drawing = Drawing(
+        640, 270, "Sources are granted in the order of (step, lane), not of the clock"
+    )
+    drawing.text(
+        16, 26, "Two lanes run out of data in step 5. Lane 1's worker is the faster one.", bold=True
+    )
     drawing.arrow(110, 236, 616, 236)
     drawing.text(614, 256, "clock", anchor="end", colour=SOFT)
-    for y, worker, begin, asks, gets, letter in ((70, 0, 110, 400, 424, "d"), (150, 1, 110, 236, 440, "e")):
+    for y, worker, begin, asks, gets, letter in (
+        (70, 0, 110, 400, 424, "d"),
+        (150, 1, 110, 236, 440, "e"),
+    ):
         drawing.text(16, y + 18, f"lane {worker}", bold=True)
         drawing.text(16, y + 34, f"worker {worker}", size=11, colour=SOFT)
         drawing.box(begin, y, asks - begin, CELL, COLOURS[worker])
@@ -147,10 +180,21 @@ def logical_time() -> Drawing:
         drawing.line([(asks, y - 4), (asks, y + CELL + 4)], INK)
         if gets - asks > 2 * CELL:
             drawing.line([(asks, y + CELL / 2), (gets, y + CELL / 2)], dashed=True)
-            drawing.text((asks + gets) / 2, y + CELL + 14, "waits: (5, 0) may still ask", anchor="middle", size=11)
+            drawing.text(
+                (asks + gets) / 2,
+                y + CELL + 14,
+                "waits: (5, 0) may still ask",
+                anchor="middle",
+                size=11,
+            )
         drawing.box(gets, y, 160, CELL, COLOURS[ord(letter) - ord("a")])
         drawing.text(gets + 80, y + 18, f"reads source {letter}", anchor="middle")
-    drawing.text(110, 218, "The n-th ticket in logical time gets the n-th source: the same in every run.", colour=SOFT)
+    drawing.text(
+        110,
+        218,
+        "The n-th ticket in logical time gets the n-th source: the same in every run.",
+        colour=SOFT,
+    )
     return drawing
 
 
@@ -173,18 +217,30 @@ def resume() -> Drawing:
     drawing.text(340, 126, "state_dict()", anchor="end", bold=True)
     drawing.arrow(348, 112, 348, 160, INK)
     drawing.text(340, 190, "load_state_dict(state)", anchor="end", bold=True)
-    drawing.text(352, 224, "Bit for bit the batches of a run without a break.", size=12, colour=SOFT)
+    drawing.text(
+        352, 224, "Bit for bit the batches of a run without a break.", size=12, colour=SOFT
+    )
     return drawing
 
 
 def ranks() -> Drawing:
     """Groups, and who hosts them."""
-    drawing = Drawing(640, 300, "Groups are dealt to ranks; a global batch does not depend on who hosts them")
-    drawing.text(16, 26, "The epoch's order is dealt to groups, each with lanes of its own.", bold=True)
+    drawing = Drawing(
+        640, 300, "Groups are dealt to ranks; a global batch does not depend on who hosts them"
+    )
+    drawing.text(
+        16, 26, "The epoch's order is dealt to groups, each with lanes of its own.", bold=True
+    )
     for group in range(4):
         x = 110 + 130 * group
         drawing.box(x, 44, 122, 34, COLOURS[group])
-        drawing.text(x + 61, 66, f"group {group}: lanes {2 * group}, {2 * group + 1}", anchor="middle", size=12)
+        drawing.text(
+            x + 61,
+            66,
+            f"group {group}: lanes {2 * group}, {2 * group + 1}",
+            anchor="middle",
+            size=12,
+        )
     for row, hosts in enumerate((4, 2, 1)):
         y = 108 + 58 * row
         drawing.text(16, y + 24, f"{hosts} rank{'s' if hosts > 1 else ''}", bold=True)
@@ -195,7 +251,12 @@ def ranks() -> Drawing:
             held = ", ".join(str(group) for group in range(rank * width, rank * width + width))
             words = f"rank {rank}: group{'s' if width > 1 else ''} {held}"
             drawing.text(x + 65 * width - 4, y + 24, words, anchor="middle", size=12)
-    drawing.text(110, 288, "Each row gives the same global batches, also after a change in mid-epoch.", colour=SOFT)
+    drawing.text(
+        110,
+        288,
+        "Each row gives the same global batches, also after a change in mid-epoch.",
+        colour=SOFT,
+    )
     return drawing
 
 
