@@ -1,5 +1,6 @@
 """The code on the pages runs and prints what the pages say; links lead somewhere; the site is built without network."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from stream_dataloader import StreamDataLoader, StreamDataset, errors
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -115,6 +118,24 @@ def test_the_table_of_a_folder_names_all_of_its_programs(folder):
     text = (ROOT / folder / "README.md").read_text()
     missing = [file.name for file in (ROOT / folder).glob("*.py") if f"`{file.name}`" not in text]
     assert missing == []
+
+
+def test_the_page_of_promises_names_tests_that_are_there():
+    named = set(re.findall(r"`(test_\w+\.py)`", (DOCS / "internals" / "promises.md").read_text()))
+    assert named
+    assert named <= {file.name for file in (ROOT / "tests").rglob("test_*.py")}
+
+
+@pytest.mark.parametrize("face", [StreamDataset, StreamDataLoader])
+def test_the_page_of_options_has_all_of_them(face):
+    rows = [line for line in (DOCS / "reference" / "options.md").read_text().splitlines() if line.startswith("| `")]
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
+    assert set(inspect.signature(face).parameters) <= told
+
+
+def test_the_page_of_errors_has_all_of_them():
+    text = (DOCS / "reference" / "errors.md").read_text()
+    assert [name for name in errors.__all__ if f"`{name}`" not in text] == []
 
 
 def test_drawings_are_what_the_loader_does(tmp_path):
