@@ -93,7 +93,7 @@ class OneAhead:
         self._hold(not failed, failed)
         current = self._backend.current_stream(self._device)
         current.wait_event(copied)
-        map_leaves(on_device, lambda leaf: leaf.record_stream(current) if isinstance(leaf, torch.Tensor) else None)
+        map_leaves(on_device, lambda leaf: _used_on(leaf, current))
         copied.synchronize()  # begun one batch ago: only then may workers write to the slot again
         del in_host
         return on_device
@@ -108,3 +108,10 @@ class OneAhead:
             copied = self._backend.Event()
             copied.record(self._stream)
         return on_device, in_host, copied
+
+
+def _used_on(leaf: Any, stream: Any) -> Any:
+    """The leaf, whose memory is not handed out again before what `stream` does with it is done."""
+    if isinstance(leaf, torch.Tensor):
+        leaf.record_stream(stream)
+    return leaf
