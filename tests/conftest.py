@@ -70,7 +70,7 @@ def _no_leaks(_helpers_running):
     gc.collect()
     threads, fds = set(threading.enumerate()), descriptors()
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(left := leaks(threads, fds)) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)

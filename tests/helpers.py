@@ -4,6 +4,11 @@ import os
 
 from hypothesis import settings
 
+#: Seconds that no test may take: for what is stuck, and must not be waited for. A test that does is ended as a hang.
+FOREVER = 100_000
+#: Seconds after which something hangs, on any machine.
+PATIENCE = 600
+
 #: Run slow tests, and random cases in full number; set by `--full`, see conftest.
 FULL = os.environ.get("STREAM_DATALOADER_FULL") == "1"
 

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 from cases import Case, key
+from helpers import PATIENCE
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader
@@ -67,10 +68,10 @@ class RankProcesses:
             self.pipes.append(ours)
             theirs.close()
         for pipe in self.pipes:
-            assert pipe.poll(120)
+            assert pipe.poll(PATIENCE)
             pipe.recv()
 
-    def run(self, world_size, function, *args, patience=120, failing=False):
+    def run(self, world_size, function, *args, patience=PATIENCE, failing=False):
         """What `function(rank, *args)` returns on each of the first ranks, or a `Failed` if that is expected."""
         for pipe in self.pipes[:world_size]:
             pipe.send((function, args))  # by name: it is imported there
@@ -90,7 +91,7 @@ class RankProcesses:
                 pipe.send(None)
         for process in self.processes:
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -137,7 +138,9 @@ def loader_of(case, groups, known, workers=0, *, world_size=1, **options):
 
 def read(rank, world_size, drawn, workers, state=None, most=None):
     """A rank's batches, from a state on, at most some; and the state after them."""
-    loader = loader_of(*drawn, workers[rank], world_size=world_size, process_group=_groups[world_size], timeout=60)
+    loader = loader_of(
+        *drawn, workers[rank], world_size=world_size, process_group=_groups[world_size], timeout=PATIENCE
+    )
     if state is not None:
         loader.load_state_dict(state)
     batches = [key(batch) for batch in itertools.islice(loader, most)]

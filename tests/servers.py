@@ -106,8 +106,7 @@ class CameraServer(socketserver.ThreadingTCPServer):
         self.thread.join()
         self.drop()
         self.server_close()
-        deadline = time.monotonic() + 5
-        while self.connections and time.monotonic() < deadline:
+        while self.connections:
             time.sleep(0.005)
 
 

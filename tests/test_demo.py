@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import tqdm
+from helpers import PATIENCE
 
 from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
 from stream_dataloader.cli import demo
@@ -34,7 +35,7 @@ def run_demo(cache, output, *arguments, **environment):
         capture_output=True,
         encoding="utf-8",
         env=os.environ | {"XDG_CACHE_HOME": str(cache)} | environment,
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 
@@ -236,7 +237,7 @@ def test_options_are_checked(arguments, capsys):
 
 def test_importing_the_package_loads_no_video_library():
     code = "import sys, stream_dataloader, stream_dataloader.cli; assert not {'av', 'cv2'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 
 def open_picture(length):

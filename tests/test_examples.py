@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE
 
 # warnings are errors, but for those that pyproject.toml lets pass
 STRICT = ["error", "ignore:This DataLoader will create:UserWarning", "ignore:This process:DeprecationWarning"]
@@ -22,7 +23,7 @@ def run(name, *arguments, cache="/nowhere"):
         capture_output=True,
         encoding="utf-8",
         env=os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONUTF8": "1"},
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

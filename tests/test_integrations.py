@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import key
+from helpers import PATIENCE
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 
@@ -109,7 +110,7 @@ def on_two_ranks(script, folder, *arguments):
     subprocess.run(
         [*command, TRAINERS / script, folder / "seen", *map(str, arguments)],
         check=True,
-        timeout=240,
+        timeout=PATIENCE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         cwd=folder,
         capture_output=True,
@@ -159,7 +160,7 @@ def test_accelerate_with_two_processes_shards_nothing_again(tmp_path):
 def test_ray_train_goes_on_after_a_failure():
     pytest.importorskip("ray.train")
     result = subprocess.run(
-        [sys.executable, EXAMPLES / "ray_train.py"], capture_output=True, text=True, check=True, timeout=240
+        [sys.executable, EXAMPLES / "ray_train.py"], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     lines = re.findall(r"epoch (\d), rank (\d): (\d+) batches, (\d+) items", result.stdout)
     assert sorted((epoch, rank) for epoch, rank, _, _ in lines) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from cases import Case, key
+from helpers import FOREVER, PATIENCE
 
 from stream_dataloader import StaleIteratorError, StreamDataLoader, StreamDataset, WorkerError, get_stream_info
 
@@ -254,23 +255,29 @@ def test_lambdas_and_local_functions_go_to_any_start_method(method):
 def test_a_timeout_is_an_error_and_not_a_hang():
     def stuck(n):
         yield 0
-        time.sleep(60)
+        time.sleep(FOREVER)
 
-    started = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"in time, within 1 s, at step 1: .*worker 0 is .*source 0 \(1\).*raise timeout="):
+    message = r"in time, within 1 s, at step 1: .*worker 0 is .*source 0 \(1\).*raise timeout="
+    with pytest.raises(TimeoutError, match=message):
         list(StreamDataLoader(StreamDataset([1, 2], stuck, 2, time_steps=1), 2, timeout=1))
-    assert time.monotonic() - started < 5
 
 
-def test_leaving_early_does_not_wait_for_each_stuck_worker_in_turn():
+def test_leaving_early_does_not_wait_for_each_stuck_worker_in_turn(monkeypatch):
+    monkeypatch.setattr("stream_dataloader._workers.processes._FAREWELL_SECONDS", 1)
+
     def stuck(n):
         yield n
-        time.sleep(60)
+        time.sleep(FOREVER)
 
-    started = time.monotonic()
-    for _ in StreamDataLoader(StreamDataset(range(4), stuck, 4, time_steps=1), 4):
-        break
-    assert time.monotonic() - started < 9  # torch's DataLoader: 5 seconds a worker
+    def seconds_to_leave(workers):
+        iterator = iter(StreamDataLoader(StreamDataset(range(4), stuck, 4, time_steps=1), workers))
+        next(iterator)
+        started = time.monotonic()
+        del iterator
+        gc.collect()
+        return time.monotonic() - started
+
+    assert seconds_to_leave(4) < 2.5 * seconds_to_leave(1)  # torch's DataLoader: 5 seconds a worker
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
@@ -293,7 +300,7 @@ def test_a_killed_worker_is_an_error_that_names_it(in_thread, method):
     if in_thread:
         thread = threading.Thread(target=run)
         thread.start()
-        thread.join(30)
+        thread.join()
     else:
         run()
     assert len(caught) == 1
@@ -320,14 +327,15 @@ INTERRUPTED = """
 
     def read(n):
         while True:
-            time.sleep(0.01 if len(sys.argv) < 2 else 30)
             yield n
+            time.sleep(0.01 if len(sys.argv) < 2 else 1000)
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
         loader = StreamDataLoader(StreamDataset([0, 1, 2], read, 3, time_steps=1), 2)
-        threading.Timer(2, os.killpg, (0, signal.SIGINT)).start()
         for batch in loader:
-            pass
+            if batch.step == 0:
+                threading.Timer(0.2, os.killpg, (0, signal.SIGINT)).start()
 """
 
 
@@ -340,7 +348,7 @@ def test_ctrl_c_ends_at_once_without_a_word_from_the_workers(stuck, tmp_path):
         capture_output=True,
         text=True,
         start_new_session=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode in (-signal.SIGINT, 130)
@@ -377,10 +385,8 @@ def test_workers_end_when_the_main_process_is_killed(method, tmp_path):
     with subprocess.Popen([sys.executable, script, method], stdout=subprocess.PIPE, text=True) as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(set(pids)) == 2
-    deadline = time.monotonic() + 10
-    while any(map(runs, pids)) and time.monotonic() < deadline:
+    while any(map(runs, pids)):
         time.sleep(0.05)
-    assert not any(map(runs, pids))
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -430,7 +436,7 @@ def test_processes_that_a_loader_was_sent_to_read_each_for_themselves(method):
     for process in processes:
         process.start()
     expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
-    assert [queue.get(timeout=60) for _ in processes] == [expected] * 2
+    assert [queue.get(timeout=PATIENCE) for _ in processes] == [expected] * 2
     for process in processes:
         process.join()
         process.close()
@@ -480,7 +486,7 @@ def test_a_program_ends_with_an_iterator_left_open(options):
         next(iterator)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], timeout=30, capture_output=True, text=True, check=False
+        [sys.executable, "-c", textwrap.dedent(code)], timeout=PATIENCE, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -10,11 +10,11 @@ import pytest
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # noqa: F401  # a process group that needs no network
 from cases import Case
+from helpers import PATIENCE
 from rank_processes import RankProcesses, free_port
 
 from stream_dataloader import RankError, StreamDataLoader
 
-pytestmark = pytest.mark.timeout(300)
 LENGTHS = [9, 4, 6, 3]
 
 
@@ -58,7 +58,7 @@ def steps_or_error(loader):
         return str(error)
 
 
-def loader_for(lengths=LENGTHS, known=False, timeout=60, **options):
+def loader_for(lengths=LENGTHS, known=False, timeout=PATIENCE, **options):
     dataset = Case(lengths, 1, 1, **options).dataset(**({"lengths": lengths} if known else {}))
     return StreamDataLoader(dataset, timeout=timeout)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers import PATIENCE
 
 import stream_dataloader
 
@@ -186,5 +187,5 @@ print([batch.step for batch in loader])
 
 def test_a_torch_without_distributed_will_do():
     command = [sys.executable, "-c", WITHOUT_DISTRIBUTED]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert told.stdout == "[1]\n", told.stderr

@@ -3,7 +3,6 @@
 import enum
 import multiprocessing
 import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import time
 
 import pytest
 from cases import Case, key
+from helpers import FOREVER, PATIENCE
 
 from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError, WorkerTimeoutError
 
@@ -25,7 +25,7 @@ def run(script, folder, *, stdin=None, **options):
     path.write_text(script)
     command = [sys.executable, path] if stdin is None else [sys.executable, "-i", "-q"]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=100, cwd=folder, check=False, **options
+        command, input=stdin, capture_output=True, text=True, timeout=PATIENCE, cwd=folder, check=False, **options
     )
 
 
@@ -146,7 +146,7 @@ def test_timeout_does_not_count_while_workers_start():
 def test_a_worker_that_does_not_start_is_named(monkeypatch):
     monkeypatch.setattr("stream_dataloader._workers.feed._LONGEST_START_SECONDS", 0)
     loader = StreamDataLoader(
-        StreamDataset([2], range, 1, time_steps=1), 1, timeout=1, worker_init_fn=lambda _: time.sleep(60)
+        StreamDataset([2], range, 1, time_steps=1), 1, timeout=1, worker_init_fn=lambda _: time.sleep(FOREVER)
     )
     with pytest.raises(
         WorkerTimeoutError, match=r"within 1 s, at step 0: worker 0 has not started \(imports, worker_init"
@@ -189,6 +189,7 @@ class Interrupting:
         return range(source)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
     dataset = StreamDataset(range(2), Interrupting(), 2, time_steps=1)
     list(StreamDataLoader(dataset, 2, multiprocessing_context="spawn"))
 """
@@ -223,7 +224,5 @@ if __name__ == "__main__":
 """
     done = run(script, tmp_path, env=os.environ | {"TMPDIR": str(temporary)})
     assert "pymp-" in done.stdout
-    deadline = time.monotonic() + 20
-    while (left := [path.name for path in pathlib.Path(temporary).iterdir()]) and time.monotonic() < deadline:
+    while any(temporary.iterdir()):
         time.sleep(0.1)
-    assert not left

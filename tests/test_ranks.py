@@ -16,15 +16,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpointing
 from cases import Case, key
-from helpers import random_cases
+from helpers import FOREVER, PATIENCE, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_processes import EXAMPLES, RankProcesses, loader_of, read, shared_cases, side_by_side, world_sizes
 from torch.distributed.device_mesh import init_device_mesh
 
 from stream_dataloader import StreamDataLoader, StreamDataset, merge_states
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +261,7 @@ def test_model_parallel_ranks_read_the_same(four, way):
 def read_sources(rank, lengths, **options):
     given = lengths[rank]
     dataset = StreamDataset([8] * 6, range, 1, seed=0, time_steps=4, lengths=given, on_error="skip", **options)
-    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[2], timeout=20)
+    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[2], timeout=PATIENCE)
     return [batch.source[batch.mask].tolist() for batch in loader]
 
 
@@ -294,7 +292,7 @@ def other_twin(rank, deterministic):
     """Processes 0 and 1 are rank 0, process 2 is rank 1; process 1 comes late, with another seed."""
     time.sleep(rank == 1)
     dataset = Case([3] * 4, seed=7 if rank == 1 and deterministic else 0).dataset(deterministic=deterministic)
-    loader = StreamDataLoader(dataset, rank=rank // 2, world_size=2, timeout=20)
+    loader = StreamDataLoader(dataset, rank=rank // 2, world_size=2, timeout=PATIENCE)
     return list(loader) and None
 
 
@@ -345,30 +343,24 @@ def test_many_epochs_leave_no_thread_connection_or_key_behind(ranks, most):
 
 
 def test_a_rank_that_does_not_come_is_named(four):
-    begin = time.monotonic()
     for failed in four.run(2, read_with, 3, same(3, lengths=[3, 4, 5, 5]), {"timeout": 2}, failing=True):
         assert failed.kind == "RankError"
         assert "rank 2 did not begin the epoch within 2 s: dead, stuck, out of reach" in failed.message
-    assert time.monotonic() - begin < 6
 
 
 def stumble(rank, world_size, way, known=False, mode="zeros"):
-    """One rank of several fails at its step 2; it is the only one with much to read. The others' error, and when."""
+    """One rank of several fails at its step 2; it is the only one with much to read. The others' error."""
     lengths = [3] * world_size + [40 if i == 1 else 0 for i in range(world_size)]
     case = Case(lengths, lanes=1, padding_mode=mode)
     dataset = case.dataset(**({"lengths": lengths} if known else {}))
     loader = StreamDataLoader(dataset, process_group=rank_processes._groups[world_size], timeout=3)
-    begin = time.monotonic()
-    try:
-        for batch in loader:
-            if rank == 1 and batch.step == 2:
-                if way == "killed":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                elif way == "stuck":
-                    time.sleep(12)
-                return "left"
-    finally:
-        stumble.seconds = time.monotonic() - begin
+    for batch in loader:
+        if rank == 1 and batch.step == 2:
+            if way == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif way == "stuck":
+                time.sleep(FOREVER)
+            return "left"
     return "ended"
 
 
@@ -376,15 +368,13 @@ def stumble(rank, world_size, way, known=False, mode="zeros"):
 def test_a_stuck_or_dead_rank_does_not_leave_others_hanging(way):
     processes = RankProcesses(3)
     try:
-        begin = time.monotonic()
         for pipe in processes.pipes:
             pipe.send((stumble, (3, way)))
         for rank in (0, 2):
-            assert processes.pipes[rank].poll(30)
+            assert processes.pipes[rank].poll(PATIENCE)
             _, (kind, message, _) = processes.pipes[rank].recv()
             assert kind == "RankError"
             assert re.match("rank 1 did not say if it has data for step [23] within 3 s", message)
-        assert time.monotonic() - begin < 9
     finally:
         processes.processes[1].kill()
         processes.close()
@@ -403,7 +393,7 @@ def test_the_end_of_the_rank_that_keeps_the_store_is_an_error():
     try:
         processes.pipes[0].send((die, ()))
         processes.pipes[1].send((wait_for_another, ()))
-        assert processes.pipes[1].poll(30)
+        assert processes.pipes[1].poll(PATIENCE)
         _, (kind, message, _) = processes.pipes[1].recv()
         assert kind == "RankError"
         assert "the store of torch.distributed, through which ranks agree, failed" in message
@@ -474,7 +464,7 @@ def train(rank, world_size, epochs, seed):
             on_error="skip" if rng.random() < 0.2 else "raise",
         )
         workers = int(rng.choice([0, 0, 0, 1, 2]))  # the same on all ranks is not needed, but these draws are shared
-        loader = StreamDataLoader(dataset, min(workers, dataset.batch_size), process_group=group, timeout=60)
+        loader = StreamDataLoader(dataset, min(workers, dataset.batch_size), process_group=group, timeout=PATIENCE)
         count = 0
         for batch in loader:
             output, _ = model(batch.data)
@@ -487,7 +477,7 @@ def train(rank, world_size, epochs, seed):
 
 def test_training_on_uneven_streams_never_hangs(ranks):
     epochs = EXAMPLES // 4
-    found = ranks.run(4, train, 4, epochs, 0, patience=60 + 2 * epochs)
+    found = ranks.run(4, train, 4, epochs, 0)
     assert found[0] == found[1] == found[2] == found[3]
     assert len(set(found[0])) > 3
 
@@ -498,7 +488,7 @@ def started_again(rank, method, times):
     steps = []
     for lengths in ([9, 40], [3, 2], [5, 30])[:times]:
         dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
-        loader = StreamDataLoader(Case(lengths, 1, 1).dataset(), timeout=20)
+        loader = StreamDataLoader(Case(lengths, 1, 1).dataset(), timeout=PATIENCE)
         steps.append(len(list(loader)))
         dist.barrier()
         dist.destroy_process_group()
@@ -519,7 +509,7 @@ def test_torch_distributed_may_be_started_again_and_with_a_file(tmp_path, kind, 
 
 
 def states_around_the_end(rank):
-    loader = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), timeout=20)
+    loader = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), timeout=PATIENCE)
     batches = list(itertools.islice(loader, 2))
     before = loader.state_dict()
     dist.destroy_process_group()

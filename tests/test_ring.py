@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cases import key
-from helpers import random_cases
+from helpers import PATIENCE, random_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -357,7 +357,7 @@ def test_dev_shm_may_be_as_small_as_it_likes(tmp_path):
     mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1M tmpfs /dev/shm && exec "$@"', "sh"]
     allowed = subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode == 0
     done = subprocess.run(
-        (mounted if allowed else []) + command, capture_output=True, text=True, timeout=200, check=False
+        (mounted if allowed else []) + command, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
     assert not allowed or int(done.stdout.split()[1]) <= 1 << 20

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from helpers import PATIENCE
 
 from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
 from stream_dataloader.streams.array.stream import ArrayStream
@@ -61,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
         server.requests.append((self.command, self.path))
         wrong = server.always or (server.plan.pop(0) if server.plan and self.command == "GET" else None)
         if wrong == "silent":
-            server.go_on.wait(30)
+            server.go_on.wait(PATIENCE)
             self.close_connection = True
             return
         if server.endings is not None:
@@ -90,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         if wrong == "slow":
             server.half_sent.set()
-            server.go_on.wait(30)
+            server.go_on.wait(PATIENCE)
         self.wfile.write(content[half:])
 
     def answer_without_a_length(self, content):
@@ -136,7 +137,12 @@ def server():
 
 @pytest.fixture
 def cache(tmp_path):
-    return FileCache(directory=tmp_path / "cache")
+    return FileCache(directory=tmp_path / "cache", timeout_seconds=PATIENCE)
+
+
+@pytest.fixture(autouse=True)
+def _tries_follow_at_once(monkeypatch):
+    monkeypatch.setattr("stream_dataloader.streams.cache.remote._WAIT_SECONDS", (0.01, 0.02, 0.03))
 
 
 def read(cache, url):
@@ -146,9 +152,8 @@ def read(cache, url):
 
 def wait_for_part(server, cache):
     """Wait until a slow download has begun to be written."""
-    assert server.half_sent.wait(30)
-    deadline = time.monotonic() + 30
-    while "part" not in stored(cache) and time.monotonic() < deadline:  # it was sent, and is not written yet
+    assert server.half_sent.wait(PATIENCE)
+    while "part" not in stored(cache):  # it was sent, and is not written yet
         time.sleep(0.01)
 
 
@@ -172,17 +177,17 @@ class Together:
 
     def wait(self):
         self.ready.release()
-        assert self.go.wait(30)
+        assert self.go.wait(PATIENCE)
 
     def begin(self, count):
         for _ in range(count):
-            assert self.ready.acquire(timeout=30)
+            assert self.ready.acquire(timeout=PATIENCE)
         self.go.set()
 
 
 def join(*processes):
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE)
         assert process.exitcode is not None, "it hangs"
     return [process.exitcode for process in processes]
 
@@ -310,6 +315,7 @@ def test_what_killed_processes_left_is_swept_out(server, cache):
 
 
 def interrupted(cache, url):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
     try:
         read(cache, url)
     except KeyboardInterrupt:
@@ -349,7 +355,7 @@ def test_the_files_not_used_for_longest_make_room(server, cache):
 def hold(cache, url, held, done):
     with cache.open(url) as file:
         held.set()
-        assert done.wait(30)
+        assert done.wait(PATIENCE)
         assert pathlib.Path(file.path).read_bytes() == b"a" * 100
 
 
@@ -357,7 +363,7 @@ def test_a_file_that_another_process_reads_is_not_deleted(server, cache):
     small = FileCache(directory=cache.directory, size_limit_bytes=150)
     held, done = fork.Event(), fork.Event()
     reader = run(hold, small, server.put("a", b"a" * 100), held, done)
-    assert held.wait(30)
+    assert held.wait(PATIENCE)
     read(small, server.put("b", b"b" * 100))
     assert stored(small) == ["a", "b"]
     read(small, server.put("c", b"c" * 100))
@@ -527,14 +533,12 @@ def test_a_body_longer_than_its_content_length_is_tried_again(server, cache):
     assert len(str(caught.value)) < 400
 
 
-def test_a_server_that_is_gone_is_an_error_within_seconds_or_the_copy_is_read(cache, caplog):
+def test_a_server_that_is_gone_is_an_error_after_four_tries_or_the_copy_is_read(cache, caplog):
     with serving() as server:
         url = server.put("a.bin", b"abc")
         read(cache, url)
-    began = time.monotonic()
-    with pytest.raises(ConnectionError, match=r"/b\.bin could not be fetched .*check the address, the network and the"):
+    with pytest.raises(ConnectionError, match=r"/b\.bin could not be fetched \(4 tries .*check the address, the net"):
         cache.open(f"{server.url}/b.bin")
-    assert time.monotonic() - began < 5
     with caplog.at_level(logging.WARNING, "stream_dataloader"):
         assert read(FileCache(directory=cache.directory, check_seconds=0), url) == b"abc"
     assert "a.bin could not be fetched" in caplog.text
@@ -543,10 +547,8 @@ def test_a_server_that_is_gone_is_an_error_within_seconds_or_the_copy_is_read(ca
 
 def test_a_server_that_is_silent_is_an_error_in_time(server, cache):
     url, server.always = server.put("a.bin", b"abc"), "silent"
-    began = time.monotonic()
     with pytest.raises(ConnectionError, match=r"/a\.bin could not be fetched \(1 tries"):
         FileCache(directory=cache.directory, timeout_seconds=0.5).open(url)
-    assert time.monotonic() - began < 10
 
 
 def fail_at_once(together, cache, url):
@@ -619,7 +621,7 @@ def put(url, content=b""):
         "Authorization": "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request",
         "Content-Type": "application/octet-stream",
     }
-    urllib.request.urlopen(urllib.request.Request(url, content, headers, method="PUT"), timeout=30).close()
+    urllib.request.urlopen(urllib.request.Request(url, content, headers, method="PUT"), timeout=PATIENCE).close()
 
 
 @pytest.mark.parametrize("given", ["environment", "options"])
@@ -638,12 +640,10 @@ def test_s3(bucket, tmp_path, monkeypatch, given):
         cache.open("s3://clips/b.bin")
 
 
-def test_s3_that_is_gone_is_an_error_within_seconds(bucket, cache):
+def test_s3_that_is_gone_is_an_error_after_four_tries(bucket, cache):
     options = {"s3": {"endpoint_url": "http://127.0.0.1:9"}}
-    began = time.monotonic()
-    with pytest.raises(ConnectionError, match=r"s3://clips/a could not be fetched .*http://127.0.0.1:9"):
+    with pytest.raises(ConnectionError, match=r"s3://clips/a could not be fetched \(4 tries .*http://127.0.0.1:9"):
         FileCache(directory=cache.directory, storage_options=options).open("s3://clips/a")
-    assert time.monotonic() - began < 10
 
 
 # workers
@@ -699,7 +699,7 @@ print(rows)
 
 def test_the_users_own_use_of_fsspec_and_forked_workers_do_not_disturb_each_other(server, tmp_path):
     command = [sys.executable, "-c", OWN_USE, str(tmp_path), *tables(server, 4)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "20"), done.stderr
 
 
@@ -716,7 +716,7 @@ def test_who_waits_for_a_lock_on_a_file_that_is_deleted_notices(tmp_path):
     waiting.start()
     os.unlink(path)
     first.close()
-    waiting.join(30)
+    waiting.join()
     assert os.path.exists(path)
     assert lock(path, wait=False) is None
     got[0].close()

@@ -5,6 +5,7 @@ import socket
 import threading
 
 import pytest
+from helpers import PATIENCE
 
 from stream_dataloader import StreamDataLoader, StreamDataset, StreamError
 from stream_dataloader.streams import ArrayStream, AudioStream, ImageFolderStream, TextStream, VideoStream
@@ -31,7 +32,7 @@ def fails(factory, source, message):
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(PATIENCE)
     assert not thread.is_alive(), "it waits for a writer"
     assert message in found[0]
 
