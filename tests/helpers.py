@@ -2,10 +2,14 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 #: Seconds that no test may take: for what is stuck, and must not be waited for. A test that does is ended as a hang.
 FOREVER = 100_000
+#: Ways to start a process. `spawn` imports torch in each worker anew, which takes seconds. The server of `forkserver`
+#: has imported it, see conftest; what is sent, and how it comes, is alike.
+START_METHODS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
 #: Seconds after which something hangs, on any machine.
 PATIENCE = 600
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import cells, check_fields, key
-from helpers import random_cases
+from helpers import START_METHODS, random_cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from serial_model import serial_batches
@@ -317,7 +317,7 @@ def test_what_comes_again_is_new_for_mask_and_random_draws():
     assert len(set(draws)) == len(draws)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", START_METHODS)
 def test_batches_do_not_depend_on_the_start_method(method):
     mixture = Mixture([[4, 0, 9], [2, 2, 7, 1], [3, 5, 8, 6]], [3, 1, 2], "repeat", lanes=3)
     expected = [key(batch) for batch in StreamDataLoader(mixture.dataset())]

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from cases import Case, key
-from helpers import FOREVER, PATIENCE
+from helpers import FOREVER, PATIENCE, START_METHODS
 
 from stream_dataloader import StaleIteratorError, StreamDataLoader, StreamDataset, WorkerError, get_stream_info
 
@@ -281,7 +281,7 @@ def test_leaving_early_does_not_wait_for_each_stuck_worker_in_turn(monkeypatch):
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", START_METHODS)
 def test_a_killed_worker_is_an_error_that_names_it(in_thread, method):
     def read(n):
         for i in range(1000):
@@ -378,7 +378,7 @@ def runs(pid):
     return False
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", START_METHODS)
 def test_workers_end_when_the_main_process_is_killed(method, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(ORPHANED))
@@ -428,7 +428,7 @@ def read_all(loader, queue):
     queue.put([key(batch) for batch in loader])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", START_METHODS)
 def test_processes_that_a_loader_was_sent_to_read_each_for_themselves(method):
     context = multiprocessing.get_context(method)
     loader, queue = StreamDataLoader(CASE.dataset(), 2), context.Queue()

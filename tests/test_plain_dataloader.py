@@ -7,7 +7,7 @@ import traceback
 import pytest
 import torch
 from cases import Case, cases, key
-from helpers import random_cases
+from helpers import START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -53,7 +53,7 @@ def test_parts_are_those_of_the_batches(case, workers, prefetch_factor):
 
 @pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop"])
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", START_METHODS)
 def test_epochs_count_on_early_breaks_included(padding_mode, persistent, method):
     case = Case(CASE.lengths, 4, 3, "aligned", padding_mode, 1, True, 1, jitter=True)
     loader = StreamDataLoader(case.dataset())

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import psutil
 import pytest
+from helpers import START_METHODS
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, get_worker_info
@@ -65,7 +66,7 @@ def growth_by_reading_all(_):
     yield process.memory_full_info().uss - before
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", START_METHODS)
 def test_workers_share_the_sources(method):
     count = 200_000
     dataset = StreamDataset(paths(count), growth_by_reading_all, 2, time_steps=1, lookahead=0)
@@ -86,7 +87,7 @@ class Counted:
         return Counted, ()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", START_METHODS)
 def test_sources_are_pickled_once_however_many_workers_there_are(method):
     Counted.pickled = 0
     dataset = StreamDataset([Counted() for _ in range(300)], lambda _: [1], 2, time_steps=1)
@@ -128,7 +129,7 @@ class Squares(Sequence):
         return index * index
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", START_METHODS)
 def test_a_billion_sources_made_by_a_rule(method):
     def numbers(source):
         yield source

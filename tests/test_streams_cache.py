@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from helpers import PATIENCE
+from helpers import PATIENCE, START_METHODS
 
 from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
 from stream_dataloader.streams.array.stream import ArrayStream
@@ -662,7 +662,7 @@ def _header(array):
     return len(text).to_bytes(2, "little") + text.encode()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", START_METHODS)
 def test_workers_fetch_after_the_main_process_did(server, cache, method):
     urls = tables(server)
     read(cache, urls[0])
