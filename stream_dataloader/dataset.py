@@ -26,7 +26,8 @@ from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._reading.fingerprint import fingerprint_of
 from stream_dataloader._reading.opener import declares_early
 from stream_dataloader._reading.reader import NO_RECOVERY, PartReader, PlainParts, Recovery, Setup, plain_session
-from stream_dataloader._reading.source_queue import SessionKey, SessionTable, SourceQueue, local_queue
+from stream_dataloader._reading.sessions import SessionKey, SessionTable
+from stream_dataloader._reading.source_queue import SourceQueue, join_session, local_queue
 from stream_dataloader._reading.sources import is_safe_anywhere, sources_of
 from stream_dataloader._schedule.rules import IntArray, Rules, lanes_of_worker, split_batch_size
 from stream_dataloader._schedule.step_count import steps_of_groups
@@ -277,7 +278,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         """
         worker = get_worker_info()
         assert worker is not None
-        queue = self._table.join(
+        queue = join_session(
+            self._table,
             session,
             worker.id,
             workers=len(split_batch_size(self.batch_size, worker.num_workers)),

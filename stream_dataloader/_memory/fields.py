@@ -14,6 +14,7 @@ Guarantee: fields do not overlap, lie in the order in which they are asked for, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,7 @@ class Carver:
     def __call__(self, *shape: int, dtype: Any = np.int64) -> npt.NDArray[Any]:
         """The next piece, an array `shape`."""
         start = self.end_bytes
-        size_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         self.end_bytes = start + -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
         if self._memory is None:
             return np.zeros(shape, dtype)

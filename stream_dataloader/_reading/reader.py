@@ -23,7 +23,8 @@ from stream_dataloader._assembly.writer import Gathered, PartWriter, SlotWriter
 from stream_dataloader._reading.activity import Board
 from stream_dataloader._reading.lane import Lane, LaneOptions
 from stream_dataloader._reading.opener import Opener
-from stream_dataloader._reading.source_queue import Abandoned, SessionKey, SourceQueue
+from stream_dataloader._reading.sessions import SessionKey
+from stream_dataloader._reading.source_queue import Abandoned, SourceQueue
 from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._schedule.rules import NEVER, IntArray, Rules
 from stream_dataloader._state.progress import Snapshot, Told

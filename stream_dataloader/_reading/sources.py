@@ -18,6 +18,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from stream_dataloader._memory.fields import Carver, bytes_of
 from stream_dataloader._memory.pickling import ByValue, dumps, dumps_by_value, mentions_hidden, spawning
 from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader._reading.opener import declares_early
@@ -105,6 +106,29 @@ def _made_sources(sequence: ByValue) -> MadeSources:
     return sources
 
 
+class _Packed:
+    """Packed sources, as they lie in memory.
+
+    Attributes:
+        sizes: How many blocks there are, and how many bytes all of them have.
+        firsts: The index of each block's first source.
+        ends: Where each block ends.
+        blob: The blocks, one behind the other.
+    """
+
+    def __init__(self, carve: Carver, blocks: int, blob_bytes: int) -> None:
+        self.sizes = carve(2)
+        self.firsts = carve(blocks)
+        self.ends = carve(blocks)
+        self.blob = carve(blob_bytes, dtype=np.uint8)
+
+    @classmethod
+    def read(cls, memory: SharedMemory) -> _Packed:
+        """What was packed into memory before."""
+        blocks, blob_bytes = Carver(memory.buffer)(2).tolist()
+        return cls(Carver(memory.buffer), blocks, blob_bytes)
+
+
 class PackedSources(Sources):
     """Picklable sources, packed.
 
@@ -123,19 +147,26 @@ class PackedSources(Sources):
         self._set(b"".join(block for _, block in blocks), [(first, len(block)) for first, block in blocks])
 
     def _set(self, blob: bytes, blocks: Sequence[tuple[int, int]]) -> None:
-        """Lay out the number of blocks, the first source and the end of each, and the blocks."""
-        firsts, sizes = zip(*blocks, strict=True) if blocks else ((), ())
-        head = np.array([len(blocks), *firsts, *np.cumsum(sizes, dtype=np.int64)], np.int64)
-        self._memory = SharedMemory(head.nbytes + len(blob))
-        self._memory.array(np.int64)[: len(head)] = head
-        self._memory.array(np.uint8)[head.nbytes :] = np.frombuffer(blob, np.uint8)
+        """Write the blocks to memory of their own.
+
+        Args:
+            blob: The blocks, one behind the other.
+            blocks: Of each, the index of its first source and its size in bytes.
+        """
+        lay_out = functools.partial(_Packed, blocks=len(blocks), blob_bytes=len(blob))
+        self._memory = SharedMemory(bytes_of(lay_out))
+        packed = lay_out(Carver(self._memory.buffer))
+        packed.sizes[:] = len(blocks), len(blob)
+        packed.firsts[:] = [first for first, _ in blocks]
+        packed.ends[:] = np.cumsum([size for _, size in blocks], dtype=np.int64)
+        packed.blob[:] = np.frombuffer(blob, np.uint8)
         self._view()
 
     def _view(self) -> None:
-        array = self._memory.array(np.int64)
-        count = int(array[0])
-        self._firsts, self._ends = array[1 : 1 + count], array[1 + count : 1 + 2 * count]
-        self._blob = memoryview(self._memory.array(np.uint8).data)[8 * (1 + 2 * count) :]
+        packed = _Packed.read(self._memory)
+        self._firsts = packed.firsts
+        self._ends = packed.ends
+        self._blob = memoryview(packed.blob.data)
 
     def __len__(self) -> int:
         return self._length

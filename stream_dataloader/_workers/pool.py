@@ -28,7 +28,7 @@ from stream_dataloader._memory.pickling import ByValue, Sealed, share_classes
 from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader._reading.activity import Board
 from stream_dataloader._reading.reader import NO_RECOVERY, Recovery, unsendable
-from stream_dataloader._reading.source_queue import SessionKey
+from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._state.progress import Snapshot
 from stream_dataloader._workers.feed import WorkerFeed

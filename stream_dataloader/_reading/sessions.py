@@ -1,0 +1,249 @@
+"""Sessions: which iteration over a dataset a worker takes part in, in memory that all its workers share.
+
+A *session* is one iteration over the dataset. It is created by whichever of its workers comes first, in a row of a
+table that all workers of the dataset share, and found by its key::
+
+    StreamDataLoader       (main's pid, minus the loader's number, number of the iteration)
+    torch's DataLoader     (parent's pid, process ordinal - worker id, how often the worker was iterated)
+
+    table     sessions created | epoch of new owners | owners: pid, next epoch | sessions: key, number | their rows
+    row       epoch, workers | of each worker: status, pid, time, ends | the ledger of its tickets
+
+Guarantee: a row is taken over only when all workers of its session have left it or are dead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from stream_dataloader._memory.fields import Carver, bytes_of
+from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader._schedule.ledger import Ledger
+from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.rules import NEVER, Rules
+
+_SESSIONS = 64  # iterations over one dataset that can be alive at once
+_OWNERS = 4096  # live processes that iterate over one dataset
+
+#: What a worker is to its session. The first is 0: so is memory that was cleared.
+ABSENT, RUNNING, FINISHED, LEFT = range(4)
+
+
+class SessionKey(NamedTuple):
+    """Names one iteration over a dataset."""
+
+    owner: int
+    group: int
+    iteration: int
+
+
+class SessionRow:
+    """One session's state; cleared before it is begun.
+
+    There are no more workers than lanes, so what each worker has is as long as there are lanes.
+
+    Attributes:
+        epoch: The epoch's number, alone.
+        workers: How many workers take part, alone.
+        status: What each worker is to the session.
+        pid: Each worker's process, once it has come.
+        time: The time that each worker has published: it takes out no ticket for an earlier one.
+        fresh_end: The step from which on each worker reads nothing new.
+        idle_from: The step from which on one of each worker's lanes is idle.
+        ledger: Its tickets.
+    """
+
+    def __init__(self, carve: Carver, rules: Rules) -> None:
+        self.epoch = carve(1)
+        self.workers = carve(1)
+        self.status = carve(rules.lanes)
+        self.pid = carve(rules.lanes)
+        self.time = carve(rules.lanes)
+        self.fresh_end = carve(rules.lanes)
+        self.idle_from = carve(rules.lanes)
+        self.ledger = Ledger(carve, rules)
+
+    def begin(self, epoch: int, workers: int, first: Sequence[int]) -> None:
+        """Begin a session, of which no worker has come yet.
+
+        Args:
+            epoch: The epoch's number.
+            workers: How many workers take part.
+            first: The cursors to begin with, by group hosted.
+        """
+        self.epoch[0] = epoch
+        self.workers[0] = workers
+        self.time[workers:] = NEVER  # nobody waits for workers that there are not
+        self.fresh_end[:] = NEVER
+        self.idle_from[:] = NEVER
+        self.ledger.start(first)
+
+    def enter(self, worker: int) -> None:
+        """Take part as a worker, in this process."""
+        self.pid[worker] = os.getpid()
+        self.status[worker] = RUNNING
+
+    def gone(self, *, all_arrived: bool) -> bool:
+        """Whether every worker that came has left or died; `all_arrived`: and none is still to come."""
+        status = self.status[: self.workers[0]]
+        if all_arrived and (status == ABSENT).any():
+            return False
+        running = self.pid[: len(status)][status == RUNNING]
+        return not any(is_alive(int(pid)) for pid in running)
+
+
+class _Shared:
+    """What all processes that iterate over a dataset share.
+
+    Attributes:
+        created: How many sessions were created, alone.
+        first_epoch: The epoch that owners to come begin with, alone.
+        owner: Each owner's process; 0 is a free place.
+        next_epoch: Each owner's next epoch.
+        key: Each session's key.
+        number: Each session's number, from 1 in the order in which they were created; 0 is a free row.
+        rows: Each session's state, a `SessionRow`.
+    """
+
+    def __init__(self, carve: Carver, rules: Rules) -> None:
+        self.created = carve(1)
+        self.first_epoch = carve(1)
+        self.owner = carve(_OWNERS)
+        self.next_epoch = carve(_OWNERS)
+        self.key = carve(_SESSIONS, len(SessionKey._fields))
+        self.number = carve(_SESSIONS)
+        # laid out when one is looked at: a layout of all of them would cost as much as the rest of a worker's start
+        self.rows = carve(_SESSIONS, bytes_of(partial(SessionRow, rules=rules)), dtype=np.uint8)
+
+
+class SessionTable:
+    """All sessions of one dataset, in shared memory, and the number of its next epoch for each owner.
+
+    Owners are processes that iterate over the dataset; several may, if it was sent or forked to them.
+
+    Attributes:
+        rules: Those of the dataset.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._memory = SharedMemory(bytes_of(self._lay_out))
+
+    def _lay_out(self, carve: Carver) -> _Shared:
+        return _Shared(carve, self.rules)
+
+    @property
+    def _shared(self) -> _Shared:
+        return self._lay_out(Carver(self._memory.buffer))
+
+    def take_epoch(self, owner: int) -> int:
+        """The number of an owner's next epoch, which then counts as taken."""
+        with self._memory.locked():
+            return _take_epoch(self._shared, owner)
+
+    def set_epoch(self, owner: int, epoch: int) -> None:
+        """Set the number of an owner's next epoch, and of the first of owners to come."""
+        with self._memory.locked():
+            shared = self._shared
+            shared.first_epoch[0] = epoch
+            shared.next_epoch[_place_of(shared, owner)] = epoch
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other workers out of all sessions."""
+        return self._memory.locked()
+
+    def join(
+        self, key: SessionKey, worker: int, workers: int, epoch: int | None, order_of: Callable[[int], Order]
+    ) -> tuple[SessionRow, Order]:
+        """Take part in a session; the first to come creates it.
+
+        Args:
+            key: Names the session; the same for all of its workers.
+            worker: This worker's number, below `workers`, the number of those with lanes.
+            epoch: The session's epoch; None takes the owner's next.
+            order_of: The order in which an epoch's sources are granted.
+
+        Returns:
+            The session's state, and its order.
+        """
+        with self._memory.locked():
+            shared = self._shared
+            found = np.flatnonzero((shared.number > 0) & (shared.key == key).all(axis=1))
+            if len(found):
+                row = self._row(shared, int(found[0]))
+                order = order_of(int(row.epoch[0]))
+            else:
+                place = self._free_place(shared)
+                shared.created[0] += 1
+                begun = _take_epoch(shared, key.owner) if epoch is None else epoch
+                order = order_of(begun)
+                shared.key[place] = key
+                shared.number[place] = shared.created[0]
+                shared.rows[place] = 0
+                row = self._row(shared, place)
+                row.begin(begun, workers, order.first)
+            row.enter(worker)
+        return row, order
+
+    def _row(self, shared: _Shared, place: int) -> SessionRow:
+        return SessionRow(Carver(shared.rows[place]), self.rules)
+
+    def _free_place(self, shared: _Shared) -> int:
+        """A row that no session has, or that of the oldest one whose workers are all gone."""
+        oldest_first = [int(place) for place in np.argsort(shared.number, kind="stable")]
+        if not shared.number[oldest_first[0]]:
+            return oldest_first[0]
+        for all_arrived in (True, False):  # a worker killed before it came keeps a row only while there are others
+            for place in oldest_first:
+                if self._row(shared, place).gone(all_arrived=all_arrived):
+                    return place
+        raise RuntimeError(
+            f"{_SESSIONS} iterations over one StreamDataset are alive at once, the most there can be; "
+            "close some, or build a StreamDataset for each"
+        )
+
+
+def _take_epoch(shared: _Shared, owner: int) -> int:
+    place = _place_of(shared, owner)
+    epoch = int(shared.next_epoch[place])
+    shared.next_epoch[place] = epoch + 1
+    return epoch
+
+
+def _place_of(shared: _Shared, owner: int) -> int:
+    """Where an owner is; one that is new gets a free place, or that of one that is dead."""
+    found = np.flatnonzero(shared.owner == owner)
+    if len(found):
+        return int(found[0])
+    free = np.flatnonzero(shared.owner == 0)
+    place = int(free[0]) if len(free) else next((i for i, pid in enumerate(shared.owner) if not is_alive(int(pid))), -1)
+    if place < 0:
+        raise RuntimeError(
+            f"{_OWNERS} live processes iterate over one StreamDataset, the most there can be; build a "
+            "StreamDataset in each"
+        )
+    shared.owner[place] = owner
+    shared.next_epoch[place] = shared.first_epoch[0]
+    return place
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended but was not waited for yet does not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
