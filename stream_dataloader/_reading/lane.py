@@ -11,7 +11,6 @@ of data takes the next source at once, within the same window if it may.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +19,7 @@ from stream_dataloader._items.layout import Layout, Leaves
 from stream_dataloader._items.structure import ALIKE, Misfit, StreamMisfit
 from stream_dataloader._reading.opener import Opener, Reservation
 from stream_dataloader._reading.stream import END, OpenedStream
+from stream_dataloader._schedule.reservations import Reservations
 from stream_dataloader._schedule.rules import NEVER, NONE, IntArray, Rules
 from stream_dataloader._state.progress import LaneState
 from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, ReadError, StreamError
@@ -80,7 +80,7 @@ class Lane:
         self._between: StreamError | None = None  # an error that is about two streams
         self._first_window = 0  # steps of the stream's first window
         self._position = 0  # time steps read of the stream
-        self._reserved: deque[Reservation] | None = deque() if options.rules.lookahead else None
+        self._reservations = Reservations[Reservation](options.rules.lookahead)
         self._draws_without_item = 0
         self.idle, self.fresh = False, True
         self.keeps_state = False
@@ -89,7 +89,8 @@ class Lane:
         if start is not None:
             self.idle, self.fresh = bool(start.after.idle), not start.after.idle
             self._draws_without_item = start.after.draws_without_item
-            self._reserved = None if start.reserved is None else opener.restore(index, start.reserved)
+            held = None if start.reserved is None else opener.restore(index, start.reserved)
+            self._reservations = Reservations(options.rules.lookahead, held)
 
     def after(self) -> tuple[int, ...]:
         """How far it has read: the numbers of an `After`."""
@@ -279,15 +280,13 @@ class Lane:
         return stream
 
     def _take_next(self, time: int) -> OpenedStream | None:
-        if self._reserved is not None:
-            missing = 1 if self._reserved else self._rules.lookahead + 1
-            self._reserved.extend(self._opener.reserve(self.index, time) for _ in range(missing))
-            stream = self._opener.take(self._reserved.popleft())
+        reservation = self._reservations.next(lambda: self._opener.reserve(self.index, time))
+        if reservation is not None:
+            stream = self._opener.take(reservation)
             if stream is not None:
                 return stream
-            for reservation in self._reserved:  # refused too, and their tickets' places are used again
-                reservation.claim()
-            self._reserved = None
+            for refused in self._reservations.end():  # their tickets' places are used again: the opener keeps off
+                refused.claim()
         return self._opener.now(self.index, time)
 
     def _close_stream(self) -> None:
@@ -299,6 +298,6 @@ class Lane:
     def close(self) -> None:
         """Close the stream that is open, and those opened early; after the opener's `close`."""
         self._close_stream()
-        for reservation in self._reserved or ():
+        for reservation in self._reservations.held or ():
             if reservation.stream is not None:
                 reservation.stream.close()

@@ -112,9 +112,9 @@ class Opener:
         self._prepare((reservation,))
         return reservation
 
-    def restore(self, lane: int, grants: Iterable[int]) -> deque[Reservation]:
+    def restore(self, lane: int, grants: Iterable[int]) -> list[Reservation]:
         """Reservations of a lane that were granted, or refused, before."""
-        reservations = deque(Reservation(lane, -1, grant) for grant in grants)
+        reservations = [Reservation(lane, -1, grant) for grant in grants]
         self._prepare(reservations)
         return reservations
 

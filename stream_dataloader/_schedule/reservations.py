@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
+from stream_dataloader._schedule.rules import NONE
+
 Ticket = TypeVar("Ticket")
 
 
@@ -53,3 +55,17 @@ class Reservations(Generic[Ticket]):
         """Take none ahead any more, as the last was refused; returns those still held, which are refused too."""
         held, self._held = self.held or (), None
         return held
+
+
+def next_grant(reservations: Reservations[int], draw: Callable[[bool], int]) -> int:
+    """The grant that a lane takes next, where a ticket is decided as soon as it is taken out; `NONE` if it gets none.
+
+    Args:
+        reservations: The lane's tickets ahead, each of them its grant.
+        draw: Takes out a ticket, ahead or now, and returns its grant.
+    """
+    grant = reservations.next(lambda: draw(True))
+    if grant is not None and grant != NONE:
+        return grant
+    reservations.end()
+    return draw(False)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.reservations import Reservations
+from stream_dataloader._schedule.reservations import Reservations, next_grant
 from stream_dataloader._schedule.rules import NEVER, NONE, IntArray, Rules
 
 
@@ -49,16 +49,9 @@ def _steps_of(rules: Rules, order: Order, lengths: IntArray) -> int:
     def draw(ahead: bool) -> int:
         return rules.decide(0, cursors, ahead)
 
-    def next_grant(lane: int) -> int:
-        grant = reserved[lane].next(lambda: draw(ahead=True))
-        if grant is not None and grant != NONE:
-            return grant
-        reserved[lane].end()
-        return draw(ahead=False)
-
     while times:
         step, lane = divmod(heapq.heappop(times), rules.lanes)
-        grant = next_grant(lane)
+        grant = next_grant(reserved[lane], draw)
         if grant == NONE:
             first_idle = min(first_idle, -(-cell[lane] // window))
             continue

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from stream_dataloader._schedule.reservations import Reservations, next_grant
 from stream_dataloader._schedule.rules import NONE, Rules
 
 _KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many batches ago
@@ -118,7 +119,8 @@ class Progress:
         self._step, self._cursors = start.step, list(start.cursors)
         self._missing = dict.fromkeys(start.returned)
         self._grants = tuple(lane.grant for lane in start.lanes)
-        self._reserved = tuple(lane.reserved for lane in start.lanes)
+        self._reserved = tuple(lane.reserved for lane in start.lanes)  # what records share; a new one as it changes
+        self._reservations = [Reservations(rules.lookahead, held) for held in self._reserved]
         self._streams = {i: lane.stream for i, lane in enumerate(start.lanes) if lane.stream is not None}
         whole = pack_after(lane.after for lane in start.lanes)
         self._after: list[bytes] = [whole, *[b""] * (parts - 1)]
@@ -163,17 +165,11 @@ class Progress:
 
     def _replay(self, lane: int) -> int:
         """What a lane that takes its next source gets."""
-        held = self._reserved[lane]
-        if held is None:
-            return self._draw(lane, ahead=False)
-        missing = 1 if held else self._rules.lookahead + 1
-        first, *others = (*held, *[self._draw(lane, ahead=True) for _ in range(missing)])
-        rest = None if first == NONE else tuple(others)
-        self._reserved = (*self._reserved[:lane], rest, *self._reserved[lane + 1 :])
-        return self._draw(lane, ahead=False) if first == NONE else first
-
-    def _draw(self, lane: int, *, ahead: bool) -> int:
-        return self._rules.decide(lane, self._cursors, ahead)
+        reservations = self._reservations[lane]
+        grant = next_grant(reservations, lambda ahead: self._rules.decide(lane, self._cursors, ahead))
+        if self._reserved[lane] is not None:
+            self._reserved = (*self._reserved[:lane], reservations.held, *self._reserved[lane + 1 :])
+        return grant
 
     def _note(self, grant: int) -> None:
         """A source was taken, in whatever order; those before it that were not are still to come."""
