@@ -27,8 +27,9 @@ from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._state.plain import common, to_plain
-from stream_dataloader._state.progress import Progress, Record, Snapshot, read
 from stream_dataloader._state.rest import has_rest
+from stream_dataloader._state.snapshot import PackedSnapshot, Snapshot
+from stream_dataloader._state.tracker import Progress
 from stream_dataloader._workers.feed import Feed, LocalFeed
 from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN, Iteration
 from stream_dataloader._workers.pool import WorkerPool
@@ -278,7 +279,7 @@ class StreamDataLoader(Generic[Batch_co]):
         if progress is None or progress.over or self._resumed_at is None or epoch_was_set:
             return
         count = progress.step - self._resumed_at
-        if count <= 1 and not self._is_end(progress.epoch, read(progress.record(), self._reading.rules)):
+        if count <= 1 and not self._is_end(progress.epoch, progress.record().unpack(self._reading.rules)):
             warnings.warn(
                 f"the iteration that went on from the loaded state was left after {count} "
                 f"batch{'' if count == 1 else 'es'} of epoch {progress.epoch}, and this one reads epoch "
@@ -325,10 +326,10 @@ class StreamDataLoader(Generic[Batch_co]):
             )
         return self._state(epoch, place)
 
-    def _state(self, epoch: int, place: Snapshot | Record | None) -> dict[str, Any]:
+    def _state(self, epoch: int, place: Snapshot | PackedSnapshot | None) -> dict[str, Any]:
         rules = self._reading.rules
-        if isinstance(place, Record):
-            place = read(place, rules)
+        if isinstance(place, PackedSnapshot):
+            place = place.unpack(rules)
             if self._is_end(epoch, place):
                 epoch, place = epoch + 1, None
         return to_plain(rules, epoch, place, names_of(self.dataset), self._failures_by_group)

@@ -31,7 +31,7 @@ from stream_dataloader._reading.source_queue import SourceQueue, join_session, l
 from stream_dataloader._reading.sources import is_safe_anywhere, sources_of
 from stream_dataloader._schedule.rules import IntArray, Rules, lanes_of_worker, split_batch_size
 from stream_dataloader._schedule.step_count import steps_of_groups
-from stream_dataloader._state.progress import Snapshot
+from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from stream_dataloader._assembly.block import Block
 from stream_dataloader._items.layout import Layout, Leaves
-from stream_dataloader._state.progress import Told
+from stream_dataloader._state.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport
 
 
@@ -100,7 +100,7 @@ class Part(NamedTuple):
     time_steps: int
     fresh: bool
     lanes_read: int
-    told: Told
+    told: LaneReports
     runs: list[Run]
     blocks: list[Block]
     objects: dict[int, Any]
@@ -127,7 +127,7 @@ def unpack(packed: Sequence[Any]) -> list[Part]:
 
 
 def _whole(worker_id: int, step: int, in_slot: bool, time_steps: int, fresh: bool, lanes_read: int, *told: Any) -> Part:
-    return Part(worker_id, step, in_slot, time_steps, fresh, lanes_read, Told(*told), [], [], {}, [], [])
+    return Part(worker_id, step, in_slot, time_steps, fresh, lanes_read, LaneReports(*told), [], [], {}, [], [])
 
 
 _NUMBERS = Part._fields.index("told")

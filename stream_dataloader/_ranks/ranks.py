@@ -18,8 +18,8 @@ from stream_dataloader._ranks.place import Place, default_store, find_place, is_
 from stream_dataloader._ranks.rendezvous import Session
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.step_count import count_steps
-from stream_dataloader._state.plain import Loaded, Names, from_plain, groups_of
-from stream_dataloader._state.progress import Snapshot
+from stream_dataloader._state.plain import LoadedState, SourceIdentity, from_plain, groups_of
+from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
 
@@ -85,7 +85,7 @@ class Ranks:
             return self._place._replace(connected=False)
         return find_place(*self._told)
 
-    def load(self, state: Any) -> Loaded:
+    def load(self, state: Any) -> LoadedState:
         """What a state says of this rank's groups; its seed and number of groups are adopted at the next `find_place`.
 
         Raises:
@@ -100,7 +100,7 @@ class Ranks:
         self._seed, self._groups = loaded.seed, total
         return loaded
 
-    def resumed(self, loaded: Loaded) -> tuple[int, Snapshot | None]:
+    def resumed(self, loaded: LoadedState) -> tuple[int, Snapshot | None]:
         """The epoch and the place to go on from: saved after the epoch's last batch, the next one's beginning."""
         rules, snapshot = self.reading.rules, loaded.snapshot
         if snapshot is None or not snapshot.step or not rules.deterministic:
@@ -163,9 +163,9 @@ class Ranks:
         return Session(self._place, store, name, self._timeout or patience_of(store))
 
 
-def names_of(dataset: StreamDataset) -> Names:
+def names_of(dataset: StreamDataset) -> SourceIdentity:
     """What tells a dataset's list of sources from others."""
-    return Names(dataset.fingerprint, dataset.lengths_fingerprint)
+    return SourceIdentity(dataset.fingerprint, dataset.lengths_fingerprint)
 
 
 def _count(dataset: StreamDataset, epoch: int, step: int, place: Place) -> int | None:

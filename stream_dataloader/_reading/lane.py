@@ -21,7 +21,7 @@ from stream_dataloader._reading.opener import Opener, Reservation
 from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.reservations import Reservations
 from stream_dataloader._schedule.rules import NEVER, NONE, IntArray, Rules
-from stream_dataloader._state.progress import LaneState
+from stream_dataloader._state.snapshot import LaneState
 from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, ReadError, StreamError
 from stream_dataloader.stream_info import run_as
 

@@ -27,7 +27,7 @@ from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.source_queue import Abandoned, SourceQueue
 from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._schedule.rules import NEVER, IntArray, Rules
-from stream_dataloader._state.progress import Snapshot, Told
+from stream_dataloader._state.snapshot import LaneReports, Snapshot
 from stream_dataloader.batch import SentBatch, StreamBatch
 from stream_dataloader.errors import ErrorReport, ItemError, OpenError, StreamError, shorten
 from stream_dataloader.protocols import StreamFactory
@@ -167,7 +167,7 @@ class PartReader:
     def _lanes_read(runs: list[Run], faults: list[Fault]) -> int:
         return len({run.lane for run in runs} | {fault.lane for fault in faults})
 
-    def _tell(self, faults: list[Fault]) -> Told:
+    def _tell(self, faults: list[Fault]) -> LaneReports:
         """What there is to know of the lanes after the step, to go on from there another time."""
         taken = tuple(self._taken)
         self._taken.clear()
@@ -180,7 +180,7 @@ class PartReader:
                     states[lane.index] = lane.stream_state()
                 except StreamError as error:
                     faults.append(Fault(lane.index, lane.fresh, ErrorReport(error)))
-        return Told(taken, array("q", numbers).tobytes(), states)
+        return LaneReports(taken, array("q", numbers).tobytes(), states)
 
     def _read(self, step: int, runs: list[Run], failures: list[StreamError], faults: list[Fault]) -> None:
         """Fill this step's windows, those of lanes behind a broken one too: any other worker would.

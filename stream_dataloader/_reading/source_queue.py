@@ -22,7 +22,7 @@ from stream_dataloader._memory.fields import Carver
 from stream_dataloader._reading.sessions import FINISHED, LEFT, RUNNING, SessionKey, SessionRow, SessionTable, is_alive
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import NEVER, PENDING, IntArray, Rules
-from stream_dataloader._state.progress import Snapshot
+from stream_dataloader._state.snapshot import Snapshot
 
 _FIRST_WAIT_SECONDS = 20e-6
 _LONGEST_WAIT_SECONDS = 1e-3

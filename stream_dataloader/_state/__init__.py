@@ -1,5 +1,5 @@
 """Where an epoch stands, and how that is saved.
 
-`progress` follows an epoch as batches are delivered; `plain` makes a state of it that json can hold, and reads one.
-It imports `_schedule` and what lies below. Open `progress` first.
+`snapshot` says what is known between two steps, `tracker` follows an epoch as batches are delivered; `plain` makes a
+state of it that json can hold, and reads one. It imports `_schedule` and what lies below. Open `snapshot` first.
 """

@@ -14,13 +14,13 @@ from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.order import returned_by_group
 from stream_dataloader._schedule.rules import Rules
-from stream_dataloader._state.progress import After, LaneState, Snapshot
+from stream_dataloader._state.snapshot import After, LaneState, Snapshot
 from stream_dataloader.errors import StateError
 
 VERSION = 1
 
 
-class Names(NamedTuple):
+class SourceIdentity(NamedTuple):
     """What tells a list of sources from others: fingerprints of the sources, and of their lengths if known."""
 
     fingerprint: str
@@ -28,7 +28,7 @@ class Names(NamedTuple):
 
 
 def to_plain(
-    rules: Rules, epoch: int, snapshot: Snapshot | None, names: Names, failures: Sequence[int]
+    rules: Rules, epoch: int, snapshot: Snapshot | None, identity: SourceIdentity, failures: Sequence[int]
 ) -> dict[str, Any]:
     """A state as plain data; without a snapshot, that of an epoch that has not begun.
 
@@ -39,7 +39,7 @@ def to_plain(
         rules: Those it is read by.
         epoch: The epoch's number.
         snapshot: Where it stands.
-        names: Tell the list of sources from others.
+        identity: Tells the list of sources from others.
         failures: How many streams were skipped, by group hosted.
     """
     groups, lanes = rules.groups, rules.lanes_of_a_group
@@ -50,7 +50,7 @@ def to_plain(
         "epoch": epoch,
         "step": 0 if snapshot is None else snapshot.step,
         **{name: getattr(rules, name) for name in (*_COMPARED, "lanes_of_a_group")},
-        **names._asdict(),
+        **identity._asdict(),
         **({} if rules.mix is None else {"mix": _plain_mix(rules.mix)}),
     }
     returned = [[]] * groups.count if snapshot is None else returned_by_group(rules, snapshot.returned)
@@ -106,7 +106,7 @@ _COMPARED_IN_MIX = {
 }
 
 
-class Loaded(NamedTuple):
+class LoadedState(NamedTuple):
     """What a state says: the seed, the epoch, where in it, and how many streams were skipped, by group hosted."""
 
     seed: int
@@ -130,21 +130,21 @@ def groups_of(state: Any) -> int:
     return int(state["groups"])
 
 
-def from_plain(state: Any, rules: Rules, names: Names) -> Loaded:
+def from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedState:
     """What a state says of the groups that are hosted here; it may hold others too.
 
     Raises:
         StateError: It is no state, one of another dataset, or without a group; says how they differ.
     """
     try:
-        return _from_plain(state, rules, names)
+        return _from_plain(state, rules, identity)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it") from error
 
 
-def _from_plain(state: Any, rules: Rules, names: Names) -> Loaded:
+def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedState:
     groups = rules.groups
     if groups_of(state) != groups.total:
         raise StateError(f"the state is of {state['groups']} groups, and the loader has {groups.total}")
@@ -157,16 +157,16 @@ def _from_plain(state: Any, rules: Rules, names: Names) -> Loaded:
     saved_size = state["lanes_of_a_group"] * groups.count
     _compare({"batch_size": "batch_size"}, {"batch_size": saved_size}, {"batch_size": rules.lanes})
     _compare(_COMPARED, state, {name: getattr(rules, name) for name in _COMPARED})
-    if state["fingerprint"] != names.fingerprint:
+    if state["fingerprint"] != identity.fingerprint:
         raise StateError(
-            f"the state was saved with other sources (fingerprint {state['fingerprint']}, here {names.fingerprint}); "
-            "pass the same list, or, if only paths have moved, the same fingerprint= to both datasets"
+            f"the state was saved with other sources (fingerprint {state['fingerprint']}, here "
+            f"{identity.fingerprint}); pass the same list, or, if only paths have moved, the same fingerprint= to both datasets"
         )
     schedules = (rules.schedule,) if rules.mix is None else rules.mix.schedules
     lengths_decide = groups.total > 1 or any(schedule != "listed" for schedule in schedules)
-    if state["lengths"] != names.lengths and lengths_decide:
+    if state["lengths"] != identity.lengths and lengths_decide:
         raise StateError(
-            f"the state was saved with other lengths (fingerprint {state['lengths']}, here {names.lengths}), which "
+            f"the state was saved with other lengths (fingerprint {state['lengths']}, here {identity.lengths}), which "
             "decide who reads what; pass the lengths that it was saved with"
         )
     hosted = range(groups.first, groups.first + groups.count)
@@ -186,7 +186,7 @@ def _from_plain(state: Any, rules: Rules, names: Names) -> Loaded:
             tuple(grant for grants in returned for grant in grants),
             tuple(_lane_of(lane) for own in lanes for lane in own),
         )
-    return Loaded(int(state["seed"]), int(state["epoch"]), snapshot, list(failures))
+    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, list(failures))
 
 
 def _lane_of(lane: Mapping[str, Any]) -> LaneState:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import NONE, IntArray, Rules
-from stream_dataloader._state.progress import LaneState, Snapshot
+from stream_dataloader._state.snapshot import LaneState, Snapshot
 
 
 def has_rest(place: Snapshot, rules: Rules, order: Order, lengths: IntArray, count: Callable[[], int | None]) -> bool:

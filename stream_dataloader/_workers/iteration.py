@@ -28,7 +28,8 @@ from stream_dataloader._items.layout import Layout
 from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.rules import lanes_of_worker
-from stream_dataloader._state.progress import Progress, Record, Told
+from stream_dataloader._state.snapshot import LaneReports, PackedSnapshot
+from stream_dataloader._state.tracker import Progress
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
@@ -74,9 +75,9 @@ class Iteration:
         finish: Callable[[Any], Any],
         note_failure: Callable[[StreamError], None],
         progress: Progress,
-        state: Callable[[int, Record], dict[str, Any]],
+        state: Callable[[int, PackedSnapshot], dict[str, Any]],
         steps: Steps,
-        restart: Callable[[WorkerDeathError, Record], Feed | None] | None,
+        restart: Callable[[WorkerDeathError, PackedSnapshot], Feed | None] | None,
     ) -> None:
         workers = max(1, num_workers)
         self.epoch, self.closed, self.stale = epoch, False, False
@@ -154,7 +155,7 @@ class Iteration:
         self._step += 1
         return parts, slot
 
-    def _collect_again(self) -> tuple[list[Part | None], list[Told | None]]:
+    def _collect_again(self) -> tuple[list[Part | None], list[LaneReports | None]]:
         """`_collect`; if a worker dies over it, with new workers, which begin with this step."""
         while True:
             try:
@@ -168,7 +169,7 @@ class Iteration:
                 self._fifos = [deque() for _ in self._fifos]
                 self._ended = [False] * len(self._ended)
 
-    def _collect(self) -> tuple[list[Part | None], list[Told | None]]:
+    def _collect(self) -> tuple[list[Part | None], list[LaneReports | None]]:
         gathered: list[Part | None] = []
         for worker, fifo in enumerate(self._fifos):
             while not fifo and not self._ended[worker]:

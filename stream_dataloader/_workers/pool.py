@@ -30,7 +30,7 @@ from stream_dataloader._reading.activity import Board
 from stream_dataloader._reading.reader import NO_RECOVERY, Recovery, unsendable
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import IntArray
-from stream_dataloader._state.progress import Snapshot
+from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader._workers.feed import WorkerFeed
 from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.processes import Crew, WorkerInit, guard, shared_folder, start_method, starting

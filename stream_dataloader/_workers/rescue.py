@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from stream_dataloader._reading.reader import Recovery
-from stream_dataloader._state.progress import Record, read
+from stream_dataloader._state.snapshot import PackedSnapshot
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader._workers.pool import WorkerPool
 from stream_dataloader.dataset import StreamDataset
@@ -36,7 +36,7 @@ class Rescue:
         self._suspects: set[tuple[int, int]] = set()
         self._killers: dict[int, int] = {}
 
-    def __call__(self, death: WorkerDeathError, record: Record) -> Feed | None:
+    def __call__(self, death: WorkerDeathError, record: PackedSnapshot) -> Feed | None:
         """Start workers that go on from a record; None if there were too many deaths already.
 
         Raises:
@@ -61,6 +61,6 @@ class Rescue:
         return self._pool.start(
             self._epoch,
             raw=self._raw,
-            resume=read(record, self._dataset.rules),
+            resume=record.unpack(self._dataset.rules),
             recovery=Recovery(self._killers, cautious=True),
         )

@@ -1,0 +1,136 @@
+"""Where an epoch stands between two steps: as it is kept at each step, and as it is looked at.
+
+Between two steps every ticket is decided, so little is to be kept: a cursor, and for each lane what it reads and has
+reserved. What comes from workers stays packed until somebody asks for a state.
+
+Guarantee: a `PackedSnapshot` shares what did not change with the one before, and never changes itself.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from stream_dataloader._schedule.rules import NONE, Rules
+
+
+class After(NamedTuple):
+    """Where a lane is after a step.
+
+    Attributes:
+        open: Whether it reads a stream; the three that follow are about that stream.
+        items: Items read of the stream.
+        position: Time steps read of the stream.
+        first_window: Time steps of the stream's first window, 0 before it was read.
+        draws_without_item: Sources that the lane took since it read an item.
+        idle: Whether no source is left for the lane.
+    """
+
+    open: int
+    items: int
+    position: int
+    first_window: int
+    draws_without_item: int
+    idle: int
+
+
+#: Before the first step.
+AT_START = After(0, 0, 0, 0, 0, 0)
+
+
+def pack_after(lanes: Iterable[After]) -> bytes:
+    """The numbers of some lanes one after the other, for a message."""
+    return array("q", [number for lane in lanes for number in lane]).tobytes()
+
+
+class LaneState(NamedTuple):
+    """Where a lane stands between two steps.
+
+    Attributes:
+        grant: Number of its open stream's grant; `NONE` if there is none.
+        after: How far it has read.
+        reserved: Grants of its reservations, `NONE` for one that was refused; None if it reserves no more.
+        stream: What the stream's own `state_dict` returned, if it has one.
+    """
+
+    grant: int
+    after: After
+    reserved: tuple[int, ...] | None
+    stream: Any = None
+
+
+class Snapshot(NamedTuple):
+    """Where an epoch stands between two steps.
+
+    Attributes:
+        step: The step that comes next.
+        cursors: Grants given so far, by group hosted.
+        returned: Grants among them that were not delivered, and are to be given again first.
+        lanes: One state a lane.
+    """
+
+    step: int
+    cursors: tuple[int, ...]
+    returned: tuple[int, ...]
+    lanes: tuple[LaneState, ...]
+
+
+class LaneReports(NamedTuple):
+    """What a worker reports of its lanes with the part of a step.
+
+    Attributes:
+        taken: The sources that its lanes took, in order: lane and grant.
+        after: Where each of its lanes is, see `pack_after`.
+        streams: States of the streams that have some, by lane.
+    """
+
+    taken: tuple[tuple[int, int], ...]
+    after: bytes
+    streams: Mapping[int, Any]
+
+
+class PackedSnapshot(NamedTuple):
+    """A `Snapshot` that costs next to nothing to keep at each step.
+
+    Attributes:
+        step: As in `Snapshot`, like the two that follow.
+        grants: Number of each lane's last grant, also of one whose stream has ended.
+        reserved: Grants of each lane's reservations, see `LaneState`.
+        after: Where lanes are, see `pack_after`: each part's bytes, of its own lanes.
+        streams: States of open streams, by lane; also of some that have ended.
+    """
+
+    step: int
+    cursors: tuple[int, ...]
+    returned: tuple[int, ...]
+    grants: tuple[int, ...]
+    reserved: tuple[tuple[int, ...] | None, ...]
+    after: tuple[bytes, ...]
+    streams: Mapping[int, Any]
+
+    def unpack(self, rules: Rules) -> Snapshot:
+        """The snapshot, for an epoch that is read by `rules`."""
+        # the first part's bytes cover all lanes until the parts of the first step have come
+        numbers = array("q", b"".join(self.after))
+        width = len(AT_START)
+        none_yet = _none_reserved(rules)
+        lanes = []
+        for lane in range(rules.lanes):
+            after = After(*numbers[lane * width : (lane + 1) * width])
+            # what a lane reserved first come, first served, was returned: it reserves anew
+            reserved = self.reserved[lane] if rules.deterministic or after.idle else none_yet
+            grant, stream = (self.grants[lane], self.streams.get(lane)) if after.open else (NONE, None)
+            lanes.append(LaneState(grant, after, reserved, stream))
+        return Snapshot(self.step, self.cursors, self.returned, tuple(lanes))
+
+
+def beginning(rules: Rules) -> Snapshot:
+    """Before the first step."""
+    lane = LaneState(NONE, AT_START, _none_reserved(rules))
+    return Snapshot(0, (0,) * rules.groups.count, (), (lane,) * rules.lanes)
+
+
+def _none_reserved(rules: Rules) -> tuple[int, ...] | None:
+    """What a lane has reserved before it takes its first source."""
+    return () if rules.lookahead else None
