@@ -22,6 +22,7 @@ from stream_dataloader._device import OneAhead, device_of, moved, pinned
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._ranks.agreement import OwnSteps, Steps
 from stream_dataloader._ranks.ranks import Ranks, names_of
+from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import Rules
@@ -240,7 +241,7 @@ class StreamDataLoader(Generic[Batch_co]):
             rescue = Rescue(self._pool, self._reading, epoch, raw=collate_fn is not None, most=self._max_restarts)
             feed = self._pool.start(epoch, raw=collate_fn is not None, resume=resume)
         else:
-            feed = LocalFeed(self._reading.read_locally(epoch, raw=collate_fn is not None, resume=resume))
+            feed = LocalFeed(read_locally(self._reading.plan(), epoch, by_lane=collate_fn is not None, resume=resume))
         progress = Progress(self._reading.rules, epoch, resume, max(1, self.num_workers))
         steps: Steps = OwnSteps()
         if not parts:

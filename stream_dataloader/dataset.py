@@ -1,37 +1,31 @@
-"""`StreamDataset`: the sources, how to open them and how to schedule them; drives one worker's lanes.
+"""`StreamDataset`: the sources, how to open them and how to schedule them.
 
-A dataset is iterated once in each worker, which reads a consecutive range of lanes, step after step, and
-yields one *part* a step. `StreamDataLoader` regroups the parts into batches; torch's own `DataLoader` passes
-them on as they are.
+It is a description, and reads nothing: `plan` is what `_reading` follows. Iterated over by itself, or by torch's own
+`DataLoader`, it yields a *part* a step and process, a consecutive range of lanes; `StreamDataLoader` regroups the parts
+into batches.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from stream_dataloader import _options as options
-from stream_dataloader._assembly.slots import Ring
-from stream_dataloader._assembly.writer import SlotWriter
 from stream_dataloader._items.fill import check_fill
 from stream_dataloader._memory.pickling import by_value, spawning
-from stream_dataloader._reading.activity import Board
-from stream_dataloader._reading.deferred import Deferred
+from stream_dataloader._reading.early import declares_early
 from stream_dataloader._reading.fingerprint import fingerprint_of
-from stream_dataloader._reading.opener import declares_early
-from stream_dataloader._reading.reader import NO_RECOVERY, PartReader, PlainParts, Recovery, Setup, plain_session
-from stream_dataloader._reading.sessions import SessionKey, SessionTable
-from stream_dataloader._reading.source_queue import SourceQueue, join_session, local_queue
+from stream_dataloader._reading.plan import Opening, ReadingPlan
+from stream_dataloader._reading.sessions import SessionTable
 from stream_dataloader._reading.sources import is_safe_anywhere, sources_of
-from stream_dataloader._schedule.rules import IntArray, Rules, lanes_of_worker, split_batch_size
+from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader._schedule.step_count import steps_of_groups
-from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 
@@ -154,7 +148,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             deterministic=deterministic,
             has_lengths=lengths is not None,
         )
-        self._table = SessionTable(self.rules)
+        self.session_table = SessionTable(self.rules)
         self._iterations = 0  # in this process
         self.epoch_request = (0, 0)  # how often an epoch was set, and the last one
 
@@ -166,16 +160,24 @@ class StreamDataset(IterableDataset[StreamBatch]):
         del index
         return self.open_stream
 
-    def early(self, *, locally: bool) -> Callable[[int], bool] | None:
-        """Whether a background thread may open a source ahead of need, by its index; None if none of them.
+    def plan(self) -> ReadingPlan:
+        """What is to be read and how, for who reads it."""
+        return ReadingPlan(
+            rules=self.rules,
+            sources=self.sources,
+            openings=self._openings(),
+            lengths=self.lengths,
+            fill_value=self.fill_value,
+            on_error=self.on_error,
+            retries=self.retries,
+        )
 
-        Args:
-            locally: In the main process, where only what was asked for runs in a thread.
-        """
-        allowed = self.open_early is True
-        if self.open_early is None and not locally:
-            allowed = declares_early(self.open_stream) and is_safe_anywhere(self.sources)
-        return (lambda _: True) if allowed else None
+    def _openings(self) -> tuple[Opening, ...]:
+        """How the sources are opened, one a list of them."""
+        early = self.open_early
+        if early is None:
+            early = declares_early(self.open_stream) and is_safe_anywhere(self.sources)
+        return (Opening(self.open_stream, early_in_workers=early, early_locally=self.open_early is True),)
 
     @property
     def batch_size(self) -> int:
@@ -185,7 +187,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iteration reads; the ones after count on from it."""
         epoch = options.integer("epoch", epoch, 0, 2**62)
-        self._table.set_epoch(os.getpid(), epoch)
+        self.session_table.set_epoch(os.getpid(), epoch)
         self.epoch_request = (self.epoch_request[0] + 1, epoch)
 
     @property
@@ -206,7 +208,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
             return self
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other.rules, other._table, other._steps = rules, SessionTable(rules), None
+        other.rules = rules
+        other.session_table = SessionTable(rules)
+        other._steps = None
         return other
 
     def steps_of_groups(self, epoch: int) -> list[int]:
@@ -230,109 +234,24 @@ class StreamDataset(IterableDataset[StreamBatch]):
         to read at once, with `iter()`. Every worker of one `DataLoader` iteration takes part in the same session,
         whichever comes first.
         """
+        # imported here, as a dataset describes what is read: all of the engine is needed only to read without a loader
+        from stream_dataloader._reading.plain import plain_parts
+
         self._iterations += 1
-        worker = get_worker_info()
-        if worker is None:
-            return Deferred(self._iterate_locally)
-        if worker.id >= self.batch_size:
-            return iter(())  # more workers than lanes
-        return PlainParts(self.read_as_worker(plain_session(worker.id, self._iterations)), sent=True)
-
-    def _iterate_locally(self) -> Iterator[StreamBatch]:
-        return PlainParts(self.read_locally(self._table.take_epoch(os.getpid())), sent=False)
-
-    def read_locally(self, epoch: int, *, raw: bool = False, resume: Snapshot | None = None) -> PartReader:
-        """Read all lanes in this process.
-
-        Args:
-            epoch: The epoch's number.
-            raw: Pass on windows that the streams cut as they are.
-            resume: Where in the epoch to begin; None at its beginning.
-        """
-        queue = local_queue(self.rules, epoch, self.lengths, resume)
-        return self._reader(queue, range(self.batch_size), 0, raw, None, resume, locally=True)
-
-    def read_as_worker(
-        self,
-        session: SessionKey,
-        *,
-        epoch: int | None = None,
-        raw: bool = False,
-        ring: Ring | None = None,
-        resume: Snapshot | None = None,
-        board: Board | None = None,
-        recovery: Recovery = NO_RECOVERY,
-        closed: Callable[[], bool] = lambda: False,
-    ) -> PartReader:
-        """Read this worker's lanes, as one of torch's `DataLoader` workers that take part in a session.
-
-        Args:
-            session: Names the session.
-            epoch: The epoch's number; None takes the dataset's next.
-            raw: Pass on windows that the streams cut as they are.
-            ring: Where the windows are to go.
-            resume: Where in the epoch to begin; None at its beginning.
-            board: Where to say what is being done.
-            recovery: What is different after a worker died.
-            closed: Whether the session was closed by the main process.
-        """
-        worker = get_worker_info()
-        assert worker is not None
-        queue = join_session(
-            self._table,
-            session,
-            worker.id,
-            workers=len(split_batch_size(self.batch_size, worker.num_workers)),
-            lengths=self.lengths,
-            epoch=epoch,
-            resume=resume,
-            closed=closed,
-        )
-        lanes = lanes_of_worker(self.batch_size, worker.num_workers, worker.id)
-        slots = None if ring is None else SlotWriter(ring, lanes, session.iteration, by_lane=raw)
-        return self._reader(queue, lanes, worker.id, raw, slots, resume, board, recovery)
-
-    def _reader(
-        self,
-        queue: SourceQueue,
-        lanes: range,
-        worker_id: int,
-        raw: bool,
-        slots: SlotWriter | None,
-        resume: Snapshot | None,
-        board: Board | None = None,
-        recovery: Recovery = NO_RECOVERY,
-        *,
-        locally: bool = False,
-    ) -> PartReader:
-        policy = self.on_error if callable(self.on_error) else lambda _: self.on_error
-        setup = Setup(
-            rules=self.rules,
-            sources=self.sources,
-            factory_of=self.factory_of,
-            lengths=self.lengths,
-            fill_value=self.fill_value,
-            policy=policy,
-            retries=self.retries,
-            board=board or Board(self.batch_size, worker_id + 1, shared=False),
-            early=self.early(locally=locally),
-            recovery=recovery,
-            raw=raw,
-        )
-        return PartReader(setup, queue, lanes, worker_id, slots, resume)
+        return plain_parts(self.plan(), self.session_table, self._iterations)
 
     def __getstate__(self) -> dict[str, Any]:
         state = by_value(self.__dict__, _BY_VALUE)
         if not spawning():  # a dataset of its own, elsewhere
-            state["_table"] = None
-            state["_next_epoch"] = self._table.take_epoch(os.getpid())
-            self._table.set_epoch(os.getpid(), state["_next_epoch"])
+            state["session_table"] = None
+            state["_next_epoch"] = self.session_table.take_epoch(os.getpid())
+            self.session_table.set_epoch(os.getpid(), state["_next_epoch"])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         for name in _BY_VALUE:
             setattr(self, name, state[name].value)
-        if state["_table"] is None:
-            self._table = SessionTable(self.rules)
-            self._table.set_epoch(os.getpid(), self.__dict__.pop("_next_epoch"))
+        if state["session_table"] is None:
+            self.session_table = SessionTable(self.rules)
+            self.session_table.set_epoch(os.getpid(), self.__dict__.pop("_next_epoch"))

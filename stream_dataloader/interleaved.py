@@ -16,6 +16,7 @@ import numpy as np
 
 from stream_dataloader import _options as options
 from stream_dataloader._reading.fingerprint import fingerprint_of
+from stream_dataloader._reading.plan import Opening
 from stream_dataloader._reading.sources import JoinedSources
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray, Rules
@@ -48,14 +49,18 @@ class _Factories:
     """What opens the sources of several lists, put one after the other.
 
     A source alone does not tell its list: the index does, see `of`.
+
+    Attributes:
+        factories: One a list.
     """
 
     def __init__(self, mix: Mix, factories: Sequence[StreamFactory]) -> None:
-        self._mix, self._factories = mix, tuple(factories)
+        self._mix = mix
+        self.factories = tuple(factories)
 
     def of(self, index: int) -> StreamFactory:
         """The factory of the source of an index."""
-        return self._factories[self._mix.locate(index)[0]]
+        return self.factories[self._mix.locate(index)[0]]
 
     def __call__(self, source: Any) -> Any:
         raise TypeError(
@@ -76,12 +81,14 @@ class InterleavedDataset(StreamDataset):
     def __init__(
         self, datasets: Sequence[StreamDataset], mix: Mix, seed: int | None, shuffle: bool, shared: SharedOptions
     ) -> None:
-        self._mix, self.weights = mix, mix.weights
+        self._mix = mix
+        self.weights = mix.weights
         self._lists = [(dataset.sources, dataset._fingerprint) for dataset in datasets]
-        self._early = {where: [d.early(locally=where) is not None for d in datasets] for where in (False, True)}
+        openings = [opening for dataset in datasets for opening in dataset._openings()]
+        self._early = [(opening.early_in_workers, opening.early_locally) for opening in openings]
         super().__init__(
             JoinedSources(dataset.sources for dataset in datasets),
-            _Factories(mix, [dataset.open_stream for dataset in datasets]),
+            _Factories(mix, [opening.factory for opening in openings]),
             seed=seed,
             shuffle=shuffle,
             **shared,
@@ -95,10 +102,9 @@ class InterleavedDataset(StreamDataset):
         """What opens a source, by its index: the `open_stream` of its dataset."""
         return self.open_stream.of(index)
 
-    def early(self, *, locally: bool) -> Callable[[int], bool] | None:
-        """Whether a background thread may open a source ahead of need, by its index: as its dataset says."""
-        allowed = self._early[locally]
-        return (lambda index: allowed[self._mix.locate(index)[0]]) if any(allowed) else None
+    def _openings(self) -> tuple[Opening, ...]:
+        factories = self.open_stream.factories
+        return tuple(Opening(factory, *early) for factory, early in zip(factories, self._early, strict=True))
 
     def locate(self, index: int) -> tuple[int, int]:
         """Which source of which dataset a number in `batch.source` means.

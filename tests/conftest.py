@@ -68,7 +68,7 @@ def _helpers_running():
 
 @pytest.fixture(scope="module", autouse=True)
 def _frozen(_helpers_running):
-    """What modules made when they were imported stays: looking at all of it twice a test would take half of the time."""
+    """What modules made when they were imported stays: to look at it twice a test would take half of the time."""
     gc.collect()
     gc.freeze()
 

@@ -11,37 +11,20 @@ of data takes the next source at once, within the same window if it may.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from stream_dataloader._assembly.part import Run, Sink
 from stream_dataloader._items.layout import Layout, Leaves
 from stream_dataloader._items.structure import ALIKE, Misfit, StreamMisfit
 from stream_dataloader._reading.opener import Opener, Reservation
+from stream_dataloader._reading.plan import ReadingPlan
+from stream_dataloader._reading.share import Share
 from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.reservations import Reservations
-from stream_dataloader._schedule.rules import NEVER, NONE, IntArray, Rules
+from stream_dataloader._schedule.rules import NEVER, NONE
 from stream_dataloader._state.snapshot import LaneState
 from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, ReadError, StreamError
 from stream_dataloader.stream_info import run_as
-
-
-class LaneOptions(NamedTuple):
-    """How a lane reads.
-
-    Attributes:
-        raw: Windows that streams cut themselves go to the sink as they are.
-        policy: Decides whether a `StreamError` ends the epoch or the stream.
-        reading: Where to note, for each lane, one more than the source that is open.
-        killers: Sources that killed their worker, and the time from which on they are not to be read.
-    """
-
-    rules: Rules
-    lengths: IntArray | None
-    raw: bool
-    policy: Callable[[StreamError], Literal["raise", "skip"]]
-    reading: IntArray
-    killers: Mapping[int, int]
 
 
 class Lane:
@@ -51,7 +34,8 @@ class Lane:
         index: The lane's row in the batch.
         row: Its row among the worker's lanes.
         opener: Opens the sources it is granted.
-        options: How it reads.
+        plan: What is read, and how.
+        share: The share of the worker whose lane it is.
         taken: Where to note the sources it takes: lane and grant.
         start: Where it begins; None at the epoch's beginning.
 
@@ -66,31 +50,40 @@ class Lane:
         index: int,
         row: int,
         opener: Opener,
-        options: LaneOptions,
+        plan: ReadingPlan,
+        share: Share,
         taken: list[tuple[int, int]],
         start: LaneState | None = None,
     ) -> None:
-        self.index, self._row, self._opener, self._options = index, row, opener, options
-        self._rules = options.rules
-        self._read = self._read_window if options.rules.time_steps is None else self._read_steps
-        self._next_item = OpenedStream.next_item if options.lengths is None else self._promised_item
+        self.index = index
+        self._row = row
+        self._opener = opener
+        self._plan = plan
+        self._rules = plan.rules
+        self._lengths = plan.lengths
+        self._by_lane = share.by_lane
+        self._killers = share.recovery.killers
+        self._reading = share.board.reading  # for each lane, one more than the source that is open
+        self._taken = taken
+        self._read = self._read_window if plan.rules.time_steps is None else self._read_steps
+        self._next_item = OpenedStream.next_item if plan.lengths is None else self._promised_item
         self._stream: OpenedStream | None = None
         self._layout: Layout | None = None  # of the stream's first item
         self._unmet: Layout | None = None  # the same, if the sink was not told of it yet
         self._between: StreamError | None = None  # an error that is about two streams
         self._first_window = 0  # steps of the stream's first window
         self._position = 0  # time steps read of the stream
-        self._reservations = Reservations[Reservation](options.rules.lookahead)
+        self._reservations = Reservations[Reservation](plan.rules.lookahead)
         self._draws_without_item = 0
-        self.idle, self.fresh = False, True
+        self.idle = False
+        self.fresh = True
         self.keeps_state = False
-        self._taken = taken
         self._start = start
         if start is not None:
             self.idle, self.fresh = bool(start.after.idle), not start.after.idle
             self._draws_without_item = start.after.draws_without_item
             held = None if start.reserved is None else opener.restore(index, start.reserved)
-            self._reservations = Reservations(options.rules.lookahead, held)
+            self._reservations = Reservations(plan.rules.lookahead, held)
 
     def after(self) -> tuple[int, ...]:
         """How far it has read: the numbers of an `After`."""
@@ -125,7 +118,7 @@ class Lane:
             position, error = self._position, None
             before = run_as(stream.info)
             try:
-                if self._options.killers:
+                if self._killers:
                     self._spare_worker(stream, step * rules.lanes + self.index)
                 full = self._read(stream, sink, t, stop)
             except StreamError as broken:
@@ -141,14 +134,14 @@ class Lane:
                     sink.met(self._unmet)
                     self._unmet = None
             if error is not None:
-                if error is self._between or self._options.policy(error) != "skip":
+                if error is self._between or not self._plan.skips(error):
                     raise error
                 failures.append(error)
             if not full:
                 self._close_stream()
 
     def _spare_worker(self, stream: OpenedStream, time: int) -> None:
-        fatal = self._options.killers.get(stream.info.source_index)
+        fatal = self._killers.get(stream.info.source_index)
         if fatal is not None and time >= fatal:
             raise stream.error(ReadError, "its worker died twice while reading it here")
 
@@ -183,7 +176,7 @@ class Lane:
         except Misfit as misfit:
             raise self._misfit(stream, misfit) from None
         count = stream.read_into(room, end - t)
-        if self._options.lengths is not None:
+        if self._lengths is not None:
             self._check_length(stream, ended=count == 0)
         if count > 0:
             sink.wrote(self._row, t + count)
@@ -195,7 +188,7 @@ class Lane:
             item = self._next_item(stream)
             if item is END:
                 return False
-            if self._options.raw:
+            if self._by_lane:
                 sink.put_object(self._row, item)
                 self._position += 1
                 return True
@@ -226,8 +219,8 @@ class Lane:
         return item
 
     def _check_length(self, stream: OpenedStream, *, ended: bool) -> None:
-        assert self._options.lengths is not None
-        promised = int(self._options.lengths[stream.info.source_index])
+        assert self._lengths is not None
+        promised = int(self._lengths[stream.info.source_index])
         if 0 <= promised < stream.items or (ended and stream.items < promised):  # -1: of unknown length
             has = "only" if ended else "at least"
             raise stream.error(
@@ -268,7 +261,7 @@ class Lane:
         if start.grant == NONE:
             return None
         self._position, self._first_window = start.after.position, start.after.first_window
-        self._options.reading[self.index] = self._opener.source(start.grant) + 1
+        self._reading[self.index] = self._opener.source(start.grant) + 1
         stream = self._opener.open_at(start.grant, self.index, start.after.items, start.stream)
         self.fresh = stream.fresh
         return stream
@@ -276,7 +269,7 @@ class Lane:
     def _take(self, time: int) -> OpenedStream | None:
         stream = self._take_next(time)
         self._taken.append((self.index, NONE if stream is None else stream.grant))
-        self._options.reading[self.index] = 0 if stream is None else stream.info.source_index + 1
+        self._reading[self.index] = 0 if stream is None else stream.info.source_index + 1
         return stream
 
     def _take_next(self, time: int) -> OpenedStream | None:
@@ -293,7 +286,7 @@ class Lane:
         if self._stream is not None:
             self._stream.close()
             self._stream, self.keeps_state = None, False
-            self._options.reading[self.index] = 0
+            self._reading[self.index] = 0
 
     def close(self) -> None:
         """Close the stream that is open, and those opened early; after the opener's `close`."""

@@ -10,37 +10,20 @@ unless one is allowed, and it runs no code of a source that may not be opened ea
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from stream_dataloader._reading.source_queue import SourceQueue
+from stream_dataloader._reading.plan import ReadingPlan
+from stream_dataloader._reading.share import Share
 from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._schedule.rules import NONE, PENDING
+from stream_dataloader.errors import OpenError, shorten
+from stream_dataloader.stream_info import StreamInfo
 
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 100e-6, 5e-3
 _LONGEST_JOIN_SECONDS = 1.0
-
-
-def declares_early(code: object) -> bool:
-    """Whether a factory, or a sequence of sources, declares that another thread may call it; see `OpensEarly`.
-
-    A class that overrides what is called answers for itself: it does not inherit the declaration.
-    """
-    while isinstance(code, functools.partial):
-        code = code.func
-    if getattr(code, "open_early", None) is not True:
-        return False
-    if "open_early" in getattr(code, "__dict__", ()):  # else functools.wraps has copied it from other code
-        return getattr(getattr(code, "__wrapped__", None), "open_early", None) is not True
-    for kind in () if inspect.isclass(code) else type(code).__mro__:
-        if "open_early" in kind.__dict__:
-            return True
-        if kind.__dict__.keys() & {"__call__", "__getitem__"}:
-            return False
-    return False
 
 
 class Reservation:
@@ -82,21 +65,18 @@ class Reservation:
 
 
 class Opener:
-    """Opens the sources that lanes are granted, early for reservations.
+    """Opens the sources that the lanes of a worker are granted, early for reservations.
 
     Args:
-        queue: Where tickets are taken out.
-        open_grant: Opens the stream of a grant for a lane, at an item, with the stream's state there or None.
-        early: Whether a background thread may open a source, by its index; None if none of them.
+        plan: How sources are opened.
+        share: Whose lanes they are.
     """
 
-    def __init__(
-        self,
-        queue: SourceQueue,
-        open_grant: Callable[[int, int, int, Any], OpenedStream],
-        early: Callable[[int], bool] | None,
-    ) -> None:
-        self._queue, self._open_grant, self._early = queue, open_grant, early
+    def __init__(self, plan: ReadingPlan, share: Share) -> None:
+        self._plan = plan
+        self._share = share
+        self._queue = share.queue
+        self._early = None if share.recovery.cautious else plan.early(locally=share.locally)
         self._reservations: deque[Reservation] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -146,6 +126,38 @@ class Opener:
     def open_at(self, grant: int, lane: int, items: int, state: Any) -> OpenedStream:
         """Open a stream that was being read before where it stood; see `OpenedStream.open`."""
         return self._open_grant(grant, lane, items, state)
+
+    def _open_grant(self, grant: int, lane: int, items: int, state: Any) -> OpenedStream:
+        """Open the stream of a grant for a lane, at an item, with the stream's state there or None."""
+        plan, share = self._plan, self._share
+        index, epoch, repeat, fresh = self._queue.order[grant]
+        info = StreamInfo(index, epoch, lane, share.worker_id, plan.rules.seed, repeat)
+        stream_of = functools.partial(
+            OpenedStream, info, fresh, factory=plan.opening(index).factory, retries=plan.retries, grant=grant
+        )
+        try:
+            stream: OpenedStream = stream_of(plan.sources[index])
+        except Exception as error:
+            stream = stream_of("?")
+            failure = stream.error(OpenError, f"the source cannot be had: {shorten(error)}")
+            failure.__cause__ = error
+            stream.fail(failure)
+            return stream
+        if share.recovery.killers.get(index) == -1:
+            stream.items = items
+            stream.fail(stream.error(OpenError, "its worker died twice over opening it"))
+            return stream
+        board = share.board
+        board.opening[share.worker_id] = index + 1
+        try:
+            stream.open(items, state)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # sys.exit() in the factory, or before the first item
+                board.exiting[share.worker_id] = -index - 1
+            raise
+        finally:
+            board.opening[share.worker_id] = 0
+        return stream
 
     def close(self) -> None:
         """Open nothing early any more, and end the thread; one stuck in user code is left to end by itself."""

@@ -21,7 +21,7 @@ import numpy as np
 from stream_dataloader._memory.fields import Carver, bytes_of
 from stream_dataloader._memory.pickling import ByValue, dumps, dumps_by_value, mentions_hidden, spawning
 from stream_dataloader._memory.shared_memory import SharedMemory
-from stream_dataloader._reading.opener import declares_early
+from stream_dataloader._reading.early import declares_early
 from stream_dataloader.errors import shorten
 
 _BLOCK = 64  # sources: reading one costs a few microseconds, packing little more than one pickling of the list

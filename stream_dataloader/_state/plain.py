@@ -160,7 +160,8 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
     if state["fingerprint"] != identity.fingerprint:
         raise StateError(
             f"the state was saved with other sources (fingerprint {state['fingerprint']}, here "
-            f"{identity.fingerprint}); pass the same list, or, if only paths have moved, the same fingerprint= to both datasets"
+            f"{identity.fingerprint}); pass the same list, or, if only paths have moved, the same fingerprint= to both "
+            "datasets"
         )
     schedules = (rules.schedule,) if rules.mix is None else rules.mix.schedules
     lengths_decide = groups.total > 1 or any(schedule != "listed" for schedule in schedules)

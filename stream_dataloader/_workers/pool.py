@@ -27,8 +27,10 @@ from stream_dataloader._assembly.slots import MESSAGE_BYTES, MOST_STEPS_A_MESSAG
 from stream_dataloader._memory.pickling import ByValue, Sealed, share_classes
 from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader._reading.activity import Board
-from stream_dataloader._reading.reader import NO_RECOVERY, Recovery, unsendable
+from stream_dataloader._reading.begin import read_as_worker
+from stream_dataloader._reading.reader import unsendable
 from stream_dataloader._reading.sessions import SessionKey
+from stream_dataloader._reading.share import NO_RECOVERY, Recovery
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader._workers.feed import WorkerFeed
@@ -261,10 +263,12 @@ class _Parts(IterableDataset[Any]):
             return
         epoch, raw = self._mailbox.read(session)
         resume, self.resume = self.resume, None
-        reader = self._dataset.read_as_worker(
+        reader = read_as_worker(
+            self._dataset.plan(),
+            self._dataset.session_table,
             self._key._replace(iteration=session),
             epoch=epoch,
-            raw=raw,
+            by_lane=raw,
             ring=self.ring,
             resume=resume,
             board=self.board,

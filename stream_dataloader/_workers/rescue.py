@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from stream_dataloader._reading.reader import Recovery
+from stream_dataloader._reading.share import Recovery
 from stream_dataloader._state.snapshot import PackedSnapshot
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader._workers.pool import WorkerPool

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from stream_dataloader._items.layout import as_array
-from stream_dataloader._reading.opener import declares_early
+from stream_dataloader._reading.early import declares_early
 from stream_dataloader._reading.stream import keeps_state, seeks_items, takes_start
 from stream_dataloader.batch import map_leaves
 from stream_dataloader.dataloader import StreamDataLoader

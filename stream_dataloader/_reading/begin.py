@@ -1,0 +1,93 @@
+"""Begins to read what a plan says: all of it in this process, or one worker's share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch.utils.data import get_worker_info
+
+from stream_dataloader._assembly.slots import Ring
+from stream_dataloader._assembly.writer import SlotWriter
+from stream_dataloader._reading.activity import Board
+from stream_dataloader._reading.plan import ReadingPlan
+from stream_dataloader._reading.reader import PartReader
+from stream_dataloader._reading.sessions import SessionKey, SessionTable
+from stream_dataloader._reading.share import NO_RECOVERY, Recovery, Share
+from stream_dataloader._reading.source_queue import join_session, local_queue
+from stream_dataloader._schedule.rules import lanes_of_worker, split_batch_size
+from stream_dataloader._state.snapshot import Snapshot
+
+
+def read_locally(plan: ReadingPlan, epoch: int, *, by_lane: bool = False, resume: Snapshot | None = None) -> PartReader:
+    """Read all lanes in this process.
+
+    Args:
+        plan: What to read, and how.
+        epoch: The epoch's number.
+        by_lane: See `Share`.
+        resume: Where in the epoch to begin; None at its beginning.
+    """
+    share = Share(
+        queue=local_queue(plan.rules, epoch, plan.lengths, resume),
+        lanes=range(plan.rules.lanes),
+        worker_id=0,
+        by_lane=by_lane,
+        board=Board(plan.rules.lanes, 1, shared=False),
+        locally=True,
+        resume=resume,
+    )
+    return PartReader(plan, share)
+
+
+def read_as_worker(
+    plan: ReadingPlan,
+    table: SessionTable,
+    session: SessionKey,
+    *,
+    epoch: int | None = None,
+    by_lane: bool = False,
+    ring: Ring | None = None,
+    resume: Snapshot | None = None,
+    board: Board | None = None,
+    recovery: Recovery = NO_RECOVERY,
+    closed: Callable[[], bool] = lambda: False,
+) -> PartReader:
+    """Read this worker's lanes, as one of torch's `DataLoader` workers that take part in a session.
+
+    Args:
+        plan: What to read, and how.
+        table: Holds the sessions of what is read.
+        session: Names the session.
+        epoch: The epoch's number; None takes the table's next.
+        by_lane: See `Share`.
+        ring: Where the windows are to go.
+        resume: Where in the epoch to begin; None at its beginning.
+        board: Where to say what is being done.
+        recovery: What is different after a worker died.
+        closed: Whether the session was closed by the main process.
+    """
+    worker = get_worker_info()
+    assert worker is not None
+    total = plan.rules.lanes
+    lanes = lanes_of_worker(total, worker.num_workers, worker.id)
+    queue = join_session(
+        table,
+        session,
+        worker.id,
+        workers=len(split_batch_size(total, worker.num_workers)),
+        lengths=plan.lengths,
+        epoch=epoch,
+        resume=resume,
+        closed=closed,
+    )
+    share = Share(
+        queue=queue,
+        lanes=lanes,
+        worker_id=worker.id,
+        by_lane=by_lane,
+        board=board or Board(total, worker.id + 1, shared=False),
+        slots=None if ring is None else SlotWriter(ring, lanes, session.iteration, by_lane=by_lane),
+        resume=resume,
+        recovery=recovery,
+    )
+    return PartReader(plan, share)

@@ -1,0 +1,99 @@
+"""Iterates over a `StreamDataset` without a `StreamDataLoader`: with torch's own `DataLoader`, or with none.
+
+No code of ours runs in the main process there, so a worker finds out by itself which session it takes part in, what
+the epoch's last step is, and what cannot be sent.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterator
+from multiprocessing import current_process, parent_process
+
+from torch.utils.data import get_worker_info
+
+from stream_dataloader._assembly.regroup import Regrouper
+from stream_dataloader._reading.begin import read_as_worker, read_locally
+from stream_dataloader._reading.deferred import Deferred
+from stream_dataloader._reading.plan import ReadingPlan
+from stream_dataloader._reading.reader import PartReader, unsendable, warn_of_skip
+from stream_dataloader._reading.sessions import SessionKey, SessionTable
+from stream_dataloader._reading.source_queue import Abandoned
+from stream_dataloader.batch import SentBatch, StreamBatch
+
+
+def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Iterator[StreamBatch]:
+    """The parts of this process's lanes.
+
+    Each iteration takes the next epoch number: in the main process with its first `next`, with workers, which begin to
+    read at once, with `iter()`. Every worker of one `DataLoader` iteration takes part in the same session, whichever
+    comes first.
+
+    Args:
+        plan: What to read, and how.
+        table: Holds the sessions of what is read, and numbers epochs.
+        iteration: Which iteration over it this is, in this process.
+    """
+    worker = get_worker_info()
+    if worker is None:
+        return Deferred(functools.partial(_parts_here, plan, table))
+    if worker.id >= plan.rules.lanes:
+        return iter(())  # more workers than lanes
+    return PlainParts(read_as_worker(plan, table, plain_session(worker.id, iteration)), sent=True)
+
+
+def _parts_here(plan: ReadingPlan, table: SessionTable) -> Iterator[StreamBatch]:
+    return PlainParts(read_locally(plan, table.take_epoch(os.getpid())), sent=False)
+
+
+def plain_session(worker_id: int, iteration: int) -> SessionKey:
+    """Names the session of a worker of torch's own `DataLoader`, where no code of ours runs in the main process.
+
+    A `DataLoader` starts its workers one after the other, so process ordinal minus worker id tells them from
+    those of another.
+    """
+    ordinal = re.search(r"(\d+)$", current_process().name)
+    parent = parent_process()
+    return SessionKey(parent.pid or 0 if parent else 0, int(ordinal[1]) - worker_id if ordinal else 0, iteration)
+
+
+class PlainParts:
+    """The parts of one worker as `StreamBatch`es, up to the epoch's end: for torch's own `DataLoader`."""
+
+    def __init__(self, reader: PartReader, *, sent: bool) -> None:
+        self._reader, self._sent = reader, sent
+        plan, share = reader.plan, reader.share
+        self._queue = share.queue
+        self._decides_end = plan.rules.padding_mode in ("data", "drop")
+        self._regrouper = Regrouper(
+            [share.lanes], [share.worker_id], plan.rules.time_steps, plan.fill_value, plan.sources
+        )
+
+    def __iter__(self) -> Iterator[StreamBatch]:
+        return self
+
+    def __next__(self) -> StreamBatch:
+        reader = self._reader
+        part = next(reader)
+        for failure in part.failures:
+            warn_of_skip(failure.unpack())
+        if part.faults:
+            raise part.faults[0].error.unpack()
+        if part.end or not self._delivers(part.step):
+            reader.close()
+            raise StopIteration
+        batch = self._regrouper.batch(part.step, self._queue.epoch, [part], None)
+        if not self._sent:
+            return batch
+        try:
+            return SentBatch.of(batch)
+        except Exception as error:
+            raise unsendable(part, error) from error
+
+    def _delivers(self, step: int) -> bool:
+        try:
+            return not self._decides_end or self._queue.delivers(step)
+        except Abandoned:
+            return False

@@ -1,0 +1,55 @@
+"""`Share`: one worker's share of an epoch, and what is different in it after a worker died."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stream_dataloader._assembly.writer import SlotWriter
+from stream_dataloader._reading.activity import Board
+from stream_dataloader._reading.source_queue import SourceQueue
+from stream_dataloader._state.snapshot import Snapshot
+
+
+class Recovery(NamedTuple):
+    """What workers do differently after one of them died.
+
+    Attributes:
+        killers: Sources that killed their worker, and the time from which on they are not to be read; -1: nor opened.
+        cautious: Open no source early, so that one that kills its worker is known for sure.
+    """
+
+    killers: Mapping[int, int]
+    cautious: bool
+
+
+NO_RECOVERY = Recovery({}, cautious=False)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One worker's share of an epoch.
+
+    Attributes:
+        queue: Where sources come from; its `epoch` is the epoch read.
+        lanes: The worker's lanes, consecutive.
+        worker_id: Its number.
+        by_lane: Windows are wanted lane by lane, for a `collate_fn`: those that streams cut themselves as they are,
+            others in one piece each.
+        board: Where to say what is being done.
+        locally: The worker is the main process.
+        slots: The ring, if parts are to go there.
+        resume: Where in the epoch to begin; None at its beginning.
+        recovery: What is different after a worker died.
+    """
+
+    queue: SourceQueue
+    lanes: range
+    worker_id: int
+    by_lane: bool
+    board: Board
+    locally: bool = False
+    slots: SlotWriter | None = None
+    resume: Snapshot | None = None
+    recovery: Recovery = NO_RECOVERY
