@@ -25,6 +25,10 @@ class Run(NamedTuple):
     position: int
     fresh: bool
 
+    def continues(self, last: Run) -> bool:
+        """Whether this is what comes next of the same stream, in the same lane."""
+        return self.lane == last.lane and self.source == last.source and self.position == last.position + last.steps
+
 
 class Sink(Protocol):
     """Where a lane puts what it reads: one worker's share of one batch."""

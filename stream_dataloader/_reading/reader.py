@@ -29,6 +29,43 @@ _IS_FRESH = operator.attrgetter("fresh")
 _NOTHING = Gathered(in_slot=False, time_steps=0, blocks=[], objects={})
 
 
+class StepRecord:
+    """What becomes of one step while lanes read it.
+
+    Attributes:
+        step: The step.
+        runs: What lanes read.
+        failures: Errors of streams that were skipped.
+        faults: Errors that end the epoch.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.runs: list[Run] = []
+        self.failures: list[StreamError] = []
+        self.faults: list[Fault] = []
+
+    @property
+    def is_fresh(self) -> bool:
+        """Something in it is read for the first time."""
+        return any(map(_IS_FRESH, self.runs)) or any(map(_IS_FRESH, self.faults))
+
+    @property
+    def lanes_read(self) -> int:
+        """How many lanes were not idle."""
+        return len({run.lane for run in self.runs} | {fault.lane for fault in self.faults})
+
+    def fail(self, lane: int, error: Exception, *, fresh: bool) -> None:
+        """Note an error that ends the epoch."""
+        self.faults.append(Fault(lane, fresh, ErrorReport(error)))
+
+    def sort(self) -> None:
+        """Bring all into lane order, after lanes were gone over twice."""
+        self.runs = joined(self.runs)
+        self.failures.sort(key=lambda failure: failure.lane)
+        self.faults.sort(key=lambda fault: fault.lane)
+
+
 class PartReader:
     """Iterates over the parts of consecutive lanes.
 
@@ -67,47 +104,40 @@ class PartReader:
         if self._ended:
             self.close()
             raise StopIteration
-        step, self._step = self._step, self._step + 1
-        runs: list[Run] = []
-        gathered = _NOTHING
-        failures: list[StreamError] = []
-        faults: list[Fault] = []
+        record = StepRecord(self._step)
+        self._step += 1
+        gathered, end = _NOTHING, False
         try:
-            self._writer.begin(step)
-            self._read(step, runs, failures, faults)
-            gathered = self._writer.finish(runs)
-            end = not runs and not faults
+            self._writer.begin(record.step)
+            self._read(record)
+            gathered = self._writer.finish(record.runs)
+            end = not record.runs and not record.faults
         except Abandoned:
             end = True
         except ValueError as error:  # fill_value
-            faults.append(Fault(self.share.lanes.start, True, ErrorReport(error)))
-            end = False
-        told = self._tell(faults)
-        if end or faults:
+            record.fail(self.share.lanes.start, error, fresh=True)
+        told = self._tell(record)
+        if end or record.faults:
             self._ended = True
             self._queue.finish()
         return Part(
-            self.share.worker_id,
-            step,
-            gathered.in_slot,
-            gathered.time_steps,
-            any(map(_IS_FRESH, runs)) or any(map(_IS_FRESH, faults)),
-            self._lanes_read(runs, faults) if self.plan.rules.padding_mode == "drop" else 0,
-            told,
-            [] if gathered.in_slot else runs,
-            gathered.blocks,
-            gathered.objects,
-            [ErrorReport(failure) for failure in failures],
-            faults,
-            end,
-            gathered.layouts,
+            worker_id=self.share.worker_id,
+            step=record.step,
+            in_slot=gathered.in_slot,
+            time_steps=gathered.time_steps,
+            fresh=record.is_fresh,
+            lanes_read=record.lanes_read if self.plan.rules.padding_mode == "drop" else 0,
+            told=told,
+            runs=[] if gathered.in_slot else record.runs,
+            blocks=gathered.blocks,
+            objects=gathered.objects,
+            failures=[ErrorReport(failure) for failure in record.failures],
+            faults=record.faults,
+            end=end,
+            layouts=gathered.layouts,
         )
 
-    @staticmethod
-    def _lanes_read(runs: list[Run], faults: list[Fault]) -> int:
-        return len({run.lane for run in runs} | {fault.lane for fault in faults})
-
-    def _tell(self, faults: list[Fault]) -> LaneReports:
+    def _tell(self, record: StepRecord) -> LaneReports:
         """What there is to know of the lanes after the step, to go on from there another time."""
         taken = tuple(self._taken)
         self._taken.clear()
@@ -119,63 +149,61 @@ class PartReader:
                 try:
                     states[lane.index] = lane.stream_state()
                 except StreamError as error:
-                    faults.append(Fault(lane.index, lane.fresh, ErrorReport(error)))
+                    record.fail(lane.index, error, fresh=lane.fresh)
         return LaneReports(taken, array("q", numbers).tobytes(), states)
 
-    def _read(self, step: int, runs: list[Run], failures: list[StreamError], faults: list[Fault]) -> None:
-        """Fill this step's windows, those of lanes behind a broken one too: any other worker would.
+    def _read(self, record: StepRecord) -> None:
+        """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
+        step, total = record.step, self.plan.rules.lanes
+        first_items_first = self._reads_first_items_first(step)
+        stop = 1 if first_items_first else NEVER
+        behind: list[Lane] = []
+        for lane in self._lanes:
+            self._queue.publish(step * total + lane.index)
+            if lane.idle:
+                continue
+            before = len(record.runs)
+            if self._fill(lane, record, 0, stop) and first_items_first:
+                behind.append(lane)
+            if lane.idle:
+                self._queue.end_busy(step + (len(record.runs) > before))
+        if not any(map(_IS_FRESH, record.runs)):
+            self._queue.end_fresh(step)
+        self._queue.publish((step + 1) * total + self.share.lanes.start)
+        for lane in behind:
+            self._fill(lane, record, 1, NEVER)
+        if behind:
+            record.sort()
+
+    def _reads_first_items_first(self, step: int) -> bool:
+        """Whether the first items of all lanes are read before the rest of their windows.
 
         What comes next in logical time waits for what may still pull a source before it. An aligned window pulls
-        none behind its first item, so where somebody waits, the first items of all lanes are read first::
+        none behind its first item, so this is done where somebody waits::
 
             lane 0   1     5 6 7
             lane 1     2         8 9 .        lanes 2 and 3, of another worker, go on after 2, not after .
         """
-        rules, first, behind = self.plan.rules, step * self.plan.rules.lanes, []
-        parted = rules.windows == "aligned" and (rules.time_steps or 0) > 1 and self._has_others
-        parted = parted and (step == self._first_step or self._queue.is_waited_for())
-        for lane in self._lanes:
-            self._queue.publish(first + lane.index)
-            if lane.idle:
-                continue
-            before = len(runs)
-            if self._fill(lane, step, (0, 1 if parted else NEVER), runs, failures, faults) and parted:
-                behind.append(lane)
-            if lane.idle:
-                self._queue.end_busy(step + (len(runs) > before))
-        if not any(map(_IS_FRESH, runs)):
-            self._queue.end_fresh(step)
-        self._queue.publish(first + rules.lanes + self.share.lanes.start)
-        for lane in behind:
-            self._fill(lane, step, (1, NEVER), runs, failures, faults)
-        if behind:
-            runs[:] = joined(runs)
-            failures.sort(key=lambda failure: failure.lane)
-            faults.sort(key=lambda fault: fault.lane)
+        rules = self.plan.rules
+        if rules.windows != "aligned" or (rules.time_steps or 0) <= 1 or not self._has_others:
+            return False
+        return step == self._first_step or self._queue.is_waited_for()
 
-    def _fill(
-        self,
-        lane: Lane,
-        step: int,
-        times: tuple[int, int],
-        runs: list[Run],
-        failures: list[StreamError],
-        faults: list[Fault],
-    ) -> bool:
+    def _fill(self, lane: Lane, record: StepRecord, start: int, stop: int) -> bool:
         """Fill time steps `[start, stop)` of a lane's window; False if there is nothing more for it to read."""
-        working, worker = self.share.board.working, self.share.worker_id
-        working[worker] = step * self.plan.rules.lanes + lane.index + 1
+        board, worker = self.share.board, self.share.worker_id
+        working = board.working
+        working[worker] = record.step * self.plan.rules.lanes + lane.index + 1
         try:
-            lane.fill(step, self._writer, runs, failures, *times)
+            lane.fill(record.step, self._writer, record.runs, record.failures, start, stop)
         except StreamError as error:
-            faults.append(Fault(lane.index, lane.fresh, ErrorReport(error)))
+            record.fail(lane.index, error, fresh=lane.fresh)
             working[worker] = 0
             return False
         except Exception:
             working[worker] = 0
             raise
         except BaseException:  # sys.exit() in a stream: what was being done stays told
-            board = self.share.board
             board.exiting[worker] = board.exiting[worker] or board.reading[lane.index]
             raise
         working[worker] = 0
@@ -191,13 +219,8 @@ def joined(runs: Iterable[Run]) -> list[Run]:
     """Runs in lane order, those joined that go on with the same stream."""
     found: list[Run] = []
     for run in sorted(runs, key=lambda run: run.lane):
-        last = found[-1] if found else None
-        if (
-            last is not None
-            and last[:1] + last[3:4] == run[:1] + run[3:4]
-            and last.position + last.steps == run.position
-        ):
-            found[-1] = last._replace(steps=last.steps + run.steps)
+        if found and run.continues(found[-1]):
+            found[-1] = found[-1]._replace(steps=found[-1].steps + run.steps)
         else:
             found.append(run)
     return found
