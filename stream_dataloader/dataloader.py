@@ -21,7 +21,7 @@ from stream_dataloader import _options as options
 from stream_dataloader._device import OneAhead, device_of, moved, pinned
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._ranks.agreement import OwnSteps, Steps
-from stream_dataloader._ranks.ranks import Ranks, names_of
+from stream_dataloader._ranks.ranks import Ranks, identity_of
 from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._schedule.order import Order
@@ -333,7 +333,7 @@ class StreamDataLoader(Generic[Batch_co]):
             place = place.unpack(rules)
             if self._is_end(epoch, place):
                 epoch, place = epoch + 1, None
-        return to_plain(rules, epoch, place, names_of(self.dataset), self._failures_by_group)
+        return to_plain(rules, epoch, place, identity_of(self.dataset), self._failures_by_group)
 
     def _is_end(self, epoch: int, place: Snapshot) -> bool:
         """Whether an epoch is known to have no batch behind a place in it."""

@@ -96,7 +96,7 @@ class Ranks:
             groups = Groups.of_rank(total, place.rank, place.world_size)
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
-        loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), names_of(self._dataset))
+        loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), identity_of(self._dataset))
         self._seed, self._groups = loaded.seed, total
         return loaded
 
@@ -163,7 +163,7 @@ class Ranks:
         return Session(self._place, store, name, self._timeout or patience_of(store))
 
 
-def names_of(dataset: StreamDataset) -> SourceIdentity:
+def identity_of(dataset: StreamDataset) -> SourceIdentity:
     """What tells a dataset's list of sources from others."""
     return SourceIdentity(dataset.fingerprint, dataset.lengths_fingerprint)
 

@@ -14,7 +14,7 @@ from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader._schedule.rules import IntArray, lanes_of_worker
 
 
-class Doing(NamedTuple):
+class Activity(NamedTuple):
     """What a worker was doing when it was looked at.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Numbers:
         self.exiting = carve(workers)
 
 
-class Board:
+class ActivityBoard:
     """What all workers of a loader do.
 
     What a worker closes on its way out is no longer open; so that it is known what had it exit, that is kept apart.
@@ -105,7 +105,7 @@ class Board:
         for numbers in vars(self._numbers).values():
             numbers[:] = 0
 
-    def doing(self, worker: int) -> Doing:
+    def doing(self, worker: int) -> Activity:
         """What a worker does, or did last."""
         lanes = lanes_of_worker(self._lanes, self._workers, worker)
         time = int(self.working[worker]) - 1
@@ -114,7 +114,7 @@ class Board:
         if exiting:
             source, opening = (exiting - 1, -1) if exiting > 0 else (-1, -exiting - 1)
         open_sources = tuple(int(self.reading[lane]) - 1 for lane in lanes if self.reading[lane])
-        return Doing(time, source, opening, open_sources)
+        return Activity(time, source, opening, open_sources)
 
     def describe(self, worker: int, sources: Sequence[Any], name: Any) -> str:
         """What a worker does, in words.
@@ -124,7 +124,7 @@ class Board:
             sources: The dataset's.
             name: Makes a short text of a source.
         """
-        doing = self.doing(worker)
+        activity = self.doing(worker)
 
         def named(index: int) -> str:
             try:
@@ -133,14 +133,14 @@ class Board:
                 return f"{index}"
 
         told = []
-        if doing.time >= 0:
-            step, lane = divmod(doing.time, self._lanes)
-            at = f"reading source {named(doing.source)}" if doing.source >= 0 else "between two sources"
+        if activity.time >= 0:
+            step, lane = divmod(activity.time, self._lanes)
+            at = f"reading source {named(activity.source)}" if activity.source >= 0 else "between two sources"
             told.append(f"in lane {lane}, step {step}, {at}")
-        if doing.opening >= 0:
-            told.append(f"opening source {named(doing.opening)}")
-        if doing.open:
-            told.append(f"with source{'s' * (len(doing.open) > 1)} {', '.join(map(named, doing.open))} open")
+        if activity.opening >= 0:
+            told.append(f"opening source {named(activity.opening)}")
+        if activity.open:
+            told.append(f"with source{'s' * (len(activity.open) > 1)} {', '.join(map(named, activity.open))} open")
         return ", ".join(told) or "without a source"
 
     def __getstate__(self) -> dict[str, Any]:

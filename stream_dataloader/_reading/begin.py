@@ -8,7 +8,7 @@ from torch.utils.data import get_worker_info
 
 from stream_dataloader._assembly.slots import Ring
 from stream_dataloader._assembly.writer import SlotWriter
-from stream_dataloader._reading.activity import Board
+from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
@@ -32,7 +32,7 @@ def read_locally(plan: ReadingPlan, epoch: int, *, by_lane: bool = False, resume
         lanes=range(plan.rules.lanes),
         worker_id=0,
         by_lane=by_lane,
-        board=Board(plan.rules.lanes, 1, shared=False),
+        board=ActivityBoard(plan.rules.lanes, 1, shared=False),
         locally=True,
         resume=resume,
     )
@@ -48,7 +48,7 @@ def read_as_worker(
     by_lane: bool = False,
     ring: Ring | None = None,
     resume: Snapshot | None = None,
-    board: Board | None = None,
+    board: ActivityBoard | None = None,
     recovery: Recovery = NO_RECOVERY,
     closed: Callable[[], bool] = lambda: False,
 ) -> PartReader:
@@ -85,7 +85,7 @@ def read_as_worker(
         lanes=lanes,
         worker_id=worker.id,
         by_lane=by_lane,
-        board=board or Board(total, worker.id + 1, shared=False),
+        board=board or ActivityBoard(total, worker.id + 1, shared=False),
         slots=None if ring is None else SlotWriter(ring, lanes, session.iteration, by_lane=by_lane),
         resume=resume,
         recovery=recovery,

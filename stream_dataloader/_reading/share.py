@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stream_dataloader._assembly.writer import SlotWriter
-from stream_dataloader._reading.activity import Board
+from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.source_queue import SourceQueue
 from stream_dataloader._state.snapshot import Snapshot
 
@@ -48,7 +48,7 @@ class Share:
     lanes: range
     worker_id: int
     by_lane: bool
-    board: Board
+    board: ActivityBoard
     locally: bool = False
     slots: SlotWriter | None = None
     resume: Snapshot | None = None

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from stream_dataloader._assembly.part import Part, unpack
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._memory.pickling import Sealed
-from stream_dataloader._reading.activity import Board
+from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._workers.processes import Crew
 from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
@@ -87,7 +87,7 @@ class WorkerFeed:
         tell_end: Callable[[], None],
         replace: Callable[[], None],
         patience: float,
-        board: Board,
+        board: ActivityBoard,
         sources: Sequence[Any],
     ) -> None:
         self._iterator: Iterator[Sealed] | None = iterator

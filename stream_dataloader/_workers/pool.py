@@ -26,7 +26,7 @@ from stream_dataloader._assembly.part import Fault, Part, pack
 from stream_dataloader._assembly.slots import MESSAGE_BYTES, MOST_STEPS_A_MESSAGE, Ring, RingReader, Slot
 from stream_dataloader._memory.pickling import ByValue, Sealed, share_classes
 from stream_dataloader._memory.shared_memory import SharedMemory
-from stream_dataloader._reading.activity import Board
+from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.reader import unsendable
 from stream_dataloader._reading.sessions import SessionKey
@@ -239,7 +239,7 @@ class _Parts(IterableDataset[Any]):
         self.ring: Ring | None = None
         self.resume: Snapshot | None = None  # where the first session here begins
         self.recovery = NO_RECOVERY
-        self.board = Board(dataset.batch_size, mailbox.workers)
+        self.board = ActivityBoard(dataset.batch_size, mailbox.workers)
 
     def __getstate__(self) -> dict[str, Any]:
         dataset = self._dataset  # its class may be one that workers would not find
