@@ -1,10 +1,9 @@
 """The decoded frames of one video, from any frame on.
 
-Guarantee: `frames(start=n)` yields the very frames that `frames()` yields behind its first n, in any container.
+Guarantee: `frames(start=n)` yields exactly the frames that `frames()` yields after its first n, in any container.
 
-How it gets there: the time stamp of frame n is looked up (`frame_index`), the container seeks to before it, and
-what it then reads is checked, since not every container lands where it should (MPEG-TS lands late), or knows the
-times of what it lands on (MPEG program streams)::
+The reader looks up the time stamp of frame n (`frame_index`), seeks to before it and checks what it then reads. The
+check is needed: MPEG-TS lands late, and MPEG program streams do not know the times of what they land on::
 
     key frames    K . . . . . K . . . . . K . . . . .
     wanted                            n
@@ -12,7 +11,7 @@ times of what it lands on (MPEG program streams)::
     late                                  ^                    further back; at last read the file from its beginning,
                                                                and decode from the last key frame before n
 
-Frames are decoded with one thread: the workers are the parallelism.
+A decoder uses one thread: parallelism comes from the workers.
 """
 
 from __future__ import annotations
@@ -29,22 +28,25 @@ import av.error
 from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container, ticks_of_untimed
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
 from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index
+from stream_dataloader.streams.video.losses import PacketGaps, Tally
 
 __all__ = ["FrameReader"]
 
-_MOST_FAILURES = 100  # in a row, to read a packet
-_TO_A_KEY_FRAME = 3  # packets, from one that is marked, where files were joined
-_BACK_SECONDS = (0.0, 1.0, 4.0, 16.0, 64.0)  # further and further, where seeking lands late
+#: After so many packets in a row that cannot be read, the rest of the file is given up.
+_MOST_FAILURES = 100
+
+#: How far before the wanted frame each further try to seek aims, since some containers land late.
+_BACK_SECONDS = (0.0, 1.0, 4.0, 16.0, 64.0)
 
 
 class FrameReader:
-    """Reads one video's frames, `av.VideoFrame`, in the order they are shown. Frames are valid until the next one.
+    """Reads one video's frames, `av.VideoFrame`, in the order of display. A frame is valid until the next is read.
 
     Args:
         path: The file.
         stream: Which of its video streams.
-        on_corrupt: What to do about frames that the decoder finds damaged: `"raise"`; `"keep"` what it made of
-            them; `"drop"` them. What cannot be decoded at all is left out by the latter two.
+        on_corrupt: What to do about damaged frames: `"raise"` an error; `"keep"` what the decoder made of them; or
+            `"drop"` them. `"keep"` and `"drop"` leave out what cannot be decoded at all.
 
     Raises:
         OSError: The file cannot be read.
@@ -56,7 +58,9 @@ class FrameReader:
     """
 
     def __init__(self, path: str, stream: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
-        self._path, self._index, self.on_corrupt = path, stream, on_corrupt
+        self._path = path
+        self._index = stream
+        self.on_corrupt = on_corrupt
         self._open()
 
     def _open(self) -> None:
@@ -115,7 +119,7 @@ class FrameReader:
         time = self.time_of(start)
         if time is None and self.count() is not None and self.on_corrupt == "raise":
             return iter(())
-        # with frames left out, only reading tells which is the n-th
+        # Where frames may be left out, or have no times, only reading from the beginning tells which frame is the n-th.
         if time is None or self._ticks is not None or self.on_corrupt != "raise":
             return itertools.islice(self.frames(), start, None)
         return self._frames_at(time, start)
@@ -126,12 +130,12 @@ class FrameReader:
         if first is not None and first.pts == time:
             yield first
             yield from frames
-        else:  # the decoder's time stamps are not the packets'
+        else:  # the decoder gives frames other time stamps than the packets have, so the index is of no use
             self._begun = True
             yield from itertools.islice(self.frames(), start, None)
 
     def frames_from(self, time: int) -> Iterator[Any]:
-        """The frames from a key frame on that is shown at `time` (in the stream's time base) or before.
+        """The frames from a key frame at `time` or before it, in the stream's time base.
 
         Raises:
             ValueError: A frame cannot be decoded, or the file is cut.
@@ -147,7 +151,8 @@ class FrameReader:
                 break
             packets = self._packets_from_key()
             first = next(packets, None)
-            # a wrong time stamp is worse than a late landing: every frame from there on would be taken for another
+            # The packet is compared with the index by its checksum, too. With a wrong time stamp, every frame from
+            # there on would be taken for another one, and nobody would notice.
             if first is None or first.pts is None or first.pts > time:
                 continue
             if self._known.has_key(first):
@@ -155,7 +160,7 @@ class FrameReader:
         return self._frames_from_key_before(time)
 
     def _frames_from_key_before(self, time: int) -> Iterator[Any]:
-        """Read the packets from the beginning, as the index was made, and decode from the last key frame before."""
+        """Read the packets from the beginning, as the index did, and decode from the last key frame before `time`."""
         key = self._known.key_before(time) if self._ticks is None else None
         if key is not None:
             self._reopen()
@@ -178,7 +183,7 @@ class FrameReader:
         return itertools.dropwhile(lambda packet: packet is not None and not packet.is_keyframe, self._packets())
 
     def _packets(self) -> Iterator[Any]:
-        """Packets, and None at the end, which makes the decoder give out its last frames."""
+        """Packets, then None, which makes the decoder return the frames that it still holds."""
         failed = 0
         while failed < _MOST_FAILURES:
             try:
@@ -194,48 +199,60 @@ class FrameReader:
 
     def _decoded(self, packets: Iterator[Any], *, sought: bool = False) -> Iterator[Any]:
         """Decode packets, the first of which is a key frame's."""
-        raising, first_time, count, expected, shown, last = self.on_corrupt == "raise", None, 0, 0, 0, None
-        gaps = _Gaps() if self._container.format.name == "mpegts" else None
+        tally = Tally()
+        gaps = PacketGaps() if self._container.format.name == "mpegts" else None
         for packet in packets:
             if gaps is not None and gaps.has_one_before(packet):
-                self._refuse(f"packets are lost or damaged{_after(last)}", None)
+                self._refuse(f"packets are lost or damaged{tally.place}", None)
             if packet is not None:
-                count += 1
-                first_time = packet.pts if first_time is None else first_time
-                untimed = packet.pts is None or first_time is None
-                expected += not packet.is_discard and (untimed or packet.pts >= first_time)
+                tally.add_packet(packet)
             try:
                 frames = self.stream.decode(packet)
             except av.error.FFmpegError as error:
                 if not isinstance(error, av.error.EOFError):
-                    self._refuse(f"a frame cannot be decoded ({error.strerror}){_after(last)}", error)
+                    self._refuse(f"a frame cannot be decoded ({error.strerror}){tally.place}", error)
                 continue
             for frame in frames:
-                if self._ticks is not None:
-                    frame.pts = round(shown * self._ticks)
-                elif frame.pts is not None and first_time is not None and frame.pts < first_time:
-                    continue  # shown before the key frame, made from frames before it
-                if frame.is_corrupt and self.on_corrupt != "keep":
-                    if raising:
-                        self._refuse(f"the frame at {self.seconds(frame)} s is damaged", None)
-                    continue
-                shown, last = shown + 1, self.seconds(frame)
-                yield frame
-        if raising:
-            check_not_cut(self._path)
-            declared = self._declared()
-            if not sought and shown < expected:
-                self._refuse(f"{expected - shown} of {expected} frames could not be decoded", None)
-            if not sought and declared and count < declared:
-                raise ValueError(
-                    f"{self._path} is cut off: it ended after {count} frames, and its header declares {declared}; use "
-                    'on_corrupt="drop" for what there is'
-                )
-            if not sought and not shown:
-                raise ValueError(
-                    f"{self._path}: its video stream {self._index} has no frame that can be decoded; the file is "
-                    'damaged or cut off; leave it out, or use on_corrupt="drop", which takes it for an empty one'
-                )
+                if self._is_wanted(frame, tally):
+                    tally.add_frame(self.seconds(frame))
+                    yield frame
+        if self.on_corrupt == "raise":
+            self._check_complete(tally, sought=sought)
+
+    def _is_wanted(self, frame: Any, tally: Tally) -> bool:
+        """Whether a decoded frame is handed out; sets the time stamp of one that has none."""
+        if self._ticks is not None:
+            frame.pts = round(tally.frames * self._ticks)
+        elif frame.pts is not None and tally.first_time is not None and frame.pts < tally.first_time:
+            # It is shown before the key frame, but comes after it in the file (an "open" group of pictures). It refers
+            # to frames before the key frame, which the decoder has not seen after a seek.
+            return False
+        if frame.is_corrupt and self.on_corrupt != "keep":
+            self._refuse(f"the frame at {self.seconds(frame)} s is damaged", None)
+            return False
+        return True
+
+    def _check_complete(self, tally: Tally, *, sought: bool) -> None:
+        """Refuse a video of which fewer frames were decoded than its packets or its header promise.
+
+        After a seek only the file's size can be checked: the packets before were not read.
+        """
+        check_not_cut(self._path)
+        if sought:
+            return
+        if tally.frames < tally.expected:
+            self._refuse(f"{tally.expected - tally.frames} of {tally.expected} frames could not be decoded", None)
+        declared = self._declared()
+        if declared and tally.packets < declared:
+            raise ValueError(
+                f"{self._path} is cut off: it ended after {tally.packets} frames, and its header declares {declared}; "
+                'use on_corrupt="drop" for what there is'
+            )
+        if not tally.frames:
+            raise ValueError(
+                f"{self._path}: its video stream {self._index} has no frame that can be decoded; the file is "
+                'damaged or cut off; leave it out, or use on_corrupt="drop", which takes it for an empty one'
+            )
 
     def _declared(self) -> int:
         """The number of frames by the header, without what an edit list cuts off; 0 if it does not tell."""
@@ -248,30 +265,3 @@ class FrameReader:
         if self.on_corrupt == "raise":
             remedy = 'use on_corrupt="keep" or "drop" to go on, or on_error="skip" to leave the video'
             raise ValueError(f"{self._path}: {what}; {remedy}") from error
-
-
-class _Gaps:
-    """Finds out where packets of a transport stream were lost.
-
-    FFmpeg marks a packet near each break in the numbering. Where two files were joined there is one too, and no
-    harm: a key frame follows within two packets.
-    """
-
-    def __init__(self) -> None:
-        self._left = 0
-
-    def has_one_before(self, packet: Any) -> bool:
-        """Whether something was lost before this packet, or the end if it is None."""
-        if packet is None:
-            return self._left > 0
-        if packet.is_keyframe:
-            self._left = 0
-        if self._left:
-            self._left -= 1
-            return self._left == 0
-        self._left = _TO_A_KEY_FRAME if packet.is_corrupt else 0
-        return False
-
-
-def _after(seconds: float | None) -> str:
-    return "" if seconds is None else f", after {seconds:.3f} s"

@@ -1,0 +1,279 @@
+"""Decodes one audio stream of a file, from its beginning or from a sample that it seeks to.
+
+Guarantee: the samples after a seek are, bit for bit, those that reading from the beginning gives there. How a place is
+reached depends on what the decoder remembers of the past::
+
+    PCM, FLAC, ALAC   nothing                        a seek, where time stamps count samples
+    MP3               511 bytes and two frames       the packets before are read, and only the last 128 decoded
+    all others        noise generators, filters      all packets before are decoded, 500 to 1500 times as fast as
+                      that never quite forget        the sound plays
+
+Samples are counted as they are presented: without the decoder's priming, and without the padding of the last packet
+where the file marks it. The first one has number 0, whatever its time stamp.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import av.error
+import numpy as np
+
+from stream_dataloader.streams._media.container import choose_stream, open_container
+from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
+from stream_dataloader.streams.audio.clock import FrameClock
+from stream_dataloader.streams.audio.headers import check_audio_not_cut
+from stream_dataloader.streams.audio.resample import Converter, Samples, as_float, layout_name
+
+__all__ = ["AudioDecoder"]
+
+#: Containers whose headers count samples.
+_COUNTING_FORMATS = ("wav", "w64", "aiff", "au", "caf", "flac")
+
+#: Containers and codecs in which a decoder may begin at any packet, and gives the same samples.
+_STATELESS_FORMATS = (*_COUNTING_FORMATS, "mov,mp4,m4a,3gp,3g2,mj2")
+_STATELESS_CODECS = ("flac", "alac", "pcm_")
+
+#: FFmpeg ignores these codecs' checksums unless it is told to check them.
+_CHECKS = {"flac": "crccheck+explode", "wavpack": "crccheck", "tta": "crccheck"}
+
+#: An MP3 frame may need bytes of the frames before it: up to 511, or 255 where a frame may hold as few as 3 of them.
+_MP3_PREROLL_PACKETS = 128
+
+#: Nearer places are not sought: decoding what is before them is faster.
+_SEEK_SECONDS = 1.0
+
+#: The most silence that is made at once in place of what is missing.
+_SILENCE_SAMPLES = 65536
+
+
+class AudioDecoder:
+    """Decodes one audio stream to float32 pieces of one rate and one layout of channels, those of its first frame.
+
+    Args:
+        path: The file.
+        stream: Which of its audio streams.
+        on_corrupt: What to do about data that cannot be decoded, or is missing by the time stamps; see `SampleReader`.
+
+    Attributes:
+        rate: Samples a second.
+        channels: How many.
+        layout: FFmpeg's name of their layout.
+        start_seconds: The time stamp of sample 0.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no media file, has no such stream, or cannot be decoded.
+    """
+
+    def __init__(self, path: Any, stream: int, on_corrupt: OnCorrupt) -> None:
+        self._path = path
+        self._index = stream
+        self._on_corrupt = on_corrupt
+        self._open()
+        with closed_on_error(self):
+            # The first frame tells what the codec's parameters may leave out.
+            first = self._first if self._first is not None else self._stream.codec_context
+            self.rate = int(first.sample_rate)
+            self.channels = int(first.layout.nb_channels)
+            if self.rate < 1 or self.channels < 1:
+                raise ValueError(f"{self._path}: nothing in its audio stream {self._index} can be decoded")
+            self.layout = layout_name(first.layout)
+            self.start_seconds = self._clock.origin_seconds
+
+    def _open(self) -> None:
+        self._container = open_container(self._path)
+        with closed_on_error(self._container):
+            self._stream = choose_stream(self._container, "audio", self._index)
+            if checks := _CHECKS.get(self._stream.codec_context.name):
+                self._stream.codec_context.options = {"err_detect": checks}
+            self._packets = self._container.demux(self._stream)
+            self._clock = FrameClock(float(self._stream.time_base or 0))
+            self._frames = self._decoded(self._packets)
+            self._first = next(self._frames, None)
+
+    @property
+    def says_how_many(self) -> bool:
+        """Whether the format tells the number of samples, so that none at all may be right."""
+        return self._container.format.name in _COUNTING_FORMATS
+
+    def seek(self, start: int) -> int:
+        """Go to sample `start` or to one before it; called once, before `pieces`. Returns the number of that sample.
+
+        Raises:
+            OSError, ValueError: The file, which has to be opened again, cannot be read.
+        """
+        near = start <= _SEEK_SECONDS * self.rate
+        # With damaged data left out, only decoding from the beginning tells which sample is the n-th.
+        if near or self._on_corrupt != "raise" or self._clock.origin is None:
+            return 0
+        sought = self._sought(start)
+        if sought is None:
+            self._container.close()
+            self._open()
+            return 0
+        position, self._first, self._frames = sought
+        return position
+
+    def check_not_cut(self, decoded_seconds: float) -> None:
+        """See, at the end, that the audio is as long as its file says.
+
+        Args:
+            decoded_seconds: The length of all samples, with those that were sought past.
+
+        Raises:
+            ValueError: There should be more.
+        """
+        read = self._clock.read_in_all(decoded_seconds)
+        check_audio_not_cut(str(self._path), self._container, self._stream, read)
+
+    def pieces(self) -> Iterator[Samples]:
+        """Pieces `(C, n)` from the sample that `seek` returned on, each following on the one before.
+
+        Raises:
+            ValueError: Data cannot be decoded, or is missing, and `on_corrupt` is "raise".
+        """
+        if self._first is None:
+            return
+        own = self.rate, self.layout, self.channels
+        latest = own  # the kind of the frame before
+        converter: Converter | None = None
+        for frame in itertools.chain((self._first,), self._frames):
+            yield from self._silence_before(frame)
+            self._clock.add(frame)
+            try:
+                piece = as_float(frame)
+            except ValueError as error:
+                raise ValueError(f"{self._place()}: {error}") from error
+            kind = int(frame.sample_rate), layout_name(frame.layout), len(piece)
+            if kind != latest:  # rate or channels change in mid-stream, as broadcasts do
+                if converter is not None:
+                    yield from converter.end()
+                converter = None if kind == own else _converter_between(kind, own)
+                latest = kind
+            if converter is None:
+                yield piece
+            else:
+                yield from converter.push(piece)
+        if converter is not None:
+            yield from converter.end()
+
+    def _silence_before(self, frame: Any) -> Iterator[Samples]:
+        """Silence in place of what is missing before a frame, if `on_corrupt` is "keep"."""
+        gap = self._clock.gap_before(frame)
+        if gap <= 0:
+            return
+        self._corrupt(f"the next {gap:.3f} s are missing by the time stamps")
+        left = round(gap * self.rate) if self._on_corrupt == "keep" else 0
+        while left:
+            count = min(left, _SILENCE_SAMPLES)
+            yield np.zeros((self.channels, count), np.float32)
+            left -= count
+
+    def _sought(self, start: int) -> tuple[int, Any, Iterator[Any]] | None:
+        """A sample at `start` or before: its number, the frame that it begins, and those after; None if unsure."""
+        ticks_a_sample = 1 / (self._stream.time_base * self.rate)
+        if ticks_a_sample.denominator != 1:
+            return None  # time stamps do not tell samples apart
+        origin = self._clock.origin or 0
+        target = origin + start * int(ticks_a_sample)
+        container, codec = self._container.format.name, self._stream.codec_context.name
+        frames: Iterator[Any] = iter(())
+        if container in _STATELESS_FORMATS and codec.startswith(_STATELESS_CODECS):
+            try:
+                self._container.seek(target, stream=self._stream)
+            except av.error.FFmpegError:
+                return None
+            self._packets = self._container.demux(self._stream)
+            self._clock.jump()
+            frames = self._decoded(self._packets)
+        elif container == "mp3" and codec.startswith("mp3"):
+            frames = self._mp3_frames(target)
+        try:
+            first = next(frames, None)
+        except ValueError:
+            return None  # the seek may be at fault: read from the beginning, which reports a damage where it is
+        if first is None or first.pts is None:
+            return None
+        position = (first.pts - origin) / ticks_a_sample
+        if position.denominator != 1 or position > start:
+            return None
+        return int(position), first, frames
+
+    def _mp3_frames(self, target: int) -> Iterator[Any]:
+        """Frames from shortly before a time stamp on, as if all before had been decoded; none if unsure."""
+        recent: deque[Any] = deque(maxlen=_MP3_PREROLL_PACKETS)
+        while not recent or recent[-1].pts + recent[-1].duration <= target:
+            packet = self._next_packet(self._packets)
+            if packet is None or packet.pts is None or (recent and packet.duration != recent[-1].duration):
+                return  # the end, or another rate
+            recent.append(packet)
+        if len(recent) < _MP3_PREROLL_PACKETS:
+            return
+        self._stream.codec_context.flush_buffers()
+        last = recent.pop()
+        for packet in recent:
+            try:
+                self._stream.decode(packet)
+            except av.error.FFmpegError:  # it needs bytes of a packet before the first of these
+                continue
+        self._clock.jump()
+        yield from self._decoded(itertools.chain((last,), self._packets))
+
+    def _next_packet(self, packets: Iterator[Any]) -> Any:
+        try:
+            return next(packets, None)
+        except av.error.FFmpegError as error:
+            if self._on_corrupt == "raise":
+                raise ValueError(
+                    f"{self._place()}: the file cannot be read on ({error.strerror}); it is cut off or damaged"
+                ) from error
+            return None
+
+    def _decoded(self, packets: Iterator[Any]) -> Iterator[Any]:
+        """Frames; data that cannot be decoded is an error, or is left out."""
+        while (packet := self._next_packet(packets)) is not None:
+            if not packet.size and packet.pts is not None:
+                continue  # a new header, as NUT has for FLAC; the decoder would take it for the end
+            # In other containers the mark may only mean that the last packet is short.
+            if packet.is_corrupt and self._container.format.name == "mpegts":
+                self._corrupt("a packet is lost or damaged")
+            try:
+                frames = self._stream.decode(packet)
+            except av.error.FFmpegError as error:
+                self._corrupt(f"a packet of {packet.size} bytes cannot be decoded ({error.strerror})")
+                continue
+            for frame in frames:
+                if frame.is_corrupt:
+                    self._corrupt("a frame is damaged")
+                    if self._on_corrupt == "drop":
+                        continue
+                if frame.samples:
+                    if self._clock.origin is None:
+                        self._clock.origin = frame.pts
+                    yield frame
+
+    def _place(self) -> str:
+        seconds = self._clock.seconds_read()
+        return f"{self._path}" if seconds is None else f"{self._path}, at {seconds:.3f} s"
+
+    def _corrupt(self, what: str) -> None:
+        if self._on_corrupt == "raise":
+            place = f"{self._place()}: {what}"
+            try:
+                check_audio_not_cut(str(self._path), self._container, self._stream, None)
+            except ValueError as cut:
+                raise ValueError(f"{place}; {cut}") from cut
+            raise ValueError(f"{place}; repair the file, or give on_corrupt='keep' (silence there) or 'drop'")
+
+    def close(self) -> None:
+        """Close the file; also a second time."""
+        self._container.close()
+
+
+def _converter_between(kind: tuple[int, str, int], own: tuple[int, str, int]) -> Converter:
+    """From one rate, layout and number of channels to another."""
+    return Converter((kind[0], own[0]), (kind[1], own[1]), (kind[2], own[2]))

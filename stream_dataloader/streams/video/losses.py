@@ -1,0 +1,76 @@
+"""Counts what was read of a video, and finds where packets of a transport stream are missing.
+
+Guarantee: a gap or a missing frame is found without decoding anything a second time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PacketGaps", "Tally"]
+
+#: Where two files were joined, a key frame comes at most this many packets after the mark.
+_TO_A_KEY_FRAME = 3
+
+
+class Tally:
+    """How much of a video was read, from its first key frame on.
+
+    Attributes:
+        packets: Packets that were read.
+        expected: Frames that these packets should give.
+        frames: Frames that were handed out.
+        first_time: Time stamp of the first packet, a key frame's; None if it has none.
+        last_seconds: Time of the last frame that was handed out; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.packets = 0
+        self.expected = 0
+        self.frames = 0
+        self.first_time: int | None = None
+        self.last_seconds: float | None = None
+
+    def add_packet(self, packet: Any) -> None:
+        """Count a packet, and the frame that it should give."""
+        self.packets += 1
+        if self.first_time is None:
+            self.first_time = packet.pts
+        if packet.is_discard:  # an edit list cuts its frame off
+            return
+        # A frame that is shown before the key frame refers to frames before that one: it is not handed out.
+        untimed = packet.pts is None or self.first_time is None
+        self.expected += untimed or packet.pts >= self.first_time
+
+    def add_frame(self, seconds: float) -> None:
+        """Count a frame that is handed out."""
+        self.frames += 1
+        self.last_seconds = seconds
+
+    @property
+    def place(self) -> str:
+        """Where reading has got to, for messages; empty before the first frame."""
+        return "" if self.last_seconds is None else f", after {self.last_seconds:.3f} s"
+
+
+class PacketGaps:
+    """Finds out where packets of a transport stream were lost.
+
+    FFmpeg marks a packet near each break in the stream's packet numbers. A break is harmless where two files were
+    joined: a key frame follows within two packets. So a mark counts as a loss only if no key frame follows.
+    """
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def has_one_before(self, packet: Any) -> bool:
+        """Whether something was lost before this packet, or before the end if it is None."""
+        if packet is None:
+            return self._left > 0
+        if packet.is_keyframe:
+            self._left = 0
+        if self._left:
+            self._left -= 1
+            return self._left == 0
+        self._left = _TO_A_KEY_FRAME if packet.is_corrupt else 0
+        return False
