@@ -26,41 +26,41 @@ __all__ = ["StreamBatch"]
 
 @dataclass(frozen=True, eq=False)
 class StreamBatch:
-    """One batch: B lanes, T time steps, each lane going on where it stopped in the batch before.
+    """One batch: B lanes of T time steps. Each lane continues where it stopped in the batch before.
 
-    A *part* (`loader.parts()`, or torch's own `DataLoader` over a `StreamDataset`) is a `StreamBatch` too,
-    of the lanes of one worker only; B is then the number of those lanes.
+    A *part* (from `loader.parts()`, or from torch's own `DataLoader` over a `StreamDataset`) is a `StreamBatch` too. It
+    has the lanes of one worker only, and B is their number.
     """
 
     data: Any
     """The items, in the structure that the stream yields. Each leaf is a tensor `(T, B, ...)`; a leaf that
     torch cannot hold (a string, a list, any other object) is a list of lists `[t][b]`, None where padded.
 
-    Tensors that are not dense (sparse, nested, quantized, on "meta") and masked arrays are such objects: to have
-    tensors, yield `array.filled(0)` and `array.mask`, say. Other subclasses of tensors and arrays come back as what
-    they hold, without a type of their own. Every kind of dict comes back as a plain dict, its keys in the order of
-    the first item read, a dataclass with its fields only."""
+    Tensors that are not dense (sparse, nested, quantized, on "meta") and masked arrays count as objects, too. To get
+    tensors, yield for instance `array.filled(0)` and `array.mask`. Other subclasses of tensors and arrays lose their
+    type and keep their values. Every kind of dict becomes a plain dict, with the keys in the order of the first item
+    read. A dataclass keeps its fields only."""
 
     reset: torch.Tensor
     """`(B,)` bool: the lane starts a new stream at t = 0, so its hidden state must be zeroed."""
 
     is_start: torch.Tensor
-    """`(T, B)` bool: the step is the first of its stream. `is_start[0]` is `reset`."""
+    """`(T, B)` bool: the time step is the first of its stream. `is_start[0]` is `reset`."""
 
     mask: torch.Tensor
-    """`(T, B)` bool: the step is read for the first time this epoch. False: padding, or read again."""
+    """`(T, B)` bool: the time step is read for the first time this epoch. False: padding, or read again."""
 
     source: torch.Tensor
-    """`(T, B)` int64: index into `sources`; -1 = padding."""
+    """`(T, B)` int64: index into `sources`; -1 is padding."""
 
     position: torch.Tensor
-    """`(T, B)` int64: index of the time step within its stream; -1 = padding."""
+    """`(T, B)` int64: index of the time step within its stream; -1 is padding."""
 
     worker_id: torch.Tensor
-    """`(B,)` int64: the worker that owns the lane; 0 with `num_workers=0`."""
+    """`(B,)` int64: the worker that reads the lane; 0 with `num_workers=0`."""
 
     lane: torch.Tensor
-    """`(B,)` int64: the lanes, `0 ... batch_size - 1`; those of one worker in a part."""
+    """`(B,)` int64: the lanes' numbers, `0 ... batch_size - 1`; in a part, those of one worker."""
 
     step: int
     """The batch's number in its epoch, from 0."""
@@ -82,7 +82,7 @@ class StreamBatch:
 
     @classmethod
     def of_checked(cls, **values: Any) -> StreamBatch:
-        """A batch of values that are known to fit together: all of the fields, unchecked."""
+        """A batch of values that are known to fit together: all fields, without a check."""
         batch = object.__new__(cls)
         batch.__dict__.update(values)
         return batch
@@ -97,7 +97,7 @@ class StreamBatch:
         return self.mask.shape[0]
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> StreamBatch:
-        """A batch with `function` applied to every tensor, those within `data` included."""
+        """A batch with `function` applied to every tensor, also to those within `data`."""
         return self._mapped(function, function)
 
     def _mapped(
@@ -110,14 +110,14 @@ class StreamBatch:
         return dataclasses.replace(self, **changed)
 
     def remember(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Have `state_dict` return what `state` does; the loader's."""
+        """Have `state_dict` return what `state()` returns; the loader calls this."""
         object.__setattr__(self, "_state", state)
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state as of this batch: loaded, it goes on with the next one.
+        """The loader's state as of this batch: a loader that loads it continues with the next batch.
 
         Raises:
-            ValueError: The batch did not come from a `StreamDataLoader`, or went through a pickle, or is a part.
+            ValueError: The batch did not come from a `StreamDataLoader`, was pickled, or is a part.
         """
         state: Callable[[], dict[str, Any]] | None = self.__dict__.get("_state")
         if state is None:
@@ -131,16 +131,16 @@ class StreamBatch:
         *,
         non_blocking: bool = False,
     ) -> StreamBatch:
-        """A batch whose tensors are on `device`, and whose floating-point data is of `dtype`.
+        """A batch whose tensors are on `device`, and whose floating-point data has `dtype`.
 
         Args:
             device: Target device, as `torch.Tensor.to` takes it; or a dtype, as there.
-            dtype: A floating-point dtype. Only tensors in `data` that are of such a dtype are converted: never
-                labels, never masks, positions and other bookkeeping. None leaves all as they are.
-            non_blocking: Copy asynchronously; takes effect from pinned memory to an accelerator.
+            dtype: A floating-point dtype. It converts only the floating-point tensors in `data`, not labels, masks,
+                positions or other bookkeeping. None converts nothing.
+            non_blocking: Copy asynchronously; has an effect from pinned memory to an accelerator.
 
         Raises:
-            TypeError: `dtype` is no floating-point dtype, or two are given.
+            TypeError: `dtype` is no floating-point dtype, or two dtypes are given.
 
         Example:
             >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -184,11 +184,11 @@ class StreamBatch:
         return self.map(lambda tensor: tensor.pin_memory() if is_dense(tensor) else tensor)
 
     def __copy__(self) -> StreamBatch:
-        """A batch of the same tensors, which knows the loader's state as this one does."""
+        """A batch of the same tensors, with the same `state_dict`."""
         return dataclasses.replace(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StreamBatch:
-        """A batch of copies of the tensors; `state_dict` is of the same loader."""
+        """A batch of copies of the tensors, with the same `state_dict`."""
         copied = {field.name: copy.deepcopy(getattr(self, field.name), memo) for field in fields(self)}
         return dataclasses.replace(self, **copied)
 
@@ -205,7 +205,7 @@ class StreamBatch:
 
 
 class _Inlined:
-    """A small tensor on its way through a pipe: within the message, where torch would open shared memory for it."""
+    """A small tensor that travels within the message; torch would open shared memory for it, which costs more."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -228,10 +228,10 @@ def _batch_of(values: dict[str, Any]) -> StreamBatch:
 
 
 class SentBatch(StreamBatch):
-    """A batch that was pickled where it was made, and is read back from that when it is looked at.
+    """A batch that is pickled where it is made, and unpickled when it is first used.
 
-    A queue pickles and frees what is put into it in a background thread. An error would be lost there, and a
-    worker that ends while that thread frees a tensor crashes (torch takes the interpreter's lock in between).
+    A queue pickles what is put into it in a background thread, and frees it there. An error would be lost in that
+    thread. A worker that ends while the thread frees a tensor crashes (torch takes the interpreter's lock in between).
     """
 
     @classmethod
@@ -261,10 +261,10 @@ def _same(batch: StreamBatch) -> StreamBatch:
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
-    """`value` with `function` applied to each leaf, looking into items' containers and lists."""
+    """`value` with `function` applied to each leaf of its containers and lists."""
     if type(value) is list:
         return [map_leaves(element, function) for element in value]
-    if isinstance(value, dict) and type(value) is not dict:  # what a collate_fn made: it keeps its type
+    if isinstance(value, dict) and type(value) is not dict:  # made by a collate_fn: it keeps its type
         return _of_same_kind(value, {key: map_leaves(element, function) for key, element in value.items()})
     if isinstance(value, StreamBatch):
         return dataclasses.replace(
@@ -277,7 +277,7 @@ def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _of_same_kind(value: dict[Any, Any], elements: dict[Any, Any]) -> Any:
-    """A dict like `value` with other elements; a plain one if its type does not let itself be copied."""
+    """A dict of the type of `value` with other elements; a plain one if that type cannot be copied."""
     try:
         new = copy.copy(value)
         new.update(elements)
@@ -300,7 +300,7 @@ def describe(value: Any) -> str:
 
 
 def _named(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Leaves and what they are called, in the order of the value's keys."""
+    """Leaves with their names, in the order of the value's keys."""
     parts = children_of(value)
     if parts is None:
         yield path, value

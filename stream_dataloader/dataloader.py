@@ -1,4 +1,4 @@
-"""`StreamDataLoader`: the face of it all. Options, epochs, and the last touch to batches.
+"""`StreamDataLoader`: what users iterate over. Options, epochs, saved states, and the last step to each batch.
 
 Guarantees: the same batches whatever the number of workers; a batch is delivered if and only if its mask has
 a step set; an iteration left early leaves no process, thread or file behind.
@@ -55,41 +55,43 @@ __all__ = ["StreamDataLoader"]
 class StreamDataLoader(Generic[Batch_co]):
     """Iterates over a `StreamDataset` in temporally coherent batches, read by several worker processes.
 
-    Row b of a batch goes on where row b of the batch before it stopped. Made to be subclassed: build the
-    dataset in `__init__` and pass it on. For type checkers it is generic in what it yields: `StreamBatch`, or what
-    `collate_fn` returns, which a subclass names: `class VideoLoader(StreamDataLoader[torch.Tensor])`.
+    Row b of a batch continues row b of the batch before it. The class is made to be subclassed: build the dataset in
+    `__init__` and pass it on. For type checkers it is generic in what it yields: `StreamBatch`, or what `collate_fn`
+    returns, which a subclass names: `class VideoLoader(StreamDataLoader[torch.Tensor])`.
 
     Args:
         dataset: What to read, and how lanes and windows are made.
-        num_workers: Worker processes; 0 reads in this one. More than lanes count as as many as lanes.
-        collate_fn: Without it the loader yields `StreamBatch`es; with it, what it returns for the list of the
-            B lanes' windows, in lane order: pytrees of tensors `(T, ...)`, or, without the dataset's
-            `time_steps`, the windows as the streams yield them. An idle lane's window is padding, or, without
-            `time_steps`, the dataset's `fill_value` itself. Runs in the main process.
-        prefetch_factor: Batches that workers read ahead; None stands for 2 with workers.
-        pin_memory: Put batches into page-locked memory, for fast copies to an accelerator: the shared memory is
-            locked once. Who copies on a stream of their own must hold the batch until the copy is done.
+        num_workers: Number of worker processes; 0 reads in this process. A worker reads whole lanes, so at most
+            `batch_size` workers are used.
+        collate_fn: Makes a batch of the list of the B lanes' windows, in lane order; the loader then yields what it
+            returns. None yields `StreamBatch`es. A window is a pytree of tensors `(T, ...)`, or, without the dataset's
+            `time_steps`, what the stream yielded. An idle lane's window is padding, or, without `time_steps`, the
+            dataset's `fill_value` itself. It runs in the main process.
+        prefetch_factor: Number of batches that workers read ahead; None stands for 2 with workers.
+        pin_memory: Put batches into page-locked memory, for fast copies to an accelerator. The shared memory is locked
+            once, not batch by batch. If you copy on a CUDA stream of your own, hold the batch until the copy is done.
         persistent_workers: Keep the workers from one epoch to the next.
-        multiprocessing_context: `"fork"`, `"spawn"`, `"forkserver"` or a context; None is the default one.
-        worker_init_fn: Called with the worker's id in each worker when it starts.
-        timeout: Seconds to wait for a worker before `WorkerTimeoutError`, and for another rank before `RankError`; 0
-            waits for ever for workers, and for ranks as long as torch.distributed's store.
-        device: Move batches there, to a CUDA device one ahead of use on a stream of its own; see also `to`.
-        transport: How batches come from workers. `"shared_memory"`: they are put together in place, in memory
-            that is used again when nobody holds a tensor, view or array over it any more (a process that you
-            fork meanwhile must clone what it keeps). `"queue"`: through torch's queue. `"auto"`: the first, where
-            the system offers it, else the second, with a warning.
-        max_restarts: How often in an epoch a worker may die and new workers go on after the last batch delivered,
-            with not an item lost or doubled. A source at which workers died twice, at the same place, is an error,
-            or skipped with the dataset's `on_error="skip"`.
-        groups: Into how many groups the epoch's order is dealt, each with lanes of its own; ranks share them evenly.
-            None: as many as ranks. More of them let a checkpoint go on with other world sizes, with the same global
-            batches. A state that is loaded brings its own.
-        rank: Which rank this process is; with `world_size`. None: asks torch.distributed, if that is initialised when
-            an iteration begins; else there is one rank.
-        world_size: Of how many ranks.
-        process_group: The ranks that share the epoch, a process group or a `DeviceMesh` dimension of torch.distributed,
-            where that is not all of them: model-parallel ranks read the same data.
+        multiprocessing_context: `"fork"`, `"spawn"`, `"forkserver"` or a context; None is Python's default.
+        worker_init_fn: Called in each worker when it starts, with the worker's id.
+        timeout: Seconds to wait for a worker before `WorkerTimeoutError`, and for another rank before `RankError`. With
+            0 the wait for a worker has no limit, and the wait for a rank has the limit of torch.distributed's store.
+        device: Move batches to this device. A CUDA device gets them one batch ahead of use, on a CUDA stream of the
+            loader's own. See also `to`.
+        transport: How batches come from workers. `"shared_memory"`: workers assemble them in place, in memory that is
+            used again once no tensor, view or array over it is left (a process that you fork meanwhile must clone what
+            it keeps). `"queue"`: through torch's queue. `"auto"`: shared memory where the system offers it, else the
+            queue, with a warning.
+        max_restarts: How often in an epoch a worker may die. New workers then continue after the last batch delivered,
+            and no item is lost or read twice. A source at which workers died twice, at the same place, is an error, or
+            is skipped with the dataset's `on_error="skip"`.
+        groups: Number of groups that the epoch's order is dealt to. Each group has lanes of its own, and ranks share
+            the groups evenly. None: one group a rank. With more groups a checkpoint can be continued with other world
+            sizes, with the same global batches. A loaded state brings its own number of groups.
+        rank: Which rank this process is; needs `world_size`. None: ask torch.distributed, if it is initialised when an
+            iteration begins; otherwise there is one rank.
+        world_size: Number of ranks.
+        process_group: The ranks that share the epoch, if they are not all ranks: a process group, or a dimension of a
+            `DeviceMesh`, of torch.distributed. (Model-parallel ranks read the same data.)
 
     Raises:
         TypeError: The dataset is no `StreamDataset`.
@@ -190,10 +192,10 @@ class StreamDataLoader(Generic[Batch_co]):
         return self.dataset.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch that the next iteration reads; the ones after count on from it.
+        """Set the number of the epoch that the next iteration reads; later iterations count on from it.
 
-        Without it the first is 0, and each iteration takes the next number with its first `next`, finished or not. The
-        last call counts, here or on the dataset.
+        Without it the first epoch is 0. Each iteration takes the next number with its first `next`, whether it is
+        finished or not. The last call counts, on the loader or on the dataset.
         """
         self._next_epoch = options.integer("epoch", epoch, 0, 2**62)
         self._progress = None
@@ -204,18 +206,17 @@ class StreamDataLoader(Generic[Batch_co]):
         return self._next_epoch if requests == self._requests_heeded else epoch
 
     def __iter__(self) -> Iterator[Batch_co]:
-        """Read the next epoch, which begins with the first `next`: workers start, and the loaded state is used.
+        """Read the next epoch. It begins with the first `next`: workers start, and a loaded state is used.
 
-        The iterator before, if any, is then closed, and raises from now on. One thread at a time may read.
+        The iterator before, if any, is closed then, and raises from now on. Only one thread at a time may read.
         """
         return self._when_read(self.collate_fn)
 
     def parts(self) -> Iterator[StreamBatch]:
-        """Read the next epoch not regrouped: iterate over the parts of each worker, step after step.
+        """Read the next epoch without regrouping: iterate over each worker's parts, step after step.
 
-        Each part is a `StreamBatch` of one worker's lanes, for a model with a state for each `worker_id`.
-        `collate_fn` takes no part in it. Several ranks do not wait for each other: each yields the parts of its own
-        lanes, and their numbers differ.
+        A part is a `StreamBatch` of one worker's lanes, for a model with a state for each `worker_id`. `collate_fn` is
+        not called. Ranks do not wait for each other: each yields the parts of its own lanes, and their numbers differ.
         """
         return self._when_read(None, parts=True)
 
@@ -295,19 +296,19 @@ class StreamDataLoader(Generic[Batch_co]):
             running.stale = True
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Where the loader stands: what was delivered, not what workers have read ahead.
+        """Where the loader stands: after what was delivered, not after what workers have read ahead.
 
-        Plain data, which json can hold (unless a stream's own `state_dict` is not): lanes and a cursor, and a
-        hash of the sources. In mid-epoch, also after a `break`, it is a place in that epoch; before the first
-        `next`, after an epoch's end and after `set_epoch` the next epoch's beginning. An epoch has ended with
-        `StopIteration`, or, with the dataset's `lengths`, with its last batch.
+        The state is plain data that json can hold (unless a stream's own `state_dict` is not): lanes, a cursor and a
+        hash of the sources. During an epoch, also after a `break`, it is a place in that epoch. Before the first
+        `next`, after an epoch's end and after `set_epoch` it is the beginning of the next epoch. An epoch ends with
+        `StopIteration`, or, if the dataset has `lengths`, with its last batch.
 
         Args:
-            step: Number of batches delivered, if not all of them are meant: trainers fetch ahead of what they
-                have used. One of the last 64. See also `StreamBatch.state_dict`.
+            step: Number of batches after which the state is wanted; None stands for all that were delivered. Trainers
+                fetch batches ahead of those they have used. The last 64 are known. See also `StreamBatch.state_dict`.
 
         Raises:
-            ValueError: `step` was not delivered, or is too long ago.
+            ValueError: Batch `step` was not delivered, or is too long ago.
         """
         progress = self._progress
         if progress is None or progress.over:
@@ -358,17 +359,18 @@ class StreamDataLoader(Generic[Batch_co]):
             return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state with the next `iter()`, with any number of workers, bit for bit as without break.
+        """Continue from a saved state with the next `iter()`, bit for bit, with any number of workers.
 
-        The state's seed and groups are adopted. An iteration that is running ends. If another epoch is set before
-        `iter()`, that one is read from its beginning.
+        The loader adopts the state's seed and groups. A running iteration ends. If another epoch is set before
+        `iter()`, that epoch is read from its beginning.
 
         Args:
-            state: What `state_dict()` returned on the same rank of as many, or `merge_states` for the states of all
-                ranks, whose number may have been another one.
+            state: What `state_dict()` returned on this rank, with the same number of ranks; or what `merge_states` made
+                of the states of all ranks, whose number may have been another.
 
         Raises:
-            StateError: The state is of other sources or options, or of groups that are not this rank's; it says which.
+            StateError: The state belongs to other sources or options, or to groups that this rank does not have; the
+                message says which.
         """
         with self._turn:
             self._load(state)
@@ -433,7 +435,7 @@ class StreamDataLoader(Generic[Batch_co]):
         return count_steps(self._reading.rules, self._reading.steps_of_groups(epoch))
 
     def __bool__(self) -> bool:
-        """A loader is there; `len` may not be known."""
+        """Always true; Python would ask `len`, which may not be known."""
         return True
 
     def __getstate__(self) -> dict[str, Any]:

@@ -38,49 +38,51 @@ class StreamDataset(IterableDataset[StreamBatch]):
     """Sources, a factory that opens one of them, and how their streams fill the lanes of a batch.
 
     Args:
-        sources: The list of sources: paths, texts, tuples, anything picklable. It is packed once into memory
-            that all workers share. An immutable `Sequence` of your own, or a `range`, is only indexed, by the worker
-            that reads the source: it may make them by a rule, and be as long as it likes.
+        sources: The list of sources: paths, texts, tuples, anything picklable. It is packed once into memory that all
+            workers share. A `range`, or an immutable `Sequence` of your own, is not copied: the worker that reads a
+            source indexes it. Such a sequence may compute its sources, and be of any length.
         open_stream: `open_stream(source)` returns the stream of one source: an iterable of items in time
-            order. A generator function will do. See `protocols` for when and where it is called.
+            order, such as a generator. See `protocols` for when and where it is called.
         batch_size: Number of lanes B, of all workers together.
         padding_mode: What a lane does when no source is left. `"zeros"`: pad with `fill_value`.
             `"data"`: read sources again, unmasked, until every source has been read once. `"drop"`: the epoch
             ends at the first step with an idle lane. `"cycle"`: never ends; each pass is an epoch of its own.
-        fill_value: A number, or an array that broadcasts to every leaf, for cells without an item; or a dict with
-            one for some leaves by their keys, nested as items are: `{"label": -100, "boxes": {"x": -1}}`. A leaf
-            that it does not name, or gives None, is filled with 0; one that is an object is always padded with None.
-            It must fit every leaf, which is checked with a stream's first item. With a `collate_fn` and without
-            `time_steps`, any object: an idle lane hands in `fill_value` itself as its window.
+        fill_value: What pads cells without an item: a number, or an array that broadcasts to every leaf; or a dict of
+            them for some leaves, with the items' keys, nested as items are: `{"label": -100, "boxes": {"x": -1}}`. A
+            leaf that the dict does not name, or gives None, is padded with 0; a leaf that is an object is always padded
+            with None. The value must fit every leaf, which is checked with a stream's first item. With a `collate_fn`
+            and without `time_steps` it may be any object, and is an idle lane's window as it is.
         seed: Seeds the shuffle and the streams' generators, 0 to 2**63 - 1. None draws one from torch's
             generator now, so that `torch.manual_seed` makes a run repeatable.
-        time_steps: Steps T of a window, cut from streams that yield single steps. None: the streams yield
-            whole windows, with a leading time axis; one shorter than its stream's first is padded.
-        windows: `"aligned"`: a stream starts at t = 0 of a window, the rest of its last window is padding.
-            `"packed"`: the next stream starts on the very next time step; needs `time_steps`.
-        shuffle: A new order each epoch, from (seed, epoch).
-        schedule: `"listed"`: in the order of the list, or shuffled. With `lengths` also `"longest_first"`,
-            and `"balanced"`, a random order in which long sources tend to come early.
-        deterministic: Assign sources in logical time: the same batches for any number of workers. False:
-            first come, first served, for live sources.
-        lookahead: Sources that each lane reserves before it needs them, so that workers do not wait for each other;
-            0 takes each in time only. None stands for 1, and for 0 with `"longest_first"`, where the longest sources
-            would be reserved for lanes that read long ones already.
-        open_early: Whether workers open the sources that lanes have reserved in a background thread, while other
-            streams are read. None: if `open_stream` declares that it is safe for it (`protocols.OpensEarly`), and so
-            does a sequence that makes the sources. True says so for what cannot be changed, and with
-            `num_workers=0` too; False never does. No batch depends on it.
-        lengths: Number of items of each source (steps, or windows without `time_steps`), if known: makes
-            `len(loader)` exact, and a stream of another length an error.
-        on_error: `"raise"`, `"skip"` (the lane goes on with its next source), or a callable that is given the
-            `StreamError`, in the worker, and answers one of the two. Streams that do not fit beside each
-            other always raise: which of them is the odd one is known to the main process only, when workers have
-            read on. Have `open_stream` raise for what is not wanted, and that is skipped.
-        max_failures: The most streams that may be skipped, over all epochs; one more is an error of
-            `StreamDataLoader`. None: any number.
-        retries: How often in a row a stream that raises is opened again, at the item it had reached, before that
-            counts as an error; after 0.1 s, then twice as long each time, 30 s at most.
-        fingerprint: Names the list of sources in saved states; None hashes it. Give one where paths move.
+        time_steps: Time steps T of a window, for streams that yield single steps: the loader cuts the windows. None:
+            the streams yield whole windows, with a leading time axis; a window that is shorter than its stream's first
+            one is padded.
+        windows: `"aligned"`: a stream starts at t = 0 of a window, and the rest of its last window is padding.
+            `"packed"`: the next stream starts at the very next time step, also in the middle of a window; needs
+            `time_steps`.
+        shuffle: Read the sources in a new order each epoch, seeded from (seed, epoch).
+        schedule: `"listed"`: in the order of the list, or shuffled. With `lengths` also `"longest_first"`, or
+            `"balanced"`: a random order in which long sources tend to come early.
+        deterministic: Assign sources in logical time: batches are the same for any number of workers. False assigns
+            them first come, first served, for live sources.
+        lookahead: Number of sources that each lane reserves before it needs them, so that workers do not wait for each
+            other. With 0 a lane takes a source only when it needs one. None stands for 1, but for 0 with
+            `"longest_first"`, where lanes that read long sources would reserve the longest of the rest.
+        open_early: Whether workers open reserved sources in a background thread while they read other streams. None:
+            if `open_stream` declares that this is safe (`protocols.OpensEarly`), and if a sequence that computes the
+            sources declares it too. True: always, also with `num_workers=0`; for factories that cannot declare it.
+            False: never. Batches are the same either way.
+        lengths: Number of items of each source, if known: time steps, or windows without `time_steps`. Makes
+            `len(loader)` exact. A stream of another length is then an error.
+        on_error: `"raise"`; `"skip"`: the lane continues with its next source; or a callable that is given the
+            `StreamError`, in the worker, and returns one of the two. Streams that do not fit beside each other always
+            raise: only the main process sees which one differs, after workers have read on. To skip such streams, have
+            `open_stream` raise for them.
+        max_failures: How many streams may be skipped, over all epochs; one more is an error of `StreamDataLoader`.
+            None: any number.
+        retries: How often in a row a stream that raises is opened again, at the item it had reached, before this counts
+            as an error. The first wait is 0.1 s; each further one is twice as long, up to 30 s.
+        fingerprint: Names the list of sources in saved states; None hashes the list. Give one if paths may move.
 
     Raises:
         ValueError: An option's value is out of range, unknown, or does not go with another.
@@ -185,7 +187,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return self.rules.lanes
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch that the next iteration reads; the ones after count on from it."""
+        """Set the number of the epoch that the next iteration reads; later iterations count on from it."""
         epoch = options.integer("epoch", epoch, 0, 2**62)
         self.session_table.set_epoch(os.getpid(), epoch)
         self.epoch_request = (self.epoch_request[0] + 1, epoch)
@@ -199,11 +201,11 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
     @cached_property
     def lengths_fingerprint(self) -> str | None:
-        """Tells lengths from others, as they may decide who reads what."""
+        """Tells one array of lengths from another: they may decide which lane reads which source."""
         return None if self.lengths is None else hashlib.blake2b(self.lengths.tobytes(), digest_size=16).hexdigest()
 
     def under(self, rules: Rules) -> StreamDataset:
-        """The same to be read by other rules: this dataset if they are its own, else one that shares all else."""
+        """The same dataset under other rules: this one if the rules are its own, else a copy that shares the rest."""
         if rules == self.rules:
             return self
         other = object.__new__(type(self))
@@ -214,10 +216,10 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return other
 
     def steps_of_groups(self, epoch: int) -> list[int]:
-        """Number of steps of an epoch that each group has something to read for; `"drop"`: has for all of its lanes.
+        """For how many steps of an epoch each group has something to read; with `"drop"`, for all of its lanes.
 
         Raises:
-            TypeError: Unknown, for want of `lengths`, or endless.
+            TypeError: The number is not known without `lengths`, or there is no end.
         """
         if self.rules.padding_mode == "cycle":
             raise TypeError('padding_mode="cycle" has no last batch, so there is no len(); count batches yourself')
@@ -230,9 +232,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
     def __iter__(self) -> Iterator[StreamBatch]:
         """Iterate over the parts of this process's lanes, with torch's own `DataLoader` or without.
 
-        Each iteration takes the next epoch number: in this process with its first `next`, with workers, which begin
-        to read at once, with `iter()`. Every worker of one `DataLoader` iteration takes part in the same session,
-        whichever comes first.
+        Each iteration takes the next epoch number: in this process with its first `next`; in a worker, which begins to
+        read at once, with `iter()`. All workers of one `DataLoader` iteration join the same session, in any order.
         """
         # imported here, as a dataset describes what is read: all of the engine is needed only to read without a loader
         from stream_dataloader._reading.plain import plain_parts

@@ -3,8 +3,8 @@
 ::
 
     StreamDataLoaderError
-    ├── StreamError (RuntimeError)         something about one source; carries where
-    │   ├── OpenError                      the factory raised, or returned no iterable
+    ├── StreamError (RuntimeError)         about one source; names it, and the place in it
+    │   ├── OpenError                      the factory raised, or returned something not iterable
     │   ├── ReadError                      the stream raised between two items
     │   ├── ItemError (ValueError)         an item does not fit the items before it
     │   ├── LengthError (ValueError)       `lengths` says otherwise
@@ -13,14 +13,14 @@
     ├── WorkerError (RuntimeError)         a worker process died or ended too early
     │   ├── WorkerDeathError               it was killed, or exited
     │   └── WorkerTimeoutError (TimeoutError)
-    ├── RankError (RuntimeError)           ranks disagree, or one does not come forward
+    ├── RankError (RuntimeError)           ranks disagree, or one is missing
     ├── StateError (ValueError)            a state does not belong to the dataset it is loaded for
     └── StaleIteratorError (RuntimeError)  a newer `iter()` of the same loader has begun
 
-Options that are wrong where a dataset or loader is built raise plain `ValueError` or `TypeError`.
+A wrong option of a dataset or loader raises a plain `ValueError` or `TypeError`, where it is built.
 
-Every constructor works with the message alone, because torch's own worker wrapper rebuilds exceptions that
-way; `StreamError` then carries no fields, but its message still names source and place.
+Every constructor works with the message alone, because torch's worker wrapper rebuilds exceptions that way. A
+`StreamError` then has no fields, but its message still names source and place.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ class OpenError(StreamError):
 
 
 class ReadError(StreamError):
-    """A stream raised an exception in mid-stream."""
+    """A stream raised an exception while it was read."""
 
 
 class ItemError(StreamError, ValueError):
-    """An item's structure, dtype or shape differs from the items it has to stand beside."""
+    """An item differs in structure, dtype or shape from the other items of the batch or the stream."""
 
 
 class LengthError(StreamError, ValueError):
@@ -104,11 +104,11 @@ class LengthError(StreamError, ValueError):
 
 
 class EmptySourcesError(StreamError, ValueError):
-    """A lane drew as many sources in a row as there are, and none yielded an item."""
+    """A lane drew as many sources in a row as the list has, and none yielded an item."""
 
 
 class FailureLimitError(StreamError):
-    """More streams were skipped than `max_failures` allows; names the last one."""
+    """More streams were skipped than `max_failures` allows; the message names the last one."""
 
 
 class WorkerError(StreamDataLoaderError, RuntimeError):
@@ -119,7 +119,7 @@ class WorkerDeathError(WorkerError):
     """A worker process died.
 
     Attributes:
-        suspects: The sources that it was reading, with the logical time, or opening, with -1.
+        suspects: Pairs of a source that the worker was reading and the logical time; -1 for one that it was opening.
     """
 
     def __init__(self, message: str, suspects: frozenset[tuple[int, int]] = frozenset()) -> None:
@@ -132,10 +132,10 @@ class WorkerTimeoutError(WorkerError, TimeoutError):
 
 
 class RankError(StreamDataLoaderError, RuntimeError):
-    """Ranks are about to read different things, or one of them left, died or is stuck.
+    """Ranks are about to read different data, or one of them left, died or is stuck.
 
     Attributes:
-        ranks: Which ones it is about, if that is known.
+        ranks: The ranks that the error is about, if they are known.
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
@@ -144,7 +144,7 @@ class RankError(StreamDataLoaderError, RuntimeError):
 
 
 class RemoteTraceback(Exception):
-    """Shows, as the cause of an exception that crossed a process border, its traceback over there."""
+    """The cause of an exception that comes from another process: shows its traceback there."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -155,7 +155,7 @@ class RemoteTraceback(Exception):
 
 
 class StateError(StreamDataLoaderError, ValueError):
-    """A state cannot be loaded: it is of other sources or options, or no state at all."""
+    """A state cannot be loaded: it belongs to other sources or options, or is no state at all."""
 
 
 class StaleIteratorError(StreamDataLoaderError, RuntimeError):
@@ -178,18 +178,18 @@ def shorten(value: object, limit: int = 200) -> str:
 
 
 class ErrorReport:
-    """An exception on its way to another process, which pickle alone would strip of cause and traceback."""
+    """An exception on its way to another process. Pickle alone would lose its cause and traceback."""
 
     def __init__(self, error: Exception) -> None:
         self._error, self._text = error, format_traceback(error)
         self._cause = error.__cause__
         try:
             pickle.loads(pickle.dumps(self._cause))
-        except Exception:  # an exception of the user's that does not survive the journey: its text does
+        except Exception:  # a user's exception that cannot be unpickled: its text is kept
             self._cause = None
 
     def unpack(self) -> Exception:
-        """The exception, its cause as in the process it comes from."""
+        """The exception, with the cause that it has in the process it comes from."""
         remote = RemoteTraceback(self._text)
         if self._cause is not None:
             self._cause.__cause__ = remote

@@ -1,9 +1,9 @@
 """`interleave`: lanes draw their sources from several datasets, by weight.
 
-Guarantees: all that a `StreamDataset` promises, over the sources of all datasets: the same batches for any number
-of workers, exact resume, every source handed out once (`exhausted="drop"`) or at its dataset's share
-(`exhausted="repeat"`). Each source is opened, and each dataset's own order kept, as if the dataset stood alone.
-See `mixing` for the order of the draws.
+Guarantees: all promises of `StreamDataset` hold over the sources of all datasets: the same batches for any number of
+workers, exact resume, every source handed out once (`exhausted="drop"`) or at its dataset's share
+(`exhausted="repeat"`). Each dataset opens its sources, and keeps its own order of them, as if it stood alone.
+See `_schedule.mix` for the order of the draws.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["InterleavedDataset", "SharedOptions", "interleave"]
 
 
 class SharedOptions(TypedDict, total=False):
-    """Options of `StreamDataset` that datasets which are read together share."""
+    """Options of `StreamDataset` that all datasets of one mix share."""
 
     batch_size: int
     padding_mode: PaddingMode
@@ -46,9 +46,9 @@ class SharedOptions(TypedDict, total=False):
 
 
 class _Factories:
-    """What opens the sources of several lists, put one after the other.
+    """Opens the sources of several lists, put one after the other.
 
-    A source alone does not tell its list: the index does, see `of`.
+    The index of a source shows which list it belongs to (see `of`); the source alone does not.
 
     Attributes:
         factories: One a list.
@@ -99,7 +99,7 @@ class InterleavedDataset(StreamDataset):
         return options.check_rules(**given, mix=self._mix)
 
     def factory_of(self, index: int) -> StreamFactory:
-        """What opens a source, by its index: the `open_stream` of its dataset."""
+        """The factory that opens a source, by its index: the `open_stream` of its dataset."""
         return self.open_stream.of(index)
 
     def _openings(self) -> tuple[Opening, ...]:
@@ -107,13 +107,13 @@ class InterleavedDataset(StreamDataset):
         return tuple(Opening(factory, *early) for factory, early in zip(factories, self._early, strict=True))
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Which source of which dataset a number in `batch.source` means.
+        """The dataset and the source that a number in `batch.source` stands for.
 
         Args:
             index: Index of a source, counted over all datasets: 0 or more. -1 in `batch.source` is padding.
 
         Returns:
-            The number of the dataset and the index in its `sources`.
+            The number of the dataset, and the index in its `sources`.
 
         Raises:
             IndexError: There is no such source.
@@ -126,7 +126,7 @@ class InterleavedDataset(StreamDataset):
 
     @property
     def fingerprint(self) -> str:
-        """Tells these lists of sources from others: the fingerprints of all, in order."""
+        """Identifies the lists of sources: the fingerprints of all, in order."""
         if self._fingerprint is None:
             own = (given or fingerprint_of(sources) for sources, given in self._lists)
             self._fingerprint = ", ".join(f"datasets[{number}] {one}" for number, one in enumerate(own))
@@ -144,38 +144,38 @@ def interleave(
 ) -> InterleavedDataset:
     """Read several datasets together: each lane draws its next source from one of them, by weight.
 
-    The result is a `StreamDataset` of all their sources, one dataset's after the other's: `batch.source` and
-    `get_stream_info().source_index` count over all of them, and `locate` tells dataset and index. The datasets
-    stay as they are; each one's `open_stream`, `open_early`, `lengths`, `shuffle` and `schedule` go on to hold for
-    its sources. With `lengths` of all, `len(loader)` is exact.
+    The result is a `StreamDataset` of all sources, those of one dataset after those of the other. `batch.source` and
+    `get_stream_info().source_index` count over all datasets; `locate` returns the dataset and the index in it. The
+    datasets do not change. Each one's `open_stream`, `open_early`, `lengths`, `shuffle` and `schedule` still hold for
+    its own sources. If all have `lengths`, `len(loader)` is exact.
 
-    A weight is a share of the sources drawn, not of time steps: divide weights by the mean length of a dataset's
-    streams for shares of steps. In any stretch of draws each dataset has its share but for a few draws.
+    A weight is a share of the sources drawn, not of the time steps. For shares of time steps, divide each weight by the
+    mean length of the dataset's streams. In any stretch of draws each dataset has its share, give or take a few draws.
 
     Args:
-        datasets: What to read: `StreamDataset`s.
-        weights: One positive number a dataset, of any scale; None stands for equal ones. The numbers of sources
-            as weights make all datasets end together.
-        exhausted: What becomes of a dataset of which all sources were drawn. `"drop"`: it is left out, and the
-            others share the draws by their weights; every source comes once. `"repeat"`: it starts again, in a new
-            order with its `shuffle`, and with new random numbers in its streams; what comes again counts as new
-            (`mask` is set). The epoch ends when each dataset was drawn once in full: after the same number of
-            draws each epoch, of which each dataset has its share, rounded. None stands for `"drop"`, or, with
-            `padding_mode="cycle"`, for `"repeat"`: datasets are mixed by weight for ever, and each pass over one
-            is an epoch of its own for it. With `"cycle"` and `"drop"` each pass over all of them is.
-        shuffle: Draw at random, from (seed, epoch); False: as evenly as can be, in the same order each epoch. None
-            stands for True if one of the datasets has `shuffle=True`. Whether a dataset's own sources are shuffled
-            is up to its own `shuffle`.
-        seed: Seeds all that is random, also within the datasets; None stands for the first one's seed. The other
-            datasets' seeds count for nothing.
+        datasets: The `StreamDataset`s to read.
+        weights: One positive number for each dataset, at any scale; None stands for equal weights. With the numbers of
+            sources as weights, all datasets end together.
+        exhausted: What happens when all sources of a dataset were drawn. `"drop"`: the dataset is left out, and the
+            others share the draws by their weights; every source comes once. `"repeat"`: the dataset starts again, in
+            a new order with its `shuffle`, and with new random numbers in its streams; what comes again counts as new
+            (`mask` is set). The epoch ends when each dataset was drawn once in full. Every epoch has the same number
+            of draws, and each dataset its share of them, rounded. None stands for `"drop"`, but for `"repeat"` with
+            `padding_mode="cycle"`: the mix then never ends, and each pass over a dataset is an epoch of its own for
+            that dataset. With `"cycle"` and `"drop"`, each pass over all datasets is an epoch.
+        shuffle: True draws at random, seeded from (seed, epoch). False draws as evenly as possible, in the same order
+            each epoch. None stands for True if one of the datasets has `shuffle=True`. Each dataset's own `shuffle`
+            decides whether its sources are shuffled.
+        seed: Seeds everything random, also within the datasets. None stands for the first dataset's seed. The other
+            datasets' seeds are not used.
         **shared: `batch_size`, `padding_mode`, `fill_value`, `time_steps`, `windows`, `deterministic`, `lookahead`,
-            `on_error`, `max_failures` and `retries`, as for `StreamDataset`. One that is not given is the
-            datasets' own, which they must agree on.
+            `on_error`, `max_failures` and `retries`, as for `StreamDataset`. The datasets must agree on each of them
+            that is not given.
 
     Raises:
-        ValueError: No datasets; an option that they do not agree on and that is not given; a weight that is not
-            positive and finite, or not one a dataset.
-        TypeError: One of them is no `StreamDataset`, or is interleaved itself.
+        ValueError: There are no datasets; they disagree on an option that is not given; a weight is not positive and
+            finite; or there is not one weight for each dataset.
+        TypeError: One of them is not a `StreamDataset`, or is interleaved itself.
 
     Example:
         >>> from stream_dataloader import StreamDataLoader, StreamDataset, interleave
@@ -228,7 +228,7 @@ def _check_datasets(datasets: Any) -> list[StreamDataset]:
 
 
 def _lookahead(dataset: StreamDataset) -> int | None:
-    """That of a dataset, None if it has none only because of its schedule."""
+    """The lookahead of a dataset; None if its schedule alone made it 0."""
     by_schedule = dataset.given_lookahead is None and dataset.rules.schedule == "longest_first"
     return None if by_schedule else dataset.rules.lookahead
 
@@ -248,7 +248,7 @@ _OPTION_OF: dict[str, Callable[[StreamDataset], Any]] = {
 
 
 def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOptions:
-    """The shared options: those given, and those that all datasets agree on."""
+    """The shared options: those that are given, and those that all datasets agree on."""
     if unknown := sorted(given.keys() - _OPTION_OF.keys()):
         raise TypeError(f"interleave has no option {unknown[0]!r}; there are {', '.join(_OPTION_OF)}")
     agreed: Any = dict(given)
@@ -257,7 +257,7 @@ def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOp
             continue
         told = [(number, option_of(dataset)) for number, dataset in enumerate(datasets)]
         if name == "lookahead":
-            told = [(number, option) for number, option in told if option is not None] or told  # None is any
+            told = [(number, option) for number, option in told if option is not None] or told  # None agrees with any
         first, agreed[name] = told[0]
         for number, option in told:
             if not _same(option, agreed[name]):

@@ -5,33 +5,32 @@ owns the lane: a worker, or the main process with `num_workers=0`. The factory m
 `forkserver`, by cloudpickle if not by pickle.
 
 A *stream* is iterated once, from its first item to its last, and then closed, if it has a `close` method
-(generators do). It is also closed when an epoch is left early. It is always closed in the process that
+(generators have one). It is also closed when an epoch is left early. It is always closed in the process that
 opened it.
 
-All of this runs in one thread of that process: the worker's main thread, or the one that asks the loader for its
-next batch. No stream is opened before its lane has closed the one before it, so there are never more open than
-lanes. Streams may share a buffer, a connection or a library that knows no threads.
+All of this runs in one thread of that process: the worker's main thread, or the thread that asks the loader for its
+next batch. A lane closes one stream before it opens the next, so there are never more open streams than lanes. Streams
+may share a buffer, a connection or a library that is not safe for threads.
 
-A factory that is safe for it may declare `open_early = True` (`OpensEarly`). Workers then open the sources that
-lanes reserve (`lookahead`) ahead of need, in a background thread: the factory is called there, and the first
-item taken, while other streams are read in the main thread; everything after runs in the main thread. Calls on
-one stream never overlap, so a stream needs no lock of its own; what streams share does. Batches are the same
-either way.
+A factory may declare `open_early = True` (`OpensEarly`), if that is safe. Workers then open the sources that lanes
+reserve (`lookahead`) ahead of need, in a background thread. That thread calls the factory and takes the first item,
+while the main thread reads other streams; everything after that runs in the main thread. Calls on one stream never
+overlap, so a stream needs no lock of its own; whatever streams share needs one. Batches are the same either way.
 
-A stream that is not to begin at its first item (a loader goes on from a saved state, a connection or a worker was
-lost) is read forward to there, unless the factory or the stream opted into something quicker::
+Sometimes a stream must begin later than at its first item: a loader continues from a saved state, or a connection or a
+worker was lost. The stream is then read forward to that item, unless it or its factory offers something quicker::
 
     def open_stream(source, start=0)        the factory has a parameter `start` whose default is the integer 0:
                                             it is passed the number of the first item wanted
     iter(stream).seek_item(n)               the iterator goes to item n (`SeeksItems`); called before its first `next`
-    iter(stream).load_state_dict(state)     the iterator goes where it was when its `state_dict()` returned that
+    iter(stream).load_state_dict(state)     the iterator goes to where its `state_dict()` returned that state
 
-The last two are looked for where a position is kept: on the iterator, which is the stream itself only if
-`iter(stream) is stream`. On a stream whose `iter` returns another object they are left alone, as that object may
-know nothing of them. `testing.StreamContract` finds a stream that goes elsewhere than it was told to.
+The last two are used only if the iterator has them, since the iterator keeps the position. It is the stream itself only
+if `iter(stream) is stream`; methods of a stream whose `iter` returns another object are not used, as that object may
+not know of them. `testing.StreamContract` finds a stream that goes to another item than it should.
 
-A stream that can write its items to memory it is given may offer `read_into` (`ReadsInto`): the batch itself
-is that memory then, and nothing is copied.
+A stream that can write its items to given memory may offer `read_into` (`ReadsInto`). It then writes into the batch
+itself, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ Item_co = TypeVar("Item_co", covariant=True)
 class Stream(Protocol[Item_co]):
     """What a factory returns: the items of one source, in time order.
 
-    Any iterable will do: a generator, a list, a file. A `close()` method, if there is one, is called once
-    after the last item, after an error, or when the epoch is left early.
+    It may be any iterable: a generator, a list, a file. If it has a `close()` method, that is called once: after the
+    last item, after an error, or when the epoch is left early.
     """
 
     def __iter__(self) -> Iterator[Item_co]:
@@ -79,11 +78,11 @@ class Stream(Protocol[Item_co]):
 
 @runtime_checkable
 class ReadsInto(Stream[Item_co], Protocol[Item_co]):
-    """A stream of single time steps that writes them where they are wanted: into the batch.
+    """A stream of single time steps that writes them straight into the batch.
 
-    Its first item is taken from its iterator, and tells what items look like. From then on, with the dataset's
-    `time_steps`, only `read_into` is called, in the worker's main thread; it goes on behind what was iterated.
-    Items with leaves that are objects, and streams that cut their own windows, are iterated as ever.
+    The first item is taken from the stream's iterator, and shows what items look like. From then on, with the dataset's
+    `time_steps`, only `read_into` is called, in the worker's main thread; it continues after the items that were
+    iterated. Streams with leaves that are objects, and streams that cut their own windows, are only iterated.
 
     Example:
         >>> import numpy as np
@@ -109,18 +108,18 @@ class ReadsInto(Stream[Item_co], Protocol[Item_co]):
         """Write the next items, at most as many as there is room for.
 
         Args:
-            out: An item's structure, whose leaves are NumPy arrays `(n, ...)` to be written to, of the first
-                item's dtypes and shapes; tensors where NumPy lacks the dtype (bfloat16). Not to be kept.
+            out: The structure of an item, whose leaves are NumPy arrays `(n, ...)` to write to, with the first item's
+                dtypes and shapes; tensors where NumPy lacks the dtype (bfloat16). Do not keep them.
 
         Returns:
-            How many time steps were written, from the first on: 1 to n, or 0 at the stream's end. What was
-            read before an error belongs to this call, the error to the next.
+            How many time steps were written, from the first row on: 1 to n, or 0 at the stream's end. If an error
+            follows some items, return their number, and raise the error in the next call.
         """
         ...
 
 
 class SeeksItems(Iterator[Item_co], Protocol[Item_co]):
-    """An iterator that goes to any item: what a stream is, or what its `iter` returns.
+    """An iterator that can go to any item: a stream itself, or what its `iter` returns.
 
     Example:
         >>> class Ramp:
@@ -142,23 +141,23 @@ class SeeksItems(Iterator[Item_co], Protocol[Item_co]):
     """
 
     def seek_item(self, item: int) -> None:
-        """Go to an item, counted from the stream's first as 0: the next `next` returns it, or ends at its end."""
+        """Go to an item, counted from 0: the next `next` returns it, or raises `StopIteration` at the stream's end."""
         ...
 
 
 class OpensEarly(Protocol):
-    """A factory that may be called, and its streams' first items taken, in another thread than streams are read in.
+    """A factory that may run in another thread than the one that reads streams, up to a stream's first item.
 
-    The declaration is for the code it stands beside: a class that overrides `__call__` declares anew.
+    The declaration holds for the class that makes it. A subclass that overrides `__call__` must declare again.
 
     Attributes:
-        open_early: True, and nothing else that is true. A function has it as an attribute, too.
+        open_early: `True` itself; other true values do not count. A function may have it as an attribute.
     """
 
     open_early: bool
 
     def __call__(self, source: Any) -> Iterable[Any]:
-        """Open one stream; in either thread, also while it is called in the other."""
+        """Open one stream; may be called in both threads at once."""
         ...
 
 
@@ -168,6 +167,6 @@ StreamFactory = Callable[[Any], Iterable[Any]]
 #: `collate_fn(windows)` gets the list of the B lanes' windows, in lane order.
 CollateFn = Callable[[list[Any]], Any]
 
-#: A policy looks at a `StreamError` and answers "raise" or "skip"; it runs in the worker.
+#: A policy is given a `StreamError` and returns "raise" or "skip"; it runs in the worker.
 ErrorPolicy = Callable[[Any], Literal["raise", "skip"]]
 OnError = Literal["raise", "skip"] | ErrorPolicy

@@ -1,7 +1,7 @@
-"""Tells a running stream who it is: its source, epoch, lane, worker and random generators.
+"""What a running stream can know of itself: its source, epoch, lane, worker and random generators.
 
-Guarantee: the random numbers depend on (seed, epoch, source) alone, the `repeat` where a source comes again, and
-`rng_at` on the position too, so augmentation is the same whichever worker, lane or process runs the stream.
+Guarantee: random numbers depend on (seed, epoch, source) alone, on `repeat` where a source comes again, and with
+`rng_at` on the position. So augmentation is the same in any worker, lane or process.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 __all__ = ["StreamInfo", "get_stream_info"]
 
-_ORDER, _STREAM, _POSITION = range(3)  # what random numbers are for: no two purposes share a generator
+_ORDER, _STREAM, _POSITION = range(3)  # part of each key, so that no two purposes share random numbers
 
 
 def order_rng(seed: int, epoch: int, *part: int) -> np.random.Generator:
-    """The generator that shuffles epoch `epoch`, or a part of it that has an order of its own."""
+    """The generator that shuffles an epoch, or a part of it with an order of its own."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ORDER, epoch, *part)))
 
 
@@ -29,11 +29,11 @@ class StreamInfo:
     Attributes:
         source_index: Index of the stream's source in `sources`.
         epoch: Epoch number; with `padding_mode="cycle"` each pass over the sources counts as one.
-        lane: Row of the batch the stream is read into.
-        worker_id: The worker that reads it; 0 with `num_workers=0`. Results that should not depend on the
-            number of workers must not use it.
+        lane: Row of the batch that the stream is read into.
+        worker_id: The worker that reads the stream; 0 with `num_workers=0`. Results that must not depend on the number
+            of workers must not use it.
         seed: The dataset's seed.
-        repeat: How often the source was handed out before in this epoch, to be read as something new: 0, but for
+        repeat: How often the source was handed out before in this epoch as something new. Always 0, except with
             `interleave(..., exhausted="repeat")`.
     """
 
@@ -46,15 +46,15 @@ class StreamInfo:
 
     @cached_property
     def rng(self) -> np.random.Generator:
-        """A generator seeded from (seed, epoch, source): for draws made while the stream opens."""
+        """A generator seeded from (seed, epoch, source), for draws that are made while the stream opens."""
         key = (_STREAM, self.epoch, self.source_index, *self._again)
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
 
     def rng_at(self, position: int) -> np.random.Generator:
-        """A fresh generator seeded from (seed, epoch, source, position): for the draws of one item.
+        """A new generator seeded from (seed, epoch, source, position), for the draws of one item.
 
-        Unlike `rng` it does not depend on the draws before, so a stream that starts in the middle draws the
-        same numbers there as one read from its beginning.
+        Unlike `rng` it does not depend on earlier draws. So a stream that starts in the middle draws the same numbers
+        there as one that is read from its beginning.
 
         Args:
             position: Index of the item within its stream, 0 or more.
@@ -77,8 +77,8 @@ _current = _Current()
 def get_stream_info() -> StreamInfo | None:
     """Return the `StreamInfo` of the stream that is running, or None outside of one.
 
-    Works in the factory and in the stream's iterator, in any worker and in the background thread that opens
-    streams early, as `torch.utils.data.get_worker_info` works in a dataset.
+    It works in the factory and in the stream's iterator, in any worker, and in the background thread that opens streams
+    early. `torch.utils.data.get_worker_info` is its model.
 
     Example:
         >>> from stream_dataloader import StreamDataset, StreamDataLoader, get_stream_info
@@ -94,6 +94,6 @@ def get_stream_info() -> StreamInfo | None:
 
 
 def run_as(info: StreamInfo | None) -> StreamInfo | None:
-    """Make `info` what `get_stream_info` returns in this thread; returns what it was before."""
+    """Set what `get_stream_info` returns in this thread; returns the value before."""
     before, _current.info = _current.info, info
     return before

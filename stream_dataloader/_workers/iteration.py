@@ -7,8 +7,9 @@ One FIFO a worker; a step is complete when each worker that has not ended has a 
                   |        |
                step 0   step 1   ...
 
-Guarantees: a step is delivered if and only if its mask has a step set (`"drop"`: and no lane idles); an error
-is raised at its own step, after all earlier ones, that of the lowest lane first.
+Guarantees: a step is delivered if and only if its mask has a step set (with `"drop"`, also no lane may idle). An error
+is raised in place of the batch it belongs to, after all earlier batches. Of several errors in one step, the one of the
+lowest lane is raised.
 """
 
 from __future__ import annotations

@@ -1,30 +1,28 @@
 """One file on a server, seen through fsspec: what it is now, and its bytes.
 
-Guarantee: nothing is left behind. fsspec as it comes keeps a thread, an event loop and open connections for the
-life of the process, and a forked worker that tidies up its copies of them disturbs the parent's. So each file
-gets a loop and a connection of its own, which end with it. What goes wrong is told as a builtin error that names
-the URL; what may go better the next time is tried again, a few times within two seconds.
+Guarantee: nothing is left behind. By default fsspec keeps a thread, an event loop and open connections for the life of
+the process, and a forked worker that closes its copies of them disturbs the parent's. So each file gets a loop and a
+connection of its own, which end with it. A failure is a builtin error that names the URL (`remote_errors`). One that
+may pass is tried again, a few times within two seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
+from stream_dataloader.streams.cache.remote_errors import final_error, text_of, timed_out
+
 __all__ = ["FileInfo", "RemoteFile", "UnreachableError", "remote_file"]
 
 _WAIT_SECONDS = (0.2, 0.5, 1.0)  # before each further try
-_SERVER_IS_BUSY = (408, 425, 429)
-_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EMFILE, errno.ENFILE)
 
 #: What tells one version of a file from the next, as the servers name it, in lower case and without - and _.
 _VERSION = {
@@ -36,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class UnreachableError(ConnectionError):
-    """The server did not answer, or broke off; nothing is known about the file."""
+    """The server did not answer, or the connection broke off: nothing is known about the file."""
 
 
 class FileInfo(NamedTuple):
@@ -75,8 +73,12 @@ class RemoteFile:
     """One file on a server, while `remote_file` keeps the connection."""
 
     def __init__(self, url: str, file_system: Any, path: str, timeout_seconds: float, answer: _Answer) -> None:
-        self._url, self._file_system, self._path, self._timeout_seconds = url, file_system, path, timeout_seconds
-        self._answer, self._last_size = answer, -1
+        self._url = url
+        self._file_system = file_system
+        self._path = path
+        self._timeout_seconds = timeout_seconds
+        self._answer = answer
+        self._last_size = -1  # bytes that the try before got, where the server does not tell how many there are
 
     def info(self) -> FileInfo:
         """Ask the server.
@@ -130,7 +132,8 @@ class RemoteFile:
                 raise ConnectionError(f"{found:,} bytes arrived, and the server has {expected:,}")
         if size is None and told.size is None and self._answer.ends_anywhere:
             before, self._last_size = self._last_size, found
-            if found != before:  # a connection that broke off ends it, too: believed once two tries agree
+            # The end of such an answer looks like a connection that broke off. Two tries of one size are believed.
+            if found != before:
                 tries = f"{found:,} bytes arrived" if before < 0 else f"{before:,} bytes arrived, then {found:,}"
                 raise ConnectionError(f"{tries}, and the server does not tell how many there are")
 
@@ -141,12 +144,12 @@ class RemoteFile:
             try:
                 return action()
             except Exception as error:
-                if (known := _final(self._url, error)) is not None:
+                if (known := final_error(self._url, error)) is not None:
                     raise known from error
-                if wait is None or _timed_out(error):  # a timeout was long enough
+                if wait is None or timed_out(error):  # who waited for a timeout has waited long enough
                     raise UnreachableError(
                         f"{self._url} could not be fetched ({tries} tries in {time.monotonic() - began:.1f} s): "
-                        f"{_text(error)}; check the address, the network and the server"
+                        f"{text_of(error)}; check the address, the network and the server"
                     ) from error
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
@@ -191,8 +194,8 @@ def remote_file(
                 "gs:// gcsfs, abfs:// adlfs)"
             ) from error
         except Exception as error:
-            if (known := _final(url, error)) is None:
-                raise UnreachableError(f"{url} could not be opened: {_text(error)}; check the address") from error
+            if (known := final_error(url, error)) is None:
+                raise UnreachableError(f"{url} could not be opened: {text_of(error)}; check the address") from error
             raise known from error
         if hasattr(file_system, "retries"):
             file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
@@ -254,70 +257,3 @@ def _hang_up(file_system: Any, loop: asyncio.AbstractEventLoop) -> None:
             close(loop, session)
         below = getattr(getattr(file_system, "of", None), "fs", None)  # of an archive; of a cache or a folder:
         file_system = below if below is not None else getattr(file_system, "fs", None)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
-
-
-def _final(url: str, error: Exception) -> Exception | None:
-    """The error to be raised; None if another try may help."""
-    chain = list(_chain(error))
-    if any(_is_no_http(link) for link in chain):  # it comes with a status of 400 that no server has sent
-        return None
-    statuses = [getattr(link, "status", None) for link in chain]
-    status = next((status for status in statuses if isinstance(status, int)), None)
-    if any(isinstance(link, OSError) and link.errno in _OURS and link.filename for link in chain) or (
-        isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    ):
-        return OSError(
-            getattr(error, "errno", None),
-            f"{url} was reached, and could not be stored: {_text(error)}; make room, or set STREAM_DATALOADER_CACHE "
-            "to another directory",
-        )
-    told = f"the server answered {status}" if status is not None else _text(error)
-    if status in (401, 403, 407) or isinstance(error, PermissionError):
-        return PermissionError(f"{url} may not be read: {told}; check the credentials, see fsspec's storage options")
-    if status in (404, 410):
-        return FileNotFoundError(f"{url} is not there: {told}; check the address")
-    if status is not None:
-        if status >= 500 or status in _SERVER_IS_BUSY:
-            return None
-        return OSError(f"{url} cannot be read: {told}; check the address")
-    if any(_is_of_the_network(link) for link in chain):
-        return None
-    if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(f"{url} is not there: {told}; check the address")
-    if isinstance(error, OSError):
-        return None
-    return ValueError(f"{url} cannot be read: {told}; check the address and the storage options")
-
-
-def _is_of_the_network(error: BaseException) -> bool:
-    if isinstance(error, (ConnectionError, TimeoutError, asyncio.TimeoutError, EOFError)):
-        return True
-    if (aiohttp := sys.modules.get("aiohttp")) and isinstance(error, aiohttp.ClientError):
-        return not isinstance(error, aiohttp.InvalidURL)
-    botocore = sys.modules.get("botocore.exceptions")
-    return bool(botocore) and isinstance(error, (botocore.HTTPClientError, botocore.ConnectionError))  # type: ignore[union-attr]
-
-
-def _is_no_http(error: BaseException) -> bool:
-    """Whether what the server sent is against the rules, a body longer than its Content-Length for one."""
-    exceptions = sys.modules.get("aiohttp.http_exceptions")
-    return exceptions is not None and isinstance(error, exceptions.HttpProcessingError)
-
-
-def _timed_out(error: Exception) -> bool:
-    return any(isinstance(link, (TimeoutError, asyncio.TimeoutError)) for link in _chain(error))
-
-
-def _text(error: Exception) -> str:
-    """The error at the root of it, in one line."""
-    chain = list(_chain(error))
-    root, text = chain[-1], " ".join(str(chain[-1]).split())
-    if _is_no_http(root):  # it quotes all that arrived
-        text = f"the answer is not what HTTP allows, or longer than its Content-Length ({text[:80]} ...)"
-    return f"{type(root).__name__}: {text}" if text else type(root).__name__

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -19,9 +19,10 @@ import torch
 from stream_dataloader.errors import shorten
 from stream_dataloader.streams._media.section import closed_on_error, section_of
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
-from stream_dataloader.streams.text.blocks import NOTHING, Marks, blocks_of
+from stream_dataloader.streams.text.blocks import Marks, blocks_of
 from stream_dataloader.streams.text.bytes import StringBytes, TextBytes, is_compressed, open_text
 from stream_dataloader.streams.text.encoding import Codes, TextEncoding, encoding_name
+from stream_dataloader.streams.text.items import TextItems
 from stream_dataloader.streams.text.numbers import (
     character_table,
     check_tokenizer,
@@ -148,7 +149,7 @@ class TextStream:
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # no cached property
 
-    def __call__(self, source: Any, *, start: int = 0) -> _Items:
+    def __call__(self, source: Any, *, start: int = 0) -> TextItems:
         """Open one source.
 
         Args:
@@ -166,7 +167,7 @@ class TextStream:
         file, first, stop = self._open(source)
         with closed_on_error(file):
             units = self._units(file, first, stop)
-            items = _Items(units, self.dtype, self.targets)
+            items = TextItems(units, self.dtype, self.targets)
             units.skip(start)
             if self.targets and start and items.at_end():
                 raise ValueError(f"{file.name} has {start} units here, one item fewer, and start is {start}")
@@ -280,61 +281,3 @@ class TextStream:
     @functools.cached_property
     def _tokenize(self) -> Callable[[str], Codes]:
         return functools.partial(tokens_of, tokenizing(self.tokenizer), self.dtype)
-
-
-class _Items:
-    """Units, or pairs of a unit and the next, one after the other; a `protocols.ReadsInto`."""
-
-    def __init__(self, units: Units, dtype: np.dtype[Any], targets: bool) -> None:
-        self._units, self._dtype, self._targets = units, dtype, targets
-        self._rows: Codes = NOTHING
-        self._position = 0  # in `_rows`
-        self._ahead = int(targets)  # units that have to be there behind an item's own
-
-    def _available(self) -> int:
-        """How many items can be had from what was read; reads on if it is none."""
-        while len(self._rows) - self._position <= self._ahead:
-            more = self._units.rows()
-            if not len(more):
-                return 0
-            rest = self._rows[self._position :]
-            self._rows, self._position = np.concatenate([rest, more]) if len(rest) else more, 0
-        return len(self._rows) - self._position - self._ahead
-
-    def at_end(self) -> bool:
-        """There is no unit left, not even one without another behind it."""
-        return not self._available() and self._position == len(self._rows)
-
-    def __iter__(self) -> Iterator[Any]:
-        unit = functools.partial(np.array, dtype=self._dtype)
-        while self._available():
-            rows, position = self._rows, self._position
-            self._position += 1
-            if self._targets:
-                yield {"input": unit(rows[position]), "target": unit(rows[position + 1])}
-            else:
-                yield unit(rows[position])
-
-    def read_into(self, out: Any) -> int:
-        """Write the next items to `out`; see `protocols.ReadsInto`."""
-        leaves = [out["input"], out["target"]] if self._targets else [out]
-        done, room = 0, len(leaves[0])
-        while done < room:
-            try:
-                count = min(self._available(), room - done)
-            except Exception:
-                if done:  # the next call raises it again
-                    break
-                raise
-            if not count:
-                break
-            for shift, leaf in enumerate(leaves):
-                first = self._position + shift
-                leaf[done : done + count] = self._rows[first : first + count]
-            self._position += count
-            done += count
-        return done
-
-    def close(self) -> None:
-        """Close the file."""
-        self._units.close()
