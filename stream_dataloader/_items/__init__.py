@@ -1,5 +1,5 @@
 """What items are made of.
 
-`structure` takes an item apart into leaves and builds it again, `layout` says of which structure, dtypes and shapes it
-is, `fill` what pads each leaf. It imports nothing of the package but `errors`. Open `layout` first.
+`structure` takes an item apart into leaves and builds it again, `layout` has its structure, dtypes and shapes, and
+`fill` has what pads each leaf. It imports nothing of the package but `errors`. Open `layout` first.
 """

@@ -1,6 +1,7 @@
 """Who reads what and when: pure functions and one ledger, without processes, clocks or torch.
 
-`rules` has what every other module shares: lanes, options as numbers, what a ticket is; `order` says which source the
-n-th grant gets, `ledger` decides tickets. It imports nothing of the package but `errors` and `protocols`. Open
-`rules` first, then `ledger`.
+`rules` has what every other module shares: lanes, options as numbers, and the decision about a ticket. `order` says
+which source the n-th grant gets (with `mix`, `groups` and `permutation`), `ledger` decides tickets in order,
+`reservations` is one lane's tickets ahead, and `step_count` replays an epoch of known lengths. It imports nothing of
+the package but `protocols`, `stream_info` and `_memory`. Open `rules` first, then `ledger`.
 """

@@ -1,1 +1,5 @@
-"""Small pieces for trainers that need more than `state_dict` and `load_state_dict`."""
+"""Small pieces for trainers that need more than `state_dict` and `load_state_dict`.
+
+`lightning` is a callback for Lightning. It may import all of the package but `testing` and `cli`; nothing imports it.
+Open `lightning` first.
+"""

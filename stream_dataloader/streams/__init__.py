@@ -1,8 +1,9 @@
 """Factories for frequent kinds of sources, to be passed to `StreamDataset` as `open_stream`.
 
-Each is a description of how to read, cheap to build and to send to workers; it is called with one source, and
-passes `testing.StreamContract`. A source is a path, a URL, or `(path, start, stop)`: part of one, also written
-as a list. What a kind of source needs (PyAV, OpenCV, h5py, ...) is imported when its factory is first used.
+A factory describes how to read. It is cheap to build and to send to workers, is called with one source, and passes
+`testing.StreamContract`. A source is a path, a URL, or a section `(path, start, stop)`, also written as a list. The
+packages that a kind of source needs (PyAV, OpenCV, h5py, ...) are imported when its factory is first used. The kinds
+import nothing of the package but `errors`, `protocols` and `stream_info`. Open `array.stream` first, a short one.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, and nothing that it does not need."""
+    """Import a factory when it is first used, so that one kind does not need the packages of another."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,7 +1,7 @@
 """Videos with their sound: each frame, and the samples that belong to it.
 
-Guarantee: picture and sound stay together by the container's own time stamps, however far into a file, and however
-the place was reached; both are exact, as `VideoStream` and `AudioStream` are.
+Guarantee: picture and sound stay together by the container's own time stamps, at any place in a file, whether it is
+reached by reading or by seeking. Both are exact, as with `VideoStream` and `AudioStream`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ __all__ = ["AudioVisualStream"]
 class AudioVisualStream:
     """Opens videos with sound: items are dicts of a `frame` and its `audio`, float32 `(channels, samples)`.
 
-    A source is a path, or `(path, start, stop)`, as for `VideoStream`. The sound before an audio track begins, and
-    behind its end, is silence.
+    A source is a path, or `(path, start, stop)`, as for `VideoStream`. Before an audio track begins, and after its end,
+    the sound is silence.
 
     Args:
-        video: How the frames are read; `with_times` adds `pts_seconds` and `is_key`. With `fps`, a frame's moment is
-            n / fps, else its time stamp.
-        rate: Samples a second; None leaves the file's own.
-        channels: 1 mixes to mono; None leaves the file's own.
-        samples: Samples a frame; None takes as many as fit between two frames at the video's (average) rate, rounded.
-            They follow on each other exactly only where the samples' rate / fps is whole and frames are evenly spaced;
-            else some are left out, or given twice. Files of different rates need `samples`, or an `fps` of the
-            video's.
+        video: How the frames are read; `with_times` adds `pts_seconds` and `is_key`. A frame's samples begin at its
+            time stamp, or with `fps` at n / fps.
+        rate: Samples a second; None keeps the file's own rate.
+        channels: 1 mixes to mono; None keeps the file's own channels.
+        samples: Samples a frame; None takes as many as fit between two frames at the video's average rate, rounded.
+            Samples are given once each only if rate / fps is a whole number and frames are evenly spaced; otherwise
+            some are left out or given twice. Files of different frame rates need `samples`, or `fps` in `video`.
         stream: Which of the file's audio streams, from 0.
 
     Raises:
@@ -109,12 +108,14 @@ class _OpenAudioVisual(OpenVideo):
 
 
 class _Sound:
-    """A file's samples by the container's time; asked for in ascending order."""
+    """A file's samples by the container's time, in ascending order."""
 
     def __init__(self, options: AudioVisualStream, selection: Selection) -> None:
-        self._options, self._path = options, selection.section.path
+        self._options = options
+        self._path = selection.section.path
         self._reader = self._open(0)
-        self.rate, self._begun = self._reader.rate, False
+        self._begun = False
+        self.rate = self._reader.rate
         self._position = 0  # the number of the sample that the reader is at
 
     def _open(self, first: int) -> SampleReader:

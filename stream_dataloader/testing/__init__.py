@@ -1,4 +1,8 @@
-"""Contracts that users' own loaders and streams can be run through, as the library's are."""
+"""Contracts that test users' loaders and streams, as they test the library's own.
+
+`streams` has the contract of a stream, `resume` that of a loader that continues from a state. It may import all of the
+package but `cli`; only tests import it. Open `resume` first.
+"""
 
 from stream_dataloader.testing.resume import batch_key, check_resume
 from stream_dataloader.testing.streams import StreamContract

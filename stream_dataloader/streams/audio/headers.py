@@ -1,10 +1,9 @@
 """What a file's headers say about how long its audio is.
 
-Guarantee: a file that was cut off is found out where its format lets that be known: by what it declares of its
-length (WAV, AIFF, AU, W64, FLAC, MP3 with an Xing header), by where its index (MP4), its segment (Matroska, AVI)
-or its last page (Ogg) ends. Where a demuxer leaves out the rest of a damaged file, the time of its last page (Ogg) or
-the duration of the track (Matroska, by most writers) tells. Raw streams (MPEG-TS, ADTS, MP3 without such a header)
-declare nothing.
+Guarantee: a file that was cut off is found if its format makes that possible: by the length that it declares (WAV,
+AIFF, AU, W64, FLAC, MP3 with an Xing header), or by where its index (MP4), its segment (Matroska, AVI) or its last page
+(Ogg) ends. If a demuxer skips the rest of a damaged file, the time of the last page (Ogg) or the duration of the track
+(Matroska, by most writers) shows it. Raw streams (MPEG-TS, ADTS, MP3 without such a header) declare nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from stream_dataloader.streams._media.container import check_not_cut
 
 __all__ = ["ReadAudio", "check_audio_not_cut", "declared_samples"]
 
-_COUNTING = ("wav", "w64", "aiff", "au", "flac")  # in samples, by a header that is right unless it is zero
-_OPEN_WAV_BYTES = 0x7FFF0000  # this much, or more, is what those write who do not know
-_OGG_PAGE_BYTES = 65307  # the longest there is
+_COUNTING = ("wav", "w64", "aiff", "au", "flac")  # their headers count samples, and are right unless they say zero
+_OPEN_WAV_BYTES = 0x7FFF0000  # programs that write to a pipe put this size, or a larger one, as they know none
+_OGG_PAGE_BYTES = 65307  # the longest page: 27 + 255 + 255 * 255 (RFC 3533, 6)
 _PRIMING_SECONDS = 0.1  # counted by some muxers, but not handed out: Opus has up to 80 ms (RFC 7845, 4.6)
 
 
@@ -30,8 +29,8 @@ class ReadAudio(NamedTuple):
 
     Attributes:
         length: From the first frame to the end of the last one, by their time stamps.
-        end: When the last one ends, by its time stamp; or the length of all samples if that is more (in Ogg files that
-            were joined, time begins anew).
+        end: When the last one ends, by its time stamp; or the length of all samples if that is more (time starts again
+            in Ogg files that were joined).
         frame: The longest frame.
     """
 
@@ -54,13 +53,13 @@ def declared_samples(path: str, container: Any, stream: Any) -> int | None:
 
 
 def check_audio_not_cut(path: str, container: Any, stream: Any, read: ReadAudio | None) -> None:
-    """See that audio which was read to its end is as long as its file says.
+    """Check that audio that was read to its end is as long as its file says.
 
     Args:
         path: The file.
         container: The file, opened.
         stream: What was read.
-        read: How much of it; None if that was not to its end, or if it has no time stamps.
+        read: How much was read; None if it was not read to its end, or has no time stamps.
 
     Raises:
         ValueError: There should be more.
@@ -96,7 +95,7 @@ def check_audio_not_cut(path: str, container: Any, stream: Any, read: ReadAudio 
 
 
 def _end_seconds(container: Any, stream: Any) -> float | None:
-    """When the audio ends, by its own account; some files count from 0, some from its first sample, which is less."""
+    """When the audio ends, as the file says; counted from 0 or from the first sample, as files differ in that."""
     name = container.format.name
     if name == "ogg" and stream.duration:
         return float(stream.duration * stream.time_base)
@@ -107,7 +106,7 @@ def _end_seconds(container: Any, stream: Any) -> float | None:
 
 
 def _wav_end(path: str) -> int | None:
-    """The byte behind the samples, as a RIFF WAVE header has it; None if it leaves that open."""
+    """The byte after the samples, by the header of a RIFF WAVE file; None if it leaves that open."""
     with open(path, "rb") as file:
         head = file.read(12)
         if head[:4] != b"RIFF" or head[8:] != b"WAVE":
@@ -121,7 +120,7 @@ def _wav_end(path: str) -> int | None:
 
 
 def _ogg_end(path: str) -> int | None:
-    """The byte behind the last page of an Ogg file; RFC 3533."""
+    """The byte after the last page of an Ogg file (RFC 3533)."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         file.seek(max(0, size - 2 * _OGG_PAGE_BYTES))
@@ -135,7 +134,7 @@ def _ogg_end(path: str) -> int | None:
 
 
 def _has_xing_header(path: str) -> bool:
-    """Whether an MP3 says how many frames it has; else FFmpeg guesses by the size."""
+    """Whether an MP3 says how many frames it has. Otherwise FFmpeg guesses the duration by the size."""
     with open(path, "rb") as file:
         head = file.read(10)
         tag = 0

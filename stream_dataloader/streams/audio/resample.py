@@ -1,11 +1,11 @@
-"""Samples to another rate and number of channels, the same bits wherever one begins.
+"""Changes the rate and the number of channels of samples, with the same bits wherever reading begins.
 
-Guarantee: output sample j depends on the inputs around j * p / q alone, where p / q is the ratio of the rates in
-lowest terms; not on how the input was cut into pieces, nor on where it began, provided that it began at a
-multiple of p (`restart`) and early enough to fill the filter. n inputs make `output_length` outputs, however few.
+Guarantee: output sample j depends only on the inputs around j * p / q, where p / q is the ratio of the rates in lowest
+terms. It does not depend on how the input is cut into pieces, nor on where it begins, if it begins at a multiple of p
+(`restart`) and early enough to fill the filter. n inputs make `output_length` outputs, also if n is small.
 
-The resampler is libswresample's, a polyphase filter: with `exact_rational` it has q filters, and input sample
-m * p is met by the first of them for every m::
+The resampler is libswresample's polyphase filter. With `exact_rational` it has q filters, and the first of them is
+applied at input sample m * p for every m::
 
     inputs, p = 3      |  .  .  |  .  .  |  .  .  |        to start at any | gives
     outputs, q = 2     0    1   0    1   0    1   0        the same outputs
@@ -29,8 +29,8 @@ __all__ = ["Converter", "Samples", "as_float", "layout_name", "output_length", "
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 _FILTER_TAPS = 32  # libswresample's filter_size, at the lower of the two rates
-_BLOCK_SAMPLES = 8192  # handed to the filter graph at once
-_PLANES = 8  # more channels than these come packed
+_BLOCK_SAMPLES = 8192  # given to the filter graph at once: a call costs as much as some thousand samples
+_PLANES = 8  # an AVFrame has room for 8 planes (AV_NUM_DATA_POINTERS): more channels come packed
 _LAYOUTS = ("", "mono", "stereo", "2.1", "4.0", "5.0", "5.1", "6.1", "7.1")
 _SAMPLE_TYPES: dict[str, tuple[Any, float, float]] = {
     "u8": (np.uint8, 2.0**-7, -1.0),
@@ -75,7 +75,7 @@ def as_float(frame: Any) -> Samples:
 
 
 def layout_name(layout: Any) -> str:
-    """What FFmpeg calls a layout of channels; by their number where the file does not tell."""
+    """FFmpeg's name for a layout of channels; the usual one for their number if the file has none."""
     count: int = layout.nb_channels
     if layout.name == f"{count} channels" and count < len(_LAYOUTS):
         return _LAYOUTS[count]
@@ -84,12 +84,12 @@ def layout_name(layout: Any) -> str:
 
 
 def output_length(count: int, ratio: Fraction) -> int:
-    """How many samples are made of `count`."""
+    """How many output samples are made of `count` input samples."""
     return -(-count * ratio.numerator // ratio.denominator)
 
 
 def restart(start: int, ratio: Fraction) -> tuple[int, int]:
-    """Where to begin for the outputs from `start` on: the first input, and how many outputs to skip."""
+    """The first input needed for the outputs from `start` on, and how many outputs to skip then."""
     if ratio == 1:
         return start, 0
     outputs, inputs = ratio.numerator, ratio.denominator
@@ -98,7 +98,7 @@ def restart(start: int, ratio: Fraction) -> tuple[int, int]:
 
 
 def _filling(ratio: Fraction) -> int:
-    """So many inputs surely fill the filter."""
+    """A number of inputs that surely fills the filter: twice its length, and some more."""
     return 2 * math.ceil(_FILTER_TAPS * max(Fraction(1), 1 / ratio)) + 64
 
 
@@ -116,12 +116,16 @@ class Converter:
     """
 
     def __init__(self, rates: tuple[int, int], layouts: tuple[str, str], channels: tuple[int, int]) -> None:
-        self._rate, self._layout, self._channels = rates[0], layouts[0], channels[0]
+        self._rate = rates[0]
+        self._layout = layouts[0]
+        self._channels = channels[0]
         self._packed = channels[0] > _PLANES
         self._copies = channels[1] if channels[0] == 1 and channels[1] > 1 else 0
         target = layouts[0] if self._copies or channels[0] == channels[1] else layouts[1]
         self._graph: Any = None
-        self._ratio, self._read, self._given = Fraction(rates[1], rates[0]), 0, 0  # samples into the graph, and out
+        self._ratio = Fraction(rates[1], rates[0])
+        self._read = 0  # samples into the graph
+        self._given = 0  # samples out of it
         self._made = channels[0] if target == layouts[0] else channels[1]
         if rates[0] != rates[1] or target != layouts[0]:
             self._graph = self._connected(rates, layouts[0], target)
@@ -135,9 +139,10 @@ class Converter:
             )
         kind = "flt" if self._packed else "fltp"
         outputs = Fraction(rates[1], rates[0]).numerator
-        shift = max(10, (outputs - 1).bit_length())  # room for a filter a phase, else phases are rounded
+        shift = max(10, (outputs - 1).bit_length())  # with too few filters, libswresample rounds the phases
         graph = av.filter.Graph()
-        graph.threads = 1  # else it holds one a processor, and a forked worker that inherits it hangs in freeing it
+        # By default a graph has a thread for each processor. A forked worker that inherits it would hang in freeing it.
+        graph.threads = 1
         try:
             nodes = [
                 graph.add(
@@ -169,7 +174,7 @@ class Converter:
         return graph
 
     def push(self, piece: Samples) -> Iterator[Samples]:
-        """Go on with a piece `(C, n)`; what is ready comes out."""
+        """Add a piece `(C, n)`; yields the samples that are ready."""
         if self._graph is None:
             yield self._copied(piece)
             return
@@ -182,7 +187,7 @@ class Converter:
                 yield from self.flush()
 
     def flush(self) -> Iterator[Samples]:
-        """All that can be made of the pieces so far, which go on."""
+        """All samples that can be made of the pieces so far; more pieces may follow."""
         if self._count:
             samples, self._count = self._staged[:, : self._count], 0
             self._read += samples.shape[1]
@@ -195,9 +200,9 @@ class Converter:
             yield from self._pulled()
 
     def end(self) -> Iterator[Samples]:
-        """The rest, behind the last piece: what silence behind it lets out of the filter.
+        """The last samples: silence is added until the filter has given all that the pieces make.
 
-        (What the filter graph makes of its own end is too short, and nothing at all if the filter was never full.)
+        The filter graph's own flush gives too few samples, and none if the filter was never full.
         """
         if self._graph is None:
             return

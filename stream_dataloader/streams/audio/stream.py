@@ -37,25 +37,26 @@ _AHEAD_SAMPLES = 16384  # read at once, for several windows
 
 @dataclass(frozen=True, kw_only=True)
 class AudioStream:
-    """Opens audio files: each window of samples is an item, float32 `(channels, window)`, full scale being -1 to 1.
+    """Opens audio files: each window of samples is an item, float32 `(channels, window)`, with full scale at -1 and 1.
 
-    A source is a path, or `(path, start, stop)`, a section of it: ints are samples at the output rate, floats are
-    seconds. Item n holds the samples from `n * hop` on, counted from the source's start. Any container and codec
-    that FFmpeg reads will do, videos too. (Decoders of lossy codecs may overshoot full scale a little, and are let.)
+    A source is a path, or `(path, start, stop)`, a section of a file: ints are samples at the output rate, floats are
+    seconds. Item n holds the samples from `n * hop` on, counted from the source's start. Any container and codec that
+    FFmpeg reads works, videos too. (Lossy codecs may exceed full scale a little; values are not clipped.)
 
     Args:
         window: Samples in an item, at the output rate.
-        hop: Samples from the beginning of an item to that of the next; None is `window`. Less makes them overlap,
-            more leaves gaps.
-        rate: Samples a second to resample to; None leaves the file's own.
-        channels: 1 mixes to mono, n to so many, by FFmpeg's weights, nothing above full scale; one channel is copied
-            to each. None leaves the file's own.
-        pad_last: Whether samples that do not fill a last window are an item, filled up with zeros, or are left out.
+        hop: Samples from the start of one item to the start of the next; None is `window`. With less, items overlap;
+            with more, samples between them are left out.
+        rate: Samples a second to resample to; None keeps the file's own rate.
+        channels: The number of channels to mix to, by FFmpeg's weights, scaled so that nothing exceeds full scale; 1 is
+            mono. A single channel is copied to each. None keeps the file's own channels.
+        pad_last: True: the last samples are an item also if they do not fill a window, which is padded with zeros.
+            False: they are left out.
         stream: Which of the file's audio streams, from 0.
-        on_corrupt: What to do about data that cannot be decoded, or is missing by its time stamps: `"raise"`;
-            `"keep"` its time as silence, and damaged frames as the decoder makes them; or `"drop"` it. The latter
-            two cannot seek; they also take the samples of a file that is cut off.
-        cache: Where files that are given as URLs are kept; None is the cache of all streams, see `FileCache`.
+        on_corrupt: What to do about data that cannot be decoded, or is missing by its time stamps: `"raise"` an error;
+            `"keep"` silence in its place, and damaged frames as the decoder makes them; or `"drop"` it. `"keep"` and
+            `"drop"` cannot seek, and take the samples that are left of a file that is cut off.
+        cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
 
     Raises:
         ValueError: An option has a value that it cannot have.
@@ -110,7 +111,7 @@ class AudioStream:
             return _Windows(self, section._replace(path=local.path), start, local)
 
     def length(self, source: Any) -> int | None:
-        """The number of items: by the ends of a section, or by a header that counts samples (WAV, FLAC, ...); or None.
+        """The number of items, by a section's ends or a header that counts samples (WAV, FLAC, ...); None if unknown.
 
         Raises:
             OSError: The file cannot be read.
@@ -138,7 +139,7 @@ class AudioStream:
         whole = 0 if samples < self.window else 1 + (samples - self.window) // hop
         if not self.pad_last:
             return whole
-        left = samples - whole * hop  # behind the start of the next one; new are those that no window holds
+        left = samples - whole * hop  # from the next window's start on; it is an item if it adds samples to the last
         return whole + (left > (max(0, self.window - hop) if whole else 0))
 
 
@@ -146,7 +147,10 @@ class _Windows:
     """The windows of one source, one after the other; a `protocols.ReadsInto`."""
 
     def __init__(self, options: AudioStream, section: Section, item: int, local: LocalFile) -> None:
-        self._options, self._section, self._item, self._local = options, section, item, local
+        self._options = options
+        self._section = section
+        self._item = item
+        self._local = local
         self._window = options.window
         self._hop: int = options.hop or options.window
         self._reader = SampleReader(
@@ -196,7 +200,7 @@ class _Windows:
         return written
 
     def _held(self, wanted: int) -> int:
-        """How many samples there are for the next window; more than `wanted` are not read for."""
+        """How many samples there are for the next windows; reads on until there are `wanted`."""
         position = self._reader.start + self._item * self._hop
         most = wanted if self._stop is None else max(0, min(wanted, self._stop - position))
         if self._error is None:
@@ -211,7 +215,7 @@ class _Windows:
         self._reader.drop(count * self._hop)
 
     def _write_last(self, row: Samples, held: int) -> int:
-        """Write the window that samples are missing for, if it is an item."""
+        """Write the last window, which samples are missing for, if it is an item; returns how many were written."""
         self._ended = True
         known = max(0, self._window - self._hop) if self._item else 0
         if not self._options.pad_last or held <= known:
@@ -222,7 +226,7 @@ class _Windows:
         return 1
 
     def _check_ends(self) -> None:
-        """See that what was asked for lies within the file, or the section, now that its end is reached."""
+        """Check, at the end, that what was asked for lies within the file and the section."""
         length, start, stop, rate = self._reader.length, self._reader.start, self._stop, self._reader.rate
         path, end = self._section.path, min(at for at in (length, stop) if at is not None)
         if length is not None and max(start, stop or 0) > length and self._options.on_corrupt == "raise":

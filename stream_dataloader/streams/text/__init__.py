@@ -1,7 +1,7 @@
 """Text, as bytes, characters or tokens.
 
-`stream` is the factory; a file is read as `bytes`, decoded by `encoding`, cut into `blocks`, whose `units` become
-`numbers`. It imports `_media` and `cache`. Open `stream` first.
+`stream` is the factory. A file is read as `bytes` and cut into `blocks` by its `encoding`; `units` are the bytes,
+characters or tokens in them, as `numbers`, and become `items`. It imports `_media` and `cache`. Open `stream` first.
 """
 
 from stream_dataloader.streams.text.stream import TextStream

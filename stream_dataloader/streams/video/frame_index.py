@@ -1,12 +1,12 @@
 """When each frame of a video is shown: found by reading its packets without decoding them, and remembered.
 
-Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file, whatever
-the container and however irregular the times. The key frames from which decoding may begin are known by time stamp
-and checksum, so that a reader can tell whether a seek gave a packet the time stamp of another. What was found is kept
-in memory and on disk under the file's path, size and time of change, so that a changed file is looked at anew.
+Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file, in any
+container and with irregular times too. The index has the time stamp and a checksum of each key frame from which
+decoding may begin, so that a reader notices when a seek gives a packet the time stamp of another. An index is kept in
+memory and on disk under the file's path, size and time of change, so that a changed file is read anew.
 
-Counting packets takes 4 to 6 microseconds a frame, 100 times less than decoding; `stream.frames` is 0 for
-Matroska and MPEG-TS, and wrong for truncated files.
+Reading packets takes 4 to 6 microseconds a frame, 100 times less than decoding. The header is no substitute:
+`stream.frames` is 0 for Matroska and MPEG-TS, and wrong for truncated files.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from stream_dataloader.streams.video.h264 import is_gradual_refresh
 __all__ = ["FrameIndex", "FrameTimes", "frame_index", "segment_videos"]
 
 _VERSION = 3  # of the files; raise it when what they hold changes
-_KNOWN, _UNKNOWN = b"+", b"-"  # what such a file begins with: time stamps follow, or there are none
+_KNOWN, _UNKNOWN = b"+", b"-"  # the first byte of such a file: time stamps follow, or there are none
 
-#: Time stamps of all frames in the order they are shown, in units of the stream's time base; None if the
-#: container does not tell.
+#: Time stamps of all frames in the order of display, in units of the stream's time base; None if the container has
+#: none.
 FrameTimes = NDArray[np.int64] | None
 
 
 class FrameIndex(NamedTuple):
-    """What is known of a video's frames.
+    """The times of a video's frames, and its key frames.
 
     Attributes:
         times: See `FrameTimes`.
-        keys: The key frames from which decoding may begin: rows of time stamp and fingerprint, by time
-            stamp. A fingerprint of -1 is no packet's: by it alone the packet could be taken for another.
+        keys: The key frames from which decoding may begin, sorted by time stamp: rows of time stamp and fingerprint. A
+            fingerprint of -1 matches no packet: in a program stream, several packets have the same one.
     """
 
     times: FrameTimes
@@ -114,7 +114,10 @@ def _unpacked(kept: bytes) -> FrameIndex:
 
 
 def _keep(file: Path, content: bytes) -> None:
-    """Write all of it under another name first. A cache that cannot be written to is no error."""
+    """Write the file under another name first, so that no process reads half of it.
+
+    A cache that cannot be written to is no error: the index is made again.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as unfinished:
@@ -134,14 +137,16 @@ def _fingerprint(packet: Any) -> int:
 
 
 def _scan(path: str, stream: int) -> FrameIndex:
-    """Read all packets. Frames before the first key frame cannot be decoded and do not count."""
+    """Read all packets. Frames before the first key frame do not count: they cannot be decoded."""
     found: list[int] = []
     keys: list[tuple[int, int]] = []
     first_key: int | None = None
     with open_container(path) as container:
         video = choose_stream(container, "video", stream)
         ticks = ticks_of_untimed(container, video)
-        exact = container.format.name != "mpeg"  # program streams: FFmpeg's times depend on where it begins to read
+        # In program streams FFmpeg's times depend on where it begins to read: a packet may get the time of another one,
+        # so packets of one checksum cannot be told apart.
+        exact = container.format.name != "mpeg"
         refreshed = video.codec_context.name == "h264"
         try:
             for packet in container.demux(video):
@@ -154,9 +159,9 @@ def _scan(path: str, stream: int) -> FrameIndex:
                     first_key = time if first_key is None else first_key
                     if not (refreshed and is_gradual_refresh(packet)):
                         keys.append((time, _fingerprint(packet)))
-                if not packet.is_discard:  # decoded for others, but cut off by an edit list
+                if not packet.is_discard:  # an edit list cuts off frames that others refer to
                     found.append(time)
-        except av.error.FFmpegError:  # as far as it can be read; reading the frames tells the rest
+        except av.error.FFmpegError:  # the index ends here; reading the frames reports the damage
             pass
     times = np.sort(np.array(found, np.int64))
     if first_key is not None and ticks is None:
@@ -172,20 +177,20 @@ def _scan(path: str, stream: int) -> FrameIndex:
 def segment_videos(
     paths: Iterable[Any], *, max_frames: int, stream: int = 0, progress: bool = True, cache: FileCache | None = None
 ) -> list[tuple[str, int, int]]:
-    """Cut long videos into sections of at most `max_frames` frames, of nearly the same length, to be used as sources.
+    """Cut long videos into sections of at most `max_frames` frames, of nearly equal length, to be used as sources.
 
-    Many sections keep all lanes busy to the end where a few files are much longer than the others. Frames are
-    counted once and remembered; several files are counted at a time.
+    If a few files are much longer than the others, sections keep all lanes busy to the end. Frames are counted once,
+    several files at a time, and the counts are remembered.
 
     Args:
         paths: The files.
         max_frames: The most frames of a section.
-        stream: Which of their video streams, from 0.
+        stream: Which of the files' video streams, from 0.
         progress: Show a progress bar.
-        cache: Where files that are given as URLs are kept; None is the cache of all streams.
+        cache: Where files from URLs are kept; None is the cache that all streams share.
 
     Returns:
-        `(path, start, stop)` for each section, in order; what `VideoStream` takes as sources.
+        `(path, start, stop)` for each section, in order: sources for `VideoStream`.
 
     Raises:
         OSError: A file cannot be read.

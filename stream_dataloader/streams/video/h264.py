@@ -1,7 +1,7 @@
-"""What a packet of H.264 says about where decoding may begin (ITU-T H.264, 7.3.1 and D.1.8).
+"""Whether decoding of H.264 may begin at a packet (ITU-T H.264, 7.3.1 and D.1.8).
 
-Encoders that refresh pictures gradually (x264's `intra-refresh`) have no picture that stands for itself behind the
-first. FFmpeg marks the packets at which a refresh begins as key frames; pictures are whole only some frames on.
+Encoders that refresh pictures gradually (x264's `intra-refresh`) write only one complete picture, the first. FFmpeg
+marks the packets at which a refresh begins as key frames, but pictures are complete only some frames later.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 __all__ = ["is_gradual_refresh"]
 
-_SLICE, _IDR, _SEI = 1, 5, 6
-_RECOVERY_POINT = 6
+_SLICE, _IDR, _SEI = 1, 5, 6  # nal_unit_type (table 7-1)
+_RECOVERY_POINT = 6  # payloadType (annex D.1.1)
 
 
 def is_gradual_refresh(packet: Any) -> bool:
@@ -27,7 +27,7 @@ def is_gradual_refresh(packet: Any) -> bool:
 
 
 def _units(data: bytes) -> Iterator[bytes]:
-    """The NAL units, behind start codes or, as MP4 and Matroska have them, behind lengths of four bytes."""
+    """The NAL units. Each follows a start code, or, in MP4 and Matroska, a length of four bytes."""
     if data[:3] == b"\0\0\1" or data[:4] == b"\0\0\0\1":
         yield from (unit for unit in data.split(b"\0\0\1") if unit.strip(b"\0"))
         return
@@ -42,6 +42,7 @@ def _units(data: bytes) -> Iterator[bytes]:
 
 def _frames_to_recover(unit: bytes) -> bool:
     """Whether a unit of supplemental information holds a recovery point that is some frames away."""
+    # The third byte of 00 00 03 only prevents a false start code (7.4.1, emulation_prevention_three_byte).
     payload, position = unit.replace(b"\0\0\3", b"\0\0"), 1
     while position + 2 < len(payload):
         kind = size = 0
@@ -52,6 +53,7 @@ def _frames_to_recover(unit: bytes) -> bool:
             size, position = size + 255, position + 1
         size, position = size + payload[position], position + 1
         if kind == _RECOVERY_POINT and position < len(payload):
-            return not payload[position] & 0x80  # an Exp-Golomb code: 0 is a single one
+            # recovery_frame_cnt is an Exp-Golomb code (9.1), in which the single bit 1 stands for 0.
+            return not payload[position] & 0x80
         position += size
     return False

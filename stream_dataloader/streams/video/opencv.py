@@ -1,7 +1,7 @@
-"""Videos by OpenCV's decoder, for machines where it is the faster or the only one that opens a file.
+"""Videos by OpenCV's decoder, for machines where it is faster, or the only one that opens a file.
 
-Guarantee: the same items as `VideoStream` with PyAV yields, but for small differences in scaling and colour.
-Seeking by OpenCV is not exact, so frames before the first wanted are decoded and dropped.
+Guarantee: the items are those that `VideoStream` yields with PyAV, except for small differences in scaling and colour.
+OpenCV's seeking is not exact, so the frames before the first one wanted are decoded and dropped.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ class CapturedVideo:
     """
 
     def __init__(self, picture: Picture, selection: Selection, start: int, local: LocalFile) -> None:
-        self._path, section, self._step = selection.section.path, selection.section, selection.frame_step
-        with open_container(self._path) as container:  # says what is wrong with a file, which OpenCV does not
+        section = selection.section
+        self._path = section.path
+        self._step = selection.frame_step
+        with open_container(self._path) as container:  # PyAV says what is wrong with a file; OpenCV does not
             video = choose_stream(container, "video", 0)
             index = video.index_entries if container.format.name.startswith("mov,") else ()
             self._declared = min(video.frames, len(index) or video.frames)  # an edit list may cut some off
@@ -47,10 +49,12 @@ class CapturedVideo:
         self._capture = cv2.VideoCapture(ffmpeg_path(self._path), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
         if not self._capture.isOpened():
             raise ValueError(f'{self._path} cannot be opened by OpenCV; use backend="av"')
-        self._capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0)  # it would turn what is to be mirrored
-        self._first, self._stop = section.start, section.stop
+        self._capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0)  # OpenCV turns pictures, but does not mirror them
+        self._first = section.start
+        self._stop = section.stop
         self._local = local
-        self._number, self._wanted = 0, section.start + start * self._step
+        self._number = 0  # of the frame that is read next
+        self._wanted = section.start + start * self._step
         self._converter = ArrayConverter(picture, upright)
 
     def _next(self) -> Any:
@@ -60,7 +64,7 @@ class CapturedVideo:
         while self._number < self._wanted:
             if not self._capture.grab():
                 return self._ended()
-            if self._number == self._first:  # it decides the size, if none was asked for
+            if self._number == self._first:  # the source's first frame decides the size, if none was asked for
                 self._converter.empty(self._capture.retrieve()[1])
             self._number += 1
         read, image = self._capture.read()

@@ -24,16 +24,16 @@ from stream_dataloader.streams.video.frames import FrameReader
 
 __all__ = ["Selection"]
 
-_SLACK = 0.05  # seconds that a rounded duration may be too long
+_SLACK = 0.05  # seconds: durations in lists of clips are often rounded up
 
 
 class Selection(NamedTuple):
     """Which frames are wanted.
 
     Attributes:
-        section: From where to where: frame numbers, or seconds as floats.
-        frame_step: Every n-th.
-        fps: At this rate instead of the video's own; None keeps that.
+        section: The part of the video: frame numbers, or seconds as floats.
+        frame_step: Take every n-th frame.
+        fps: The rate to resample to; None keeps the video's own frames.
     """
 
     section: Section
@@ -64,7 +64,7 @@ class Selection(NamedTuple):
                 yield frame, frame.pts
             if read == stop:
                 return
-        if read == number:  # nothing: it ends here, or before
+        if read == number:  # no frame was read: the video ends here, or before
             count = reader.count()
             read = sum(1 for _ in reader.frames()) if count is None else count
             if reader.on_corrupt == "raise" and first <= read:
@@ -101,7 +101,7 @@ class Selection(NamedTuple):
         return first, stop
 
     def _check_seconds(self, reader: FrameReader, stop: float) -> None:
-        """See that the video, with its last frame shown as long as the others, holds the section."""
+        """Check that the video lasts to the section's end, if its last frame is shown as long as the others."""
         count = reader.count()
         begin, last = (reader.time_of(0), reader.time_of(count - 1)) if count else (None, None)
         if begin is None or last is None:
@@ -114,7 +114,7 @@ class Selection(NamedTuple):
             )
 
     def _check_start(self, start: int, items: int | None) -> None:
-        """See that the item to begin with is one of them, or the one behind the last."""
+        """Check that the first item wanted is one of the items, or the end."""
         if items is not None and start > max(0, items):
             raise ValueError(
                 f"{self.section.path} has {max(0, items)} items, and was to be read from item {start} on; has it "
@@ -122,7 +122,7 @@ class Selection(NamedTuple):
             )
 
     def _check_end(self, reader: FrameReader, first: int, stop: int | None, count: int) -> None:
-        """See that a video of `count` frames, as far as it was read, holds the section."""
+        """Check that a video, of which `count` frames were read, holds the section."""
         if count < first or (stop is not None and count < stop):
             total = reader.count()
             until = "its end" if stop is None else stop
@@ -136,7 +136,7 @@ class Selection(NamedTuple):
         return self.frame_step / (self.fps * Fraction(reader.stream.time_base))
 
     def _at_rate(self, reader: FrameReader, first: int, stop: int | None, start: int) -> Iterator[tuple[Any, Any]]:
-        """For each moment, from item `start` on, the frame that is shown then."""
+        """From item `start` on, the frame that is shown at each moment, and that moment."""
         if stop is not None and first >= stop:
             return
         end = None if stop is None else reader.time_of(stop)

@@ -38,8 +38,8 @@ class VideoStream:
     """Opens videos: each frame is an item. To be passed to `StreamDataset` as `open_stream`.
 
     A source is a path, or `(path, start, stop)`, a section of a video. Any container and codec that FFmpeg reads
-    will do. Frames come upright, by the video's own rotation, in RGB by its own matrix and range, always of one
-    size, also where it changes in mid-stream.
+    works. Frames are turned upright by the video's own rotation, and converted to RGB by its own matrix and range. All
+    frames have one size, also if the video changes its size.
 
     Args:
         size: `(height, width)`; None keeps that of the first frame.
@@ -48,15 +48,17 @@ class VideoStream:
         dtype: uint8, 0 to 255, or float32, 0 to 1.
         fit: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
         frame_step: Yield every n-th frame.
-        fps: Resample to this rate, by time stamps: item n is what is shown n / fps seconds after the first frame.
-        start: The first frame: its number, or, as a float, seconds after the video's first. A source's own goes first.
-        stop: The frame behind the last, likewise; None is the video's end.
+        fps: Resample to this rate by time stamps: item n is the frame shown n / fps seconds after the first frame.
+        start: The first frame: an int is its number, a float is seconds after the video's first frame. A source that is
+            a section has its own.
+        stop: The end, not included, like `start`; None is the video's end.
         stream: Which of the file's video streams, from 0.
-        with_times: Yield dicts: `frame`, `pts_seconds` (float64, the container's own time), `is_key` (bool).
-        on_corrupt: What to do about damaged frames: `"raise"`, `"keep"` what the decoder made of them, or `"drop"`
-            them. The latter two cannot seek; they also take the frames of a file that is cut off.
-        backend: `"av"`, or `"opencv"`, which knows sizes, colours, `frame_step` and frame numbers only.
-        cache: Where files that are given as URLs are kept; None is the cache of all streams, see `FileCache`.
+        with_times: Yield dicts of `frame`, `pts_seconds` (float64, the container's own time) and `is_key` (bool).
+        on_corrupt: What to do about damaged frames: `"raise"` an error, `"keep"` what the decoder made of them, or
+            `"drop"` them. `"keep"` and `"drop"` cannot seek, and take the frames that are left of a file that is cut
+            off.
+        backend: `"av"` (PyAV), or `"opencv"`, which supports sizes, colours, `frame_step` and frame numbers only.
+        cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
 
     Raises:
         ImportError: The backend is OpenCV, and it is not installed.
@@ -132,8 +134,8 @@ class VideoStream:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It is no video, or lacks the stream. (That it ends before the source's start is found out when
-                it is read.)
+            ValueError: It is no video, or lacks the stream. (A video that ends before the source's start is found
+                only when it is read.)
         """
         whole_number("start", start, "give the number of the first item wanted", 0)
         local, selection = self.open(source)
@@ -145,7 +147,7 @@ class VideoStream:
             return OpenVideo(self, selection, start, local)
 
     def length(self, source: Any) -> int | None:
-        """The number of items of a source, by its packets; None if they do not tell, or frames may be dropped.
+        """The number of items of a source, counted by its packets; None if they do not show it, or with `on_corrupt`.
 
         Raises:
             OSError: The file cannot be read.
@@ -162,7 +164,7 @@ class VideoStream:
                 reader.close()
 
     def open(self, source: Any) -> tuple[LocalFile, Selection]:
-        """Have the file here, and say which of its frames are the source's items."""
+        """Make the file local; returns it, and which of its frames are the source's items."""
         section = section_of(source)
         if not is_section(source):
             section = Section(section.path, self.start, self.stop)
@@ -186,7 +188,7 @@ class OpenVideo:
         self._error: Exception | None = None
 
     def _set_size(self, options: VideoStream, selection: Selection) -> None:
-        """Pictures are as large as the source's first one, also where reading begins elsewhere."""
+        """Take the size from the source's first frame, also where reading begins at another one."""
         reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
         try:
             for frame, _ in selection.frames(reader):
@@ -196,7 +198,7 @@ class OpenVideo:
             reader.close()
 
     def beside(self, frame: Any, _moment: Any) -> dict[str, Any]:
-        """What an item holds beside its frame."""
+        """An item's other values, beside its frame."""
         if not self._with_times:
             return {}
         return {"pts_seconds": self.reader.seconds(frame), "is_key": bool(frame.key_frame)}
@@ -206,7 +208,7 @@ class OpenVideo:
             picture = self._converter.empty(frame)
             self._converter.write(frame, picture)
             beside = self.beside(frame, moment)
-            del frame  # the decoder uses its memory again, and what it makes of damaged data depends on that
+            del frame  # so that the decoder uses its memory again: what it makes of damaged data depends on that
             yield {"frame": picture, **beside} if beside else picture
 
     def read_into(self, out: Any) -> int:
@@ -224,7 +226,7 @@ class OpenVideo:
         except Exception as error:
             if not count:
                 raise
-            self._error = error  # what was read before it belongs to this call
+            self._error = error  # this call returns what was read before; the next one raises
         return count
 
     def close(self) -> None:
