@@ -21,10 +21,10 @@ Fills = Sequence["np.ndarray[Any, Any] | None"]
 
 
 def check_fill(fill_value: Any) -> None:
-    """Refuse what cannot pad any leaf.
+    """Refuse a fill value that cannot pad any leaf.
 
     Raises:
-        ValueError: It, or what it holds for a leaf, is neither a number nor an array.
+        ValueError: It, or what it has for a leaf, is neither a number nor an array.
     """
     for path, value in _given(fill_value, "fill_value"):
         _tensor(path, value)
@@ -124,7 +124,7 @@ def _cast(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _spread(value: Any, node: Node, name: str, path: str, *, named: bool = False) -> Iterator[tuple[str, Any, bool]]:
-    """A fill value for each leaf of a structure: how a user would write it, it, and whether it was named."""
+    """For each leaf of a structure: how a user would write its fill value, the value, and whether a key named it."""
     if node.type is None:
         if isinstance(value, dict) or dataclasses.is_dataclass(value):
             raise ValueError(f"{name} is {shorten(value)}, and {path} has no keys; give a number or an array")

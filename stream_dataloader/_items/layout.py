@@ -35,7 +35,8 @@ _TORCH_OF_NUMPY = {dtype: torch_dtype for torch_dtype, dtype in DTYPES_OF_NUMPY.
 _TORCH_OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
-#: Larger arrays travel between processes as shared memory, smaller ones are cheaper within the message.
+#: Larger arrays travel between processes as shared memory. Smaller ones are cheaper within the message: shared memory
+#: costs a file, a mapping and page faults.
 INLINE_BYTES = 1 << 18
 
 
@@ -44,7 +45,7 @@ class Spec(NamedTuple):
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
-    timed: bool = True  # False: a leaf of a window that holds for all of its steps
+    timed: bool = True  # False: a leaf without a time axis, which holds for the whole window
 
     def __str__(self) -> str:
         if self.dtype is None:
@@ -123,7 +124,7 @@ def window_spec_of(leaf: Any) -> Spec:
 
 
 def _unreadable(item: Any, error: Exception) -> Misfit:
-    """What to tell of an item of a type that raises when it is looked into."""
+    """The error for an item whose type raises when its parts are read."""
     return Misfit(f"the item, a {type(item).__name__}, cannot be read: {type(error).__name__}: {error}")
 
 
@@ -181,7 +182,7 @@ class Layout:
             raise _unreadable(item, error) from error
 
     def _read_alone(self, item: Any) -> np.ndarray[Any, Any] | None:
-        """The quick way for the most frequent case: an item that is one array or tensor, as the first was."""
+        """The fast path of the most frequent case: an item that is one array or tensor, as the first was."""
         dtype, shape, _ = self.specs[0]
         if type(item) is torch.Tensor:
             try:

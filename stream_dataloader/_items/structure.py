@@ -1,10 +1,11 @@
 """The structure of items: which containers hold which leaves, and how to take them apart and build them again.
 
-Leaves have one order, dicts' by sorted keys, so that items whose keys come in another order fit. A structure also
-remembers the order of keys in the item that it was made of, for `unflatten`; it is no part of its equality.
+Leaves have one order, in dicts that of the sorted keys, so that items whose keys come in another order fit. A
+structure also remembers the order of keys in the item that it was made of, for `unflatten`, but two structures are
+equal without it.
 
-Guarantee: `collect` gives exactly the leaves `unflatten` needs, in that order, or raises `Misfit`, whose text names the
-place and both sides.
+Guarantee: `collect` gives exactly the leaves that `unflatten` needs, in that order, or raises `Misfit`, whose text names
+the place and both sides.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Misfit(Exception):
 
 
 class StreamMisfit(Misfit):
-    """A stream does not fit beside another one: no fault of its own."""
+    """A stream does not fit beside another one; either of them may be the odd one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ LEAF = Node()
 def children_of(item: Any) -> tuple[type, tuple[Any, ...], list[Any]] | None:
     """What a container is rebuilt as, its keys and its children; None for a leaf."""
     kind: Any = type(item)
-    if isinstance(item, dict):  # also a subclass: how to build one is its own affair
+    if isinstance(item, dict):  # also a subclass, as a plain dict: its constructor may take anything
         return dict, tuple(item), [item[key] for key in item]
     if kind is tuple:
         return kind, tuple(range(len(item))), list(item)
@@ -71,6 +72,7 @@ def _dataclass_fields(kind: Any) -> tuple[str, ...] | None:
 
 
 def _sort_key(key: Any) -> tuple[str, str]:
+    # By text, as keys of different types (1 and "a") have no order; the type's name tells 1 from "1".
     return str(key), type(key).__qualname__
 
 

@@ -1,4 +1,4 @@
-"""Named fields over one flat block of memory: what several processes share is laid out once, by the names it has.
+"""Named fields over one flat block of memory that several processes share.
 
 ::
 
@@ -28,7 +28,7 @@ class Carver:
     """Hands out consecutive pieces of a block of memory, as arrays.
 
     Args:
-        memory: A buffer that can be written to, aligned to 8 bytes; None only counts: each piece is an array by itself.
+        memory: A writable buffer, aligned to 8 bytes. None only counts bytes: each piece is then a new array.
 
     Attributes:
         end_bytes: How much was handed out so far.

@@ -1,7 +1,7 @@
-"""What of the user's script a process that is started anew will find there.
+"""Which names of the user's script a new process will find.
 
-`spawn` and `forkserver` workers run the script again, under another name: what it defines under
-`if __name__ == "__main__":` is not there. Of an interactive session, which has no file, nothing is.
+`spawn` and `forkserver` workers run the script again under another name, without what it defines under
+`if __name__ == "__main__":`. Of an interactive session, which has no file, they find nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _known(script: Script) -> bool:
 
 
 def read_script() -> Script | None:
-    """What the script defines, as it is written: empty if that cannot be read, None if there is no script."""
+    """The names that the script's text binds: none if it cannot be read; None if there is no script."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     return None if path is None else _read(os.path.join(process.ORIGINAL_DIR or "", path))  # type: ignore[attr-defined]
 
@@ -85,7 +85,7 @@ def _is_guard(test: ast.expr) -> bool:
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
-    """The names that a statement binds, but for those within functions and classes."""
+    """The names that a statement binds, except those within functions and classes."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield node.name
     elif isinstance(node, (ast.Import, ast.ImportFrom)):

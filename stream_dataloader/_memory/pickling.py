@@ -1,11 +1,11 @@
-"""Takes functions, classes and objects to other processes, with cloudpickle where pickle will not do.
+"""Takes functions, classes and objects to other processes, with cloudpickle where pickle cannot.
 
-Guarantees: what cannot be pickled raises where it is sent from (multiprocessing's queues would lose it in a
-background thread, and the receiver would wait for ever). A class that went to a worker, by fork or by value, is the
+Guarantees: what cannot be pickled raises where it is sent. (multiprocessing's queues would lose the error in a
+background thread, and the receiver would wait without end.) A class that went to a worker, by fork or by value, is the
 same class when it comes back.
 
-What a process that is started anew does not find goes by value: functions and classes that are local, of an interactive
-session, or under `if __name__ == "__main__":`. All else goes by reference, as pickle does it.
+Functions and classes that a new process would not find go by value: local ones, those of an interactive session, and
+those under `if __name__ == "__main__":`. Everything else goes by reference, as with pickle.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 
 
 def dumps(content: Any) -> bytes:
-    """Pickle for a process that is started anew: by value what it would not find."""
+    """Pickle for a new process: by value what it would not find."""
     try:
         pickled = _forking_dumps(content)
-    except Exception:  # the second one says why, if it cannot either
+    except Exception:  # if the second way fails too, its error is the one that says why
         return dumps_by_value(content)
     if mentions_hidden(pickled):
         try:
@@ -45,7 +45,7 @@ def dumps(content: Any) -> bytes:
 
 
 def dumps_home(content: Any) -> bytes:
-    """Pickle for the process that started this one, and those that it started too: by reference what is theirs."""
+    """Pickle for the process that started this one, and for its other workers: by reference what they have."""
     try:
         return _forking_dumps(content)
     except Exception:
@@ -67,7 +67,7 @@ def _forking_dumps(content: Any) -> bytes:
 
 
 class _TensorPickler(ForkingPickler):
-    """As multiprocessing's, but for quantized tensors: torch's way through shared memory loses their quantizer."""
+    """multiprocessing's pickler. Quantized tensors go by value: in shared memory torch loses their quantizer."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -83,7 +83,7 @@ def _dumps_with(content: Any, *, home: bool) -> bytes:
 
 
 class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, which would take all of `__main__` by value, and make a class anew where it is known."""
+    """cloudpickle's pickler, which alone would take all of `__main__` by value, and duplicate classes that return."""
 
     def __init__(self, file: io.BytesIO, *, home: bool) -> None:
         super().__init__(file)
@@ -123,7 +123,7 @@ def _share(kind: type, token: str | None = None) -> str | None:
 
 
 def share_classes() -> None:
-    """Have the classes that pickle may not find known by name; before a fork, for what comes back from it."""
+    """Give a token to each class that pickle may not find; before a fork, so that objects can come back from it."""
     seen: set[int] = set()
     waiting: list[type] = [object]
     while waiting:

@@ -94,10 +94,11 @@ class SharedFile:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _acquire(self, fcntl: ModuleType) -> None:
-        """Lock the file, and go on asking where the kernel sees a deadlock that is none.
+        """Lock the file; ask again if the kernel reports a deadlock (EDEADLK), which here is never one.
 
-        It looks at processes, not threads: one that holds this file's lock in one thread and waits for another's
-        in a second is in a circle with one that does it the other way round, though each will let go at once.
+        The kernel looks at processes, not at threads. Suppose one process holds this lock in one thread and waits for
+        another lock in a second thread, and another process does the opposite. The kernel sees a circle, but each
+        thread that holds a lock releases it soon.
         """
         while True:
             try:
@@ -128,7 +129,7 @@ class SharedMemory(SharedFile):
         if fd is None:
             try:
                 fd = anonymous_file()
-            except OSError:  # what is small may lie on a disk
+            except OSError:  # a small block may lie on a disk: the page cache is shared as well
                 with tempfile.TemporaryFile() as file:
                     fd = os.dup(file.fileno())
             os.ftruncate(fd, self.size)

@@ -1,9 +1,8 @@
 """Which lane reads which source, and when: the tickets of an epoch, without torch, clock or lock.
 
-Logical time orders everything. A *time* is `step * lanes + lane`: when lane 0 works on step 0, then lane 1
-on step 0, and so on. A lane that needs a source takes out a *ticket* at its time, *now* if it is out of
-data, or *ahead* as a reservation. Tickets are decided in order of time; the n-th one granted gets the n-th
-source of the epoch's order. Who waits how long in real time changes nothing::
+Logical time orders everything. A *time* is `step * lanes + lane`: lane 0 works on step 0, then lane 1 works on step 0,
+and so on. A lane takes out a *ticket* at its time: *now* if it is out of data, or *ahead* as a reservation. Tickets are
+decided in order of time, and the n-th grant gets the n-th source of the epoch's order. Real time changes nothing::
 
     step           0       1       2                tickets, in order   granted
     lane 0 (w 0)   a a a   a b b   b d d            (0, lane 0)         a
@@ -25,17 +24,17 @@ from stream_dataloader._schedule.rules import NEVER, PENDING, Rules
 class Ledger:
     """The tickets of one epoch, kept in memory that several processes may share.
 
-    Plain state and transitions; whoever calls `grant` must keep others out, see `source_queue`. A lane's
-    tickets are numbered from 0 and decided in that order; at most `lookahead + 1` may be undecided or not
-    yet looked up at a time.
+    It has state and transitions only; the caller holds the lock, see `source_queue`. A lane's tickets are numbered from
+    0 and decided in that order. At most `lookahead + 1` of them may be undecided, or decided and not yet looked up, so
+    each lane has that many places, which are used in turn.
     """
 
     def __init__(self, carve: Carver, rules: Rules) -> None:
         lanes, self._places = rules.lanes, rules.lookahead + 1
         self._rules = rules
         self._cursors = carve(lanes)  # by group hosted; there are no more groups than lanes
-        self._taken, self._decided = carve(lanes), carve(lanes)  # how many tickets were
-        # of each lane's last tickets: when it was taken out, whether ahead, and what it was granted
+        self._taken, self._decided = carve(lanes), carve(lanes)  # numbers of tickets
+        # Of each lane's last tickets: when it was taken out, whether ahead, and what it was granted.
         self._time = carve(lanes, self._places)
         self._ahead = carve(lanes, self._places)
         self._grant = carve(lanes, self._places)
@@ -53,8 +52,9 @@ class Ledger:
         return ticket
 
     def grant(self, horizon: int) -> None:
-        """Decide, in order, the tickets up to time `horizon`, which no earlier ticket can come before any more."""
+        """Decide, in order, the tickets up to time `horizon`, before which no more tickets will be taken out."""
         lanes = np.arange(self._rules.lanes)
+        # One ticket at a time: each decision moves a cursor that the next decision depends on.
         while True:
             head = self._time[lanes, self._decided % self._places]
             head = np.where(self._taken > self._decided, head, NEVER)

@@ -7,8 +7,8 @@ and draws are made in order of when they are due: u is 1/2, or random in [0, 1) 
     a  3/4   a at 2/3    2    10/3  14/3    6
     b  1/4   b at        2                  6        a  a b  a  a  a b ...
 
-So a list has one draw in each interval of 1 / p, at a random moment of it: as random as a shuffle, yet at no
-time more than a few draws off its share, which independent draws would be by the root of their number.
+So a list has one draw in each interval of 1 / p, at a random moment of it. That is as random as a shuffle, and at every
+moment the list is within a few draws of its share. Independent draws would be off by the square root of their number.
 
 Guarantee: the order is a function of (weights, sizes, seed, epoch); the n-th draw is found without the ones
 before it, in blocks, so an endless or very long order takes no more memory than a short one.
@@ -59,7 +59,7 @@ class Mix:
     @cached_property
     def shares(self) -> Shares:
         """`(lists,)`, the share of each list in all draws; they add up to 1."""
-        most = max(self.weights)  # their sum may be beyond floats
+        most = max(self.weights)  # divided by first, as the sum of large weights may exceed the range of floats
         total = fsum(weight / most for weight in self.weights)
         return np.array([weight / most / total for weight in self.weights])
 
@@ -92,7 +92,9 @@ class Mix:
 
     def drawn_before(self, block: int, *, endless: bool) -> Counts:
         """`(lists,)`, draws from each list before a block."""
-        if self.exhausted == "drop":  # a single block: draws get rare where only lists of little weight are left
+        # With "drop" there is a single block. Where only lists of little weight are left draws are rare in time, so
+        # blocks of equal time would not hold about equal numbers of draws.
+        if self.exhausted == "drop":
             return (self.quotas if block else np.zeros(len(self.sizes))).astype(np.int64)
         due = np.floor(block * _BLOCK * self.shares + 0.5)
         return (due if endless else np.minimum(due, self.quotas)).astype(np.int64)
@@ -126,7 +128,7 @@ class DrawOrder:
         mix: The lists.
         seed: Seeds the draws, with the epoch; None draws as evenly as can be, always in the same order.
         epoch: The epoch's number.
-        endless: Goes on for ever: lists start again and again. Only with `exhausted="repeat"`.
+        endless: The order has no end: lists start again and again. Only with `exhausted="repeat"`.
 
     Example:
         >>> mix = Mix((6, 1), (3, 1), "repeat", (False, False), ("listed", "listed"))
@@ -138,7 +140,7 @@ class DrawOrder:
     def __init__(self, mix: Mix, seed: int | None, epoch: int, *, endless: bool = False) -> None:
         assert not endless or mix.exhausted == "repeat"
         self._mix, self._seed, self._epoch, self._endless = mix, seed, epoch, endless
-        self._recent: tuple[_Block, ...] = ()  # replaced, never changed: two threads may look at once
+        self._recent: tuple[_Block, ...] = ()  # replaced as a whole: two threads may read it at once
 
     def __getitem__(self, draw: int) -> Draw:
         for block in self._recent:
@@ -154,7 +156,7 @@ class DrawOrder:
             return self._mix.drawn_before(block, endless=self._endless)
 
         number = 0 if self._mix.exhausted == "drop" else draw // _BLOCK
-        while drawn_before(number).sum() > draw:  # for each list they are rounded
+        while drawn_before(number).sum() > draw:  # each list's share is rounded, so the guess may be off by a block
             number -= 1
         while drawn_before(number + 1).sum() <= draw:
             number += 1
@@ -163,7 +165,8 @@ class DrawOrder:
         lists = np.repeat(np.arange(len(counts)), counts)
         numbers = np.arange(len(lists)) + np.repeat(begin + counts - np.cumsum(counts), counts)
         part = 0.5 if self._seed is None else order_rng(self._seed, self._epoch, 0, number).random(len(lists))
-        order = np.argsort((numbers + part) / self._mix.shares[lists], kind="stable")  # due at once: the lower list
+        # A stable sort: of draws that are due at one moment, the one from the first list comes first.
+        order = np.argsort((numbers + part) / self._mix.shares[lists], kind="stable")
         return _Block(int(begin.sum()), lists[order], numbers[order])
 
 

@@ -17,7 +17,7 @@ from stream_dataloader._schedule.permutation import Permutation
 from stream_dataloader._schedule.rules import NEVER, IntArray, Rules
 from stream_dataloader.stream_info import order_rng
 
-#: Sources whose shuffled order is kept as an array, 8 bytes each in each worker.
+#: Up to so many sources, a shuffled order is kept as an array: 32 MiB in each worker. Beyond it is computed by place.
 MOST_IN_MEMORY = 1 << 22
 
 #: Which source comes at which place.
@@ -60,7 +60,7 @@ class Order:
         self._returned = returned_by_group(rules, returned)
         cursors = cursors or [0] * rules.groups.count
         self.first = [cursor - len(again) for cursor, again in zip(cursors, self._returned, strict=True)]
-        self._passes: Latest[int, Listing | None]  # at most two are being read at once, mostly
+        self._passes: Latest[int, Listing | None]  # two are kept: at a pass's end some lanes read the next one
         self._passes = Latest(lambda epoch: epoch_order(rules, epoch, lengths), 2)
         self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
 
@@ -125,7 +125,7 @@ class _MixedOrder:
 def epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) -> Listing | None:
     """The order of an epoch, or of a part of it, as a permutation of source indices; None stands for the list's own.
 
-    So many sources that their order would be a burden to each worker are in one that is computed place by place.
+    The order of very many sources is computed place by place (`Permutation`), as an array would take too much memory.
 
     `"balanced"` is a random permutation in which a source's chance to come next is proportional to its
     length: sort by u ** (1 / w), u uniform (Efraimidis and Spirakis, Weighted random sampling with a

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 _MASK = 2**64 - 1
-_ROUNDS = 8
+_ROUNDS = 8  # 4 are enough with ideal round functions (Luby and Rackoff); twice as many for a simple one
 
 
 class Permutation:
-    """A permutation of `range(size)` by a keyed Feistel network, walked in circles until it lands within.
+    """A permutation of `range(size)` by a keyed Feistel network, which is applied again until the result is in range.
 
     Luby and Rackoff, How to construct pseudorandom permutations from pseudorandom functions (1988); Black and Rogaway,
     Ciphers with arbitrary finite domains (2002), for sizes that are no power of 4. The round function is the finalizer
@@ -25,6 +25,8 @@ class Permutation:
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         self._size = size
+        # A place has two halves of equal width, so the network permutes the next power of 4: less than 4 times `size`,
+        # and a place takes 4 walks at most on average.
         self._half = max(1, ((size - 1).bit_length() + 1) // 2)
         self._keys = [int(key) for key in rng.integers(0, 2**64, _ROUNDS, np.uint64)]
 

@@ -8,8 +8,8 @@
     d is refused        c (d)           reserves e,     takes c        refused: no source, for good
     next                (d) (e)         takes d, which was refused: from now on it takes each source when it needs it
 
-Workers, the main process that follows them, and the count of an epoch's steps all go by it; they differ in what a
-ticket is.
+Workers, the main process that follows them, and the count of an epoch's steps all use this rule. They only differ in
+what a ticket is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reservations(Generic[Ticket]):
 
     Args:
         lookahead: How many a lane holds.
-        held: Those it holds; None: it takes none ahead any more. None at all at the epoch's beginning.
+        held: The tickets that it holds, none at the epoch's beginning. None: it takes no more tickets ahead.
     """
 
     def __init__(self, lookahead: int, held: Iterable[Ticket] | None = ()) -> None:

@@ -18,20 +18,22 @@ __all__ = ["split_batch_size"]
 
 IntArray = npt.NDArray[np.int64]
 
-#: Later than any time.
+#: Later than any time, with room in an int64 to add to it.
 NEVER = 2**62
 #: Decisions that are no grant.
 PENDING, NONE = -2, -1
-#: Reservations are refused once at most this many sources a lane are left: the tail is purely just in time.
+#: Reservations are refused once at most this many sources a lane are left. A reservation near the end may wait for a
+#: lane with a long stream while others idle. Measured with 400 heavy-tailed streams on 8 lanes: 0.940 of all cells hold
+#: real items, 0.943 without reservations, 0.932 with reservations to the end.
 TAIL_SOURCES_PER_LANE = 2
 
 
 def split_batch_size(batch_size: int, num_workers: int) -> list[int]:
-    """How many lanes each worker owns: as even as can be, the first ones get the rest.
+    """How many lanes each worker reads: as evenly as possible; the first workers get one more.
 
     Args:
         batch_size: Number of lanes.
-        num_workers: Number of workers; more than lanes count as as many as lanes, 0 as one.
+        num_workers: Number of workers. A number above `batch_size` counts as `batch_size`, and 0 counts as 1.
 
     Example:
         >>> split_batch_size(8, 3)
@@ -57,8 +59,8 @@ class Rules:
     from the lists; each list's own order is up to the mix.
 
     Attributes:
-        lanes: Those of all groups that are hosted here, one group's behind the other's.
-        draws: Number of grants in a pass of all groups: one a source, but where lists that are exhausted start again.
+        lanes: Number of lanes of all groups that are hosted here; one group's lanes follow the other's.
+        draws: Number of grants in a pass of all groups: one a source, and more where exhausted lists start again.
     """
 
     num_sources: int
@@ -80,7 +82,7 @@ class Rules:
 
     @property
     def endless_mix(self) -> bool:
-        """Each list of a mix cycles by itself: there is no pass over all of them."""
+        """Whether each list of a mix starts again on its own, so that there is no pass over all of them."""
         return self.padding_mode == "cycle" and self.mix is not None and self.mix.exhausted == "repeat"
 
     @property
@@ -94,7 +96,7 @@ class Rules:
 
     @property
     def _dealt_anew(self) -> bool:
-        """A group may get other sources in each pass."""
+        """Whether a group may get other sources in each pass."""
         if self.groups.total == 1:
             return False
         shuffles = () if self.mix is None else self.mix.shuffles

@@ -16,13 +16,13 @@ from stream_dataloader._schedule.rules import NEVER, NONE, IntArray, Rules
 
 
 def steps_of_groups(rules: Rules, epoch: int, lengths: IntArray, order: Order | None = None) -> list[int]:
-    """For how many steps each group, of all ranks, has something new to read; with `"drop"`, has for all of its lanes.
+    """For how many steps each group of all ranks has something new to read; with `"drop"`, for all of its lanes.
 
-    The same on every rank.
+    The result is the same on every rank.
 
     Args:
         lengths: `(num_sources,)`, items of each source: time steps, or windows if `time_steps` is None.
-        order: In which they are handed out, if lengths do not decide that.
+        order: The order in which sources are handed out; None makes that of the rules.
     """
     assert rules.padding_mode != "cycle"
     order = order or Order(rules, epoch, lengths)
@@ -56,7 +56,7 @@ def _steps_of(rules: Rules, order: Order, lengths: IntArray) -> int:
             first_idle = min(first_idle, -(-cell[lane] // window))
             continue
         source, _, _, fresh = order[grant]
-        if not fresh:  # the lane will read nothing new any more
+        if not fresh:  # the lane reads nothing new from now on
             continue
         length = int(lengths[source])
         if length:

@@ -1,7 +1,7 @@
 """Folders of numbered images, each folder read as one video (OpenCV).
 
-Guarantee: images come in the order of their numbers (`frame2` before `frame10`), each whole, upright and in 8
-bits a channel; one that is cut short or broken is an error that names it, never a half-grey picture.
+Guarantee: images come in the order of their numbers (`frame2` before `frame10`), complete, upright and with 8 bits a
+channel. An image that is cut off or damaged is an error that names it, never a half-grey picture.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stream_dataloader.streams._media.section import check_kind, section_of
 
 __all__ = ["SUFFIXES", "ImageFolderStream"]
 
-#: What counts as an image in a folder, where no pattern says.
+#: What counts as an image in a folder, if there is no pattern.
 SUFFIXES = frozenset(
     {
         ".avif",
@@ -69,11 +69,11 @@ class ImageFolderStream:
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
         fit: How an image of another shape comes to `size`: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
         pattern: Which names in a folder are images, with `*`, `?` and `[...]`; None takes those with a known
-            suffix (`SUFFIXES`). A pattern in the source goes before.
-        frame_step: Every how manieth image is an item, from the source's first on.
-        gaps: `"allow"`, or `"raise"`: a number left out in the images' names is an error.
-        on_corrupt: What becomes of an image that cannot be decoded: `"raise"`, or `"keep"`: the image before it
-            in the source is delivered again in its place.
+            suffix (`SUFFIXES`). A pattern in the source takes its place.
+        frame_step: Take every n-th image, from the source's first on.
+        gaps: `"allow"`, or `"raise"`: a missing number in the images' names is an error.
+        on_corrupt: What to do about an image that cannot be decoded: `"raise"` an error, or `"keep"` the image before
+            it in the source, which is delivered again in its place.
 
     Raises:
         ImportError: OpenCV is not installed.
@@ -153,7 +153,9 @@ class _Images:
     """The images `paths[position:]`, one after the other; a `protocols.ReadsInto`."""
 
     def __init__(self, paths: list[str], position: int, picture: Picture, on_corrupt: str) -> None:
-        self._paths, self._position, self._keep = paths, position, on_corrupt == "keep"
+        self._paths = paths
+        self._position = position
+        self._keep = on_corrupt == "keep"
         self._converter = ArrayConverter(picture)
         self._gray = picture.color == "gray"
         self._sized = picture.size is not None or position == 0  # else the source's first image decides
@@ -174,7 +176,7 @@ class _Images:
                 self._converter.write(self._next(), out[place])
             except (OSError, ValueError):
                 if place:
-                    return place  # the next call meets it again
+                    return place  # the next call finds the same error
                 raise
             self._position += 1
         return count
@@ -210,9 +212,9 @@ def _decode(path: str, *, gray: bool) -> Any:
         raise FileNotFoundError(f"{path} was there when its folder was listed, and is gone") from error
     if not data:
         raise ValueError(f"{path} is empty, a file of zero bytes")
-    if data.startswith(_JPEG_START) and not _is_whole_jpeg(data):  # which OpenCV before 5 fills up with grey
+    if data.startswith(_JPEG_START) and not _is_whole_jpeg(data):  # OpenCV before 5 fills the rest with grey
         raise ValueError(f"{path} is cut short: a JPEG of {len(data)} bytes without an end")
-    if data.startswith(_FLOATS):  # which OpenCV rounds to 0 and 1
+    if data.startswith(_FLOATS):  # OpenCV would round them to 0 and 1
         raise ValueError(f"{path} has pixels of float32; convert it to 8 or 16 bits a channel")
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR)
@@ -225,7 +227,7 @@ def _decode(path: str, *, gray: bool) -> Any:
 
 
 def _is_whole_jpeg(data: bytes) -> bool:
-    """Whether the markers of a JPEG (ITU-T T.81, annex B) lead to its end; whatever follows that is no matter."""
+    """Whether the markers of a JPEG (ITU-T T.81, annex B) lead to its end; other data may follow."""
     if data.endswith(_JPEG_TAIL):
         return True
     position = 2
@@ -233,7 +235,7 @@ def _is_whole_jpeg(data: bytes) -> bool:
         kind, position = data[marker.end() - 1], marker.end()
         if kind == _JPEG_END:
             return True
-        if kind == _JPEG_SCAN or 0xC0 <= kind <= 0xFE:  # a segment, which tells its length
+        if kind == _JPEG_SCAN or 0xC0 <= kind <= 0xFE:  # a segment begins with its length
             position += int.from_bytes(data[position : position + 2], "big")
     return False
 
@@ -275,7 +277,7 @@ def _in_order(name: str) -> tuple[list[Any], str]:
 
 
 def _check_numbers(paths: list[str]) -> None:
-    """Whether the last number in the names goes up by one from image to image."""
+    """Check that the last number in the names goes up by one from image to image."""
     numbers = []
     for path in paths:
         found = _DIGITS.findall(os.path.splitext(os.path.basename(path))[0])

@@ -1,11 +1,11 @@
 """Rows of HDF5 datasets, read by h5py.
 
-Guarantee: large rows go from the file to where they are wanted in one call of the HDF5 library, with no array in
-between, also where the lanes of a batch lie between one row and the next. (For small ones that costs more than the
-copy it saves.) Compressed chunks that several reads share are unpacked once.
+Guarantee: one call of the HDF5 library reads large rows from the file into the batch, without an array in between, also
+if other lanes lie between one row and the next. (For small rows that costs more than the copy it saves.) Compressed
+chunks that several reads share are unpacked once.
 
-A file is opened in the process that reads it, never inherited by `fork`. It is locked for reading while it is
-open, where the file system can do that (the environment variable HDF5_USE_FILE_LOCKING=FALSE forbids it).
+A file is opened in the process that reads it, never inherited by `fork`. It is locked for reading while it is open, if
+the file system can do that. (HDF5_USE_FILE_LOCKING=FALSE in the environment switches locks off.)
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ __all__ = ["Hdf5Table", "is_hdf5", "open_tables"]
 #: A lane keeps as many unpacked chunks as a row of them takes, up to this.
 _LARGEST_CHUNK_CACHE_BYTES = 64 << 20
 
-#: From here on a row is written in place: 1.0 times as fast as by a copy at 16 KB, 1.6 times at 1 MB, 0.5 at 1 KB.
+#: Rows of this size and above are read in place. Measured against a copy: 0.5 times as fast with rows of 1 KB, 1.0
+#: times with 16 KB, 1.6 times with 1 MB.
 _IN_PLACE_BYTES = 32 << 10
 
 _LISTED = 20
 
 
 def is_hdf5(path: str) -> bool:
-    """Whether this is an HDF5 file, as far as can be told: one may begin with a block of something else."""
+    """Whether this is an HDF5 file; its signature may follow a block of other data, so h5py looks for it."""
     try:
         import h5py
     except ImportError:
@@ -79,7 +80,8 @@ class _Opened:
     """A file, closed by the last of those who use it."""
 
     def __init__(self, file: Any, users: int) -> None:
-        self.file, self._users = file, users
+        self.file = file
+        self._users = users
 
     def close(self) -> None:
         self._users -= 1
@@ -98,7 +100,8 @@ class Hdf5Table:
         if found.dtype.hasobject:
             raise ValueError(f"{self._name} holds strings, references or rows of many lengths, not numbers")
         check_rows(found.shape, found.dtype, self._name)
-        self._h5py, self._opened = h5py, opened
+        self._h5py = h5py
+        self._opened = opened
         self._dataset = _with_room_for_chunks(h5py, found)
         self._native = found.dtype.newbyteorder("=")
         self._row_shape = found.shape[1:]
@@ -171,6 +174,8 @@ def _with_room_for_chunks(h5py: ModuleType, dataset: Any) -> Any:
     size = across * math.prod(dataset.chunks) * dataset.dtype.itemsize
     if size > _LARGEST_CHUNK_CACHE_BYTES:
         return dataset
+    # 521 slots and 1 MiB are HDF5's defaults. Its manual advises ten slots a chunk or more: two chunks in one slot
+    # evict each other. The last argument has chunks that were read in full evicted first.
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_chunk_cache(max(521, 10 * across + 1), max(1 << 20, size), 1.0)
     name = dataset.name.encode()

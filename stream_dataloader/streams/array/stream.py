@@ -1,8 +1,8 @@
 """Arrays whose rows are time steps: `.npy` files, read through a memory map, HDF5 datasets, and arrays in memory.
 
-Guarantee: rows are written straight into the batch, without a copy in between; of a file only what is read is
-loaded. What is yielded of a file is the reader's own: nothing of the file is open after `close`, and a file that
-is cut short while it is read is an error, not a crash.
+Guarantee: rows are written straight into the batch, without a copy in between, and only the rows that are read are
+loaded. A row that is yielded of a file is a copy, so nothing of the file stays open after `close`. A file that is cut
+off while it is read is an error, not a crash.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ class ArrayStream:
     """Opens arrays: each row of the first axis is an item.
 
     A source is the path or URL of a `.npy` or HDF5 file, a NumPy array (or `numpy.memmap`), a tensor, a mapping of
-    those, or `(source, start, stop)`: some of its rows. Which kind of file it is, is told by its first bytes. Files
-    of HDF5 need the package h5py (`pip install 'stream-dataloader[h5py]'`). To be passed to `StreamDataset` as
-    `open_stream`.
+    arrays, or `(source, start, stop)`: some rows of one. A file's first bytes show which kind it is. HDF5 files need
+    the package h5py (`pip install 'stream-dataloader[h5py]'`). To be passed to `StreamDataset` as `open_stream`.
 
     Args:
-        dataset: Of HDF5 files: which dataset, `"events/frames"`. Several names, or a mapping of an item's keys to
-            names, are read side by side, and an item is a dict of their rows. May be left out where a file has
-            only one.
-        cache: Where the files of URLs are kept; by default see `FileCache`.
+        dataset: The dataset of HDF5 files, such as `"events/frames"`. Several names, or a mapping of an item's keys to
+            names, are read side by side, and an item is a dict of their rows. None takes the only dataset of a file.
+        cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
 
     Raises:
-        TypeError: `dataset` is none of these.
-        ValueError: It is empty.
+        TypeError: `dataset` is neither a name nor several.
+        ValueError: `dataset` names nothing.
 
     Example:
         >>> import numpy as np
@@ -105,7 +103,7 @@ class ArrayStream:
             raise
 
     def length(self, source: Any) -> int:
-        """How many rows a source has: the file's header tells; a URL's file is fetched for it.
+        """The number of rows of a source, by the file's header; a URL's file is fetched for it.
 
         Raises:
             ValueError: As if it was opened, and OSError too.
@@ -117,7 +115,7 @@ class ArrayStream:
             rows.close()
 
     def _open(self, whole: Any) -> tuple[dict[Any, Table], LocalFile | None]:
-        """The arrays by their keys, `_ALONE` for an array that is an item's only one."""
+        """The arrays by their keys; `_ALONE` is the key of an array that is an item by itself."""
         if isinstance(whole, (str, os.PathLike)):
             local = open_local(whole, self.cache)
             with closed_on_error(local):
@@ -157,7 +155,10 @@ class Rows:
     """Rows `[position, stop)`, one after the other; a `protocols.ReadsInto`."""
 
     def __init__(self, tables: dict[Any, Table], position: int, stop: int, local: LocalFile | None) -> None:
-        self._tables, self._position, self._stop, self._local = tables, position, stop, local
+        self._tables = tables
+        self._position = position
+        self._stop = stop
+        self._local = local
         self._alone = tables.get(_ALONE)
 
     @property

@@ -1,7 +1,7 @@
 """Rows of one array: in memory, or in a `.npy` file.
 
-Guarantee: a file's rows are handed out as copies, so that it can be closed; one that is cut short while it is read
-is an error, not a crash.
+Guarantee: a file's rows are handed out as copies, so that the file can be closed. A file that is cut off while it is
+read is an error, not a crash.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class NpyHeader(NamedTuple):
 def read_header(file: BinaryIO, name: str) -> NpyHeader:
     """The header of a `.npy` file (NumPy enhancement proposal 1).
 
-    It is read without NumPy's help, which has Python parse it: Python 3.11 cannot do that in two threads at once
-    (SystemError: AST constructor recursion depth mismatch), and lanes open their files in threads.
+    NumPy has Python parse the header. Python 3.11 cannot do that in two threads at once (SystemError: AST constructor
+    recursion depth mismatch), and files may be opened in a background thread. So the header is read here.
 
     Raises:
         ValueError: It is none; names the file.
@@ -146,7 +146,7 @@ def read_header(file: BinaryIO, name: str) -> NpyHeader:
 
 
 class NpyTable:
-    """Rows of a `.npy` file, through a memory map that nobody else gets to see."""
+    """Rows of a `.npy` file, through a memory map of its own."""
 
     def __init__(self, path: str, name: str) -> None:
         self._file = open(path, "rb")  # noqa: SIM115

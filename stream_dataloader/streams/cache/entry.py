@@ -1,11 +1,11 @@
 """What the cache has of one URL: a directory, whose files processes lock, rename and delete.
 
-Guarantee: every step is one that the file system does as a whole, so that a process may be killed between any
-two; what it leaves is right, or is taken for what it is.
+Guarantee: every step is atomic in the file system, so a process may be killed between any two. What it leaves is
+either right, or recognised as unfinished.
 
 A directory, one for each URL::
 
-    files/5f1c.../lock                  held by who fetches; its mtime is when the server was last asked
+    files/5f1c.../lock                  held while fetching; its mtime is when the server was last asked
                   failed                why the last try failed, for those who waited for it
                   part                  what has arrived so far
                   09af...-clip.mp4      the file, with its version; locked (shared) by readers; atime is its last use
@@ -26,15 +26,15 @@ from stream_dataloader.streams.cache.file_lock import FileLock, lock
 
 __all__ = ["CacheEntry", "LocalFile", "Stored", "delete_file", "stored_files"]
 
-#: Each run asks the server anew, once; forked workers are part of the run.
+#: Each run asks the server once more; forked workers belong to the run.
 _RUN_BEGAN = time.time()
 
 
 class LocalFile:
-    """A file that stays where it is as long as this is open.
+    """A local file that is not deleted or moved while this is open.
 
     Attributes:
-        path: Where.
+        path: Its path.
     """
 
     __slots__ = ("__weakref__", "_release", "path")
@@ -44,7 +44,7 @@ class LocalFile:
         self._release = None if held is None else weakref.finalize(self, held.close)
 
     def close(self) -> None:
-        """Let it go; a file of the cache may be deleted then, when room is needed."""
+        """Release the file; the cache may then delete it to make room."""
         if self._release is not None:
             self._release()
 
@@ -62,18 +62,19 @@ class CacheEntry:
     """What the cache has of one URL."""
 
     def __init__(self, directory: str, name: str) -> None:
-        self._directory, self._name = directory, name
+        self._directory = directory
+        self._name = name
         self._lock = os.path.join(directory, "lock")
         self._failed = os.path.join(directory, "failed")
         self.part = os.path.join(directory, "part")
 
     def locked(self) -> FileLock:
-        """Keep others from fetching it too; waits for one who does."""
+        """Lock the entry for fetching; waits for a process that holds it."""
         while True:
             try:
                 os.makedirs(self._directory, exist_ok=True)
                 found = lock(self._lock, create=True)
-            except FileNotFoundError:  # it was emptied and removed in between
+            except FileNotFoundError:  # another process removed the directory in between
                 continue
             except OSError as error:
                 raise type(error)(
@@ -101,7 +102,7 @@ class CacheEntry:
         return os.path.basename(path).split("-", 1)[0]
 
     def hold(self) -> LocalFile | None:
-        """The file, kept from being deleted; None if there is none."""
+        """The newest version, locked so that nobody deletes it; None if there is none."""
         for path in self.versions():
             if (held := lock(path, shared=True)) is not None:
                 with suppress(OSError):  # another user's
@@ -110,25 +111,25 @@ class CacheEntry:
         return None
 
     def take_in(self, version: str) -> LocalFile:
-        """Give what was fetched its name, and delete the version before it."""
-        held = lock(self.part, shared=True)  # before it has a name: nobody can delete it in between
+        """Give the fetched file its name, and delete older versions."""
+        held = lock(self.part, shared=True)  # before it has its name, so that nobody deletes it in between
         assert held is not None
         path = os.path.join(self._directory, f"{version}-{self._name}")
-        os.utime(held.fd)  # the newest version, whatever date it has been given
+        os.utime(held.fd)  # the newest mtime marks the newest version; fsspec may have set the server's
         os.replace(self.part, path)
         self.drop_old()
         return LocalFile(path, held)
 
     def drop_old(self) -> None:
-        """Delete all versions but the newest, unless they are in use; the next check finds those."""
+        """Delete all versions but the newest, unless they are in use; the next check deletes those."""
         for path in self.versions()[1:]:
             _unlink(path)
 
     def was_checked(self, seconds: float) -> bool:
-        """Whether the server was asked for it in this run, and less than that ago."""
+        """Whether the server was asked in this run, less than so many seconds ago."""
         try:
             checked = os.stat(self._lock).st_mtime
-        except OSError:  # there is none; what else is wrong shows in locking it
+        except OSError:  # there is no entry; any other error comes again when it is locked
             return False
         return checked >= max(_RUN_BEGAN, time.time() - seconds)
 
@@ -139,14 +140,14 @@ class CacheEntry:
             os.unlink(self._failed)
 
     def note_failure(self, error: Exception) -> None:
-        """Tell those who wait now, so that they need not try as well, one after the other."""
+        """Record why fetching failed: processes that wait fail too, instead of each trying in turn."""
         kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
         text = str(error.args[1] if isinstance(error, OSError) and len(error.args) > 1 else error)
         with suppress(OSError), open(self._failed, "w") as file:
             json.dump({"kind": kind, "text": text, "time": time.time()}, file)
 
     def raise_failure(self, since: float) -> None:
-        """Fail as who was waited for has failed."""
+        """Raise the error of the process that this one waited for, if it failed after `since`."""
         try:
             with open(self._failed) as file:
                 noted = json.load(file)
@@ -157,7 +158,7 @@ class CacheEntry:
 
 
 class Stored(NamedTuple):
-    """A file of the cache; they sort by their last use."""
+    """A file of the cache. The order of the fields sorts files by their last use."""
 
     used: int
     size: int
@@ -165,7 +166,7 @@ class Stored(NamedTuple):
 
 
 def stored_files(directory: str) -> Iterator[Stored]:
-    """All files of the cache, and what has arrived of those being fetched."""
+    """All files of the cache, also unfinished ones."""
     with os.scandir(directory) as entries:
         for entry in entries:
             with suppress(FileNotFoundError, NotADirectoryError), os.scandir(entry.path) as files:
@@ -177,11 +178,11 @@ def stored_files(directory: str) -> Iterator[Stored]:
 
 
 def delete_file(path: str) -> bool:
-    """Delete a file of the cache, unless it is in use, and what nobody else needs then."""
+    """Delete a file of the cache, unless it is in use, and its directory if nothing else is in it."""
     directory = os.path.dirname(path)
     fetching = lock(os.path.join(directory, "lock"), wait=False)
     if fetching is None:
-        # somebody fetches this file; a whole version of it may still be old
+        # Another process fetches the file. An old version of it may be deleted all the same, the unfinished one not.
         return os.path.basename(path) != "part" and _unlink(path)
     with fetching:
         gone = _unlink(path)

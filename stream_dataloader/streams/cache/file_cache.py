@@ -2,12 +2,11 @@
 
 Guarantees:
 
-- A file is fetched by one process; the others wait for it, and go on at once if that process is killed.
-- What lies in the cache under its name is whole: it gets the name after its last byte. What a killed process
-  left half done is written over, or swept out.
-- A file is never deleted while a `LocalFile` of it is open, so there is no moment between getting its path and
-  opening it in which it may vanish.
-- A file that changed on its server is fetched anew; the old one stays for as long as it is read.
+- One process fetches a file, and the others wait for it. If that process is killed, another takes over at once.
+- A file in the cache is complete: it gets its name after its last byte. What a killed process left unfinished is
+  overwritten or deleted.
+- A file is not deleted while a `LocalFile` of it is open, so it cannot vanish between getting its path and opening it.
+- A file that changed on its server is fetched again. The old one stays as long as it is read.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "local_path", 
 
 _DIRECTORY, _LIMIT = "STREAM_DATALOADER_CACHE", "STREAM_DATALOADER_CACHE_BYTES"
 
-#: More than one letter, for Windows' drives; `::` chains file systems.
+#: A protocol has more than one letter, unlike Windows' drives; `::` chains file systems.
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)(://|::)", re.IGNORECASE)
 _LIVE = {"rtsp", "rtsps", "rtspt", "rtspu", "rtp", "srtp", "rtmp", "rtmps", "rtmpt", "udp", "tcp", "tls", "srt", "mms"}
 
@@ -44,22 +43,21 @@ _log = logging.getLogger("stream_dataloader")
 class FileCache:
     """Where remote files are kept, and how they are fetched.
 
-    All processes that are to share files must be given the same directory; to workers, settings go with the stream
-    factory that has them, or by the environment.
+    Processes share files if they have the same directory. Workers get these settings with the stream factory that has
+    them, or from the environment.
 
     Args:
-        directory: On a local disk; made if it does not exist. By default what the environment variable
-            STREAM_DATALOADER_CACHE names, else `stream_dataloader` in the user's cache directory; `files` in that.
-        size_limit_bytes: What all files may take together; those that were not used for longest are deleted for a
-            new one. May be exceeded by files in use and in the middle of being fetched. By default what
+        directory: A directory on a local disk; made if it does not exist. None is `files` in the directory that the
+            environment variable STREAM_DATALOADER_CACHE names, else in `stream_dataloader` in the user's cache.
+        size_limit_bytes: How much all files may take together. For a new file, those that were not used for longest are
+            deleted. Files in use, and files that are being fetched, may exceed the limit. None is what
             STREAM_DATALOADER_CACHE_BYTES says, else no limit.
         storage_options: Options of fsspec's file systems, by protocol: `{"s3": {"anon": True}}`.
-        check_seconds: Within a run, a file that was looked up on its server less than that ago is not asked for
-            again. A new run asks in any case.
+        check_seconds: How long the server is not asked again whether a file has changed. A new run asks in any case.
         timeout_seconds: How long a server may be silent before that is an error.
 
     Raises:
-        ValueError: A number is negative, or the environment's is none.
+        ValueError: A number is out of range, or the environment variable is no number.
 
     Example:
         >>> import fsspec, pathlib, tempfile
@@ -87,17 +85,17 @@ class FileCache:
             raise ValueError(f"timeout_seconds is {self.timeout_seconds!r}; give more than 0")
 
     def open(self, path: str | os.PathLike[str]) -> LocalFile:
-        """Have a file here.
+        """Make a file local: fetch it, unless the cache has it.
 
         Args:
             path: A URL of any protocol that fsspec knows; a path of a local file is returned as it is.
 
         Returns:
-            Where it is, to be closed when it is no longer read.
+            The local file. Close it when it is no longer read.
 
         Raises:
-            OSError: It is not there, may not be read, or cannot be fetched; names the URL.
-            ValueError: It is larger than the limit, or the URL is none.
+            OSError: The file does not exist, may not be read, or cannot be fetched; names the URL.
+            ValueError: The file is larger than the limit, or the URL is not valid.
             ImportError: fsspec, or what it needs for this protocol, is not installed.
         """
         path = os.fsdecode(path)
@@ -123,7 +121,7 @@ class FileCache:
                 raise
 
     def _fetched(self, entry: CacheEntry, url: str) -> LocalFile:
-        """The file, asked for and fetched if it must be; the entry is locked."""
+        """The file, fetched if it is missing or has changed; the entry is locked."""
         self._sweep()
         entry.drop_old()
         old = entry.hold()
@@ -179,7 +177,7 @@ class FileCache:
         return int(given)
 
     def _make_room(self, url: str, size: int, but: str = "") -> None:
-        """Delete what was not used for longest, until `size` bytes more are within the limit."""
+        """Delete the files that were not used for longest, until `size` more bytes are within the limit."""
         limit = self._limit()
         if limit is None:
             return
@@ -196,7 +194,7 @@ class FileCache:
                 total -= file.size
 
     def _sweep(self) -> None:
-        """Delete what processes that were killed left half done; once a run."""
+        """Delete, once a run, what killed processes left unfinished."""
         directory = self._directory()
         if directory in _swept:
             return
@@ -207,7 +205,7 @@ class FileCache:
 
 
 def is_url(path: Any) -> bool:
-    """Whether this is a URL of a file; network cameras' are none, nor are Windows' drives.
+    """Whether this is the URL of a file, and not of a network camera; Windows' drives are no URLs.
 
     Example:
         >>> [is_url(path) for path in ("https://host/a.mp4", "zip://a.npy::s3://bucket/b.zip", "C://a", "rtsp://host")]
@@ -218,7 +216,7 @@ def is_url(path: Any) -> bool:
 
 
 def open_local(path: str | os.PathLike[str], cache: FileCache | None = None) -> LocalFile:
-    """Have a file here, for as long as the result is open: a local path as it is, a URL through the cache.
+    """Make a file local for as long as the result is open: a local path as it is, a URL through the cache.
 
     Args:
         path: A path or URL.
@@ -235,9 +233,9 @@ def open_local(path: str | os.PathLike[str], cache: FileCache | None = None) -> 
 
 
 def local_path(path: str | os.PathLike[str], cache: FileCache | None = None) -> str:
-    """The path of a file here, to be opened at once: nothing keeps it where it is; otherwise as `open_local`.
+    """As `open_local`, but returns only the path, to be opened at once.
 
-    In a cache with a size limit another process may delete it for its own before it is opened.
+    Nothing keeps the file: in a cache with a size limit another process may delete it before it is opened.
 
     Example:
         >>> local_path("clip.mp4")
@@ -248,7 +246,7 @@ def local_path(path: str | os.PathLike[str], cache: FileCache | None = None) -> 
 
 
 def cache_directory(kind: str) -> str:
-    """Where this library keeps what can be had again, `kind` being a directory in it."""
+    """The directory `kind` in this library's cache."""
     if found := os.environ.get(_DIRECTORY):
         return os.path.join(os.path.abspath(os.path.expanduser(found)), kind)
     xdg = os.environ.get("XDG_CACHE_HOME", "")
@@ -260,7 +258,7 @@ _DEFAULT = FileCache()
 
 
 def _name_of(url: str) -> str:
-    """The file's own name, as far as it is fit for one here; decoders go by its end."""
+    """The file's own name, as far as a local file may have it: some decoders go by the suffix."""
     name = os.path.basename(unquote(urlsplit(url.split("::", maxsplit=1)[0]).path).rstrip("/"))
     if not name:
         name = os.path.basename(url.split("::", maxsplit=1)[0])

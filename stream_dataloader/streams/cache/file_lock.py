@@ -1,7 +1,7 @@
-"""Locks on files, which processes and threads keep from each other, whether they are relatives or not.
+"""Locks on files, between any processes and threads.
 
-Guarantee: a lock is let go of when its holder dies, also by SIGKILL: `flock` belongs to the open file, and the
-kernel closes that. A file may be deleted while it is locked; who locks it next notices, and makes a new one.
+Guarantee: a lock is released when its holder dies, also by SIGKILL: `flock` belongs to the open file, which the kernel
+closes. A file may be deleted while it is locked; the next `lock` notices that, and makes a new file.
 
     holder                                    who may come in
     lock(path)              one process       nobody else
@@ -26,15 +26,17 @@ class FileLock:
     """A lock that is held, until `close`."""
 
     def __init__(self, fd: int) -> None:
-        self.fd, self._pid = fd, os.getpid()
+        self.fd = fd
+        self._pid = os.getpid()
 
     def close(self) -> None:
-        """Let go; once."""
+        """Release the lock; also a second time."""
         fd, self.fd = self.fd, -1
         if fd < 0:
             return
-        if fcntl is not None and os.getpid() == self._pid:  # a forked copy must not let go for its parent
-            fcntl.flock(fd, fcntl.LOCK_UN)  # by name: a forked copy of the descriptor would hold it on
+        if fcntl is not None and os.getpid() == self._pid:  # a forked copy must not release its parent's lock
+            # Closing is not enough: the lock stays while a forked process has a copy of the descriptor.
+            fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
     def __enter__(self) -> FileLock:
@@ -48,13 +50,13 @@ def lock(path: str, *, shared: bool = False, wait: bool = True, create: bool = F
     """Lock a file.
 
     Args:
-        path: The file; what is in it is left alone.
-        shared: Others may hold it as well, if they hold it shared.
-        wait: For those who hold it.
+        path: The file; its content does not change.
+        shared: Others may hold the lock too, if they hold it shared.
+        wait: Wait for others that hold it.
         create: Make the file if there is none.
 
     Returns:
-        The lock; None if there is no such file, or it is held and nobody is to be waited for.
+        The lock; None if there is no such file, or if it is held and `wait` is False.
     """
     flags = os.O_RDONLY if shared else os.O_RDWR
     while True:

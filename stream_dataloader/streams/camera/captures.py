@@ -1,6 +1,6 @@
-"""One connection to a camera: its frames, as PyAV or OpenCV hands them out, until it ends.
+"""One connection to a camera: its frames, as PyAV or OpenCV returns them, until the connection ends.
 
-Guarantee: whatever goes wrong is a `ConnectionError` that says what; nothing waits for longer than
+Guarantee: every failure is a `ConnectionError` that says what went wrong. Nothing waits for longer than
 `timeout_seconds`, and nothing stays open when the generator is closed.
 """
 
@@ -15,7 +15,7 @@ from stream_dataloader.streams.camera.live import Frame
 
 __all__ = ["av_frames", "is_device", "opencv_frames"]
 
-_LONGEST_GAP_SECONDS = 60.0  # more is a clock that was set
+_LONGEST_GAP_SECONDS = 60.0  # a longer gap means that the camera's clock was set
 
 
 def is_device(address: int | str) -> bool:
@@ -68,7 +68,7 @@ def _decoded(container: Any, timeout_seconds: float, drop_corrupt: bool) -> Gene
 
     video = container.streams.video[0]
     video.thread_type, video.codec_context.thread_count = "NONE", 1  # frame threads would delay each frame
-    # a format that knows no rate makes up its time stamps (MJPEG)
+    # Without a rate (MJPEG) FFmpeg makes time stamps up, so gaps in them say nothing.
     gaps = _Gaps(1 / float(video.average_rate)) if video.average_rate else None
     packets, broken, frame_came = container.demux(video), 0, time.monotonic()
     while True:
@@ -83,7 +83,7 @@ def _decoded(container: Any, timeout_seconds: float, drop_corrupt: bool) -> Gene
         yield None
         try:
             frames = packet.decode()
-        except av.error.FFmpegError:  # it was damaged on its way, or comes before the first key frame
+        except av.error.FFmpegError:  # damaged on its way, or before the first key frame
             frames, broken = [], broken + 1
         for frame in frames:
             if drop_corrupt and frame.is_corrupt:
@@ -104,10 +104,11 @@ class _Gaps:
     """
 
     def __init__(self, period_seconds: float) -> None:
-        self._period, self._last = period_seconds, math.nan
+        self._period = period_seconds
+        self._last = math.nan
 
     def missing(self, seconds: float, broken: int) -> int:
-        """How many frames are missing before that of this time stamp; `broken`: as many as came in damaged."""
+        """How many frames are missing before the frame of this time stamp, `broken` of which came in damaged."""
         gap, self._last = seconds - self._last, seconds
         if math.isnan(gap):  # the first
             return 0

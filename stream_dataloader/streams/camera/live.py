@@ -1,4 +1,4 @@
-"""Reads a live source in a thread of its own, and connects again when it is lost.
+"""Reads a live source in a thread of its own, and connects again when the source is lost.
 
 ::
 
@@ -6,8 +6,8 @@
         ^            |         full: "latest" drops its oldest frame and counts it, "all" has the source wait
         +-- wait <---+ an end or an error: 0.5 s, 1 s, 2 s, ... until a frame comes; too often in a row: the error
 
-Guarantee: a reader is never behind by more than the queue, nothing that it drops goes uncounted, and it ends
-with `close`, or with the one error that tells why it gave up.
+Guarantee: a reader is never behind by more than the queue, it counts every frame that it drops, and it ends with
+`close`, or with one error that says why it gave up.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Retry(NamedTuple):
     """When to connect again.
 
     Attributes:
-        tries: How often in a row without a frame; None is for ever.
+        tries: How often in a row without a frame; None has no limit.
         first_seconds: The first wait; each further one is twice as long.
         longest_seconds: The longest.
     """
@@ -77,8 +77,8 @@ class LiveReader:
 
     Args:
         name: Of the source, for messages.
-        connect: Connects, and yields frames as they come in, or None now and then to be asked whether to go on.
-            Runs in the reader's thread. Its first item comes once it is connected.
+        connect: Connects, and yields frames as they come in. It yields None now and then, so that the reader can end.
+            It runs in the reader's thread. Its first item comes once it is connected.
         keep: What to do with a frame when the queue is full: `"latest"` or `"all"`.
         buffer_frames: The length of the queue.
         fps: The most frames a second to keep, evenly; None keeps all.
@@ -95,14 +95,19 @@ class LiveReader:
         fps: float | None,
         retry: Retry,
     ) -> None:
-        self._name, self._connect, self._keep_all, self._retry = name, connect, keep == "all", retry
-        self._buffer_frames, self._fps = buffer_frames, fps
+        self._name = name
+        self._connect = connect
+        self._keep_all = keep == "all"
+        self._retry = retry
+        self._buffer_frames = buffer_frames
+        self._fps = fps
         self._changed = threading.Condition()
         self._queue: deque[Arrival] = deque()
         self._dropped = self._dropped_lost = 0  # between the frame that was got last and the queue's first
-        self._connection = -1  # none had a frame so far
+        self._connection = -1  # no connection had a frame so far
         self._error: Exception | None = None
-        self._closed, self._process = False, os.getpid()
+        self._closed = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"camera {name}", daemon=True)
         self._thread.start()
 
@@ -134,8 +139,8 @@ class LiveReader:
                 raise self._error
 
     def close(self) -> None:
-        """End the thread. One that is held up by a call of its library ends with that call, by its time limit."""
-        if os.getpid() != self._process:  # forked off: neither thread nor lock went along
+        """End the thread. If it waits in a call of its library, it ends with that call's time limit."""
+        if os.getpid() != self._process:  # a forked copy: it has no such thread, and nobody frees its lock
             return
         with self._changed:
             self._closed = True
@@ -200,7 +205,9 @@ class LiveReader:
                 if period:
                     moment = now if math.isnan(frame.pts_seconds) else frame.pts_seconds
                     early = due - moment
-                    if 0.01 * period < early < 2 * period:  # if by more, the clock was set back
+                    # A frame that is early by more than that is not early: the source's clock was set back. One that
+                    # is early by less than a hundredth is on time; time stamps are rounded.
+                    if 0.01 * period < early < 2 * period:
                         continue
                     due = due + period if abs(early) < period else moment + period
                 self._put(Arrival(frame._replace(lost=lost), now, 0, self._connection))

@@ -1,7 +1,7 @@
 """Live cameras and network video, by PyAV or OpenCV: endless streams of what comes in.
 
-Guarantee: a camera's frames come with the time of their arrival and the number of those left out; a camera
-that is lost is connected again, or is an error that tells why not. A camera waits for nobody: open it with
+Guarantee: a camera's frames come with the time of their arrival and the number of frames left out. A lost camera is
+connected again, or is an error that says why not. A camera does not wait, so open it with
 `StreamDataset(..., deterministic=False)`.
 """
 
@@ -33,21 +33,21 @@ __all__ = ["CameraStream"]
 class CameraStream:
     """Opens live cameras and network video. To be passed to `StreamDataset` as `open_stream`.
 
-    A source is the index of a camera that is plugged in (0, 1, ...), its device (`"/dev/video0"`), or a URL:
-    `rtsp://`, `http(s)://` (MPEG-TS, MJPEG, ...), `udp://`, `rtmp://`, whatever FFmpeg reads. Give
-    `deterministic=False` to the dataset, and as many workers as cameras: a worker with several reads them in
-    turn, `time_steps` frames at a time, and needs `buffer_frames` of no less. A camera is connected when its lane
-    begins to read it, never ahead of need: frames that came in before would be old.
+    A source is the index of a camera that is plugged in (0, 1, ...), its device (`"/dev/video0"`), or a URL that FFmpeg
+    reads: `rtsp://`, `http(s)://` (MPEG-TS, MJPEG, ...), `udp://`, `rtmp://`, ... Give the dataset
+    `deterministic=False`, and use as many workers as cameras. A worker with several cameras reads them in turn,
+    `time_steps` frames at a time, so `buffer_frames` must not be less than that. A camera is connected when its lane
+    begins to read it, never early: frames that came in before would be old.
 
     An item is a dict:
 
     - `frame`: `(3, H, W)` uint8, or as the options say
-    - `time_seconds`: float64, when it came in, by `time.time`
+    - `time_seconds`: float64, when the frame came in, by `time.time`
     - `pts_seconds`: float64, the stream's own time stamp; NaN if it has none (MJPEG, OpenCV)
-    - `dropped`: int64, frames that came in since the item before, and were left out because nobody took them
+    - `dropped`: int64, frames that came in since the item before and were dropped, as the reader was too slow
     - `lost`: int64, frames that did not come in or could not be decoded, by gaps in the time stamps at the
       rate that the stream declares
-    - `connection`: int64, how often the camera had been connected again: where it changes, time has passed
+    - `connection`: int64, how often the camera was connected again; there is a gap in time where it changes
 
     Attributes:
         size: `(height, width)` in pixels; None keeps the size of the first frame.
@@ -57,16 +57,18 @@ class CameraStream:
         fit: How a frame of another shape comes to `size`: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
         backend: `"av"` or `"opencv"`; None is PyAV for URLs and OpenCV for devices.
         items: `"dict"`, see above, or `"frame"`: the frame alone.
-        fps: The most frames a second to deliver, evenly; None delivers all. What is left out is not `dropped`.
-        keep: What a consumer that is too slow misses: `"latest"` drops the oldest frames, `"all"` none: the
-            sender has to wait, if it can (TCP).
-        buffer_frames: How many decoded frames may wait.
-        on_corrupt: A frame that was decoded with errors is delivered (`"keep"`) or `lost` (`"drop"`); PyAV only.
-        timeout_seconds: The longest wait for a connection, and for the next frame, before the camera is lost.
-        reconnect_tries: How often in a row, without a frame in between, a lost camera is connected again; None is
-            for ever. The first connection must succeed at once (but see `retries` of `StreamDataset`).
-        reconnect_seconds: The wait before the first try, and the longest; it doubles from try to try.
-        options: FFmpeg's options for the format and protocol, `{"rtsp_transport": "udp"}` (the default is tcp);
+        fps: The most frames a second to deliver, evenly spaced; None delivers all. Frames left out for this do not
+            count as `dropped`.
+        keep: What to do when frames come in faster than they are read: `"latest"` drops the oldest, `"all"` keeps them
+            and has the sender wait, if it can (TCP).
+        buffer_frames: How many decoded frames may wait to be read.
+        on_corrupt: Whether a frame that was decoded with errors is delivered (`"keep"`) or counts as `lost` (`"drop"`);
+            PyAV only.
+        timeout_seconds: The longest wait for a connection, and for the next frame, before the camera counts as lost.
+        reconnect_tries: How often in a row, without a frame in between, a lost camera is connected again; None has no
+            limit. The first connection must succeed at once (but see `retries` of `StreamDataset`).
+        reconnect_seconds: The wait before the first try, and the longest wait. Each wait is twice the one before.
+        options: FFmpeg's options for the format and protocol, such as `{"rtsp_transport": "udp"}` (tcp is the default);
             PyAV only.
 
     Raises:
@@ -163,10 +165,12 @@ class CameraStream:
 
 
 class _Live:
-    """What comes in, as items; a `protocols.ReadsInto`."""
+    """Frames as items, as they come in; a `protocols.ReadsInto`."""
 
     def __init__(self, reader: LiveReader, converter: Any, dicts: bool) -> None:
-        self._reader, self._converter, self._dicts = reader, converter, dicts
+        self._reader = reader
+        self._converter = converter
+        self._dicts = dicts
         self.close = weakref.finalize(self, reader.close)
 
     def __iter__(self) -> Iterator[Any]:

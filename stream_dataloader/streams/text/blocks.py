@@ -1,7 +1,7 @@
-"""Reads an encoded text block by block, each cut where a character begins.
+"""Reads an encoded text block by block. Each block ends where a character begins.
 
-Guarantee: blocks put together are the text; memory for one block is all that is needed. What was decoded before
-an invalid byte is returned, and the error raised where the next block would be.
+Guarantee: blocks put together are the text, and one block is in memory at a time. What was decoded before an invalid
+byte is returned, and the error is raised in place of the next block.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class TextBlocks:
     def __init__(
         self, file: TextBytes, encoding: TextEncoding, block_bytes: int, start: int = 0, stop: int | None = None
     ) -> None:
-        self.file, self.encoding = file, encoding
+        self.file = file
+        self.encoding = encoding
         self._block_bytes = block_bytes
         self.begin = self.offset = self.boundary(start)
         self.stop = file.size if stop is None else self.boundary(stop)
@@ -174,10 +175,10 @@ _MARKED_TEXTS = 256
 
 
 class Marks:
-    """Where some units of a text begin: `(units before it, where, ...)`, ascending; kept for when it is opened again.
+    """Where some units of a text begin: `(units before it, where, ...)`, ascending; for when it is opened again.
 
-    They are found as a text is read, and belong to the process that read it. Streams that are read at the same
-    time each make their own list, so that no lock is needed.
+    Marks are made while a text is read, and belong to the process that reads it. Streams that are read at the same time
+    each make a list of their own, so that no lock is needed.
     """
 
     def __init__(self) -> None:

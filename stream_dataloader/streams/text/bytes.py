@@ -1,8 +1,8 @@
 """The bytes of a text: of a file, of a compressed file, of a string.
 
-Guarantee: bytes are read at the offset asked for, of a compressed file forward only, a piece at a time; fewer
-come back only at the end, or before what cannot be read. That is kept, so that what was read before it can be
-handed out first: `check` raises it, with the file and the place.
+Guarantee: bytes are read at the offset asked for, and a compressed file forward only. Fewer bytes are returned only at
+the end, or before an error. The error is kept, so that what was read before it can be handed out first: `check` raises
+it, with the file and the place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["CompressedBytes", "FileBytes", "StringBytes", "TextBytes", "is_compr
 #: How much of a compressed file is decompressed at a time, at most.
 _PIECE_BYTES = 1 << 16
 
-#: Of zstd data, how much is handed to its decoder at once: repeated bytes shrink to a 32,000th.
+#: How much zstd data its decoder gets at once. Repeated bytes shrink to a 32,000th, so this may become 16 MB.
 _ZSTD_BYTES = 1 << 9
 
 #: How much of a compressed file stays readable before the last offset asked for.
@@ -44,11 +44,11 @@ class TextBytes(Protocol):
 
     @property
     def key(self) -> tuple[Any, ...] | None:
-        """Changes with the file; None if offsets are of no use a second time."""
+        """Identifies the file as it is now; None if offsets in it cannot be used again."""
 
     @property
     def broken(self) -> bool:
-        """An error was met, that `check` raises."""
+        """Whether there was an error, which `check` raises."""
 
     def read_at(self, offset: int, count: int) -> bytes:
         """`count` bytes from `offset` on, fewer only at the end or before an error."""
@@ -57,7 +57,7 @@ class TextBytes(Protocol):
         """Raise the error that cut a `read_at` short, if there was one."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 def is_compressed(path: Any) -> bool:
@@ -90,7 +90,9 @@ class StringBytes:
     broken, key = False, None
 
     def __init__(self, data: bytes) -> None:
-        self.name, self.size, self._data = "the string", len(data), data
+        self.name = "the string"
+        self.size = len(data)
+        self._data = data
 
     def read_at(self, offset: int, count: int) -> bytes:
         return self._data[offset : offset + count]
@@ -106,7 +108,9 @@ class FileBytes:
     """A file, as long as it was when it was opened; see `TextBytes`."""
 
     def __init__(self, path: str, name: str, local: LocalFile) -> None:
-        self.name, self._error, self._file = name, "", open(path, "rb", buffering=0)  # noqa: SIM115
+        self.name = name
+        self._error = ""
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
         self._local = local
         status = os.fstat(self._file.fileno())
         self.size = status.st_size
@@ -155,8 +159,12 @@ class CompressedBytes:
     size, key = None, None
 
     def __init__(self, file: Any, name: str, local: LocalFile) -> None:
-        self.name, self._file, self._local = name, file, local
-        self._data, self._begin, self._ended = bytearray(), 0, False
+        self.name = name
+        self._file = file
+        self._local = local
+        self._data = bytearray()
+        self._begin = 0  # offset of the first byte of `_data`
+        self._ended = False
         self._error: Exception | None = None
 
     @property
@@ -223,22 +231,24 @@ class _Read1:
     """Files whose `read` returns what there is before it raises."""
 
     def __init__(self, file: Any) -> None:
-        self._file, self.close = file, file.close
+        self._file = file
+        self.close = file.close
         self.read1 = getattr(file, "read1", file.read)
 
 
 class _Zstd:
-    """The frames of a zstd file, one behind the other.
+    """The frames of a zstd file, one after the other.
 
-    zstandard's own reader takes the end of the file for the end of the text, also within a frame: here it is an
+    zstandard's own reader takes the end of the file for the end of the text, also within a frame. Here that is an
     error, as with gzip.
     """
 
     def __init__(self, path: str, decoder: Callable[[], Any]) -> None:
-        self._file, self._decoder = open(path, "rb"), decoder  # noqa: SIM115
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._decoder = decoder
         self._frame: Any = None
         self._compressed = b""
-        self._ready = memoryview(b"")  # a little may become much: it is handed out without moving the rest
+        self._ready = memoryview(b"")  # it may be large: a view hands out a piece without moving the rest
 
     def read1(self, count: int) -> bytes | memoryview:
         while not self._ready:
@@ -249,11 +259,12 @@ class _Zstd:
                 return b""
             if self._frame is None:
                 self._frame = self._decoder()
-            self._ready = memoryview(b"")  # or its memory is kept for nothing
+            self._ready = memoryview(b"")  # frees its memory before the next piece needs some
             self._ready = memoryview(self._frame.decompress(compressed))
             self._compressed = b""
             if self._frame.eof:
-                self._compressed, self._frame = self._frame.unused_data, None
+                self._compressed = self._frame.unused_data
+                self._frame = None
         data, self._ready = self._ready[:count], self._ready[count:]
         return data
 

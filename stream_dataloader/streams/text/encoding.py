@@ -1,12 +1,12 @@
 r"""Where the characters of an encoded text begin, how many there are, and what they are.
 
-A character belongs to the byte at which it begins: with UTF-8, "né\r\n" holds four bytes that begin one if
-newlines are universal, `6e c3 . 0d .`, where the other byte of "é" and the "\n" of "\r\n" are dots. So any
-offset cuts a text in two without a decoder that remembers: `boundary` is the first begin at or behind it.
+A character belongs to the byte at which it begins. "né\r\n" in UTF-8, with universal newlines, has three bytes at
+which one begins, `6e c3 . 0d .`: the dots are the second byte of "é" and the "\n" of "\r\n". So a text can be cut in
+two at any offset without decoding what is before: `boundary` is the first beginning at the offset or after it.
 
-Guarantee: texts decoded between boundaries, put together, are the text decoded as a whole; also where bytes
-are invalid and replaced. That holds for UTF-8, UTF-16, UTF-32 and all encodings of a byte a character. Others
-(Shift JIS, UTF-7, ...) only have a decoder that reads forward: they have no boundaries.
+Guarantee: texts decoded between boundaries, put together, are the text decoded as a whole, also if bytes are invalid
+and replaced. That holds for UTF-8, UTF-16, UTF-32 and all encodings with one byte a character. Others (Shift JIS,
+UTF-7, ...) only have a decoder that reads forward, and so have no boundaries.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TextEncoding:
     Attributes:
         name: What the bytes behind the mark are encoded with.
         mark_bytes: Length of the byte order mark, which is no character.
-        width: A character begins at a multiple of that many bytes; 0 if it is not known where.
+        width: Every character begins at a multiple of so many bytes; 0 if that is not known.
     """
 
     def __init__(self, encoding: str, *, errors: str, universal: bool, head: bytes) -> None:
@@ -86,7 +86,9 @@ class TextEncoding:
             order = "big" if head.startswith(big) else "little" if head.startswith(little) else sys.byteorder
             mark = big if order == "big" else little
             name += "-be" if order == "big" else "-le"
-        self.name, self.errors, self.universal = name, errors, universal
+        self.name = name
+        self.errors = errors
+        self.universal = universal
         self.mark_bytes = len(mark) if head.startswith(mark) and errors != "surrogatepass" else 0
         self.width = _WIDTHS.get(name, int(_is_single_byte(name)))
         self.is_fixed = not universal and self.width == 1 and name != "utf-8"

@@ -1,6 +1,6 @@
 """The numbers that stand for characters and for tokens: vocabularies and tokenizers.
 
-Guarantee: a number that the dtype does not hold, and a tokenizer that returns something else, is an error; no
+Guarantee: a number that the dtype cannot hold is an error, and so is a tokenizer that returns no list of ints. No
 tokenizer cuts a text off or adds to it.
 """
 
@@ -36,7 +36,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def is_thread_safe(tokenizer: Any) -> bool:
-    """Whether several threads may use a tokenizer: it is the package's own, or its file."""
+    """Whether several threads may use a tokenizer: one of the package `tokenizers`, or its file."""
     return isinstance(tokenizer, (str, os.PathLike)) or hasattr(tokenizer, "no_truncation")
 
 

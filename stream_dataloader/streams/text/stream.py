@@ -1,7 +1,7 @@
 """Texts, read lazily: the bytes, characters or tokens of files and strings are time steps.
 
-Guarantee: however a text is read (from any item on, in sections, with any block size, in place or not), its
-units are the same; a file costs the memory of a block. What cannot be read is an error that names file and byte.
+Guarantee: the units of a text are the same from whatever item it is read, in sections or not, with any block size, in
+place or not. A file takes the memory of one block. What cannot be read is an error that names file and byte.
 """
 
 from __future__ import annotations
@@ -42,37 +42,38 @@ _SMALLEST_BLOCK_BYTES = 16
 class TextStream:
     r"""Opens texts, one byte, character or token a time step. To be passed to `StreamDataset` as `open_stream`.
 
-    A source is the path of a text file, also compressed (`.gz`, `.zst`), or `(path, start, stop)`: the bytes
-    `[start, stop)` of a file that is not compressed; with `of="strings"`, the text itself. A section may begin and
-    end anywhere: a unit belongs to the section that its first byte is in, so that sections side by side have every
-    unit once. The "\n" of a "\r\n" that is read as one newline, and a byte order mark, begin nothing.
+    A source is the path of a text file, which may be compressed (`.gz`, `.zst`), or `(path, start, stop)`: the bytes
+    `[start, stop)` of a file that is not compressed. With `of="strings"` it is the text itself. A section may begin and
+    end anywhere: a unit belongs to the section that has its first byte, so that adjacent sections have every unit once.
+    No unit begins at a byte order mark, nor at the "\n" of a "\r\n" that is read as one newline.
 
-    Tokens are made of one line at a time, with its newline: none crosses the end of a line. A line that fills a
-    whole block of `longest_line_bytes` of the file is also parted in that block, before its first space; if it has
-    none there, at its first character. The line (or part) is what belongs to the section its first byte is in.
+    Tokens are made of one line at a time, with its newline: no token crosses the end of a line. A line that fills a
+    whole block of `longest_line_bytes` of the file is also split in that block, before the first space there, or, if
+    there is none, at the first character. A line (or its part) belongs to the section that has its first byte.
 
-    Seeking to an item takes no time for bytes, and for characters of one byte with `newlines="keep"`. Other
-    characters are counted, with UTF-8 at gigabytes a second, and tokens are made again, both from where the same
-    process got to before, if the file has not changed. What is skipped is not checked. Compressed files are
-    decompressed up to there.
+    Seeking to an item takes no time for bytes, and for characters of one byte with `newlines="keep"`. Other characters
+    are counted, in UTF-8 at gigabytes a second, and tokens are made again; both start from the furthest place that the
+    same process has reached, if the file has not changed. Skipped text is not checked. Compressed files are
+    decompressed up to the item.
 
     Attributes:
-        of: What sources are: "files" or "strings". It is never guessed: with "files" any string is a path, and a text
-            is an error (no such file); with "strings" any string is a text, also one that is the path of a file.
-        units: What items are: "bytes" of the file or of the string as encoded, "characters" (their code points, or
-            numbers from the vocabulary), or "tokens". None: tokens if there is a tokenizer, otherwise characters.
+        of: What sources are: "files" or "strings". It is never guessed: with "files" every string is a path, and a text
+            is an error (no such file); with "strings" every string is a text, also if it is the path of a file.
+        units: What items are: "bytes" of the file, or of the encoded string; "characters", as code points or as numbers
+            from the vocabulary; or "tokens". None: tokens if there is a tokenizer, otherwise characters.
         tokenizer: Makes tokens: a `tokenizers.Tokenizer` or the path of its file, used without special tokens,
             truncation and padding; or any function of a text that returns a list of ints.
-        encoding: How text is encoded. A byte order mark at the begin of a file in UTF-8, 16 or 32 is left out.
-        errors: What to do with bytes that are no text: "raise", or "replace" them with U+FFFD.
-        newlines: "universal": "\r\n" and "\r" are read as "\n"; or "keep" them. None: universal, but for bytes.
-        vocabulary: Characters are numbered as here: by their place in a string, or by a mapping.
-        unknown: The number of characters that are not in the vocabulary; None: they are an error.
+        encoding: How text is encoded. A byte order mark at the beginning of a file in UTF-8, 16 or 32 is left out.
+        errors: What to do about bytes that are not valid text: "raise" an error, or "replace" them with U+FFFD.
+        newlines: "universal" reads "\r\n" and "\r" as "\n"; "keep" reads them as they are. None: "keep" for bytes,
+            otherwise "universal".
+        vocabulary: The numbers of characters: a mapping, or a string in which a character's place is its number.
+        unknown: The number of all characters that are not in the vocabulary; None makes them an error.
         targets: Items are `{"input": unit, "target": next unit}`, one fewer than there are units.
-        dtype: Of the units. None: uint8 for bytes, otherwise int64, which torch takes as class numbers.
-        block_bytes: How much is read at a time; it changes nothing but the memory used.
-        longest_line_bytes: How long a line may surely be without being parted, for tokens.
-        cache: Where files that are given as URLs are kept; None is the cache of all streams, see `FileCache`.
+        dtype: The dtype of units. None: uint8 for bytes, otherwise int64, which torch takes as class numbers.
+        block_bytes: How much is read at a time. It changes the memory used, and nothing else.
+        longest_line_bytes: For tokens: a line of at most this length is never split.
+        cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
 
     Raises:
         ValueError: An option is out of range, or does not go with another.
@@ -143,7 +144,7 @@ class TextStream:
 
     @property
     def open_early(self) -> bool:
-        """Streams share nothing but their marks and, for tokens, the tokenizer, which may be the user's own code."""
+        """Streams share only their marks, and the tokenizer, which may be the user's own code."""
         return self.tokenizer is None or is_thread_safe(self.tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -174,7 +175,7 @@ class TextStream:
         return items
 
     def length(self, source: Any) -> int | None:
-        """How many items a source has, if that can be told without reading it; None if not.
+        """The number of items of a source, if it is known without reading the text; else None.
 
         Raises:
             ValueError: As when it is opened.
@@ -198,7 +199,7 @@ class TextStream:
         return None if units is None else max(units - self.targets, 0)
 
     def _open(self, source: Any) -> tuple[TextBytes, int, int | None]:
-        """A source's bytes, and which of them it is."""
+        """The text's bytes, and the section `[start, stop)` of them that the source names."""
         if self.of == "strings":
             if not isinstance(source, str):
                 raise TypeError(f"the source is a {type(source).__name__}, and of='strings' was chosen; give a string")
@@ -238,7 +239,7 @@ class TextStream:
         """Refuse a text without a character, and a section that is not in the file.
 
         Raises:
-            ValueError: It is empty, or the section is none of it.
+            ValueError: The text is empty, or the section reaches beyond its end.
         """
         if first or stop is not None:
             if file.size is None:

@@ -47,8 +47,10 @@ class ByteUnits:
     """The bytes of a text, or of a section of it, as they are; see `Units`."""
 
     def __init__(self, file: TextBytes, block_bytes: int, start: int = 0, stop: int | None = None) -> None:
-        self._file, self._block_bytes = file, block_bytes
-        self._position, self._stop = start, file.size if stop is None else stop
+        self._file = file
+        self._block_bytes = block_bytes
+        self._position = start
+        self._stop = file.size if stop is None else stop
 
     def skip(self, count: int) -> None:
         if self._stop is not None:

@@ -24,7 +24,7 @@ from stream_dataloader.streams.video.frames import FrameReader
 
 __all__ = ["Selection"]
 
-_SLACK = 0.05  # seconds: durations in lists of clips are often rounded up
+_SLACK = 0.05  # seconds that a section may end too late, as its end may be a rounded duration
 
 
 class Selection(NamedTuple):
