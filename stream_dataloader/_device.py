@@ -1,7 +1,7 @@
-"""On the way to an accelerator: page-locked memory, and batches copied ahead of use.
+"""Batches on the way to an accelerator: page-locked memory, and copies ahead of use.
 
-Guarantees: memory is locked once, not batch by batch; a batch in host memory is held until its copy is
-finished; an error is raised at its own batch, though batches are fetched one ahead.
+Guarantees: memory is locked once, not batch by batch. A batch in host memory is held until its copy is finished. An
+error is raised in place of the batch it belongs to, although batches are fetched one ahead.
 
 Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
 """
@@ -61,8 +61,8 @@ class OneAhead:
 
     Args:
         batches: Yields batches in host memory.
-        device: Where they are to go.
-        hold: Is told what was fetched and not handed out yet: a batch, the end.
+        device: The device to copy them to.
+        hold: Called with what was fetched and not handed out yet: whether a batch, and whether the end.
         backend: `torch.cuda`, or a stand-in.
     """
 

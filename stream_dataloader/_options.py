@@ -1,4 +1,4 @@
-"""Checks the options of a `StreamDataset` where it is built: an error names value, limit and remedy."""
+"""Checks options when a dataset or loader is built: an error names value, limit and remedy."""
 
 from __future__ import annotations
 

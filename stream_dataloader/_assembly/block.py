@@ -1,6 +1,6 @@
-"""Windows of several lanes side by side: what workers fill, and what travels when it is not in shared memory.
+"""Windows of several lanes side by side: workers fill blocks, and a block outside shared memory travels by queue.
 
-Guarantee: a block that went through a queue holds what it held before, in the same order in memory.
+Guarantee: a block that went through a queue holds the same values, in the same order in memory.
 """
 
 from __future__ import annotations

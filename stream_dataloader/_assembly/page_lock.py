@@ -17,7 +17,7 @@ import torch
 
 
 def lock_pages(memory: Any, backend: Any = torch.cuda) -> bool:
-    """Have the driver lock memory, for as long as it is mapped; False, with a warning, if it will not.
+    """Have the driver lock memory for as long as it is mapped; False, with a warning, if it refuses.
 
     Args:
         memory: A buffer that can be written to.
@@ -39,7 +39,7 @@ def lock_pages(memory: Any, backend: Any = torch.cuda) -> bool:
 
 
 class PendingCopies:
-    """Frees memory that an accelerator may still be reading, once it is done.
+    """Frees memory once an accelerator no longer reads it.
 
     What counts are copies that were begun on the stream that is current where the memory is let go. Who copies
     on another stream must hold the batch until that is done.
@@ -59,6 +59,6 @@ class PendingCopies:
         self._waiting.append((event, free))
 
     def poll(self) -> None:
-        """Free what is not read any more."""
+        """Free the memory that is no longer read."""
         while self._waiting and self._waiting[0][0].query():
             self._waiting.pop(0)[1]()

@@ -2,11 +2,11 @@
 
 A worker's `PartWriter` gathers its lanes' windows into *blocks*, arrays `(T, rows, ...)`, normally one for
 all of its lanes, that lies in the batch's slot of the ring. What does not fit there travels with the part, and
-the main process puts the blocks of all workers side by side (`regroup`). Scheduling knows nothing of this but
-the `lane.Sink` it writes to.
+the main process puts the blocks of all workers side by side (`regroup`). A lane knows only the `part.Sink` that it
+writes to.
 
-Guarantee: a batch holds the same values however its lanes were dealt to workers and however they travelled.
-Which lane's layout counts is decided in lane order by the main process, never by who came first.
+Guarantee: a batch holds the same values whichever worker reads a lane, and however windows travel. The main process
+decides in lane order which lane's layout counts; it does not matter which worker was first.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Leaves have one order, in dicts that of the sorted keys, so that items whose key
 structure also remembers the order of keys in the item that it was made of, for `unflatten`, but two structures are
 equal without it.
 
-Guarantee: `collect` gives exactly the leaves that `unflatten` needs, in that order, or raises `Misfit`, whose text names
-the place and both sides.
+Guarantee: `collect` gives exactly the leaves that `unflatten` needs, in that order, or raises `Misfit`, whose text
+names the place and both sides.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 ::
 
     step         0 1 2 3 4 5 6 7
-    rank 0       # # # # # . .       has data (#) for 5 steps: the first to end. It says so, and pads (.) as long as
-    rank 1       # # # # # # .       another rank says that it has data; from then on those that have do, in the
-    rank 2       # # # # # # #       background. The last one to end tells all of them where that was.
+    rank 0       # # # # # . .       has data (#) for 5 steps and ends first. It says so, and pads (.) as long as
+    rank 1       # # # # # # .       another rank says that it has data. From then on, ranks that have data say so in
+    rank 2       # # # # # # #       the background. The last rank to end says where that was.
 
-With lengths the end is known beforehand, and not a word is spoken. Without, while all ranks have data none speaks: only
-from where the first ends on. With `padding_mode="drop"` the epoch ends where the first rank does, which the others
-have to know before they go on, so there ranks ask each other at each step.
+With lengths the end is known beforehand, and ranks exchange nothing. Without lengths they exchange nothing as long as
+all have data. With `padding_mode="drop"` the epoch ends where the first rank ends. The others must know that before
+they go on, so ranks ask each other at each step.
 
 Guarantee: a step is delivered on every rank or on none, unless a rank leaves before the end.
 """

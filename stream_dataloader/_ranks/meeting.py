@@ -1,13 +1,13 @@
-"""Where the ranks meet that begin an epoch: under a name which no earlier epoch has, and no rank that has ended.
+"""How the ranks that begin an epoch find each other: under a name that no earlier epoch or ended rank has used.
 
 ::
 
     rank 1     call/1 = [[nonce, ...]], calls + 1                    waits for answer/<nonce>
     rank 0                     begins; sees that `calls` has changed:           answer/<nonce> = name
 
-The store may outlive the ranks: an agent keeps it, and starts them again. So what lies in it does not say that
-somebody lives who wrote it. A call carries a nonce, which only a living rank 0 can answer, when it begins an epoch too.
-Nobody counts epochs: a rank that missed one, or had one more, meets the others in the next.
+The store may outlive the ranks: an agent keeps it, and starts ranks again. So a value in it does not prove that its
+writer still lives. A call carries a nonce, which only a living rank 0 can answer, when it begins an epoch too. Epochs
+are not counted: a rank that missed one, or had one more, meets the others in the next.
 
 Guarantee: ranks meet if each of them begins an epoch; ranks that begin the same one in several threads meet in pairs.
 """

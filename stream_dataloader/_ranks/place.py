@@ -36,7 +36,7 @@ def is_started() -> bool:
 
 
 def find_place(rank: int | None, world_size: int | None, process_group: Any) -> Place:
-    """This process's place: as given, or of the process group, or of all processes of torch.distributed, or alone.
+    """This process's place: as given, else in the process group, else among all of torch.distributed's, else alone.
 
     Raises:
         ValueError: This process is not in the process group, or that is a mesh of several dimensions.
@@ -72,5 +72,5 @@ def default_store() -> Store:
 
 
 def patience_of(store: Any) -> float:
-    """How many seconds the store waits by itself."""
+    """The store's own time limit for a wait, in seconds."""
     return float(store.timeout.total_seconds())

@@ -1,6 +1,6 @@
-"""The ranks that share a loader's epochs: what is this one's, how they begin, and how their end is to be found.
+"""The ranks that share a loader's epochs: this rank's share, how they begin an epoch, and how they find its end.
 
-Guarantee: ranks take the same way to the end, as that follows from what they compared at the beginning.
+Guarantee: all ranks find the end in the same way, which follows from what they compared at the beginning.
 """
 
 from __future__ import annotations

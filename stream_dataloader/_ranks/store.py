@@ -1,7 +1,7 @@
-"""How ranks speak with each other: through the key-value store that torch.distributed was started with.
+"""How ranks exchange values: through the key-value store that torch.distributed was started with.
 
-A few small values at the start of an epoch and, where lengths are not known, towards its end. No collective is called,
-so nothing waits for the training's.
+Ranks exchange a few small values at the start of an epoch and, if lengths are not known, towards its end. They call no
+collective, so the training's own collectives are not held up.
 
 Guarantee: a wait for another rank ends within its patience, with an error that names the rank.
 """

@@ -1,6 +1,6 @@
-"""What each worker is doing, written where the main process can still read it when the worker is dead.
+"""What each worker is doing, in memory that the main process can still read when the worker is dead.
 
-Every number is written by one worker and read by the main process alone; there is nothing to lock.
+Each number has one writer, a worker, and one reader, the main process. So no lock is needed.
 """
 
 from __future__ import annotations

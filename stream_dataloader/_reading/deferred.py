@@ -1,7 +1,7 @@
 """What `iter()` returns: an iterator that begins an epoch with its first `next`, for one thread at a time.
 
-Guarantees: one that nothing was read from has started no worker, and taken neither an epoch's number nor a loaded
-state; a second thread that reads from it at the same moment gets an error, and the first gets its batch.
+Guarantees: an iterator that nothing was read from has started no worker, and has taken neither an epoch number nor a
+loaded state. If a second thread reads at the same moment, it gets an error, and the first thread gets its batch.
 """
 
 from __future__ import annotations

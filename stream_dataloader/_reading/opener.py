@@ -1,10 +1,11 @@
 """Opens sources, in time or ahead of it.
 
-`Opener` opens the sources that a lane has reserved in a background thread, as far as their factories allow. Whoever
-comes first, that thread or the lane, opens; the other waits or keeps off, so calls on one stream never overlap.
+`Opener` opens the sources that a lane has reserved in a background thread, if their factories allow that. The thread
+or the lane opens a source, whichever comes first. The other waits or leaves it alone, so calls on one stream never
+overlap.
 
-Guarantee: errors are kept and raised where the lane takes the stream, never earlier or elsewhere. There is no thread
-unless one is allowed, and it runs no code of a source that may not be opened early.
+Guarantee: an error is kept, and raised when the lane takes the stream, not earlier and nowhere else. A thread is only
+started if a factory allows it, and it only runs code of sources that may be opened early.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Whether anything is left of an epoch behind a place in it, where the lengths of streams are known.
 
-Guarantee: mostly a look at the lanes; the epoch is replayed for `"drop"` only, once a lane has nothing in hand.
+Guarantee: this takes a look at the lanes, and at the sources left. The epoch is replayed only with `"drop"`, once a
+lane has nothing in hand.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A `Feed` yields the parts of one iteration: each worker's in order of step, those of different workers in any
 order.
 
-Guarantee: whatever ends a worker, or keeps it from delivering, is an error that says which worker, how, and what
-it was reading.
+Guarantee: a worker that ends, or does not deliver, is an error that says which worker, how, and what it was reading.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class WorkerFeed:
         slot: Leases a step's slot of the ring.
         tell_end: Tells them of its end.
         replace: Called when the workers are no more: the pool needs others.
-        patience: torch's timeout for a message, in seconds; 0 waits for ever.
+        patience: torch's timeout for a message, in seconds; 0 has no limit.
         board: What they are doing.
         sources: The dataset's.
     """

@@ -1,12 +1,12 @@
 """How many steps one message from a worker carries: one, or several where steps are cheap.
 
-A message costs some 100 microseconds on its way through torch's queue, often more than the step it carries.
-All workers of a session put the same steps into their n-th messages; the first to begin one decides, by how
-long the last ones took. So messages stay in step as single steps would, and a worker that waits for another
-waits for a message that was asked for before.
+A message takes about 100 microseconds through torch's queue, often more than the step that it carries. All workers of
+a session put the same steps into their n-th messages. The first worker to begin a message decides how many, by how long
+the last ones took. So messages keep the order that single steps have, and a worker that waits for another one waits for
+a message that was requested earlier.
 
-Guarantee: what is in a batch does not depend on it; a message takes a few milliseconds to fill, or carries one
-step, unless steps suddenly get slower.
+Guarantee: no batch depends on it. A message takes a few milliseconds to fill, or carries one step, unless steps
+suddenly get slower.
 """
 
 from __future__ import annotations

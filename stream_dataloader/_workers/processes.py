@@ -1,9 +1,9 @@
-"""Looks after worker processes: what they inherit, and how their end and the main process's reach each other.
+"""Worker processes: what they inherit, and how they and the main process learn of each other's end.
 
 - Ctrl-C is for the main process, which ends the workers: they start with SIGINT blocked.
-- A worker whose main process died ends itself, also when it is stuck in user code.
-- torch raises a worker's death out of a signal handler, in whatever code of the user's is running. Here that
-  error surfaces in the loader's `next` and nowhere else.
+- A worker whose main process died ends itself, also if it is stuck in user code.
+- torch raises a worker's death from a signal handler, in whatever user code is running. Here the loader's `next` raises
+  that error, and nothing else does.
 """
 
 from __future__ import annotations

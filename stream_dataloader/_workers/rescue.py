@@ -1,8 +1,8 @@
-"""Goes on after a worker died: new workers, from the last batch that was delivered.
+"""Continues after a worker died: with new workers, from the last batch that was delivered.
 
-A source is blamed if workers died over it twice: reading it at the same logical time, or opening it. After a
-first death nothing is opened early any more, so that the second names one source. Two kills from outside that happen to
-hit the same place cannot be told from that; they are as likely as a worker is to be at that place.
+A source is blamed if workers died twice while reading it at the same logical time, or twice while opening it. After a
+first death no stream is opened early, so that a second death names one source. Two kills from outside that hit the same
+place look the same; they are as likely as a worker is to be at that place.
 """
 
 from __future__ import annotations

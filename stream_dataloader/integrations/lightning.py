@@ -1,7 +1,7 @@
-"""Lightning: checkpoints in mid-epoch that go on at the very next batch.
+"""Lightning: checkpoints during an epoch that continue at the very next batch.
 
-Lightning saves and loads the state of loaders that have one. Where it cannot know the number of batches, it
-fetches one batch ahead of the one it trains on, so what it saves would be one batch too far.
+Lightning saves and loads the state of loaders that have one. If it cannot know the number of batches, it fetches one
+batch ahead of the one that it trains on, so the state that it saves is one batch too far.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["ExactResume"]
 
 
 class ExactResume(Callback):
-    """Has checkpoints hold the state as of the last batch trained on, not the last one fetched.
+    """Saves the state as of the last batch trained on in checkpoints, not as of the last batch fetched.
 
-    For one training `StreamDataLoader` that yields `StreamBatch`es, alone or among others. Loaders whose dataset
-    has `lengths`, and no `padding_mode="cycle"`, resume exactly without it on one rank. On several it also gathers
-    the states of all ranks, of which Lightning saves only one.
+    It works for one training `StreamDataLoader` that yields `StreamBatch`es, alone or among others. On one rank,
+    loaders whose dataset has `lengths`, and no `padding_mode="cycle"`, resume exactly without it. On several ranks it
+    also gathers the states of all ranks, of which Lightning saves only one.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""The contract of resuming: a loader goes on exactly, from every place. Published as `testing.check_resume`.
+"""The contract of resuming: a loader continues exactly from every place. Published as `testing.check_resume`.
 
 Example:
     >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -36,7 +36,7 @@ def leaf_key(leaf: Any) -> Any:
 
 
 def batch_key(batch: Any) -> Any:
-    """All that a batch holds, but for `worker_id`, as values that can be compared with `==`, bit for bit."""
+    """Everything in a batch except `worker_id`, as values that can be compared with `==`, bit for bit."""
     if isinstance(batch, StreamBatch):
         names = ("data", "reset", "is_start", "mask", "source", "position", "lane", "step", "epoch")
         return {name: map_leaves(getattr(batch, name), leaf_key) for name in names}
@@ -51,23 +51,23 @@ def check_resume(
     plain: bool = True,
     limit: int | None = None,
 ) -> int:
-    """Check that a loader goes on exactly from every place: the start, after each batch, the end, the next epoch.
+    """Check that a loader continues exactly from every place: the start, after each batch, the end, the next epoch.
 
-    At each place the state is saved by a loader that itself was resumed there from the place before, and is
-    loaded by a new one; what that yields must be bit for bit what a loader without a break yields.
+    At each place a loader that was itself resumed at the place before saves its state, and a new loader loads it. The
+    new loader must yield, bit for bit, what a loader without a break yields.
 
     Args:
-        make_loader: Builds the loader anew, with a number of workers.
-        num_workers: Worker counts, which take turns.
-        epochs: How many epochs to go through.
+        make_loader: Builds a new loader with a given number of workers.
+        num_workers: Numbers of workers, used in turn.
+        epochs: How many epochs to check.
         plain: Send each state through json.
-        limit: The most batches of an epoch to go through; for endless ones.
+        limit: The most batches of an epoch to check, for endless epochs.
 
     Returns:
         How many places were checked.
 
     Raises:
-        AssertionError: A loader that was resumed went on differently; tells where.
+        AssertionError: A resumed loader continued differently; the message says where.
     """
     whole = make_loader(num_workers[0])
     expected = [[batch_key(batch) for batch in itertools.islice(whole, limit)] for _ in range(epochs)]

@@ -1,7 +1,7 @@
-"""The contract of a stream: what a factory must do for every promise of the library to hold for its streams.
+"""The contract of a stream: what a factory must do so that every promise of the library holds for its streams.
 
-Guarantee: a factory that passes is read the same by any number of workers, resumes exactly, writes in place
-what it would yield, and leaves nothing open. Published as `testing.StreamContract`.
+Guarantee: if a factory passes, any number of workers read the same from it, it resumes exactly, writes in place what it
+would yield, and leaves nothing open. Published as `testing.StreamContract`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 class StreamContract:
-    """Tests that a factory of streams passes; subclass it under pytest, and say what is to be tested by two fixtures.
+    """Tests that a factory of streams must pass. Subclass it under pytest, and give what to test as two fixtures.
 
     ::
 
@@ -138,9 +138,9 @@ class StreamContract:
                     _close(opened)
 
     def test_opens_early(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
-        """If the factory declares `open_early`, another thread opens streams, and takes their first item, for this one.
+        """If the factory declares `open_early`, another thread can open a stream and take its first item.
 
-        Meanwhile this one reads another stream. (What goes wrong only now and then may not be found.)
+        This thread reads another stream meanwhile. (A fault that shows only now and then may not be found.)
         """
         if not declares_early(open_stream):
             return
@@ -195,7 +195,7 @@ class StreamContract:
             _close(streams[index])
 
     def test_closes(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
-        """Nothing is left open by a stream that was read to its end, left early, or never begun."""
+        """A stream leaves nothing open, whether it is read to its end, left early, or never begun."""
         for source in sources:
             _items(open_stream(source))  # what is opened once for all is opened now
         before = _held()

@@ -1,6 +1,7 @@
-"""Walks over the chunks of a media file, to see whether the last one is whole; by headers only.
+"""Walks over the chunks of a media file, by their headers only, to see whether the last one is complete.
 
-A walk returns None for a file of another format; what tells that the file was cut; or nothing, `""`, if nothing does.
+A walk returns None for a file of another format, a message if the file was cut off, and `""` if it was not, or if that
+is not known.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["missing_chunk", "read_at"]
 
 _ASF_HEADER = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
 _MXF_KEY, _MXF_PARTITION = bytes.fromhex("060e2b34"), bytes.fromhex("060e2b34020501010d0102010102")
-_MOST_CHUNKS = 1_000_000  # more are not looked at: this must be cheap
+_MOST_CHUNKS = 1_000_000  # a walk ends here, as it must be cheap
 _Y4M = re.compile(rb"(420|422|444|411|mono)(alpha|jpeg|mpeg2|paldv)?(?:p?(9|10|12|14|16))?$")
 _Y4M_SAMPLES = {b"420": (2, 2), b"422": (2, 1), b"444": (1, 1), b"411": (4, 1)}  # luma to one of chroma, each way
 _MP4_BOXES = (

@@ -1,6 +1,6 @@
-"""Opening media files with PyAV: one thread a decoder, and errors that say what is wrong with which file.
+"""Opens media files with PyAV: one thread a decoder, and errors that say which file is wrong, and how.
 
-Guarantee: a file that is no media file, is cut, or lacks the stream asked for is refused by name.
+Guarantee: a file that is no media file, is cut off, or lacks the stream asked for is refused by name.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def ticks_a_frame(stream: Any) -> Fraction:
 
 
 def check_not_cut(path: str) -> None:
-    """See that a file is as long as its own headers say; see `extent` for what can be known.
+    """Check that a file is as long as its own headers say; `extent` says what can be found.
 
     Raises:
         ValueError: The file is shorter.

@@ -1,8 +1,8 @@
 """Where a media file should end, by the sizes that its format writes down.
 
-Guarantee: `missing` looks at headers only, refuses no file that ends where its own headers say, and leaves alone what
-leaves its sizes open (live recordings) or is of another format. FFmpeg reads most files that were cut as if they simply
-ended. Which cuts can be known::
+FFmpeg reads most files that were cut off as if they simply ended. Guarantee: `missing` looks at headers only, and
+refuses no file that ends where its own headers say. It accepts files that leave their sizes open (live recordings) and
+files of other formats. Which cuts can be found::
 
     by a size of the whole       AVI, Matroska, WebM, W64, CAF, ASF (WMV, WMA)
     by the chunk it ends in      MP4 and its fragments, MXF, FLV, VOC, GIF, Y4M: unless it is cut just between two
@@ -59,12 +59,12 @@ def _matroska_end(head: bytes) -> int | None:
         if len(head) < position + 12 or int.from_bytes(head[position : position + 4], "big") != expected:
             return None
         first = head[position + 4]
-        length = 9 - first.bit_length()  # leading zeros tell how many bytes the size has
+        length = 9 - first.bit_length()  # the leading zeros of the first byte count the size's bytes (RFC 8794, 4.1)
         if length > 8:
             return None
         value = int.from_bytes(head[position + 4 : position + 4 + length], "big") & ((1 << 7 * length) - 1)
         position += 4 + length
-        if value == (1 << 7 * length) - 1:  # left open
+        if value == (1 << 7 * length) - 1:  # all ones: the size is unknown (RFC 8794, 6.2)
             return None
         position += value
     return position
@@ -90,7 +90,7 @@ def _transport(file: BinaryIO, head: bytes, size: int) -> bool:
         if len(head) > offset + 4 * length and all(head[offset + i * length] == 0x47 for i in range(5)):
             part = size % length
             tail = read_at(file, size - part - 2 * length, 2 * length + part)
-            # what is out of step was damaged before, or is something appended
+            # If the last packets are out of step, the file was damaged earlier, or something was appended.
             in_step = tail[offset] == 0x47 and tail[offset + length] == 0x47
             return part > 0 and in_step and (part <= offset or tail[offset + 2 * length] == 0x47)
     return False
@@ -115,7 +115,7 @@ def _mpeg_audio(file: BinaryIO, head: bytes, size: int) -> bool:
             position, frames = position + length, frames + 1
             if position >= len(tail):
                 break
-        if frames > 2:  # by chance there are not so many in step
+        if frames > 2:  # more than two headers in step are no chance
             return position > len(tail)
     return False
 

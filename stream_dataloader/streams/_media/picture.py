@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["UPRIGHT", "ArrayConverter", "AvConverter", "Orientation", "Picture", "orientation"]
 
-# The scaler would go from one matrix to another for gray, if it were told of any but its default: luma needs none.
+# Gray is the luma as it is, so no colour matrix applies. libswscale converts between matrices, also for gray, unless
+# both are its default.
 _LUMA = {"src_colorspace": 5, "dst_colorspace": 5, "dst_color_range": 2}  # SWS_CS_ITU601, AVCOL_RANGE_JPEG
 _LARGEST_SIDE = 1 << 16
 _UNIT = np.float32(1 / 255)
@@ -224,9 +225,10 @@ class AvConverter(_Converter):
         from stream_dataloader.streams._media.av_versions import ACCURATE_BILINEAR
 
         super().__init__(picture)
-        self._reformatter, self._pixel_aspect = VideoReformatter(), pixel_aspect
-        # over all pixels that a smaller one stands for; accurate, or chroma would not be interpolated at all
-        # (by itself it takes one thread a core)
+        self._reformatter = VideoReformatter()
+        self._pixel_aspect = pixel_aspect
+        # Bilinear averages all pixels that a smaller one covers. Without "accurate" chroma is not interpolated. By
+        # default the scaler takes one thread a core.
         self._options: dict[str, Any] = {"interpolation": ACCURATE_BILINEAR, "threads": 1}
         self._gray = picture.color == "gray"
         self._format = "gray" if self._gray else "gbrp"
@@ -280,7 +282,7 @@ class ArrayConverter(_Converter):
         self._set_size(width, height, self._upright)
         assert self.picture.size is not None
         plan = _plan(width, height, 1.0, self._upright, self.picture.size, self.picture.fit)
-        if image.dtype == np.uint16:  # the most significant bits
+        if image.dtype == np.uint16:  # keep the most significant bits
             image = (image >> 8).astype(np.uint8)
         if image.ndim == 3 and image.shape[2] == 4:
             image = image[..., :3]

@@ -1,6 +1,6 @@
-"""What a source of a file says: which file, and from where to where.
+"""Sources that are files: the path, and the section of the file to read.
 
-Guarantee: a file that cannot be read is refused by name, with what is wrong with it, before a decoder sees it.
+Guarantee: a file that cannot be read is refused by name, with the reason, before a decoder sees it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def check_on_corrupt(value: Any) -> None:
 
 @contextmanager
 def closed_on_error(resource: Any) -> Iterator[None]:
-    """Close what was opened if the step that is to take it over fails; otherwise it is left open."""
+    """Close a resource if the step that takes it over fails; otherwise leave it open."""
     try:
         yield
     except BaseException:
@@ -144,8 +144,8 @@ def check_file(path: Any) -> str:
 def check_kind(path: Any, mode: int) -> None:
     """Refuse what is no file.
 
-    A pipe would have to be opened to be looked at, which waits for a writer and then cuts it off; and nothing can be
-    read from it a second time.
+    A pipe cannot be looked at first: opening it waits for a writer, and closing it cuts the writer off. It can also be
+    read only once.
 
     Raises:
         OSError: It is a directory, a pipe, a socket or a device.
