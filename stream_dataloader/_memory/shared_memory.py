@@ -66,8 +66,8 @@ class SharedFile:
     def grow(self, size: int) -> None:
         """Make room for `size` bytes, all zero; once.
 
-        Memory is taken from the system as pages are written, where that cannot fail any more; where the
-        system limits it (`/dev/shm`), all of it now, as writing to what is not there is a fatal SIGBUS.
+        With `memfd_create` the system gives memory as pages are written. Where memory is limited (`/dev/shm`) all of it
+        is taken now, as writing to a page that the system cannot give is a fatal SIGBUS.
 
         Raises:
             OSError: There is not enough.

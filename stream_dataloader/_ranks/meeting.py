@@ -114,7 +114,7 @@ class Door:
             use.doors.append(self)
 
     def answer(self, line: Line) -> None:
-        """Answer the calls that are new; for who waits, between two looks."""
+        """Answer new calls; a rank that waits does this between two looks at the store."""
         hall = line.under(self._prefix)
         heard = int(hall.add("calls", 0))
         if heard == self._heard:
@@ -148,7 +148,7 @@ class Door:
 
 
 def counted_name(store: Store, peers: str) -> str:
-    """Names the next loader of ranks that are several processes each: by counting, as none of them can speak for all.
+    """Names the next loader of ranks that are several processes each. Each process counts, as none speaks for all.
 
     Counts start anew where an agent starts the processes again. Several agents do not count their restarts alike.
     """

@@ -147,7 +147,7 @@ class OpenedStream:
         """The iterator's own state; a copy, as that may be a reference to what changes.
 
         Raises:
-            StreamError: It cannot be had.
+            StreamError: The item cannot be read.
         """
         iterator: Any = self._iterator
         try:
@@ -176,7 +176,7 @@ class OpenedStream:
         return item
 
     def _next_item_again(self, error: Exception, what: str) -> Any:
-        """The item at which the stream broke, if it can be had by opening it again."""
+        """The item at which the stream broke, if it can be read after opening the stream again."""
         while True:
             failure = (
                 error if isinstance(error, StreamError) else self.error(ReadError, f"{what} raised {_text(error)}")

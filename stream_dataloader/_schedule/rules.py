@@ -104,7 +104,7 @@ class Rules:
         return self.shuffle or any(shuffles) or "balanced" in (self.schedule, *schedules)
 
     def most_draws(self, lane: int) -> int:
-        """After so many grants in a row without an item, with `"cycle"`, there is none to be had, wherever they begin.
+        """With `"cycle"`: after so many grants in a row without an item, no source of the group has any.
 
         They have every source that the lane's group can get. Where sources are dealt to groups anew in each pass, one
         of n sources that has items is not among them with a probability of (1 - 1 / groups) ** (24 * groups), e ** -24.

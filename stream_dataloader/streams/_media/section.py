@@ -88,8 +88,8 @@ def whole_number(name: str, value: Any, remedy: str, least: int, most: float = m
     """An option's value, as an int.
 
     Raises:
-        TypeError: It is none.
-        ValueError: It is less or more than may be.
+        TypeError: The value is not a whole number.
+        ValueError: The value is out of range.
     """
     try:
         number = operator.index(value)
@@ -101,10 +101,10 @@ def whole_number(name: str, value: Any, remedy: str, least: int, most: float = m
 
 
 def check_on_corrupt(value: Any) -> None:
-    """Refuse what is no `OnCorrupt`.
+    """Refuse any value that is not an `OnCorrupt`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is another.
     """
     if value not in get_args(OnCorrupt):
         raise ValueError(f"on_corrupt is {value!r}; use one of {', '.join(map(repr, get_args(OnCorrupt)))}")

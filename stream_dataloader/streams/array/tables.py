@@ -123,7 +123,7 @@ def read_header(file: BinaryIO, name: str) -> NpyHeader:
     recursion depth mismatch), and files may be opened in a background thread. So the header is read here.
 
     Raises:
-        ValueError: It is none; names the file.
+        ValueError: The file has no valid header; names the file.
     """
     magic = file.read(8)
     width = 2 if magic[6:7] == b"\x01" else 4

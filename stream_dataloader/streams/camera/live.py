@@ -115,7 +115,7 @@ class LiveReader:
         """The next frame, once there is one; None when closed.
 
         Raises:
-            ConnectionError: The source was lost, or cannot be had.
+            ConnectionError: The source was lost, or cannot be reached.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._error or self._closed)

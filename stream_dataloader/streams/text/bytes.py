@@ -188,7 +188,8 @@ class CompressedBytes:
         except Exception as error:  # each module has its own
             if not isinstance(error, (OSError, EOFError, zlib.error, *_zstd_errors())):
                 raise
-            self._ended, self._error = True, error
+            self._ended = True
+            self._error = error
             return
         self._ended = not data
         self._data += data

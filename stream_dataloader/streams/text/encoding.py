@@ -94,7 +94,8 @@ class TextEncoding:
         self.is_fixed = not universal and self.width == 1 and name != "utf-8"
         self._decoder = codecs.getincrementaldecoder(name)
         if self.width:
-            self._cr, self._lf = "\r".encode(name), "\n".encode(name)
+            self._cr = "\r".encode(name)
+            self._lf = "\n".encode(name)
 
     def decoder(self) -> codecs.IncrementalDecoder:
         """A decoder at the begin of a text, newlines left as they are."""

@@ -118,10 +118,10 @@ def _numbers(vocabulary: str | Mapping[str, int]) -> dict[str, int]:
 
 
 def check_vocabulary(vocabulary: Any, unknown: int | None, dtype: np.dtype[Any]) -> None:
-    """Refuse a vocabulary that is none.
+    """Refuse what is not a vocabulary.
 
     Raises:
-        ValueError: A character is there twice, is none, or has a number that the dtype does not hold.
+        ValueError: A character is there twice, is not a single one, or has a number that the dtype cannot hold.
         TypeError: It is neither a string nor a mapping.
     """
     if not isinstance(vocabulary, (str, Mapping)):

@@ -40,7 +40,7 @@ class Units(Protocol):
         """The next units, as many as are at hand; none at the end."""
 
     def close(self) -> None:
-        """Let go of the text."""
+        """Close the text."""
 
 
 class ByteUnits:
@@ -93,7 +93,11 @@ class CharacterUnits:
     def __init__(
         self, blocks: TextBlocks, table: Codes | None, refused: str, marks: Marks, key: tuple[Any, ...] | None
     ) -> None:
-        self._blocks, self._table, self._refused, self._marks, self._key = blocks, table, refused, marks, key
+        self._blocks = blocks
+        self._table = table
+        self._refused = refused
+        self._marks = marks
+        self._key = key
         self._ready: Codes = NOTHING
         self._error: ValueError | None = None
 
@@ -113,7 +117,8 @@ class CharacterUnits:
             data = blocks.read()
             if not data:
                 raise _beyond(file, count, done, "characters")
-            # invalid bytes are found in the block that the start is in, also if it is that block's end
+            # Whole blocks before the start are only counted. The block that holds it is decoded, so that invalid bytes in
+            # it are found, also if the start is that block's end.
             if not isinstance(blocks, ForwardBlocks) and done + (characters := blocks.encoding.count(data)) < count:
                 done += characters
                 continue
@@ -176,12 +181,15 @@ class TokenUnits:
         marks: Marks,
         key: tuple[Any, ...] | None,
     ) -> None:
-        self._blocks, self._tokenize, self._marks, self._key = blocks, tokenize, marks, key
+        self._blocks = blocks
+        self._tokenize = tokenize
+        self._marks = marks
+        self._key = key
         self._start = blocks.boundary(start) if start else blocks.begin
         self._stop = None if stop is None else blocks.boundary(stop)
-        self._from = -1  # a piece's place in the first block, where a mark was found
-        self._piece: list[str] | None = None  # of the piece that has begun
-        self._where = (0, b"", 0)  # it began
+        self._from = -1  # the place in the first block at which the marked piece begins; -1 without a mark
+        self._piece: list[str] | None = None  # the text so far of the piece that has begun
+        self._where = (0, b"", 0)  # where that piece began: its block's offset and bytes, and the character in it
         self._line_begins = self._begins_line(blocks.begin)
         self._done = 0  # tokens before the ones in `_tokens`
         self._tokens: list[Codes] = []
@@ -221,7 +229,8 @@ class TokenUnits:
             self._read_block()
             if self._tokens:
                 rows = self._tokens[0] if len(self._tokens) == 1 else np.concatenate(self._tokens)
-            self._tokens, self._done = [], self._done + len(rows)
+            self._tokens = []
+            self._done += len(rows)
         return rows
 
     def _read_block(self) -> None:
