@@ -117,8 +117,8 @@ class CharacterUnits:
             data = blocks.read()
             if not data:
                 raise _beyond(file, count, done, "characters")
-            # Blocks before the start are only counted. The one that holds it is decoded, so that invalid bytes in it are
-            # found, also if the start is that block's end.
+            # Blocks before the start are only counted. The one that holds it is decoded, so that invalid bytes in it
+            # are found, also if the start is that block's end.
             if not isinstance(blocks, ForwardBlocks) and done + (characters := blocks.encoding.count(data)) < count:
                 done += characters
                 continue
