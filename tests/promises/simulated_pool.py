@@ -98,9 +98,7 @@ class SimulatedFeed:
             self._noticed |= not noticed_late
 
     def receive(self, step):
-        turns = itertools.chain(
-            self._loader.order, itertools.islice(itertools.cycle(range(len(self._workers))), 10_000)
-        )
+        turns = itertools.chain(self._loader.order, itertools.islice(itertools.cycle(range(len(self._workers))), 3_000))
         for number in turns:
             ready = [worker for worker in self._workers if worker.parts]
             dead = [worker.number for worker in self._workers if worker.dead]
