@@ -51,10 +51,11 @@ def descriptors():
     return {fd: target for fd, target in found.items() if "/proc/" not in target}
 
 
-def leaks(threads, fds):
+def leaks(processes, threads, fds):
+    new_processes = [process for process in multiprocessing.active_children() if process not in processes]
     new_threads = [thread for thread in threading.enumerate() if thread not in threads]
     new_fds = {fd: target for fd, target in descriptors().items() if fd not in fds}
-    return multiprocessing.active_children(), new_threads, new_fds
+    return new_processes, new_threads, new_fds
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -68,7 +69,7 @@ def _helpers_running():
 
 @pytest.fixture(scope="module", autouse=True)
 def _frozen(_helpers_running):
-    """What modules made when they were imported stays: to look at it twice a test would take half of the time."""
+    """What modules made when they were imported stays: to look at all of it around each test takes most of the time."""
     gc.collect()
     gc.freeze()
 
@@ -76,10 +77,11 @@ def _frozen(_helpers_running):
 @pytest.fixture(autouse=True)
 def _no_leaks(_frozen):
     gc.collect()
+    processes = multiprocessing.active_children()  # of a module's fixtures
     threads, fds = set(threading.enumerate()), descriptors()
     yield
     deadline = time.monotonic() + 60
-    while any(left := leaks(threads, fds)) and time.monotonic() < deadline:
+    while any(left := leaks(processes, threads, fds)) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
     assert not any(left), f"left behind: processes {left[0]}, threads {left[1]}, descriptors {left[2]}"

@@ -5,12 +5,9 @@ import itertools
 import multiprocessing
 import os
 import socket
-import subprocess
-import sys
 import time
 import traceback
 import warnings
-from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
@@ -26,8 +23,7 @@ EXAMPLES = int(os.environ.get("STREAM_DATALOADER_RANK_EXAMPLES", "200"))
 _groups = {}  # in a rank's process: the first n ranks
 
 
-def _serve(rank, world_size, port, fd):
-    pipe = Connection(fd)
+def _serve(rank, world_size, port, pipe):
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
@@ -60,11 +56,12 @@ class Failed(Exception):
 class RankProcesses:
     def __init__(self, world_size=MOST):
         self.pipes, self.processes = [], []
+        context = multiprocessing.get_context("forkserver")  # whose server has imported torch
         port = free_port()
         for rank in range(world_size):
             ours, theirs = multiprocessing.Pipe()
-            command = [sys.executable, __file__, *map(str, (rank, world_size, port, theirs.fileno()))]
-            self.processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()]))
+            self.processes.append(context.Process(target=_serve, args=(rank, world_size, port, theirs)))
+            self.processes[-1].start()
             self.pipes.append(ours)
             theirs.close()
         for pipe in self.pipes:
@@ -90,11 +87,10 @@ class RankProcesses:
             with contextlib.suppress(OSError):
                 pipe.send(None)
         for process in self.processes:
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.join(60)
+            process.kill()
+            process.join()
+            process.close()
         for pipe in self.pipes:
             pipe.close()
 
@@ -162,9 +158,3 @@ def side_by_side(batches):
     assert merged[6] == list(range(lanes)) * len(batches)
     merged[6] = list(range(len(merged[6])))
     return merged
-
-
-if __name__ == "__main__":
-    import rank_processes  # functions come by this name
-
-    rank_processes._serve(*map(int, sys.argv[1:]))

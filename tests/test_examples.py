@@ -108,6 +108,7 @@ def test_cameras_are_read_side_by_side():
     assert len(re.findall(r"^batch \d+: \(5, 2, 3, 60, 80\), dropped", output, re.MULTILINE)) == 3
 
 
+@pytest.mark.slow
 def test_ddp_goes_on_with_two_ranks_where_four_stopped(tmp_path):
     def train(ranks, folder, *arguments):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from cases import Case, cells, key
-from helpers import FOREVER
+from helpers import FOREVER, FULL
 
 from stream_dataloader import (
     FailureLimitError,
@@ -58,7 +58,7 @@ def test_new_workers_go_on_bit_for_bit(transport, persistent, caplog):
 def test_kills_at_random_moments_lose_and_double_nothing():
     rng = random.Random(0)
     expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
-    for _ in range(40):
+    for _ in range(40 if FULL else 6):
         loader = StreamDataLoader(CASE.dataset(), rng.randint(2, 5), max_restarts=9)
         timer, found = threading.Timer(rng.uniform(0, 0.2), kill_one), []
         timer.start()
@@ -307,7 +307,7 @@ def test_a_worker_that_dies_before_its_large_items_are_fetched_is_replaced():
             yield np.full(200_000, 10 * n + i)
 
     expected = [key(batch) for batch in StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=1))]
-    for delay in np.linspace(0, 0.1, 12):
+    for delay in np.linspace(0, 0.1, 12 if FULL else 4):
         loader = StreamDataLoader(
             StreamDataset(range(6), read, 3, time_steps=1), 3, transport="queue", max_restarts=2, prefetch_factor=4
         )

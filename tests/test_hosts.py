@@ -65,6 +65,7 @@ def told(folder, processes):
     return [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_two_hosts_end_with_an_error_when_one_is_cut_off_and_go_on_from_a_checkpoint(hosts, tmp_path):
     whole = told(tmp_path, [hosts.start(rank, tmp_path, 0, 0) for rank in range(2)])
     assert [len(mine["seen"]) for mine in whole] == [60, 60]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cases import key
-from helpers import PATIENCE, random_cases
+from helpers import PATIENCE, START_METHODS, random_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -325,7 +325,7 @@ def test_a_ring_that_fits_nothing_is_replaced_with_the_next_epochs_workers():
 
 
 SMALL_SHM = """
-    import os, warnings, numpy as np
+    import multiprocessing, os, sys, warnings, numpy as np
     from stream_dataloader import StreamDataLoader, StreamDataset
 
     def open_stream(n):
@@ -338,22 +338,23 @@ SMALL_SHM = """
         before = set(os.listdir("/dev/shm"))
         system = os.statvfs("/dev/shm")
         fitting, ragged = ([30] * 6, 4, {}), ([30, 5, 5], 1, {"collate_fn": list})
-        for method in ("fork", "spawn", "forkserver"):
-            for lengths, time_steps, options in (fitting, ragged, ([30], 4, {"transport": "queue"})):
-                dataset = StreamDataset(lengths, open_stream, 3, time_steps=time_steps, on_error="skip")
-                kept = list(StreamDataLoader(dataset, 2, multiprocessing_context=method, **options))
-                assert len(kept) >= 8, len(kept)
-                if not options:
-                    new = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}  # of torch's queues
-                    assert new <= before, new
+        multiprocessing.set_forkserver_preload(["stream_dataloader"])
+        for lengths, time_steps, options in (fitting, ragged, ([30], 4, {"transport": "queue"})):
+            dataset = StreamDataset(lengths, open_stream, 3, time_steps=time_steps, on_error="skip")
+            kept = list(StreamDataLoader(dataset, 2, multiprocessing_context=sys.argv[1], **options))
+            assert len(kept) >= 8, len(kept)
+            if not options:
+                new = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}  # of torch's queues
+                assert new <= before, new
         print("free", system.f_bavail * system.f_frsize)
 """
 
 
-def test_dev_shm_may_be_as_small_as_it_likes(tmp_path):
+@pytest.mark.parametrize("method", START_METHODS)
+def test_dev_shm_may_be_as_small_as_it_likes(tmp_path, method):
     script = tmp_path / "small.py"
     script.write_text(textwrap.dedent(SMALL_SHM))
-    command = [sys.executable, str(script)]
+    command = [sys.executable, str(script), method]
     mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1M tmpfs /dev/shm && exec "$@"', "sh"]
     allowed = subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode == 0
     done = subprocess.run(
