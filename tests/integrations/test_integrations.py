@@ -15,10 +15,11 @@ from helpers import PATIENCE
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings are theirs
 
-TRAINERS = Path(__file__).parent / "trainers"
-EXAMPLES = Path(__file__).parent.parent / "examples"
+ROOT = Path(__file__).parents[2]
+TRAINERS = ROOT / "tests" / "trainers"
+EXAMPLES = ROOT / "examples"
 LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5]
 
 
