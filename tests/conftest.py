@@ -85,3 +85,11 @@ def _no_leaks(_frozen):
         gc.collect()
         time.sleep(0.01)
     assert not any(left), f"left behind: processes {left[0]}, threads {left[1]}, descriptors {left[2]}"
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory):
+    """Indexes of videos and copies of files are kept in a folder of the module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import av
 import clips
+import helpers
 import numpy as np
 import pytest
 
@@ -34,11 +35,7 @@ def write_talk(path, *, sound_frames=FRAMES, late=0, encoder="pcm_s16le"):
 
 
 def items(path, start=0, **options):
-    stream = AudioVisualStream(**options)(path, start=start)
-    try:
-        return list(stream)
-    finally:
-        stream.close()
+    return helpers.read(AudioVisualStream(**options)(path, start=start))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ import pytest
 from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
 from stream_dataloader.streams import AudioStream, VideoStream
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 FRAGMENTS = {"movflags": "frag_keyframe+empty_moov"}
 # suffix: encoder, pixel format, the muxer's name, its options
 VIDEOS = {
@@ -32,14 +34,6 @@ AUDIOS = {
     "wma": ("wmav2", "asf", {}),
     "m4a": ("aac", "mp4", FRAGMENTS),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
 
 
 def write_video(path, encoder, pixel_format, muxer, options, frames=24):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import av
 import clips
+import helpers
 import numpy as np
 import psutil
 import pytest
@@ -21,15 +22,8 @@ from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamData
 from stream_dataloader.streams import VideoStream, segment_videos
 from stream_dataloader.testing import StreamContract
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 MEDIA = Path(os.environ.get("STREAM_DATALOADER_MEDIA", "/nonexistent")) / "video"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +38,7 @@ def clip(folder, codec="h264", frames=60, **options):
 
 
 def read(path, item=0, **options):
-    stream = VideoStream(**options)(path, start=item)
-    try:
-        return list(stream)
-    finally:
-        stream.close()
+    return helpers.read(VideoStream(**options)(path, start=item))
 
 
 def numbers(path, item=0, **options):

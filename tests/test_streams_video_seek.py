@@ -1,26 +1,17 @@
 """Videos whose time stamps or key frames mislead who seeks in them: every start gives the frames that belong there."""
 
 import clips
+import helpers
 import numpy as np
 import pytest
 
 from stream_dataloader.streams import VideoStream
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def read(path, item=0, **options):
-    stream = VideoStream(**options)(path, start=item)
-    try:
-        return list(stream)
-    finally:
-        stream.close()
+    return helpers.read(VideoStream(**options)(path, start=item))
 
 
 @pytest.mark.parametrize(
