@@ -156,9 +156,18 @@ class SlowLink:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._target))
+            far = self._connected()
             for one, other in ((near, far), (far, near)):
                 threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _connected(self):
+        while True:
+            try:
+                return socket.create_connection(("127.0.0.1", self._target))
+            except ConnectionRefusedError:  # nobody listens yet
+                if self._listener.fileno() < 0:
+                    raise
+                time.sleep(0.01)
 
     def _carry(self, one, other):
         try:
@@ -177,8 +186,6 @@ class SlowLink:
 
 def to_the_end(rank, ports, options, lengths, known):
     """Steps of the last epoch; rank 0 keeps the store, which ends when it does."""
-    if rank == 1:
-        time.sleep(0.3)
     start(rank, ports[rank], keeps=rank == 0)
     found = steps_or_error(loader_for(lengths, known, **options))
     dist.destroy_process_group()

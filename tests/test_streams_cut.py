@@ -71,7 +71,7 @@ def is_found_out(path, stream):
     """Whole the file is read to its end; cut, it is refused."""
     assert load(path, stream) > 3
     data = path.read_bytes()
-    for end in (len(data) // 3, len(data) * 6 // 10 + 1, len(data) * 9 // 10, len(data) - 5):
+    for end in (len(data) // 3 + 1, len(data) * 6 // 10 + 1, len(data) * 9 // 10, len(data) - 5):
         path.write_bytes(data[:end])
         with pytest.raises((OpenError, ReadError), match=r"cut\.[a-z0-9.]+"):
             load(path, stream)
