@@ -1,6 +1,7 @@
 """The main process's side of worker processes: it starts them, receives their parts and survives their deaths.
 
-`pool` starts torch's workers and tells them what to read (`processes`, `pace`), `feed` receives their parts,
-`iteration` makes batches of them, and `rescue` continues after a death. It imports `_ranks`, `dataset` and what lies
-below. Open `iteration` first, then `pool`.
+`pool` starts torch's workers, `mailbox` says what they are to read, and `worker` is what runs in them. `processes`
+looks after their lives, `pace` decides how many steps a message carries, and `torch_quirks` holds what depends on
+torch's texts. `feed` receives parts, `iteration` makes batches of them, `rescue` goes on after a death. It imports
+`_ranks`, `dataset` and what lies below. Open `iteration` first, then `pool`.
 """

@@ -20,6 +20,7 @@ from stream_dataloader._memory.pickling import Sealed
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._workers.processes import Crew
+from stream_dataloader._workers.torch_quirks import is_timeout
 from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
 
 _LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
@@ -70,7 +71,7 @@ class WorkerFeed:
         crew: The workers.
         method: How they were started.
         slot: Leases a step's slot of the ring.
-        tell_end: Tells them of its end.
+        announce_end: Announces its end to them.
         replace: Called when the workers are no more: the pool needs others.
         patience: torch's timeout for a message, in seconds; 0 has no limit.
         board: What they are doing.
@@ -83,16 +84,21 @@ class WorkerFeed:
         crew: Crew,
         method: str,
         slot: Callable[[int], Slot | None],
-        tell_end: Callable[[], None],
+        announce_end: Callable[[], None],
         replace: Callable[[], None],
         patience: float,
         board: ActivityBoard,
         sources: Sequence[Any],
     ) -> None:
         self._iterator: Iterator[Sealed] | None = iterator
-        self._crew, self._method = crew, method
-        self._slot, self._tell_end, self._replace = slot, tell_end, replace
-        self._patience, self._board, self._sources = patience, board, sources
+        self._crew = crew
+        self._method = method
+        self._slot = slot
+        self._announce_end = announce_end
+        self._replace = replace
+        self._patience = patience
+        self._board = board
+        self._sources = sources
         self._begin = clock.monotonic()
 
     def slot(self, step: int) -> Slot | None:
@@ -115,29 +121,33 @@ class WorkerFeed:
         except RuntimeError as error:
             if died := crew.died():
                 raise self._death(step, died) from error.with_traceback(None)
-            if "timed out" in str(error):
-                late = [worker for worker in crew.workers if self._board.doing(worker).time >= 0] or crew.workers
-                told = [f"worker {w} is {self._doing(w)}" for w in late]
-                told += [f"worker {w} has not started (imports, worker_init_fn)" for w in crew.missing]
-                self._dismiss()
-                raise WorkerTimeoutError(
-                    f"no worker delivered in time, within {self._patience:g} s, at step {step}: {'; '.join(told)}; "
-                    "raise timeout=, or find out why it hangs"
-                ) from error.with_traceback(None)
+            if is_timeout(error):
+                raise self._lateness(step) from error.with_traceback(None)
             raise
         finally:
             crew.waiting = False
         try:
             return unpack(message.read())
         except Exception as error:
-            if isinstance(error, (OSError, EOFError)) and (
-                died := self._died_soon()
-            ):  # large items are fetched from it
+            # large items are fetched from the worker, which may have died
+            if isinstance(error, (OSError, EOFError)) and (died := self._died_soon()):
                 raise self._death(step, died) from error
             raise ItemError(
                 f"what a worker sent cannot be unpickled here, at step {step}: {shorten(error)}; yield arrays, "
                 "numbers, strings or other plain objects"
             ) from error
+
+    def _lateness(self, step: int) -> WorkerTimeoutError:
+        """Dismiss the workers, and say what those that are late do."""
+        crew = self._crew
+        late = [worker for worker in crew.workers if self._board.doing(worker).time >= 0] or crew.workers
+        states = [f"worker {w} is {self._doing(w)}" for w in late]
+        states += [f"worker {w} has not started (imports, worker_init_fn)" for w in crew.missing]
+        self._dismiss()
+        return WorkerTimeoutError(
+            f"no worker delivered in time, within {self._patience:g} s, at step {step}: {'; '.join(states)}; "
+            "raise timeout=, or find out why it hangs"
+        )
 
     def _died_soon(self) -> dict[int, str]:
         deadline = clock.monotonic() + _DEATH_SECONDS
@@ -147,12 +157,12 @@ class WorkerFeed:
 
     def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
         """Dismiss the workers, and say who died."""
-        told = "; ".join(f"{how} {self._doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
+        deaths = "; ".join(f"{how} {self._doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
         suspects = [self._board.doing(worker).suspects for worker in died if worker >= 0]
         advice = self._crew.advice(died, self._method)
         self._dismiss()
         return WorkerDeathError(
-            f"{told}; batch {step} was being put together. {advice}; max_restarts= goes on with new workers",
+            f"{deaths}; batch {step} was being put together. {advice}; max_restarts= goes on with new workers",
             suspects=frozenset().union(*suspects),
         )
 
@@ -166,7 +176,7 @@ class WorkerFeed:
             try:
                 return next(self._iterator)
             except RuntimeError as error:  # a message may carry several steps, and each has its time
-                if "timed out" not in str(error) or self._crew.died():
+                if not is_timeout(error) or self._crew.died():
                     raise
                 starting = missing and clock.monotonic() - self._begin < _LONGEST_START_SECONDS
                 if not starting and not (self._board.working != before).any():
@@ -181,6 +191,6 @@ class WorkerFeed:
 
     def close(self) -> None:
         """See `Feed`. Workers that are not kept end."""
-        self._tell_end()
+        self._announce_end()
         with self._crew.leaving():
             self._iterator = None  # the last reference, unless workers are persistent: torch ends them

@@ -86,9 +86,13 @@ class MessageSizes(Iterator[int]):
     """
 
     def __init__(self, memory: SharedMemory, shared: _Shared, session: int, worker: int, *, together: bool) -> None:
-        self._memory, self._shared, self._session, self._worker = memory, shared, session, worker
+        self._memory = memory
+        self._shared = shared
+        self._session = session
+        self._worker = worker
         self._together = together
-        self._steps, self._number = 1, 0
+        self._steps = 1  # of the message before
+        self._number = 0  # of the message that comes next
         self.filled(0.0, 1)
 
     def filled(self, seconds: float, most_steps: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import sys
@@ -22,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -30,9 +28,10 @@ import numpy as np
 from stream_dataloader._memory import main_module
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._schedule.rules import IntArray
+from stream_dataloader._workers.torch_quirks import JOIN_SECONDS, guard_handler
 
 _WATCH_SECONDS = 1.0
-_FAREWELL_SECONDS = 4.0  # torch gives a worker 5 to finish what it is doing, one after the other
+_FAREWELL_SECONDS = JOIN_SECONDS - 1.0  # to all workers together; torch would give that to one after the other
 
 
 @contextlib.contextmanager
@@ -64,9 +63,9 @@ def starting(method: str) -> Iterator[list[Callable[[], Any]]]:
     handler = signal.getsignal(signal.SIGINT)
     holds = threading.current_thread() is threading.main_thread() and callable(handler)
     if holds:  # blocking it in this thread has another one take it
-        signal.signal(signal.SIGINT, lambda *told: interrupts.append(lambda: handler(*told)))  # type: ignore[operator,misc]
+        signal.signal(signal.SIGINT, lambda *signalled: interrupts.append(lambda: handler(*signalled)))  # type: ignore[operator,misc]
     _starting.append(1)
-    _guard_handler()
+    guard_handler(_is_wanted)
     try:
         with sigint_blocked():
             yield interrupts
@@ -143,13 +142,14 @@ class Crew:
     Attributes:
         children: The processes, by process id.
         waiting: The main thread is inside the loader's `next`.
-        casualty: A worker died while it was not; the next `next` tells.
+        casualty: A worker died while it was not; the next `next` raises that.
     """
 
     def __init__(self, pids: IntArray, children: Iterable[BaseProcess]) -> None:
         self._pids = pids
         self.children = {child.pid: child for child in children if child.pid is not None}
-        self.waiting = self.casualty = False
+        self.waiting = False
+        self.casualty = False
         _ours.update(self.children)
 
     def __contains__(self, pid: int) -> bool:
@@ -238,36 +238,18 @@ _ours: set[int] = set()  # pids of all workers there were
 _dismissed: set[int] = set()  # pids of workers that were killed on purpose
 
 
-class _ChildHandler:
-    """Stands before torch's SIGCHLD handler, whose error it passes on only where a user expects one."""
-
-    def __init__(self, torch_handler: Callable[[int, FrameType | None], Any]) -> None:
-        self._torch_handler = torch_handler
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        try:
-            self._torch_handler(number, frame)
-        except RuntimeError as error:
-            if _starting:  # what has not come to be is looked after once it has
-                return
-            told = re.search(r"pid\D*(\d+)", str(error))
-            pid = int(told[1]) if told else 0
-            crew = next((crew for crew in _crews if pid in crew), None)
-            if crew is not None:
-                crew.casualty = True
-            if pid not in _ours or (pid not in _dismissed and crew is not None and crew.waiting):
-                raise
+def _is_wanted(pid: int) -> bool:
+    """Whether a worker's death is to be raised where it is noticed: in the loader's `next`, and for others' workers."""
+    if _starting:  # what has not come to be is looked after once it has
+        return False
+    crew = next((crew for crew in _crews if pid in crew), None)
+    if crew is not None:
+        crew.casualty = True
+    return pid not in _ours or (pid not in _dismissed and crew is not None and crew.waiting)
 
 
 def guard(crew: Crew) -> None:
-    """Have deaths in the crew told by the loader's `next` alone; once torch's own handler is in place."""
+    """Have deaths in the crew raised by the loader's `next` alone; once torch's own handler is in place."""
     _crews.add(crew)
-    _guard_handler()
+    guard_handler(_is_wanted)
     crew.casualty = bool(crew.died())
-
-
-def _guard_handler() -> None:
-    if threading.current_thread() is threading.main_thread():
-        handler = signal.getsignal(signal.SIGCHLD)
-        if callable(handler) and not isinstance(handler, _ChildHandler):
-            signal.signal(signal.SIGCHLD, _ChildHandler(handler))

@@ -31,7 +31,11 @@ class Rescue:
     """
 
     def __init__(self, pool: WorkerPool, dataset: StreamDataset, epoch: int, *, raw: bool, most: int) -> None:
-        self._pool, self._dataset, self._epoch, self._raw, self._most = pool, dataset, epoch, raw, most
+        self._pool = pool
+        self._dataset = dataset
+        self._epoch = epoch
+        self._raw = raw
+        self._most = most
         self._restarts = 0
         self._suspects: set[tuple[int, int]] = set()
         self._killers: dict[int, int] = {}

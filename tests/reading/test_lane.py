@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from stream_dataloader._state.progress import After, LaneState, Snapshot
 
 from stream_dataloader import LengthError, ReadError, StreamDataset
 from stream_dataloader._schedule.rules import NEVER, NONE
-from stream_dataloader._state.progress import After, LaneState, Snapshot
 
 
 def read(text):

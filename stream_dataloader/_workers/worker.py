@@ -1,0 +1,122 @@
+"""A worker's side of a pool: which session it reads, and the messages that it sends.
+
+Guarantee: a part that cannot be pickled is an error at its own step; those before it arrive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import time as clock
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from stream_dataloader._assembly.part import Fault, Part, pack
+from stream_dataloader._assembly.slots import MESSAGE_BYTES, MOST_STEPS_A_MESSAGE, Ring
+from stream_dataloader._memory.pickling import ByValue, Sealed
+from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.begin import read_as_worker
+from stream_dataloader._reading.reader import unsendable
+from stream_dataloader._reading.sessions import SessionKey
+from stream_dataloader._reading.share import NO_RECOVERY
+from stream_dataloader._state.snapshot import Snapshot
+from stream_dataloader._workers.mailbox import Mailbox
+from stream_dataloader._workers.pace import Pace
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import ErrorReport
+
+
+class WorkerParts(IterableDataset[Any]):
+    """What torch's `DataLoader` iterates over in each worker: messages with its parts in a session.
+
+    The main process sets its attributes before it starts workers, which get a copy.
+
+    Args:
+        dataset: What is read.
+        mailbox: Says which session is read.
+        pace: Says how many steps a message carries.
+        key: Names the loader's sessions, but for their number.
+
+    Attributes:
+        sessions: How many sessions there were before the one that is iterated next in this process.
+        ring: Where windows go; None: with the messages.
+        resume: Where the first session in this process begins.
+        recovery: What is different after a worker died.
+        board: Where workers say what they do.
+    """
+
+    def __init__(self, dataset: StreamDataset, mailbox: Mailbox, pace: Pace, key: SessionKey) -> None:
+        self._dataset = dataset
+        self._mailbox = mailbox
+        self._pace = pace
+        self._key = key
+        self.sessions = 0
+        self.ring: Ring | None = None
+        self.resume: Snapshot | None = None
+        self.recovery = NO_RECOVERY
+        self.board = ActivityBoard(dataset.batch_size, mailbox.workers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        dataset = self._dataset  # its class may be one that workers would not find
+        return self.__dict__ | {"_dataset": (ByValue(type(dataset), "the dataset's class"), dataset.__getstate__())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kind, inside = state["_dataset"]
+        dataset = object.__new__(kind.value)
+        dataset.__setstate__(inside)
+        self.__dict__.update(state | {"_dataset": dataset})
+
+    def __iter__(self) -> Iterator[Sealed]:
+        worker = get_worker_info()
+        assert worker is not None
+        self._mailbox.pids[worker.id] = os.getpid()
+        self.sessions += 1
+        return self._read(self.sessions, worker.id)
+
+    def _read(self, session: int, worker_id: int) -> Iterator[Sealed]:
+        if self._mailbox.closed(session):
+            return
+        epoch, raw = self._mailbox.read(session)
+        resume, self.resume = self.resume, None
+        reader = read_as_worker(
+            self._dataset.plan(),
+            self._dataset.session_table,
+            self._key._replace(iteration=session),
+            epoch=epoch,
+            by_lane=raw,
+            ring=self.ring,
+            resume=resume,
+            board=self.board,
+            recovery=self.recovery,
+            closed=functools.partial(self._mailbox.closed, session),
+        )
+        with contextlib.closing(reader):
+            sizes = self._pace.sizes(session, worker_id, together=self._dataset.rules.deterministic)
+            for steps in sizes:
+                begin = clock.monotonic()
+                parts = list(itertools.islice(reader, steps))
+                if not parts:
+                    return
+                message = _message(parts)
+                sizes.filled(clock.monotonic() - begin, self._most_steps(parts, message))
+                yield message
+
+    def _most_steps(self, parts: list[Part], message: Sealed) -> int:
+        """How many steps a message like this one may carry: as the ring allows, and as its size does."""
+        in_slots = self.ring.most_steps if self.ring and parts[-1].in_slot else MOST_STEPS_A_MESSAGE
+        return min(in_slots, MESSAGE_BYTES * len(parts) // len(message))
+
+
+def _message(parts: list[Part]) -> Sealed:
+    try:
+        return Sealed(pack(parts))
+    except Exception as error:
+        if len(parts) > 1:  # those before the one that cannot be pickled can
+            return Sealed([packed for part in parts for packed in _message([part]).read()])
+        (part,) = parts
+        fault = Fault(part.runs[0].lane if part.runs else 0, True, ErrorReport(unsendable(part, error)))
+        return Sealed([part._replace(in_slot=False, blocks=[], objects={}, faults=[fault])])
