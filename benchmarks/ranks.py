@@ -31,8 +31,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._ranks.agreement import AgreedSteps
-from stream_dataloader._ranks.place import Place
-from stream_dataloader._ranks.rendezvous import Session
+from stream_dataloader._ranks.place import RankPlace
+from stream_dataloader._ranks.rendezvous import Rendezvous
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import IntArray
@@ -188,7 +188,7 @@ def measure_store(quick: bool) -> list[Result]:
                 tail: list[float] = tail,
                 name: str = f"{ranks}/{turn}",
             ) -> None:
-                session = Session(Place(rank, ranks, "all", True), store, name, 300)
+                session = Rendezvous(RankPlace(rank, ranks, "all", True), store, name, 300)
                 barrier.wait()
                 start = time.perf_counter()
                 session.begin({"seed": 0, "deterministic": True, "options": "x" * 300})

@@ -268,7 +268,7 @@ def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
         next(iterator)
     later = loader(2)
     later.load_state_dict(whole.state_dict())
-    monkeypatch.setattr(ranks, "find_place", lambda *_: ranks.Place(1, 2))
+    monkeypatch.setattr(ranks, "find_place", lambda *_: ranks.RankPlace(1, 2))
     with pytest.raises(StateError, match="batch_size"):  # two groups had two lanes, one has one
         next(iter(later))
 

@@ -16,17 +16,18 @@ Guarantee: a step is delivered on every rank or on none, unless a rank leaves be
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 import cloudpickle
 
-from stream_dataloader._ranks.rendezvous import FAREWELL_SECONDS, Session
-from stream_dataloader._ranks.store import Line
+from stream_dataloader._ranks import keys
+from stream_dataloader._ranks.keys import Answer, Reason
+from stream_dataloader._ranks.rendezvous import FAREWELL_SECONDS, Rendezvous
+from stream_dataloader._ranks.store import StoreConnection
 from stream_dataloader.errors import RankError
 
 _FOREVER_SECONDS = 86400.0
@@ -89,13 +90,14 @@ class AgreedSteps:
     """Ranks tell each other how far they got.
 
     Args:
-        session: The epoch's, begun.
+        rendezvous: The epoch's, begun.
         every: A step is delivered if every rank has data for it, not if any has.
         step: The first step.
     """
 
-    def __init__(self, session: Session, *, every: bool, step: int) -> None:
-        self._session, self._every = session, every
+    def __init__(self, rendezvous: Rendezvous, *, every: bool, step: int) -> None:
+        self._rendezvous = rendezvous
+        self._every = every
         self._known = step  # steps that this rank has, of which others may hear
         self._tail: int | None = None  # where the first rank ended
         self._last: int | None = None  # where the last one did
@@ -103,12 +105,13 @@ class AgreedSteps:
         self._layout: str | None = None
         self._news = threading.Condition()
         self._closed = False
-        self._asked, self._waiting = "", False  # the key that was waited for last, and whether it still is
-        self._reason: tuple[str, Sequence[int]] | None = None
+        self._asked: int | None = None  # the step that was asked about last
+        self._waiting = False  # the answer has not come
+        self._reason: Reason | None = None  # why this rank left
         self._owner = os.getpid()
         self._listener: threading.Thread | None = None
         if not every:
-            listen = partial(self._listen, session.connect)
+            listen = partial(self._listen, rendezvous.connect)
             self._listener = threading.Thread(target=listen, name="rank-listener", daemon=True)
             self._listener.start()
 
@@ -126,16 +129,16 @@ class AgreedSteps:
                 return True
         decide = partial(self._everybody_has, step, has_data) if self._every else partial(self._somebody_has, step)
 
-        def ask(line: Line) -> bool:
-            delivered = decide(line)
+        def ask(connection: StoreConnection) -> bool:
+            delivered = decide(connection)
             if not delivered:
-                self._session.part(line, "over")
+                self._rendezvous.part(connection, keys.OVER)
             return delivered
 
         try:
-            delivered = bool(self._session.ask(ask))
+            delivered = bool(self._rendezvous.ask(ask))
         except RankError as error:
-            self._reason = (str(error), error.ranks)  # for ranks that wait for this one
+            self._reason = Reason(str(error), error.ranks)  # for ranks that wait for this one
             raise
         self._over = not delivered
         return delivered
@@ -150,79 +153,82 @@ class AgreedSteps:
     def layout(self) -> Any:
         """See `Steps`."""
 
-        def ask(line: Line) -> str:
-            return line.wait("layout", lambda: self._session.lacking(line, "end"), "tell what its items are like")
+        def ask(connection: StoreConnection) -> str:
+            lacking = partial(self._rendezvous.lacking, connection, keys.END)
+            return connection.wait(keys.LAYOUT, lacking, "tell what its items are like")
 
-        return cloudpickle.loads(bytes.fromhex(self._session.ask(ask)))
+        return cloudpickle.loads(bytes.fromhex(self._rendezvous.ask(ask)))
 
-    def _listen(self, connect: Callable[[], Line]) -> None:
+    def _listen(self, connect: Callable[[], StoreConnection]) -> None:
         """Wait for the first rank to end, and from there on say which steps this one has."""
-        session, told_layout = self._session, False
+        rendezvous, layout_is_put = self._rendezvous, False
         try:
-            line = connect()
-            while not line.wait_long("tail", _FOREVER_SECONDS):
+            connection = connect()
+            while not connection.wait_long(keys.TAIL, _FOREVER_SECONDS):
                 if self._closed:
                     return
-            told = int(line.text("tail"))
+            put_until = int(connection.text(keys.TAIL))
             while True:
                 with self._news:
-                    while self._known <= told and not self._closed and told_layout == (self._layout is not None):
+                    while self._known <= put_until and not self._closed and layout_is_put == (self._layout is not None):
                         self._news.wait()
                     known, closed = self._known, self._closed
-                if self._layout is not None and not told_layout:
-                    told_layout = True
-                    session.put(line, "layout", self._layout)
-                for step in range(told, known):
-                    session.put(line, f"has/{step}", "yes")
-                session.put(line, f"at/{session.place.rank}", str(known))
-                told = max(told, known)
+                if self._layout is not None and not layout_is_put:
+                    layout_is_put = True
+                    rendezvous.put(connection, keys.LAYOUT, self._layout)
+                for step in range(put_until, known):
+                    rendezvous.put(connection, keys.has(step), Answer(True).pack())
+                rendezvous.put(connection, keys.of_rank(keys.AT, rendezvous.place.rank), str(known))
+                put_until = max(put_until, known)
                 if closed:
-                    line.hang_up()
+                    connection.hang_up()
                     return
         except RuntimeError:  # the store is gone: whoever asks is told so
             return
 
-    def _somebody_has(self, step: int, line: Line) -> bool:
-        session, rank, world_size = self._session, self._session.place.rank, self._session.place.world_size
+    def _somebody_has(self, step: int, connection: StoreConnection) -> bool:
+        rendezvous, place = self._rendezvous, self._rendezvous.place
         if self._tail is None:
-            self._tail = int(line.keys.compare_set("tail", "", str(step)))
-            session.written.add("tail")
-            session.put(line, f"ended/{rank}", str(step))
-            if session.count(line, f"end/{rank}", "end") == world_size:
-                last = max(int(line.text(f"ended/{other}")) for other in range(world_size))
-                session.put(line, "last", str(last))
-                session.put(line, f"has/{last}", "no")
+            self._tail = int(rendezvous.put_first(connection, keys.TAIL, str(step)))
+            rendezvous.put(connection, keys.of_rank(keys.ENDED, place.rank), str(step))
+            if rendezvous.count(connection, keys.END) == place.world_size:
+                ends = [connection.text(keys.of_rank(keys.ENDED, rank)) for rank in range(place.world_size)]
+                last = max(map(int, ends))
+                rendezvous.put(connection, keys.LAST, str(last))
+                rendezvous.put(connection, keys.has(last), Answer(False).pack())
         if step < self._tail:
             return True
-        if self._last is None and line.has("last"):  # all have ended: there is nothing to ask any more
-            self._last = int(line.text("last"))
+        if self._last is None and connection.has(keys.LAST):  # all have ended: there is nothing to ask any more
+            self._last = int(connection.text(keys.LAST))
         if self._last is not None:
             return step < self._last
-        return self._wait(line, f"has/{step}", "end") == "yes"
+        return self._wait(connection, step, keys.END)
 
-    def _everybody_has(self, step: int, has_data: bool, line: Line) -> bool:
-        session, rank = self._session, self._session.place.rank
+    def _everybody_has(self, step: int, has_data: bool, connection: StoreConnection) -> bool:
+        rendezvous = self._rendezvous
         if not has_data:
-            session.put(line, f"has/{step}", "no")
+            rendezvous.put(connection, keys.has(step), Answer(False).pack())
             return False
-        if session.count(line, f"have{step}/{rank}", f"have{step}") == session.place.world_size:
-            session.put(line, f"has/{step}", "yes")
+        if rendezvous.count(connection, keys.have(step)) == rendezvous.place.world_size:
+            rendezvous.put(connection, keys.has(step), Answer(True).pack())
         old = step - _KEPT_STEPS
-        for key in {f"has/{old}", f"have{old}", f"have{old}/{rank}"} & session.written:
-            line.keys.delete_key(key)
-            session.written.remove(key)
-        return self._wait(line, f"has/{step}", f"have{step}") == "yes"
+        of_old_step = {keys.has(old), keys.have(old), keys.of_rank(keys.have(old), rendezvous.place.rank)}
+        for key in of_old_step & rendezvous.written:
+            connection.store.delete_key(key)
+            rendezvous.written.remove(key)
+        return self._wait(connection, step, keys.have(step))
 
-    def _wait(self, line: Line, key: str, counted: str) -> str:
-        step = key.partition("/")[2]
-        self._asked, self._waiting = key, True
+    def _wait(self, connection: StoreConnection, step: int, counted: str) -> bool:
+        """Whether there is data for a step; `counted`: those who have not counted themselves in it may have some."""
+        lacking = partial(self._rendezvous.lacking, connection, counted)
+        self._asked, self._waiting = step, True
         try:
-            told = line.wait(key, lambda: self._session.lacking(line, counted), f"say if it has data for step {step}")
+            answer = Answer.unpack(connection.wait(keys.has(step), lacking, f"say if it has data for step {step}"))
         finally:
             self._waiting = False
-        if told.startswith("["):
-            raise RankError(*json.loads(told))
-        return told
+        if answer.reason is not None:
+            raise RankError(*answer.reason)
+        return answer.has_data
 
     def close(self) -> None:
         """See `Steps`."""
@@ -231,25 +237,23 @@ class AgreedSteps:
         with self._news:
             self._closed = True
             self._news.notify()
-        threads = [thread for thread in (self._session.caller.thread, self._listener) if thread is not None]
+        threads = [thread for thread in (self._rendezvous.speaker.thread, self._listener) if thread is not None]
         store_is_gone = self._reason is not None and not self._reason[1]
         collected = threading.current_thread() in threads  # as garbage, which any thread may find
         if not self._over and not store_is_gone and not collected:
-            self._session.say_last(self._leave, busy=self._waiting)
-        self._session.close()
+            self._rendezvous.say_last(self._leave, busy=self._waiting)
+        self._rendezvous.close()
         if not store_is_gone and not collected:
             for thread in threads:
                 thread.join(FAREWELL_SECONDS)
 
-    def _leave(self, line: Line) -> None:
+    def _leave(self, connection: StoreConnection) -> None:
         """Let nobody wait for this rank, nor this rank's own threads for others."""
-        rank, step = self._session.place.rank, self._known
+        rank, step = self._rendezvous.place.rank, self._known
         why = f"rank {rank} left the epoch at step {step}, before its end; see its log, and leave on all ranks at once"
-        told = json.dumps(self._reason or (why, [rank]))
-        self._session.put(line, f"left/{rank}", told)
-        line.keys.compare_set("tail", "", str(step))
-        self._session.written.add("tail")
-        for key in {self._asked or f"has/{step}", f"has/{step}"}:  # what others wait for now, or next
-            line.keys.compare_set(key, "", told)
-            self._session.written.add(key)
-        self._session.see_off(line, "here", "left", "over")
+        reason = self._reason or Reason(why, [rank])
+        self._rendezvous.put(connection, keys.of_rank(keys.LEFT, rank), reason.pack())
+        self._rendezvous.put_first(connection, keys.TAIL, str(step))
+        for waited in {step if self._asked is None else self._asked, step}:  # what others wait for now, or next
+            self._rendezvous.put_first(connection, keys.has(waited), Answer(False, reason).pack())
+        self._rendezvous.see_off(connection, keys.HERE, keys.LEFT, keys.OVER)

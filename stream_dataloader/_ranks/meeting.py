@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from stream_dataloader._ranks.place import Place
-from stream_dataloader._ranks.store import Line, StoreUse, use_of
+from stream_dataloader._ranks import keys
+from stream_dataloader._ranks.place import RankPlace
+from stream_dataloader._ranks.store import StoreConnection, StoreUse, use_of
 from stream_dataloader.errors import RankError
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ class Wish:
     """What an epoch is that a rank is about to begin.
 
     Args:
-        told: What must be alike on all ranks.
+        terms: What must be alike on all ranks.
     """
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        whole = json.dumps(told, sort_keys=True).encode()
+    def __init__(self, terms: Mapping[str, Any]) -> None:
+        whole = json.dumps(terms, sort_keys=True).encode()
         self.label = hashlib.blake2b(whole, digest_size=8).hexdigest()
         self.in_main = threading.current_thread() is threading.main_thread()
 
@@ -56,39 +57,40 @@ class Hall:
         place: This rank's.
     """
 
-    def __init__(self, store: Store, place: Place) -> None:
-        self._prefix, self._use, self._place = f"stream_dataloader/{place.peers}", use_of(store), place
+    def __init__(self, store: Store, place: RankPlace) -> None:
+        self._prefix = f"stream_dataloader/{place.peers}"
+        self._use = use_of(store)
+        self._place = place
 
-    def call(self, line: Line, wish: Wish) -> str:
+    def call(self, connection: StoreConnection, wish: Wish) -> str:
         """The name under which rank 0 begins an epoch, to which this rank comes.
 
         Raises:
             RankError: Rank 0 begins none.
         """
         nonce = uuid.uuid4().hex
-        line.move(self._prefix)
-        self._say(line, lambda: self._calls.update({nonce: (wish.label, wish.in_main)}))
+        connection.move(self._prefix)
+        self._say(connection, lambda: self._calls.update({nonce: (wish.label, wish.in_main)}))
         try:
-            name = line.wait(f"answer/{nonce}", lambda: [0], "begin the epoch")
+            name = connection.wait(keys.answer(nonce), lambda: [0], "begin the epoch")
         except RankError:
-            self._say(line, lambda: self._calls.pop(nonce))
+            self._say(connection, lambda: self._calls.pop(nonce))
             raise
-        self._say(line, lambda: self._calls.pop(nonce))
-        line.keys.delete_key(f"answer/{nonce}")
+        self._say(connection, lambda: self._calls.pop(nonce))
+        connection.store.delete_key(keys.answer(nonce))
         return name
 
     @property
     def _calls(self) -> dict[str, tuple[str, bool]]:
         return self._use.calls.setdefault(self._place.peers, {})
 
-    def _say(self, line: Line, change: Callable[[], object]) -> None:
+    def _say(self, connection: StoreConnection, change: Callable[[], object]) -> None:
         """Change this rank's open calls, of all threads, and let rank 0 see them."""
         with self._use.lock:
             change()
-            line.keys.set(
-                f"call/{self._place.rank}", json.dumps([(nonce, *wish) for nonce, wish in self._calls.items()])
-            )
-        line.keys.add("calls", 1)
+            calls = json.dumps([(nonce, *wish) for nonce, wish in self._calls.items()])
+            connection.store.set(keys.of_rank(keys.CALL, self._place.rank), calls)
+        connection.store.add(keys.CALLS, 1)
 
     def open(self, wish: Wish) -> Door:
         """Begin an epoch, as rank 0."""
@@ -103,34 +105,37 @@ class Door:
         written: The keys of answers, which nobody may have read.
     """
 
-    def __init__(self, prefix: str, use: StoreUse, place: Place, wish: Wish) -> None:
+    def __init__(self, prefix: str, use: StoreUse, place: RankPlace, wish: Wish) -> None:
         self.name = f"{prefix}/{uuid.uuid4().hex}"
-        self._prefix, self._use, self._place, self._wish = prefix, use, place, wish
+        self._prefix = prefix
+        self._use = use
+        self._place = place
+        self._wish = wish
         self.written: set[str] = set()
-        self._heard: int | None = None
+        self._heard: int | None = None  # how often calls had changed when they were looked at; None: look again
         self._here: set[int] = {place.rank}
         self._since = clock.monotonic()
         with use.lock:
             use.doors.append(self)
 
-    def answer(self, line: Line) -> None:
+    def answer(self, connection: StoreConnection) -> None:
         """Answer new calls; a rank that waits does this between two looks at the store."""
-        hall = line.under(self._prefix)
-        heard = int(hall.add("calls", 0))
+        hall = connection.under(self._prefix)
+        heard = int(hall.add(keys.CALLS, 0))
         if heard == self._heard:
             return
         self._heard = heard
         for rank in range(self._place.world_size):
-            if rank not in self._here and line.has(f"here/{rank}"):
+            if rank not in self._here and connection.has(keys.of_rank(keys.HERE, rank)):
                 self._here.add(rank)
-            if rank in self._here or not hall.check([f"call/{rank}"]):
+            if rank in self._here or not hall.check([keys.of_rank(keys.CALL, rank)]):
                 continue
-            for nonce, label, in_main in json.loads(hall.get(f"call/{rank}")):
+            for nonce, label, in_main in json.loads(hall.get(keys.of_rank(keys.CALL, rank))):
                 if self._admits(label, in_main=in_main):
-                    hall.compare_set(f"answer/{nonce}", "", self.name)
-                    self.written.add(f"{self._prefix}/answer/{nonce}")
+                    hall.compare_set(keys.answer(nonce), "", self.name)
+                    self.written.add(f"{self._prefix}/{keys.answer(nonce)}")
                 else:
-                    self._heard = None  # look again
+                    self._heard = None
 
     def _admits(self, label: str, *, in_main: bool) -> bool:
         """Whether a caller is meant to come here; one that wants another epoch is, if that can only be a mistake."""
@@ -157,6 +162,6 @@ def counted_name(store: Store, peers: str) -> str:
     if os.environ.get("GROUP_WORLD_SIZE") == "1":
         prefix += f"/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if peers not in use.starts:
-        use.starts[peers] = store.add(f"{prefix}/starts/{dist.get_rank()}", 1)
+        use.starts[peers] = store.add(f"{prefix}/{keys.of_rank(keys.STARTS, dist.get_rank())}", 1)
     use.numbers[peers] = use.numbers.get(peers, 0) + 1
     return f"{prefix}/{use.starts[peers]}/{use.numbers[peers]}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Where this process stands among the ranks that share an epoch.
 
     Attributes:
@@ -35,7 +35,7 @@ def is_started() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def find_place(rank: int | None, world_size: int | None, process_group: Any) -> Place:
+def find_place(rank: int | None, world_size: int | None, process_group: Any) -> RankPlace:
     """This process's place: as given, else in the process group, else among all of torch.distributed's, else alone.
 
     Raises:
@@ -44,11 +44,11 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
     started = is_started()
     if rank is not None and world_size is not None:
         twins = started and world_size != dist.get_world_size()
-        return Place(rank, world_size, f"ranks of {world_size}", started, twins)
+        return RankPlace(rank, world_size, f"ranks of {world_size}", started, twins)
     if not started:
         if process_group is not None:
             raise ValueError("process_group= needs torch.distributed: call init_process_group() before iterating")
-        return Place()
+        return RankPlace()
     group = process_group
     if hasattr(process_group, "get_group"):
         if process_group.ndim != 1:
@@ -63,7 +63,7 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
         raise ValueError(f"rank {dist.get_rank()} is not in process_group; pass the group that it is in")
     ranks = [] if group is None else dist.get_process_group_ranks(group)
     peers = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest() if ranks else "all"
-    return Place(own, dist.get_world_size(group), peers, True)
+    return RankPlace(own, dist.get_world_size(group), peers, True)
 
 
 def default_store() -> Store:

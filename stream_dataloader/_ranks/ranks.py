@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from stream_dataloader import _options as options
 from stream_dataloader._ranks.agreement import AgreedSteps, CountedSteps, OwnSteps, Steps
 from stream_dataloader._ranks.meeting import counted_name
-from stream_dataloader._ranks.place import Place, default_store, find_place, is_started, patience_of
-from stream_dataloader._ranks.rendezvous import Session
+from stream_dataloader._ranks.place import RankPlace, default_store, find_place, is_started, patience_of
+from stream_dataloader._ranks.rendezvous import Rendezvous
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._state.plain import LoadedState, SourceIdentity, from_plain, groups_of
@@ -55,7 +55,7 @@ class Ranks:
         self._dataset, self._timeout, self._groups = dataset, timeout, groups
         self._told = (rank, world_size, process_group)
         self._seed = dataset.rules.seed
-        self._place = Place()
+        self._place = RankPlace()
         self.reading = dataset
         self._store: weakref.ref[Store] | None = None  # where this loader has its name
         self._name, self._sessions = "", 0  # if several processes are the same rank
@@ -80,7 +80,7 @@ class Ranks:
         self.reading = self._dataset.under(rules)
         return True
 
-    def _where(self) -> Place:
+    def _where(self) -> RankPlace:
         if self._place.world_size > 1 and not is_started():  # it was: this rank stays what it is
             return self._place._replace(connected=False)
         return find_place(*self._told)
@@ -138,21 +138,21 @@ class Ranks:
                     stacklevel=5,
                 )
             return decided or OwnSteps()
-        session = self._next_session()
+        rendezvous = self._next_rendezvous()
         try:
-            session.begin({**told, "number of batches": count})
+            rendezvous.begin({**told, "number of batches": count})
         except BaseException:
-            session.close()
+            rendezvous.close()
             raise
         if decided is None:
-            return AgreedSteps(session, every=rules.padding_mode == "drop", step=step)
-        session.close()
+            return AgreedSteps(rendezvous, every=rules.padding_mode == "drop", step=step)
+        rendezvous.close()
         return decided
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_place": Place(), "_store": None}
+        return self.__dict__ | {"_place": RankPlace(), "_store": None}
 
-    def _next_session(self) -> Session:
+    def _next_rendezvous(self) -> Rendezvous:
         store, name = default_store(), None
         if self._place.twins:
             if self._store is None or self._store() is not store:
@@ -160,7 +160,7 @@ class Ranks:
                 self._name = counted_name(store, self._place.peers)
             self._sessions += 1
             name = f"{self._name}/{self._sessions}"
-        return Session(self._place, store, name, self._timeout or patience_of(store))
+        return Rendezvous(self._place, store, name, self._timeout or patience_of(store))
 
 
 def identity_of(dataset: StreamDataset) -> SourceIdentity:
@@ -168,7 +168,7 @@ def identity_of(dataset: StreamDataset) -> SourceIdentity:
     return SourceIdentity(dataset.fingerprint, dataset.lengths_fingerprint)
 
 
-def _count(dataset: StreamDataset, epoch: int, step: int, place: Place) -> int | None:
+def _count(dataset: StreamDataset, epoch: int, step: int, place: RankPlace) -> int | None:
     """The number of steps of the epoch, where it is known and all ranks can make do with it."""
     rules = dataset.rules
     if not rules.deterministic or dataset.on_error != "raise":  # a stream that is skipped changes it

@@ -8,7 +8,6 @@ Guarantee: a wait for another rank ends within its patience, with an error that 
 
 from __future__ import annotations
 
-import json
 import threading
 import time as clock
 import weakref
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
+from stream_dataloader._ranks import keys
+from stream_dataloader._ranks.keys import Reason
 from stream_dataloader.errors import RankError
 
 if TYPE_CHECKING or dist.is_available():  # some builds of torch have none of it
@@ -39,7 +40,7 @@ class StoreUse:
     those that are not in use are kept.
 
     Attributes:
-        past: Keys of sessions that are over here, by peers.
+        past: Keys of epochs that are over here, by peers.
         lock: For what threads share here of the meetings of ranks, which follows.
         calls: Those of this rank that are not answered, by peers: a nonce, and what it stands for.
         doors: Of the epochs that this rank begins.
@@ -83,7 +84,7 @@ def _can_be_cloned(store: Any) -> bool:
     return hasattr(store, "clone") and not isinstance(below, FileStore)
 
 
-class Line:
+class StoreConnection:
     """A connection to the store, for one thread; with a prefix of its own for all keys.
 
     Args:
@@ -96,7 +97,7 @@ class Line:
     def __init__(self, store: Store, prefix: str, patience: float, world_size: int) -> None:
         self._own = _can_be_cloned(store)  # else the connection is the training's too, and must not be waited on
         self._use = use_of(store)
-        self._connection = self._use.take(store) if self._own else store
+        self._bare = self._use.take(store) if self._own else store
         self.move(prefix)
         self.patience, self._world_size = patience, world_size
         self.closed = threading.Event()
@@ -104,35 +105,35 @@ class Line:
 
     def move(self, prefix: str) -> None:
         """Have another prefix for all keys from now on."""
-        self.keys = self.under(prefix)
+        self.store = self.under(prefix)
 
     def under(self, prefix: str) -> Store:
         """The same connection with another prefix."""
-        return PrefixStore(prefix, self._connection)
+        return PrefixStore(prefix, self._bare)
 
     def hang_up(self) -> None:
         """Leave the connection to others; what it last did succeeded."""
         if self._own:
-            self._use.give_back(self._connection)
+            self._use.give_back(self._bare)
 
     def has(self, key: str) -> bool:
         """Whether a key was set."""
-        found = bool(self.keys.check([key]))
+        found = bool(self.store.check([key]))
         self.heard = clock.monotonic()
         return found
 
     def text(self, key: str) -> str:
         """The value of a key that was set."""
-        return bytes(self.keys.get(key)).decode()
+        return bytes(self.store.get(key)).decode()
 
     def first(self, key: str, count: str) -> int:
         """Count something of a rank's, once even if several processes are that rank; 0 if it was counted before."""
-        return int(self.keys.add(count, 1)) if self.keys.add(key, 1) == 1 else 0
+        return int(self.store.add(count, 1)) if self.store.add(key, 1) == 1 else 0
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete keys, given without a prefix."""
         for key in keys:
-            self._connection.delete_key(key)
+            self._bare.delete_key(key)
             self.heard = clock.monotonic()
 
     def wait_long(self, key: str, seconds: float) -> bool:
@@ -140,7 +141,7 @@ class Line:
         deadline = clock.monotonic() + seconds
         if self._own:
             try:
-                self.keys.wait([key], timedelta(seconds=seconds))
+                self.store.wait([key], timedelta(seconds=seconds))
             except RuntimeError:  # or the connection is broken, which the next call says
                 return self.has(key)
             return True
@@ -153,7 +154,7 @@ class Line:
         key: str,
         missing: Callable[[], Sequence[int]],
         purpose: str,
-        meanwhile: Callable[[Line], object] | None = None,
+        meanwhile: Callable[[StoreConnection], object] | None = None,
     ) -> str:
         """The value of a key that other ranks are to set.
 
@@ -178,10 +179,10 @@ class Line:
             now = clock.monotonic()
             if now - looked >= every or now - since > self.patience:
                 looked, ranks = now, list(missing())
-                left = next((rank for rank in ranks if self.has(f"left/{rank}")), None)
+                left = next((rank for rank in ranks if self.has(keys.of_rank(keys.LEFT, rank))), None)
                 if left is not None and not self.has(key):
-                    raise RankError(*json.loads(self.text(f"left/{left}")))
-                seen = [(rank, self.has(f"at/{rank}") and self.text(f"at/{rank}")) for rank in ranks]
+                    raise RankError(*Reason.unpack(self.text(keys.of_rank(keys.LEFT, left))))
+                seen = [self._far(rank) for rank in ranks]
                 if seen != progress and progress is not None:
                     since = now
                 progress = seen
@@ -189,6 +190,11 @@ class Line:
                     raise RankError(_silent(ranks, self.patience, purpose), ranks or range(self._world_size))
             self.closed.wait(min(_POLL_SECONDS, (now - begin) / 10 + _POLL_SECONDS / 50))
         return self.text(key)
+
+    def _far(self, rank: int) -> tuple[int, str]:
+        """A rank, and how far it is; empty before it has said so."""
+        key = keys.of_rank(keys.AT, rank)
+        return rank, self.text(key) if self.has(key) else ""
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -209,22 +215,22 @@ def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
     )
 
 
-def _over() -> Line:
+def _over() -> StoreConnection:
     raise RankError("the epoch is over")
 
 
-class Caller:
+class StoreThread:
     """A thread that speaks for the main thread, which can be interrupted meanwhile.
 
     Args:
-        connect: Opens its line.
+        connect: Opens its connection.
     """
 
-    def __init__(self, connect: Callable[[], Line]) -> None:
+    def __init__(self, connect: Callable[[], StoreConnection]) -> None:
         self._connect = connect
-        self._line: Line | None = None
+        self._connection: StoreConnection | None = None
         self._wanted = threading.Condition()
-        self._tasks: list[tuple[Callable[[Line], Any], list[Any]]] = []
+        self._tasks: list[tuple[Callable[[StoreConnection], Any], list[Any]]] = []
         self._over = self._broken = False
         self.thread = threading.Thread(target=self._run, name="rank-agreement", daemon=True)
         self.thread.start()
@@ -235,22 +241,22 @@ class Caller:
                 while not self._tasks and not self._over:
                     self._wanted.wait()
                 if not self._tasks:
-                    if self._line is not None and not self._broken:
-                        self._line.hang_up()
-                    self._line, self._connect = None, _over  # whoever still has this keeps no connection
+                    if self._connection is not None and not self._broken:
+                        self._connection.hang_up()
+                    self._connection, self._connect = None, _over  # whoever still has this keeps no connection
                     return
                 task, answer = self._tasks.pop(0)
             try:
-                self._line = self._line or self._connect()
-                answer[:] = [task(self._line), None]
+                self._connection = self._connection or self._connect()
+                answer[:] = [task(self._connection), None]
             except BaseException as error:  # for the main thread
                 self._broken = not isinstance(error, RankError)
                 answer[:] = [None, error]
             with self._wanted:
                 self._wanted.notify_all()
 
-    def call(self, task: Callable[[Line], Any], patience: float, connect: float = _CONNECT_SECONDS) -> Any:
-        """What `task` returns for the line.
+    def call(self, task: Callable[[StoreConnection], Any], patience: float, connect: float = _CONNECT_SECONDS) -> Any:
+        """What `task` returns for the connection.
 
         Raises:
             RankError: It, or that the store failed or did not answer in so many seconds, more while it connects; this
@@ -262,7 +268,7 @@ class Caller:
             self._tasks.append((task, answer))
             self._wanted.notify_all()
             while not self._wanted.wait_for(lambda: answer, _LIVENESS_SECONDS):
-                heard = max(begin, self._line.heard) if self._line else begin + connect
+                heard = max(begin, self._connection.heard) if self._connection else begin + connect
                 if clock.monotonic() - heard > patience:
                     raise RankError(
                         f"the store of torch.distributed, through which ranks agree, did not answer within "
@@ -281,7 +287,7 @@ class Caller:
             raise error
         return value
 
-    def post(self, task: Callable[[Line], Any]) -> None:
+    def post(self, task: Callable[[StoreConnection], Any]) -> None:
         """Have a task done some time; nobody waits for it."""
         with self._wanted:
             self._tasks.append((task, []))
@@ -291,6 +297,6 @@ class Caller:
         """End the thread once it has done what it does."""
         with self._wanted:
             self._over = True
-            if self._line is not None:
-                self._line.closed.set()
+            if self._connection is not None:
+                self._connection.closed.set()
             self._wanted.notify_all()
