@@ -166,7 +166,8 @@ class ByValue:
     """
 
     def __init__(self, value: Any, name: str = "") -> None:
-        self.value, self.name = value, name
+        self.value = value
+        self.name = name
 
     def __reduce__(self) -> tuple[Callable[[bytes], ByValue], tuple[bytes]]:
         try:

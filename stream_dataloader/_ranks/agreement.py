@@ -221,7 +221,8 @@ class AgreedSteps:
     def _wait(self, connection: StoreConnection, step: int, counted: str) -> bool:
         """Whether there is data for a step; `counted`: those who have not counted themselves in it may have some."""
         lacking = partial(self._rendezvous.lacking, connection, counted)
-        self._asked, self._waiting = step, True
+        self._asked = step
+        self._waiting = True
         try:
             answer = Answer.unpack(connection.wait(keys.has(step), lacking, f"say if it has data for step {step}"))
         finally:

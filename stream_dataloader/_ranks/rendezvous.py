@@ -114,7 +114,8 @@ class Rendezvous:
             self._begin(terms, connection)
         else:
             door = self._hall.open(wish)
-            self._name, self._answers = door.name, door.written
+            self._name = door.name
+            self._answers = door.written
             connection.move(self._name)
             try:
                 self._begin(terms, connection, door.answer)
@@ -197,12 +198,12 @@ class Rendezvous:
         if not self._name:  # nobody is met yet
             return
 
-        def tell(connection: StoreConnection) -> None:
+        def leave(connection: StoreConnection) -> None:
             self.put(connection, keys.of_rank(keys.LEFT, rank), reason.pack())
             self.put_first(connection, keys.READY, reason.pack())
             self.see_off(connection, keys.HERE, keys.BEGUN, keys.LEFT)
 
-        self.say_last(tell, busy=not isinstance(error, RankError))  # it was interrupted
+        self.say_last(leave, busy=not isinstance(error, RankError))  # it was interrupted
 
     def say_last(self, task: Callable[[StoreConnection], Any], *, busy: bool) -> None:
         """Have one more task done, if that is soon; on another connection if the main thread's is busy."""

@@ -99,7 +99,8 @@ class StoreConnection:
         self._use = use_of(store)
         self._bare = self._use.take(store) if self._own else store
         self.move(prefix)
-        self.patience, self._world_size = patience, world_size
+        self.patience = patience
+        self._world_size = world_size
         self.closed = threading.Event()
         self.heard = clock.monotonic()  # when the store answered last
 
@@ -231,7 +232,8 @@ class StoreThread:
         self._connection: StoreConnection | None = None
         self._wanted = threading.Condition()
         self._tasks: list[tuple[Callable[[StoreConnection], Any], list[Any]]] = []
-        self._over = self._broken = False
+        self._over = False
+        self._broken = False  # the last call to the store failed
         self.thread = threading.Thread(target=self._run, name="rank-agreement", daemon=True)
         self.thread.start()
 
@@ -243,7 +245,8 @@ class StoreThread:
                 if not self._tasks:
                     if self._connection is not None and not self._broken:
                         self._connection.hang_up()
-                    self._connection, self._connect = None, _over  # whoever still has this keeps no connection
+                    self._connection = None  # whoever still has this keeps no connection
+                    self._connect = _over
                     return
                 task, answer = self._tasks.pop(0)
             try:

@@ -23,7 +23,8 @@ from stream_dataloader._schedule.rules import NONE, PENDING
 from stream_dataloader.errors import OpenError, shorten
 from stream_dataloader.stream_info import StreamInfo
 
-_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 100e-6, 5e-3
+_FIRST_POLL_SECONDS = 100e-6
+_LONGEST_POLL_SECONDS = 5e-3
 _LONGEST_JOIN_SECONDS = 1.0
 
 
@@ -37,9 +38,11 @@ class Reservation:
     """
 
     def __init__(self, lane: int, ticket: int, decision: int = PENDING) -> None:
-        self.lane, self.ticket, self.decision = lane, ticket, decision
+        self.lane = lane
+        self.ticket = ticket
+        self.decision = decision
         self.stream: OpenedStream | None = None
-        self._claim = threading.Lock()
+        self._claim = threading.Lock()  # taken by the one who opens, and never let go
         self._settled = threading.Event()
         self._failure: BaseException | None = None
 
@@ -54,7 +57,8 @@ class Reservation:
 
     def settle(self, stream: OpenedStream | None, failure: BaseException | None = None) -> None:
         """Hand over what came of it; for the one who claimed it."""
-        self.stream, self._failure = stream, failure
+        self.stream = stream
+        self._failure = failure
         self._settled.set()
 
     def result(self) -> OpenedStream | None:
@@ -78,7 +82,7 @@ class Opener:
         self._share = share
         self._queue = share.queue
         self._early = None if share.recovery.cautious else plan.early(locally=share.locally)
-        self._reservations: deque[Reservation] = deque()
+        self._reservations: deque[Reservation] = deque()  # those that the thread has not settled
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -204,7 +208,7 @@ class Opener:
             except BaseException as error:  # sys.exit() in user code, say: the lane that waits must learn of it
                 failure = error
             with self._changed:
-                if self._closed and stream is not None:
+                if self._closed and stream is not None:  # `close` did not wait so long: no lane takes it any more
                     stream.close()
                 else:
                     reservation.settle(stream, failure)

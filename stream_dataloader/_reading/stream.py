@@ -29,7 +29,8 @@ from stream_dataloader._schedule.rules import NONE
 from stream_dataloader.errors import ItemError, OpenError, ReadError, StreamError, shorten
 from stream_dataloader.stream_info import StreamInfo, run_as
 
-_FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS = 0.1, 30.0
+_FIRST_BACKOFF_SECONDS = 0.1
+_LONGEST_BACKOFF_SECONDS = 30.0
 
 #: What `OpenedStream.next_item` returns after the last item; None may be an item.
 END = object()
@@ -64,8 +65,13 @@ class OpenedStream:
         retries: int = 0,
         grant: int = NONE,
     ) -> None:
-        self.info, self.fresh, self.source, self.grant = info, fresh, source, grant
-        self._factory, self._retries, self._failed = factory, retries, 0
+        self.info = info
+        self.fresh = fresh
+        self.source = source
+        self.grant = grant
+        self._factory = factory
+        self._retries = retries
+        self._failed = 0  # how often in a row
         self.items = 0
         self._ahead: list[Any] = []  # the first item, taken while opening
         self._error: StreamError | None = None
@@ -73,7 +79,8 @@ class OpenedStream:
         self._state_item = 0
         self._opened: Any = None
         self._iterator: Iterator[Any] | None = None
-        self.writes = self.keeps_state = False
+        self.writes = False
+        self.keeps_state = False
 
     def open(self, items: int = 0, state: Any = None) -> None:
         """Open it and take the first item; an error is kept for `next_item`, which also opens it elsewhere.
@@ -140,7 +147,7 @@ class OpenedStream:
         except Exception as error:
             raise self.error(ReadError, f"going to item {self.items} raised {_text(error)}") from error
         if iterator is not self._opened:
-            _tell_of_unused(type(self._opened))
+            _warn_of_unused(type(self._opened))
         return 0
 
     def state(self) -> Any:
@@ -267,14 +274,14 @@ def keeps_state(iterator: object) -> bool:
     return all(callable(getattr(iterator, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-_told: set[type] = set()
+_warned_of: set[type] = set()
 
 
-def _tell_of_unused(kind: type) -> None:
+def _warn_of_unused(kind: type) -> None:
     """Say once that a stream is read forward although it offers more."""
-    if kind in _told:
+    if kind in _warned_of:
         return
-    _told.add(kind)
+    _warned_of.add(kind)
     if found := [name for name in ("seek_item", "load_state_dict") if hasattr(kind, name)]:
         _log.warning(
             "%s has %s, and its iter() returns another object, which that may say nothing of: it is read forward to "

@@ -61,7 +61,8 @@ class Pace:
     """
 
     def __init__(self, workers: int, messages: int) -> None:
-        self._workers, self._messages = workers, messages
+        self._workers = workers
+        self._messages = messages
         self._memory = SharedMemory(bytes_of(self._lay_out))
 
     def _lay_out(self, carve: Carver) -> _Shared:
