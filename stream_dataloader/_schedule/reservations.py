@@ -46,10 +46,14 @@ class Reservations(Generic[Ticket]):
         Args:
             reserve: Takes out one more ticket ahead; called once, and when the lane starts `lookahead` times more.
         """
-        if self._held is None:
+        held = self._held
+        if held is None:
             return None
-        self._held.extend([reserve() for _ in range(1 if self._held else self._lookahead + 1)])
-        return self._held.popleft()
+        if held:
+            held.append(reserve())
+        else:
+            held.extend([reserve() for _ in range(self._lookahead + 1)])
+        return held.popleft()
 
     def end(self) -> tuple[Ticket, ...]:
         """Take none ahead any more, as the last was refused; returns those still held, which are refused too."""
