@@ -6,6 +6,7 @@ import multiprocessing
 import numbers
 import operator
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, get_args
@@ -112,6 +113,18 @@ def check_context(context: Any) -> str | BaseContext | None:
         f"multiprocessing_context is {shorten(context)}, and must be one of {', '.join(map(repr, methods))}, a context "
         "of multiprocessing, or None"
     )
+
+
+def num_workers(value: Any, lanes: int) -> int:
+    """`num_workers`, of which no more are used than there are lanes."""
+    number = integer("num_workers", value, 0)
+    if number > lanes:
+        warnings.warn(
+            f"num_workers is {number}, and batch_size {lanes}: a worker reads whole lanes, so {lanes} workers are "
+            "used; raise batch_size to use more",
+            stacklevel=3,
+        )
+    return min(number, lanes)
 
 
 def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) -> IntArray | None:

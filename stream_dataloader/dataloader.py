@@ -1,4 +1,4 @@
-"""`StreamDataLoader`: what users iterate over. Options, epochs, saved states, and the last step to each batch.
+"""`StreamDataLoader`: what users iterate over. Claims epochs for iterators, and takes the last step to each batch.
 
 Guarantees: the same batches whatever the number of workers; a batch is delivered if and only if its mask has
 a step set; an iteration left early leaves no process, thread or file behind.
@@ -19,25 +19,24 @@ import torch
 
 from stream_dataloader import _options as options
 from stream_dataloader._device import OneAhead, device_of, moved, pinned
+from stream_dataloader._loader.position import LoaderPosition
+from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._ranks.agreement import OwnSteps, Steps
-from stream_dataloader._ranks.ranks import Ranks, identity_of
+from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._reading.deferred import Deferred
-from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.step_count import count_steps
-from stream_dataloader._state.plain import common, to_plain
-from stream_dataloader._state.rest import has_rest
-from stream_dataloader._state.snapshot import PackedSnapshot, Snapshot
+from stream_dataloader._state.plain import common
 from stream_dataloader._state.tracker import Progress
-from stream_dataloader._workers.feed import Feed, LocalFeed
-from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN, Iteration
+from stream_dataloader._workers.collector import StepCollector
+from stream_dataloader._workers.feed import LocalFeed
+from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN, Iteration, Output
 from stream_dataloader._workers.pool import WorkerPool
 from stream_dataloader._workers.rescue import Rescue
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import FailureLimitError, StaleIteratorError, StreamError
+from stream_dataloader.errors import StaleIteratorError, StreamError
 from stream_dataloader.protocols import CollateFn, Transport
 
 if TYPE_CHECKING:
@@ -50,6 +49,12 @@ else:  # a default is for type checkers; older Pythons have none
     Batch_co = TypeVar("Batch_co", covariant=True)
 
 __all__ = ["StreamDataLoader"]
+
+
+def _check_dataset(dataset: Any) -> StreamDataset:
+    if not isinstance(dataset, StreamDataset):
+        raise TypeError(f"dataset must be a StreamDataset, and is a {type(dataset).__name__}")
+    return dataset
 
 
 class StreamDataLoader(Generic[Batch_co]):
@@ -125,53 +130,33 @@ class StreamDataLoader(Generic[Batch_co]):
         world_size: int | None = None,
         process_group: Any = None,
     ) -> None:
-        if not isinstance(dataset, StreamDataset):
-            raise TypeError(f"dataset must be a StreamDataset, and is a {type(dataset).__name__}")
+        self.dataset = _check_dataset(dataset)
+        self.num_workers = options.num_workers(num_workers, dataset.batch_size)
+        self.collate_fn = collate_fn
         if collate_fn is not None:
             options.check_callable("collate_fn", collate_fn, "a function of the list of windows, or None")
-        num_workers = options.integer("num_workers", num_workers, 0)
-        if num_workers > dataset.batch_size:
-            warnings.warn(
-                f"num_workers is {num_workers}, and batch_size {dataset.batch_size}: a worker reads whole lanes, so "
-                f"{dataset.batch_size} workers are used; raise batch_size to use more",
-                stacklevel=2,
-            )
-            num_workers = dataset.batch_size
-        if prefetch_factor is not None:
-            prefetch_factor = options.integer("prefetch_factor", prefetch_factor, 1, 1 << 16)
-        if worker_init_fn is not None:
-            options.check_callable("worker_init_fn", worker_init_fn, "a function of the worker's id, or None")
-        self.dataset, self.num_workers, self.collate_fn = dataset, num_workers, collate_fn
-        self.pin_memory = options.flag("pin_memory", pin_memory)
+        self._settings = WorkerSettings.checked(
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
+            worker_init_fn=worker_init_fn,
+            timeout=timeout,
+            pin_memory=pin_memory,
+            transport=transport,
+        )
+        self.pin_memory = self._settings.pin_memory
         self.device = None if device is None else device_of(device)
-        self.failures: list[StreamError] = []
         self._max_restarts = options.integer("max_restarts", max_restarts, 0)
-        self._failures_before: list[int] = []  # those of a state that was loaded, by group hosted
-        self._order: tuple[Rules, int, Order] | None = None  # of the epoch that was looked at last
-        self._pool_options: dict[str, Any] = {
-            "worker_init_fn": worker_init_fn,
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": options.flag("persistent_workers", persistent_workers),
-            "multiprocessing_context": options.check_context(multiprocessing_context),
-            "timeout": options.seconds("timeout", timeout),
-            "pin_memory": self.pin_memory,
-            "transport": options.choice("transport", transport, Transport),
-        }
-        self._next_epoch = 0
-        self._requests_heeded = 0  # of the dataset's set_epoch
+        self._ranks = Ranks(dataset, self._settings.timeout, groups, rank, world_size, process_group)
+        self._ranks.find_place()
+        self._position = LoaderPosition(dataset, self._ranks)
+        self._pool = self._new_pool()
         self._turn = threading.RLock()  # held while an iterator is read
         self._asked = self._newest = 0  # iterators asked for; the number of the newest that has begun
-        self._iteration: weakref.ref[Iteration] | None = None
-        self._progress: Progress | None = None  # of the last iteration
-        self._resume: tuple[int, Snapshot | None] | None = None  # epoch and place that were loaded
-        self._resumed_at: int | None = None  # the step at which the last iteration went on from a state
-        self._loaded: Mapping[str, Any] | None = None  # as long as they may turn out to be another rank's
-        self._ranks = Ranks(dataset, self._pool_options["timeout"], groups, rank, world_size, process_group)
-        self._ranks.find_place()
-        self._pool = self._new_pool()
+        self._iteration: weakref.ref[Iteration] | None = None  # the newest
 
     def _new_pool(self) -> WorkerPool:
-        return WorkerPool(self._reading, self.num_workers, **self._pool_options)
+        return WorkerPool(self._reading, self.num_workers, **vars(self._settings))
 
     @property
     def _reading(self) -> StreamDataset:
@@ -181,15 +166,24 @@ class StreamDataLoader(Generic[Batch_co]):
         """Have the rules of this rank, which may be known only now, and workers that read by them."""
         if self._ranks.find_place():
             self._end_running()
-            self._resume, self._failures_before = None, []
+            self._position.forget_place()
             self._pool = self._new_pool()
-            if self._loaded is not None:
-                self.load_state_dict(self._loaded)
+            if self._position.loaded is not None:
+                self.load_state_dict(self._position.loaded)
 
     @property
     def batch_size(self) -> int:
         """Number of lanes, B."""
         return self.dataset.batch_size
+
+    @property
+    def failures(self) -> list[StreamError]:
+        """Errors of the streams that were skipped, with the dataset's `on_error`."""
+        return self._position.failures
+
+    @failures.setter
+    def failures(self, failures: list[StreamError]) -> None:
+        self._position.failures = failures
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iteration reads; later iterations count on from it.
@@ -197,13 +191,7 @@ class StreamDataLoader(Generic[Batch_co]):
         Without it the first epoch is 0. Each iteration takes the next number with its first `next`, whether it is
         finished or not. The last call counts, on the loader or on the dataset.
         """
-        self._next_epoch = options.integer("epoch", epoch, 0, 2**62)
-        self._progress = None
-        self._requests_heeded = self.dataset.epoch_request[0]
-
-    def _coming_epoch(self) -> int:
-        requests, epoch = self.dataset.epoch_request
-        return self._next_epoch if requests == self._requests_heeded else epoch
+        self._position.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch_co]:
         """Read the next epoch. It begins with the first `next`: workers start, and a loaded state is used.
@@ -228,67 +216,38 @@ class StreamDataLoader(Generic[Batch_co]):
         """Begin the next epoch, for the iterator that was the `number`-th to be asked for."""
         if number < self._newest:
             raise StaleIteratorError(NEWER_HAS_BEGUN)
-        self._warn_of_rest()
+        self._position.warn_of_rest()
         self._end_running()
         self._find_place()
-        epoch, resume = self._coming_epoch(), None
-        if self._resume is not None and self._resume[0] == epoch:
-            resume = self._resume[1]
-        feed: Feed
-        rescue: Rescue | None = None
+        reading, by_lane = self._reading, collate_fn is not None
+        epoch, resume = self._position.coming()
         if self.num_workers:
             if self._pool.owner != os.getpid():  # the loader was built before this process was forked
                 self._pool = self._new_pool()
-            rescue = Rescue(self._pool, self._reading, epoch, raw=collate_fn is not None, most=self._max_restarts)
-            feed = self._pool.start(epoch, raw=collate_fn is not None, resume=resume)
+            rescue = Rescue(self._pool, reading, epoch, by_lane=by_lane, most=self._max_restarts)
+            feed = self._pool.start(epoch, raw=by_lane, resume=resume)
+            collector = StepCollector(feed, self.num_workers, rescue)
         else:
-            feed = LocalFeed(read_locally(self._reading.plan(), epoch, by_lane=collate_fn is not None, resume=resume))
-        progress = Progress(self._reading.rules, epoch, resume, max(1, self.num_workers))
+            reader = read_locally(reading.plan(), epoch, by_lane=by_lane, resume=resume)
+            collector = StepCollector(LocalFeed(reader), workers=1)
+        progress = Progress(reading.rules, epoch, resume, collector.workers)
         steps: Steps = OwnSteps()
         if not parts:
             try:
-                told = {} if self._ranks.alone else common(self._state(epoch, resume))
+                told = {} if self._ranks.alone else common(self._position.state(epoch, resume))
                 steps = self._ranks.begin(epoch, progress.step, told)
             except BaseException:
-                feed.close()
+                collector.close()
                 raise
-        self.set_epoch(epoch + 1)  # from here on epoch and loaded state are taken
-        self._resume = self._loaded = None
-        self._newest, self._progress = number, progress
-        self._resumed_at = None if resume is None else resume.step
-        iteration = Iteration(
-            self._reading,
-            self.num_workers,
-            feed,
-            epoch,
-            collate_fn=collate_fn,
-            finish=self._finish,
-            note_failure=self._note_failure,
-            progress=progress,
-            state=self._state,
-            steps=steps,
-            restart=rescue,
-        )
+        self._position.begin(progress, resume)  # from here on epoch and loaded state are taken
+        self._newest = number
+        output = Output(collate_fn, self._finish)
+        iteration = Iteration(reading, collector, progress, self._position, steps, output)
         self._iteration = weakref.ref(iteration)
         batches = iteration.parts() if parts else iteration
         if self.device is None or self.device.type != "cuda":
             return batches
         return OneAhead(batches, self.device, progress.hold)  # that one copies by itself
-
-    def _warn_of_rest(self) -> None:
-        """Tell who looked at a batch of a loaded state that the state is used up."""
-        progress, epoch_was_set = self._progress, self.dataset.epoch_request[0] != self._requests_heeded
-        if progress is None or progress.over or self._resumed_at is None or epoch_was_set:
-            return
-        count = progress.step - self._resumed_at
-        if count <= 1 and not self._is_end(progress.epoch, progress.record().unpack(self._reading.rules)):
-            warnings.warn(
-                f"the iteration that went on from the loaded state was left after {count} "
-                f"batch{'' if count == 1 else 'es'} of epoch {progress.epoch}, and this one reads epoch "
-                f"{progress.epoch + 1} from its beginning; who looks at a batch beforehand loads the state again",
-                RuntimeWarning,
-                stacklevel=4,
-            )
 
     def _end_running(self) -> None:
         if (running := self._running()) is not None:
@@ -310,53 +269,9 @@ class StreamDataLoader(Generic[Batch_co]):
         Raises:
             ValueError: Batch `step` was not delivered, or is too long ago.
         """
-        progress = self._progress
-        if progress is None or progress.over:
+        if self._position.is_between_epochs:
             self._find_place()
-            progress = self._progress
-        if progress is not None and self.dataset.epoch_request[0] == self._requests_heeded:
-            record = progress.record(step)
-            if not (progress.over and record.step == progress.step):
-                return self._state(progress.epoch, record)
-            step = None
-        epoch, place = self._coming_epoch(), None
-        if self._resume is not None and self._resume[0] == epoch:
-            place = self._resume[1]
-        if step is not None and step != (begin := 0 if place is None else place.step):
-            raise ValueError(
-                f"the state as of step {step} is not known: epoch {epoch} has not begun, and begins at step {begin}"
-            )
-        return self._state(epoch, place)
-
-    def _state(self, epoch: int, place: Snapshot | PackedSnapshot | None) -> dict[str, Any]:
-        rules = self._reading.rules
-        if isinstance(place, PackedSnapshot):
-            place = place.unpack(rules)
-            if self._is_end(epoch, place):
-                epoch, place = epoch + 1, None
-        return to_plain(rules, epoch, place, identity_of(self.dataset), self._failures_by_group)
-
-    def _is_end(self, epoch: int, place: Snapshot) -> bool:
-        """Whether an epoch is known to have no batch behind a place in it."""
-        lengths = self.dataset.lengths
-        if lengths is None or (lengths < 0).any():
-            return False
-        if not self._ranks.alone:
-            steps = self._known_steps(epoch)
-            return steps is not None and place.step >= steps
-        rules = self._reading.rules
-        if self._order is None or self._order[:2] != (rules, epoch):
-            self._order = rules, epoch, Order(rules, epoch, lengths)
-        return not has_rest(place, rules, self._order[2], lengths, functools.partial(self._known_steps, epoch))
-
-    def _known_steps(self, epoch: int) -> int | None:
-        """Number of steps of an epoch, for all ranks, if no stream can change it."""
-        if not self._reading.rules.deterministic or self.dataset.on_error != "raise":
-            return None
-        try:
-            return count_steps(self._reading.rules, self._reading.steps_of_groups(epoch))
-        except TypeError:  # lengths are not known, or there is no end
-            return None
+        return self._position.state_dict(step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state with the next `iter()`, bit for bit, with any number of workers.
@@ -376,35 +291,11 @@ class StreamDataLoader(Generic[Batch_co]):
             self._load(state)
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._loaded = None
+        self._position.loaded = None
         loaded = self._ranks.load(state)
         self._end_running()
         self._find_place()
-        epoch, snapshot = self._ranks.resumed(loaded)
-        self._progress, self._resume = None, (epoch, snapshot)
-        now = self._failures_by_group
-        self._failures_before = [saved - new for saved, new in zip(loaded.failures, now, strict=True)]
-        self.set_epoch(epoch)
-        self._loaded = state
-
-    @property
-    def _failures_by_group(self) -> list[int]:
-        rules = self._reading.rules
-        counts = list(self._failures_before) or [0] * rules.groups.count
-        for failure in self.failures:
-            counts[failure.lane // rules.lanes_of_a_group] += 1
-        return counts
-
-    def _note_failure(self, failure: StreamError) -> None:
-        """A stream was skipped."""
-        self.failures.append(failure)
-        most = self.dataset.max_failures
-        count = sum(self._failures_by_group)
-        if most is not None and count > most:
-            raise FailureLimitError(
-                f"{count} streams were skipped, and max_failures is {most}; the last one: {failure}",
-                **failure.place,
-            ) from failure
+        self._position.load(loaded, *self._ranks.resumed(loaded), state)
 
     def _running(self) -> Iteration | None:
         return None if self._iteration is None else self._iteration()
@@ -429,7 +320,7 @@ class StreamDataLoader(Generic[Batch_co]):
         running = self._running()
         if running is None or running.closed:
             self._find_place()
-            epoch = self._coming_epoch()
+            epoch, _ = self._position.coming()
         else:
             epoch = running.epoch
         return count_steps(self._reading.rules, self._reading.steps_of_groups(epoch))
@@ -439,20 +330,20 @@ class StreamDataLoader(Generic[Batch_co]):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {
+        return self.__dict__ | {
             "_pool": None,
             "_turn": None,
             "_iteration": None,
-            "_progress": None,
-            "_order": None,
             "collate_fn": ByValue(self.collate_fn, "collate_fn"),
+            "_settings": ByValue(self._settings),
         }
-        return state | {"_pool_options": ByValue(self._pool_options)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.collate_fn, self._pool_options = state["collate_fn"].value, state["_pool_options"].value
-        self._turn, self._pool = threading.RLock(), self._new_pool()
+        self.collate_fn = state["collate_fn"].value
+        self._settings = state["_settings"].value
+        self._turn = threading.RLock()
+        self._pool = self._new_pool()
 
     def to(self, device: torch.device | str | int) -> Self:
         """Move batches to `device` from now on; returns the loader."""

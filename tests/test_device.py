@@ -74,7 +74,7 @@ def test_a_batch_fetched_ahead_is_not_in_the_state_yet(used_by):
     iterator = iter(loader)
 
     def hold(batch, end):  # there is something to follow once a batch was asked for
-        loader._progress.hold(batch, end)
+        loader._position.progress.hold(batch, end)
 
     ahead = OneAhead(iterator, torch.device("cpu"), hold, StandIn())
     for step in range(25):

@@ -29,6 +29,7 @@ ROOMS = [
     "dataset",
     "interleaved",
     "_ranks",
+    "_loader",
     "_workers",
     "_device",
     "dataloader",

@@ -1,11 +1,4 @@
-"""One epoch being read: puts the parts of all workers together, step after step, and knows where it ends.
-
-One FIFO a worker; a step is complete when each worker that has not ended has a part for it::
-
-    worker 0   part 0 | part 1 | part 2 |                 lanes 0, 1
-    worker 1   part 0 | part 1 |                          lanes 2, 3
-                  |        |
-               step 0   step 1   ...
+"""One epoch being read: makes batches of the parts of all workers, and knows where it ends.
 
 Guarantees: a step is delivered if and only if its mask has a step set (with `"drop"`, also no lane may idle). An error
 is raised in place of the batch it belongs to, after all earlier batches. Of several errors in one step, the one of the
@@ -18,9 +11,8 @@ import atexit
 import functools
 import os
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.regroup import Regrouper
@@ -29,12 +21,12 @@ from stream_dataloader._items.layout import Layout
 from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.rules import lanes_of_worker
-from stream_dataloader._state.snapshot import LaneReports, PackedSnapshot
+from stream_dataloader._state.snapshot import PackedSnapshot
 from stream_dataloader._state.tracker import Progress
-from stream_dataloader._workers.feed import Feed
+from stream_dataloader._workers.collector import StepCollector
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import StaleIteratorError, StreamError, WorkerDeathError
+from stream_dataloader.errors import StaleIteratorError, StreamError
 from stream_dataloader.protocols import CollateFn
 
 NEWER_HAS_BEGUN = (
@@ -43,21 +35,42 @@ NEWER_HAS_BEGUN = (
 )
 
 
+class Output(NamedTuple):
+    """How what is yielded is made.
+
+    Attributes:
+        collate_fn: Makes it of the lanes' windows; None yields `StreamBatch`es.
+        finish: The last touch to it.
+    """
+
+    collate_fn: CollateFn | None
+    finish: Callable[[Any], Any]
+
+
+class Position(Protocol):
+    """Where the loader stands that an iteration is one of."""
+
+    def state(self, epoch: int, place: PackedSnapshot) -> dict[str, Any]:
+        """The state of an epoch at a place, as plain data."""
+
+    def note_failure(self, failure: StreamError) -> None:
+        """A stream was skipped.
+
+        Raises:
+            FailureLimitError: It was one too many.
+        """
+
+
 class Iteration:
     """An iterator over the batches of one epoch.
 
     Args:
         dataset: What is read.
-        num_workers: How its lanes are dealt; 0 counts as 1.
-        feed: The workers' parts.
-        epoch: The epoch's number.
-        collate_fn: Makes what is yielded of the lanes' windows; None yields `StreamBatch`es.
-        finish: The last touch to what is yielded.
-        note_failure: Is told of streams that were skipped.
+        collector: The workers' parts.
         progress: Follows what is delivered.
-        state: Makes a state of an epoch and a record of its progress.
+        position: That of the loader.
         steps: Decides which steps belong to the epoch.
-        restart: Has new workers go on from a record after one died, if it may; None if none can die.
+        output: How what is yielded is made.
 
     Attributes:
         epoch: The epoch's number.
@@ -68,58 +81,58 @@ class Iteration:
     def __init__(
         self,
         dataset: StreamDataset,
-        num_workers: int,
-        feed: Feed,
-        epoch: int,
-        *,
-        collate_fn: CollateFn | None,
-        finish: Callable[[Any], Any],
-        note_failure: Callable[[StreamError], None],
+        collector: StepCollector,
         progress: Progress,
-        state: Callable[[int, PackedSnapshot], dict[str, Any]],
+        position: Position,
         steps: Steps,
-        restart: Callable[[WorkerDeathError, PackedSnapshot], Feed | None] | None,
+        output: Output,
     ) -> None:
-        workers = max(1, num_workers)
-        self.epoch, self.closed, self.stale = epoch, False, False
-        self._feed, self._rules, self._fill_value = feed, dataset.rules, dataset.fill_value
-        self._sources, self._known = dataset.sources, dict[Layout, Layout]()
-        self._needs_layout = collate_fn is None or dataset.rules.time_steps is not None
-        self._collate_fn, self._finish, self._note_failure = collate_fn, finish, note_failure
-        self._lanes = [lanes_of_worker(dataset.batch_size, workers, worker) for worker in range(workers)]
-        self._regrouper = self._regrouper_of(list(range(workers)))
-        self._fifos: list[deque[Part]] = [deque() for _ in range(workers)]
-        self._ended = [False] * workers
+        self.epoch = progress.epoch
+        self.closed = False
+        self.stale = False
+        self._dataset = dataset
+        self._collector = collector
+        self._progress = progress
+        self._position = position
+        self._steps = steps
+        self._output = output
+        self._needs_layout = output.collate_fn is None or dataset.rules.time_steps is not None
+        self._known = dict[Layout, Layout]()
+        self._lanes = [lanes_of_worker(dataset.batch_size, collector.workers, w) for w in range(collector.workers)]
+        self._regrouper = self._regrouper_of(range(collector.workers))
         self._skipped: set[int] = set()
-        self._restart, self._steps = restart, steps
         self._owner = os.getpid()
-        self._progress, self._state, self._step = progress, state, progress.step
         _running.add(self)
 
-    def _regrouper_of(self, workers: list[int]) -> Regrouper:
-        lanes, known = [self._lanes[w] for w in workers], self._known
-        return Regrouper(lanes, workers, self._rules.time_steps, self._fill_value, self._sources, known)
+    def _regrouper_of(self, workers: Sequence[int]) -> Regrouper:
+        dataset, lanes = self._dataset, [self._lanes[worker] for worker in workers]
+        time_steps = dataset.rules.time_steps
+        return Regrouper(lanes, workers, time_steps, dataset.fill_value, dataset.sources, self._known)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        step = self._step
+        step = self._progress.step
         parts, slot = self._next_parts()
-        if not any(parts) and self._regrouper.layout is None and self._needs_layout:
-            self._regrouper.layout = self._steps.layout()  # nothing was read here yet: as other ranks have it
-        if self._collate_fn is None:
-            batch = self._regrouper.batch(step, self.epoch, parts, slot)
-            batch.remember(functools.partial(self._state, self.epoch, self._progress.record(self._progress.step)))
-            self._steps.tell_layout(self._regrouper.layout)
-            return self._finish(batch)
-        windows = self._regrouper.windows(parts, slot)
-        self._steps.tell_layout(self._regrouper.layout)
+        regrouper = self._regrouper
+        if not any(parts) and regrouper.layout is None and self._needs_layout:
+            regrouper.layout = self._steps.layout()  # nothing was read here yet: as other ranks have it
+        if self._output.collate_fn is None:
+            batch = regrouper.batch(step, self.epoch, parts, slot)
+            batch.remember(functools.partial(self._position.state, self.epoch, self._record()))
+            self._steps.tell_layout(regrouper.layout)
+            return self._output.finish(batch)
+        windows = regrouper.windows(parts, slot)
+        self._steps.tell_layout(regrouper.layout)
         try:
-            batch = self._collate_fn(windows)
+            collated = self._output.collate_fn(windows)
         except StopIteration as error:  # would look like the epoch's end
             raise RuntimeError("collate_fn raised StopIteration") from error
-        return self._finish(batch)
+        return self._output.finish(collated)
+
+    def _record(self) -> PackedSnapshot:
+        return self._progress.record(self._progress.step)
 
     def parts(self) -> Iterator[StreamBatch]:
         """The epoch not regrouped: each worker's part of each step, in order of step and worker."""
@@ -131,7 +144,7 @@ class Iteration:
                 return
             for worker, part in enumerate(parts):
                 if part is not None:
-                    yield self._finish(regroupers[worker].batch(part.step, self.epoch, [part], slot))
+                    yield self._output.finish(regroupers[worker].batch(part.step, self.epoch, [part], slot))
 
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
         """Each worker's part of the next step, None for one that has ended; and the step's slot of the ring."""
@@ -139,10 +152,13 @@ class Iteration:
             raise StaleIteratorError(NEWER_HAS_BEGUN)
         if self.closed:
             raise StopIteration
+        step = self._progress.step
         try:
-            parts, told = self._collect_again()
-            slot = self._feed.slot(self._step) if any(parts) else None
-            delivered = self._steps.delivers(self._step, self._has_data(parts))
+            sent = self._collector.collect(self._progress)
+            self._note_failures(sent)
+            parts = [None if part is None or part.end else part for part in sent]
+            slot = self._collector.slot(step) if any(parts) else None
+            delivered = self._steps.delivers(step, self._has_data(parts))
             if delivered:
                 self._raise_first_error(parts, slot)
         except BaseException:
@@ -152,43 +168,14 @@ class Iteration:
             self._progress.finished = True
             self.close()
             raise StopIteration
-        self._progress.advance(told)
-        self._step += 1
+        self._progress.advance([None if part is None else part.told for part in sent])
         return parts, slot
 
-    def _collect_again(self) -> tuple[list[Part | None], list[LaneReports | None]]:
-        """`_collect`; if a worker dies over it, with new workers, which begin with this step."""
-        while True:
-            try:
-                return self._collect()
-            except WorkerDeathError as death:
-                self._feed.close()
-                feed = self._restart(death, self._progress.record(self._progress.step)) if self._restart else None
-                if feed is None:
-                    raise
-                self._feed = feed
-                self._fifos = [deque() for _ in self._fifos]
-                self._ended = [False] * len(self._ended)
-
-    def _collect(self) -> tuple[list[Part | None], list[LaneReports | None]]:
-        gathered: list[Part | None] = []
-        for worker, fifo in enumerate(self._fifos):
-            while not fifo and not self._ended[worker]:
-                for part in self._feed.receive(self._step):
-                    self._fifos[part.worker_id].append(part)
-                    self._ended[part.worker_id] = part.end or bool(part.faults)
-            gathered.append(fifo.popleft() if fifo else None)
-        for sent in gathered:
-            if sent is not None and sent.failures:
-                self._note_failures(sent)
-        parts = [None if sent is None or sent.end else sent for sent in gathered]
-        return parts, [None if sent is None else sent.told for sent in gathered]
-
-    def _note_failures(self, part: Part) -> None:
-        for report in part.failures:
+    def _note_failures(self, parts: list[Part | None]) -> None:
+        for report in [report for part in parts if part is not None for report in part.failures]:
             failure = report.unpack()
             assert isinstance(failure, StreamError)
-            self._note_failure(failure)
+            self._position.note_failure(failure)
             if failure.source_index not in self._skipped:
                 self._skipped.add(failure.source_index)
                 warn_of_skip(failure)
@@ -196,8 +183,9 @@ class Iteration:
     def _has_data(self, parts: list[Part | None]) -> bool:
         """Whether the step belongs to the epoch, as far as is known here: a pure function of what lanes read in it."""
         given = [part for part in parts if part is not None]
-        if self._rules.padding_mode == "drop":
-            return sum([part.lanes_read for part in given]) == self._rules.lanes
+        rules = self._dataset.rules
+        if rules.padding_mode == "drop":
+            return sum([part.lanes_read for part in given]) == rules.lanes
         return any(part.fresh for part in given)
 
     def _raise_first_error(self, parts: list[Part | None], slot: Slot | None) -> None:
@@ -206,7 +194,7 @@ class Iteration:
         for part in parts:
             if part is not None and part.faults:
                 errors += [(fault.lane, fault.error.unpack()) for fault in part.faults]
-        if self._collate_fn is None:
+        if self._output.collate_fn is None:
             try:
                 self._regrouper.judge(parts, slot)
             except StreamError as misfit:
@@ -219,10 +207,10 @@ class Iteration:
         if not self.closed and self._owner == os.getpid():  # not in a process the user forked meanwhile
             self.closed = True
             self._steps.close()
-            self._feed.close()
+            self._collector.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_feed"):
+        if hasattr(self, "_owner"):
             self.close()
 
 

@@ -1,0 +1,168 @@
+"""`LoaderPosition`: where a loader stands, from one epoch to the next.
+
+::
+
+    set_epoch, or a state is loaded ──►  the coming epoch, and the place in it  ──┐
+                                                                                  │ begin: an iterator claims them
+    the epoch after it is the coming one  ◄──  progress of the epoch being read  ◄┘
+
+Guarantee: a state tells what was delivered, not what workers have read ahead; what was set or loaded is used once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from stream_dataloader import _options as options
+from stream_dataloader._loader.ends import EpochEnds
+from stream_dataloader._ranks.ranks import Ranks, identity_of
+from stream_dataloader._state.plain import LoadedState, to_plain
+from stream_dataloader._state.snapshot import PackedSnapshot, Snapshot
+from stream_dataloader._state.tracker import Progress
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import FailureLimitError, StreamError
+
+
+class LoaderPosition:
+    """Where a loader stands.
+
+    Args:
+        dataset: What is read.
+        ranks: Who reads it.
+
+    Attributes:
+        loaded: The state that was loaded, as long as it may turn out to be another rank's.
+        failures: Errors of streams that were skipped, here.
+        progress: Follows the last epoch that began; None after another one was set or a state was loaded.
+    """
+
+    def __init__(self, dataset: StreamDataset, ranks: Ranks) -> None:
+        self._dataset = dataset
+        self._ranks = ranks
+        self._ends = EpochEnds(dataset, ranks)
+        self._next_epoch = 0
+        self._requests_heeded = 0  # of the dataset's set_epoch
+        self.loaded: Mapping[str, Any] | None = None
+        self._resume: tuple[int, Snapshot | None] | None = None  # epoch and place that were loaded
+        self._resumed_at: int | None = None  # the step at which the last epoch went on from a state
+        self.progress: Progress | None = None
+        self.failures: list[StreamError] = []
+        self._failures_before: list[int] = []  # those of a state that was loaded, by group hosted
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """No epoch is being read."""
+        return self.progress is None or self.progress.over
+
+    @property
+    def _epoch_was_set(self) -> bool:
+        """The dataset's `set_epoch` was called since."""
+        return self._dataset.epoch_request[0] != self._requests_heeded
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that comes next."""
+        self._next_epoch = options.integer("epoch", epoch, 0, 2**62)
+        self.progress = None
+        self._requests_heeded = self._dataset.epoch_request[0]
+
+    def coming(self) -> tuple[int, Snapshot | None]:
+        """The epoch that comes next, and the place in it to go on from; None at its beginning."""
+        epoch = self._dataset.epoch_request[1] if self._epoch_was_set else self._next_epoch
+        if self._resume is not None and self._resume[0] == epoch:
+            return self._resume
+        return epoch, None
+
+    def begin(self, progress: Progress, resume: Snapshot | None) -> None:
+        """The coming epoch has begun, and the loaded state is used."""
+        self.set_epoch(progress.epoch + 1)
+        self._resume = None
+        self.loaded = None
+        self.progress = progress
+        self._resumed_at = None if resume is None else resume.step
+
+    def load(self, loaded: LoadedState, epoch: int, place: Snapshot | None, state: Mapping[str, Any]) -> None:
+        """Go on with an epoch from a place in it.
+
+        Args:
+            loaded: What the state says.
+            epoch: The epoch.
+            place: Where to go on; None at its beginning.
+            state: The state itself.
+        """
+        self._resume = epoch, place
+        now = self._failures_by_group
+        self._failures_before = [saved - new for saved, new in zip(loaded.failures, now, strict=True)]
+        self.set_epoch(epoch)
+        self.loaded = state
+
+    def forget_place(self) -> None:
+        """What was loaded was said of another rank."""
+        self._resume = None
+        self._failures_before = []
+
+    def state_dict(self, step: int | None) -> dict[str, Any]:
+        """See `StreamDataLoader.state_dict`."""
+        progress = self.progress
+        if progress is not None and not self._epoch_was_set:
+            record = progress.record(step)
+            if not (progress.over and record.step == progress.step):
+                return self.state(progress.epoch, record)
+            step = None
+        epoch, place = self.coming()
+        if step is not None and step != (begin := 0 if place is None else place.step):
+            raise ValueError(
+                f"the state as of step {step} is not known: epoch {epoch} has not begun, and begins at step {begin}"
+            )
+        return self.state(epoch, place)
+
+    def state(self, epoch: int, place: Snapshot | PackedSnapshot | None) -> dict[str, Any]:
+        """The state at a place in an epoch, as plain data; at an end, that of the next epoch's beginning."""
+        rules = self._ranks.reading.rules
+        if isinstance(place, PackedSnapshot):
+            place = place.unpack(rules)
+            if self._ends.is_end(epoch, place):
+                epoch, place = epoch + 1, None
+        return to_plain(rules, epoch, place, identity_of(self._dataset), self._failures_by_group)
+
+    @property
+    def _failures_by_group(self) -> list[int]:
+        rules = self._ranks.reading.rules
+        counts = list(self._failures_before) or [0] * rules.groups.count
+        for failure in self.failures:
+            counts[failure.lane // rules.lanes_of_a_group] += 1
+        return counts
+
+    def note_failure(self, failure: StreamError) -> None:
+        """A stream was skipped.
+
+        Raises:
+            FailureLimitError: It was one too many.
+        """
+        self.failures.append(failure)
+        most = self._dataset.max_failures
+        count = sum(self._failures_by_group)
+        if most is not None and count > most:
+            raise FailureLimitError(
+                f"{count} streams were skipped, and max_failures is {most}; the last one: {failure}",
+                **failure.place,
+            ) from failure
+
+    def warn_of_rest(self) -> None:
+        """Tell who looked at a batch of a loaded state that the state is used up."""
+        progress = self.progress
+        if progress is None or progress.over or self._resumed_at is None or self._epoch_was_set:
+            return
+        count = progress.step - self._resumed_at
+        if count <= 1 and not self._ends.is_end(progress.epoch, progress.record().unpack(self._ranks.reading.rules)):
+            warnings.warn(
+                f"the iteration that went on from the loaded state was left after {count} "
+                f"batch{'' if count == 1 else 'es'} of epoch {progress.epoch}, and this one reads epoch "
+                f"{progress.epoch + 1} from its beginning; who looks at a batch beforehand loads the state again",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"progress": None}

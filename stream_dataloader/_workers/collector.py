@@ -1,0 +1,85 @@
+"""Collects the parts of one step from all workers, and goes on with new workers after a death.
+
+One FIFO a worker; a step is complete when each worker that has not ended has a part for it::
+
+    worker 0   part 0 | part 1 | part 2 |                 lanes 0, 1
+    worker 1   part 0 | part 1 |                          lanes 2, 3
+                  |        |
+               step 0   step 1   ...
+
+Guarantee: steps come in order, each once and whole, whoever was faster or died meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from stream_dataloader._assembly.part import Part
+from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._state.snapshot import PackedSnapshot
+from stream_dataloader._state.tracker import Progress
+from stream_dataloader._workers.feed import Feed
+from stream_dataloader.errors import WorkerDeathError
+
+#: Has new workers go on from a record after a death; None if they may not.
+Restart = Callable[[WorkerDeathError, PackedSnapshot], Feed | None]
+
+
+class StepCollector:
+    """The parts of an epoch, step after step.
+
+    Args:
+        feed: The workers' parts.
+        workers: How many workers there are.
+        restart: None if no worker can die.
+
+    Attributes:
+        workers: How many workers there are.
+    """
+
+    def __init__(self, feed: Feed, workers: int, restart: Restart | None = None) -> None:
+        self.workers = workers
+        self._feed = feed
+        self._restart = restart
+        self._forget()
+
+    def _forget(self) -> None:
+        self._fifos: list[deque[Part]] = [deque() for _ in range(self.workers)]
+        self._ended = [False] * self.workers
+
+    def collect(self, progress: Progress) -> list[Part | None]:
+        """Each worker's part of the step that comes next, None for one that has ended.
+
+        Args:
+            progress: Tells the step, and where new workers begin if one dies.
+
+        Raises:
+            WorkerError: A worker died and there may be no more restarts, or none delivered in time.
+        """
+        while True:
+            try:
+                return [self._next(worker, progress.step) for worker in range(self.workers)]
+            except WorkerDeathError as death:
+                self._feed.close()
+                feed = self._restart(death, progress.record(progress.step)) if self._restart else None
+                if feed is None:
+                    raise
+                self._feed = feed
+                self._forget()
+
+    def _next(self, worker: int, step: int) -> Part | None:
+        fifo = self._fifos[worker]
+        while not fifo and not self._ended[worker]:
+            for part in self._feed.receive(step):
+                self._fifos[part.worker_id].append(part)
+                self._ended[part.worker_id] = part.end or bool(part.faults)
+        return fifo.popleft() if fifo else None
+
+    def slot(self, step: int) -> Slot | None:
+        """See `Feed`."""
+        return self._feed.slot(step)
+
+    def close(self) -> None:
+        """No part is wanted any more."""
+        self._feed.close()
