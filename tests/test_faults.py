@@ -209,6 +209,8 @@ def test_max_failures_is_a_limit_over_epochs_and_resumes(loader_workers):
     assert error.value.source_index == 1
     other = loader(3)
     other.load_state_dict(state)
+    other.load_state_dict(state)  # once more changes nothing
+    assert other.state_dict() == state
     with pytest.raises(FailureLimitError, match="4 streams"):
         list(other)
 

@@ -92,8 +92,9 @@ class LoaderPosition:
             state: The state itself.
         """
         self._resume = epoch, place
-        now = self._failures_by_group
-        self._failures_before = [saved - new for saved, new in zip(loaded.failures, now, strict=True)]
+        self._failures_before = []
+        here = self._failures_by_group
+        self._failures_before = [saved - own for saved, own in zip(loaded.failures, here, strict=True)]
         self.set_epoch(epoch)
         self.loaded = state
 

@@ -172,13 +172,14 @@ class Iteration:
         return parts, slot
 
     def _note_failures(self, parts: list[Part | None]) -> None:
-        for report in [report for part in parts if part is not None for report in part.failures]:
-            failure = report.unpack()
-            assert isinstance(failure, StreamError)
-            self._position.note_failure(failure)
-            if failure.source_index not in self._skipped:
-                self._skipped.add(failure.source_index)
-                warn_of_skip(failure)
+        for part in parts:
+            for report in () if part is None else part.failures:
+                failure = report.unpack()
+                assert isinstance(failure, StreamError)
+                self._position.note_failure(failure)
+                if failure.source_index not in self._skipped:
+                    self._skipped.add(failure.source_index)
+                    warn_of_skip(failure)
 
     def _has_data(self, parts: list[Part | None]) -> bool:
         """Whether the step belongs to the epoch, as far as is known here: a pure function of what lanes read in it."""
