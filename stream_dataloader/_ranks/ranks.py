@@ -52,7 +52,9 @@ class Ranks:
         process_group: Any,
     ) -> None:
         options.check_ranks(groups, rank, world_size, process_group)
-        self._dataset, self._timeout, self._groups = dataset, timeout, groups
+        self._dataset = dataset
+        self._timeout = timeout
+        self._groups = groups
         self._told = (rank, world_size, process_group)
         self._seed = dataset.rules.seed
         self._place = RankPlace()

@@ -63,7 +63,8 @@ class PlainParts:
     """The parts of one worker as `StreamBatch`es, up to the epoch's end: for torch's own `DataLoader`."""
 
     def __init__(self, reader: PartReader, *, sent: bool) -> None:
-        self._reader, self._sent = reader, sent
+        self._reader = reader
+        self._sent = sent
         plan, share = reader.plan, reader.share
         self._queue = share.queue
         self._decides_end = plan.rules.padding_mode in ("data", "drop")
