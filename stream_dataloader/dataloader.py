@@ -219,16 +219,16 @@ class StreamDataLoader(Generic[Batch_co]):
         self._position.warn_of_rest()
         self._end_running()
         self._find_place()
-        reading, by_lane = self._reading, collate_fn is not None
+        reading, whole_windows = self._reading, collate_fn is not None
         epoch, resume = self._position.coming()
         if self.num_workers:
             if self._pool.owner != os.getpid():  # the loader was built before this process was forked
                 self._pool = self._new_pool()
-            rescue = Rescue(self._pool, reading, epoch, by_lane=by_lane, most=self._max_restarts)
-            feed = self._pool.start(epoch, raw=by_lane, resume=resume)
+            rescue = Rescue(self._pool, reading, epoch, whole_windows=whole_windows, most=self._max_restarts)
+            feed = self._pool.start(epoch, whole_windows=whole_windows, resume=resume)
             collector = StepCollector(feed, self.num_workers, rescue)
         else:
-            reader = read_locally(reading.plan(), epoch, by_lane=by_lane, resume=resume)
+            reader = read_locally(reading.plan(), epoch, whole_windows=whole_windows, resume=resume)
             collector = StepCollector(LocalFeed(reader), workers=1)
         progress = Progress(reading.rules, epoch, resume, collector.workers)
         steps: Steps = OwnSteps()

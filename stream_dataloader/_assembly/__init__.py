@@ -1,6 +1,8 @@
 """Windows become one batch.
 
-A `part` is what a worker sends of one step. `block` and `slots` are the memory that windows are written to (in this
-process, or shared and page-locked by `page_lock`), `writer` is a worker's side of that, and `regroup` the main
-process's. It imports `_items`, `batch` and what lies below. Open `part` first, then `writer`.
+A worker's `writer` puts its lanes' windows into a slot of shared memory, or into a `block` of its own. What the main
+process needs to know of them travels as a `part`. There, `judge` compares what was read; `regroup` makes the batch, or
+`lane_windows` the list for `collate_fn`. Slots have three modules: `slots` says where things lie in one, `slot_pool`
+which one is free, `slot_leases` who holds one. It imports `_items`, `batch` and what lies below. Open `part` first,
+then `writer`.
 """

@@ -26,13 +26,16 @@ class Block:
     """
 
     def __init__(self, layout: Layout, columns: list[Any], counts: list[int], capacity: int, time_steps: int) -> None:
-        self.layout, self.columns, self.counts = layout, columns, counts
-        self.capacity, self.time_steps = capacity, time_steps
+        self.layout = layout
+        self.columns = columns
+        self.counts = counts
+        self.capacity = capacity
+        self.time_steps = time_steps
 
     @classmethod
-    def empty(cls, layout: Layout, time_steps: int, width: int, *, by_lane: bool = False) -> Block:
+    def empty(cls, layout: Layout, time_steps: int, width: int, *, whole_windows: bool = False) -> Block:
         """Room for windows of `time_steps` in `width` rows; arrays are not initialised."""
-        columns = [new_column(spec, time_steps, width, by_lane=by_lane) for spec in layout.specs]
+        columns = [new_column(spec, time_steps, width, whole_windows=whole_windows) for spec in layout.specs]
         return cls(layout, columns, [0] * width, time_steps, time_steps)
 
     def copy_to(self, block: Block) -> Block:
@@ -65,7 +68,7 @@ class Block:
 
     def pad(self, fills: Fills) -> None:
         """Fill the cells of the arrays that nothing was written to; those of lists are None."""
-        if min(self.counts) == self.capacity:
+        if min(self.counts) == self.capacity:  # most blocks are full
             return
         for fill, column in zip(fills, self.columns, strict=True):
             if fill is not None:
@@ -73,10 +76,11 @@ class Block:
                     column[count:, row] = fill
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # as it lies in memory: a window that is in one piece here is to be so where it arrives, without a copy there
         columns = [c[: self.time_steps] for c in self.columns]
-        by_lane = any(type(c) is not list and not c.flags.c_contiguous for c in columns)
-        packed = [c if type(c) is list else _packed(c.swapaxes(0, 1) if by_lane else c) for c in columns]
-        return _unpack_block, (self.layout, packed, self.counts, self.time_steps, by_lane)
+        whole_windows = any(type(c) is not list and not c.flags.c_contiguous for c in columns)
+        packed = [c if type(c) is list else _packed(c.swapaxes(0, 1) if whole_windows else c) for c in columns]
+        return _unpack_block, (self.layout, packed, self.counts, self.time_steps, whole_windows)
 
 
 def _packed(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | torch.Tensor:
@@ -93,25 +97,25 @@ def _packed(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | torch.Tensor
 def _free_shared_bytes() -> float:
     try:
         system = os.statvfs("/dev/shm")  # noqa: S108
-    except OSError:
+    except OSError:  # no /dev/shm: it has no limit of its own
         return float("inf")
     return system.f_bavail * system.f_frsize
 
 
-def _unpack_block(layout: Layout, packed: list[Any], counts: list[int], time_steps: int, by_lane: bool) -> Block:
+def _unpack_block(layout: Layout, packed: list[Any], counts: list[int], time_steps: int, whole_windows: bool) -> Block:
     arrays = [c.numpy() if isinstance(c, torch.Tensor) else c for c in packed]
-    columns = [c.swapaxes(0, 1) if by_lane and type(c) is not list else c for c in arrays]
+    columns = [c.swapaxes(0, 1) if whole_windows and type(c) is not list else c for c in arrays]
     return Block(layout, columns, counts, time_steps, time_steps)
 
 
-def new_column(spec: Spec, time_steps: int, width: int, *, by_lane: bool = False) -> Any:
+def new_column(spec: Spec, time_steps: int, width: int, *, whole_windows: bool = False) -> Any:
     """Room for one leaf of `width` lanes: an array, or a list of lists of None for objects.
 
     Args:
-        by_lane: Each lane's window lies in one piece, instead of each time step's lanes.
+        whole_windows: Each lane's window lies in one piece, instead of each time step's lanes.
     """
     if spec.dtype is None:
         return [[None] * width for _ in range(time_steps)]
-    if by_lane:
+    if whole_windows:
         return np.empty((width, time_steps, *spec.shape), storage_dtype(spec.dtype)).swapaxes(0, 1)
     return np.empty((time_steps, width, *spec.shape), storage_dtype(spec.dtype))

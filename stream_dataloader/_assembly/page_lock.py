@@ -1,6 +1,6 @@
-"""Page-locked memory: the shared ring is locked once, and freed when no copy reads it any more.
+"""Page-locked memory: the slots' memory is locked once, and freed when no copy reads it any more.
 
-Guarantee: a slot of the ring is not written again while an accelerator may still be reading it.
+Guarantee: a slot is not written again while an accelerator may still be reading it.
 
 Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
 """
@@ -41,8 +41,8 @@ def lock_pages(memory: Any, backend: Any = torch.cuda) -> bool:
 class PendingCopies:
     """Frees memory once an accelerator no longer reads it.
 
-    What counts are copies that were begun on the stream that is current where the memory is let go. Who copies
-    on another stream must hold the batch until that is done.
+    Only copies that were begun on the stream that is current where the memory is let go are known. A user who copies
+    on another stream must hold the batch until that copy is done.
 
     Args:
         backend: `torch.cuda`, or a stand-in.

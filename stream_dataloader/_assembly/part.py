@@ -6,13 +6,15 @@ gone on from, without asking the worker again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from stream_dataloader._assembly.block import Block
 from stream_dataloader._items.layout import Layout, Leaves
 from stream_dataloader._state.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport
+
+MESSAGE_BYTES = 1 << 20  # a message carries several parts only up to so much
 
 
 class Run(NamedTuple):
@@ -80,49 +82,53 @@ class Fault(NamedTuple):
     error: ErrorReport
 
 
+class Contents(NamedTuple):
+    """The windows that a worker's lanes read in one step, and their bookkeeping.
+
+    Attributes:
+        in_slot: The arrays and the bookkeeping are in the step's slot.
+        time_steps: How many time steps of the blocks count; 0 if there are none.
+        runs: What the lanes read, in lane order; empty if it is in the slot.
+        blocks: The windows; of those in the slot only leaves that are objects.
+        objects: Windows that are passed on as they are, by row: the window, or a `WindowKind` of what is in a block.
+        layouts: Those with dicts that were met for the first time, in lane order: which order their keys are in.
+    """
+
+    in_slot: bool = False
+    time_steps: int = 0
+    runs: Sequence[Run] = ()
+    blocks: Sequence[Block] = ()
+    objects: Mapping[int, Any] = {}
+    layouts: Sequence[Layout] = ()
+
+
 class Part(NamedTuple):
     """What one worker contributes to one step.
 
     Attributes:
-        in_slot: The windows and their bookkeeping are in the step's slot of the ring.
-        time_steps: How many of its time steps count; 0 if windows are passed on as they are.
         fresh: Something in it is read for the first time.
         lanes_read: How many of its lanes are not idle; counted where it matters, with `"drop"`.
         told: What there is to know to go on from here another time.
-        runs: What its lanes read, in lane order; not if it is in the slot.
-        blocks: The windows, see `transport`; if they are in the slot, only leaves that are objects.
-        objects: Windows passed on as they are, by row.
+        contents: The windows.
         failures: Errors of streams that were skipped.
         faults: Errors of streams that were not; the worker sends no further part.
         end: All of its lanes are idle; it sends no further part.
-        layouts: Those with dicts that it met for the first time, in lane order: which order their keys are in.
     """
 
     worker_id: int
     step: int
-    in_slot: bool
-    time_steps: int
     fresh: bool
     lanes_read: int
     told: LaneReports
-    runs: list[Run]
-    blocks: list[Block]
-    objects: dict[int, Any]
-    failures: list[ErrorReport]
-    faults: list[Fault]
+    contents: Contents
+    failures: Sequence[ErrorReport] = ()
+    faults: Sequence[Fault] = ()
     end: bool = False
-    layouts: Sequence[Layout] = ()
 
 
 def pack(parts: Sequence[Part]) -> list[Any]:
-    """Parts of one worker for a message; those of which all is in the slot, which are most, become a few numbers."""
-    return [
-        (*part[:_NUMBERS], *part.told)
-        if part.in_slot
-        and not (part.blocks or part.objects or part.failures or part.faults or part.end or part.layouts)
-        else part
-        for part in parts
-    ]
+    """Parts of one worker for a message; those of which all is in the slot, which are most, become plain tuples."""
+    return list(map(_brief, parts))
 
 
 def unpack(packed: Sequence[Any]) -> list[Part]:
@@ -130,8 +136,26 @@ def unpack(packed: Sequence[Any]) -> list[Part]:
     return [entry if type(entry) is Part else _whole(*entry) for entry in packed]
 
 
-def _whole(worker_id: int, step: int, in_slot: bool, time_steps: int, fresh: bool, lanes_read: int, *told: Any) -> Part:
-    return Part(worker_id, step, in_slot, time_steps, fresh, lanes_read, LaneReports(*told), [], [], {}, [], [])
+def _brief(part: Part) -> Part | tuple[Any, ...]:
+    """A part as its few numbers, without the names of classes, which are longer; itself if there is more to it."""
+    worker_id, step, fresh, lanes_read, told, contents, failures, faults, end = part
+    in_slot, time_steps, _, blocks, objects, layouts = contents
+    if not in_slot or blocks or objects or layouts or failures or faults or end:
+        return part
+    taken, after, streams = told
+    return worker_id, step, fresh, lanes_read, time_steps, taken, after, streams
 
 
-_NUMBERS = Part._fields.index("told")
+def _whole(
+    worker_id: int,
+    step: int,
+    fresh: bool,
+    lanes_read: int,
+    time_steps: int,
+    taken: tuple[tuple[int, int], ...],
+    after: bytes,
+    streams: Mapping[int, Any],
+) -> Part:
+    """The part that `_brief` was given."""
+    contents = Contents(in_slot=True, time_steps=time_steps)
+    return Part(worker_id, step, fresh, lanes_read, LaneReports(taken, after, streams), contents)

@@ -66,7 +66,9 @@ class FillValue:
     def __init__(self, fill_value: Any) -> None:
         self._value = fill_value
         self._fills: dict[Layout, Fills] = {}
-        self._latest: tuple[Layout, Fills] | None = None
+        self._latest: tuple[Layout, Fills] | None = (
+            None  # it is asked for each step, and a layout's hash is worked out anew
+        )
 
     def of(self, layout: Layout) -> Fills:
         """What pads each leaf.
@@ -115,7 +117,7 @@ def _cast(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     value = given.to(dtype)
     if dtype.is_complex or given.is_complex():
         return value
-    if dtype.is_floating_point:
+    if dtype.is_floating_point:  # a number that becomes infinite does not fit; nan and infinity themselves do
         wide = value.to(torch.float64)
         same = torch.isnan(wide) == torch.isnan(given.to(torch.float64))
         finite = torch.isinf(wide) == torch.isinf(given.to(torch.float64))
@@ -131,7 +133,9 @@ def _spread(value: Any, node: Node, name: str, path: str, *, named: bool = False
         yield name, value, named
         return
     parts = children_of(value)
-    for_tuple = parts is not None and issubclass(parts[0], tuple)
+    for_tuple = parts is not None and issubclass(
+        parts[0], tuple
+    )  # of numbers, for an array; or of fill values, for items that are tuples
     if parts is None or (for_tuple and not issubclass(node.type, tuple)):  # for all leaves below
         for key, child in zip(node.keys, node.children, strict=True):
             yield from _spread(value, child, name, path + step_to(node.type, key), named=named)

@@ -70,7 +70,7 @@ def as_array(leaf: Any) -> Any:
     """A leaf as numpy can copy it: tensors become arrays over the same memory, all else is returned as it is."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    tensor = leaf.detach().cpu().resolve_conj().resolve_neg()
+    tensor = leaf.detach().cpu().resolve_conj().resolve_neg()  # numpy has no bits for "conjugated" and "negated"
     if tensor.dtype in DTYPES_OF_NUMPY:
         return tensor.numpy()
     bits = getattr(torch, f"uint{8 * tensor.element_size()}")
@@ -109,7 +109,7 @@ def spec_of(leaf: Any) -> Spec:
     if isinstance(leaf, (np.ndarray, np.generic)):
         if isinstance(leaf, np.ma.MaskedArray):  # a tensor has no mask to keep
             return Spec(None, ())
-        dtype = _TORCH_OF_NUMPY.get(leaf.dtype.newbyteorder("="))
+        dtype = _TORCH_OF_NUMPY.get(leaf.dtype.newbyteorder("="))  # copied into a column, it is native
         return Spec(None, ()) if dtype is None else Spec(dtype, tuple(leaf.shape))
     return Spec(_TORCH_OF_NUMBER.get(type(leaf)), ())
 
@@ -203,6 +203,7 @@ class Layout:
         """
         if len(leaves) == 1 and self.specs[0].timed:
             return len(leaves[0])
+        # backwards, so that of each length the first leaf is kept, for the message
         lengths = {len(leaf): i for i, leaf in reversed(list(enumerate(leaves))) if self.specs[i].timed}
         if not lengths:
             there = ", ".join(f"{path} is {spec}" for path, spec in zip(self.paths, self.specs, strict=True))

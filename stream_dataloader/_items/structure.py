@@ -65,14 +65,14 @@ def _dataclass_fields(kind: Any) -> tuple[str, ...] | None:
     """The fields of a dataclass that can be rebuilt of them; None for any other type."""
     names = tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
     try:
-        object.__new__(kind)
+        object.__new__(kind)  # as `unflatten` will
     except TypeError:  # also a list, say, or abstract
         return None
     return names
 
 
 def _sort_key(key: Any) -> tuple[str, str]:
-    # By text, as keys of different types (1 and "a") have no order; the type's name tells 1 from "1".
+    """Orders keys of any types, which need not be comparable; 1 and "1" differ by their types' names."""
     return str(key), type(key).__qualname__
 
 

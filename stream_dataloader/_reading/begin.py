@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch.utils.data import get_worker_info
 
-from stream_dataloader._assembly.slots import Ring
+from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.writer import SlotWriter
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.plan import ReadingPlan
@@ -18,20 +18,22 @@ from stream_dataloader._schedule.rules import lanes_of_worker, split_batch_size
 from stream_dataloader._state.snapshot import Snapshot
 
 
-def read_locally(plan: ReadingPlan, epoch: int, *, by_lane: bool = False, resume: Snapshot | None = None) -> PartReader:
+def read_locally(
+    plan: ReadingPlan, epoch: int, *, whole_windows: bool = False, resume: Snapshot | None = None
+) -> PartReader:
     """Read all lanes in this process.
 
     Args:
         plan: What to read, and how.
         epoch: The epoch's number.
-        by_lane: See `Share`.
+        whole_windows: See `Share`.
         resume: Where in the epoch to begin; None at its beginning.
     """
     share = Share(
         queue=local_queue(plan.rules, epoch, plan.lengths, resume),
         lanes=range(plan.rules.lanes),
         worker_id=0,
-        by_lane=by_lane,
+        whole_windows=whole_windows,
         board=ActivityBoard(plan.rules.lanes, 1, shared=False),
         locally=True,
         resume=resume,
@@ -45,8 +47,8 @@ def read_as_worker(
     session: SessionKey,
     *,
     epoch: int | None = None,
-    by_lane: bool = False,
-    ring: Ring | None = None,
+    whole_windows: bool = False,
+    slots: SlotPool | None = None,
     resume: Snapshot | None = None,
     board: ActivityBoard | None = None,
     recovery: Recovery = NO_RECOVERY,
@@ -59,8 +61,8 @@ def read_as_worker(
         table: Holds the sessions of what is read.
         session: Names the session.
         epoch: The epoch's number; None takes the table's next.
-        by_lane: See `Share`.
-        ring: Where the windows are to go.
+        whole_windows: See `Share`.
+        slots: Where the windows are to go.
         resume: Where in the epoch to begin; None at its beginning.
         board: Where to say what is being done.
         recovery: What is different after a worker died.
@@ -84,9 +86,9 @@ def read_as_worker(
         queue=queue,
         lanes=lanes,
         worker_id=worker.id,
-        by_lane=by_lane,
+        whole_windows=whole_windows,
         board=board or ActivityBoard(total, worker.id + 1, shared=False),
-        slots=None if ring is None else SlotWriter(ring, lanes, session.iteration, by_lane=by_lane),
+        slots=None if slots is None else SlotWriter(slots, lanes, session.iteration, whole_windows=whole_windows),
         resume=resume,
         recovery=recovery,
     )

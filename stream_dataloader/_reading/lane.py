@@ -61,7 +61,7 @@ class Lane:
         self._plan = plan
         self._rules = plan.rules
         self._lengths = plan.lengths
-        self._by_lane = share.by_lane
+        self._by_lane = share.whole_windows
         self._killers = share.recovery.killers
         self._reading = share.board.reading  # for each lane, one more than the source that is open
         self._taken = taken

@@ -14,6 +14,7 @@ from multiprocessing import current_process, parent_process
 
 from torch.utils.data import get_worker_info
 
+from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._reading.begin import read_as_worker, read_locally
 from stream_dataloader._reading.deferred import Deferred
@@ -68,8 +69,9 @@ class PlainParts:
         plan, share = reader.plan, reader.share
         self._queue = share.queue
         self._decides_end = plan.rules.padding_mode in ("data", "drop")
+        self._judge = Judge([share.lanes], plan.sources)
         self._regrouper = Regrouper(
-            [share.lanes], [share.worker_id], plan.rules.time_steps, plan.fill_value, plan.sources
+            [share.lanes], [share.worker_id], plan.rules.time_steps, plan.fill_value, self._judge
         )
 
     def __iter__(self) -> Iterator[StreamBatch]:
@@ -85,6 +87,7 @@ class PlainParts:
         if part.end or not self._delivers(part.step):
             reader.close()
             raise StopIteration
+        self._judge.judge([part], None)
         batch = self._regrouper.batch(part.step, self._queue.epoch, [part], None)
         if not self._sent:
             return batch

@@ -14,8 +14,8 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stream_dataloader._assembly.part import Fault, Part, Run
-from stream_dataloader._assembly.writer import Gathered, PartWriter
+from stream_dataloader._assembly.part import Contents, Fault, Part, Run
+from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.opener import Opener
 from stream_dataloader._reading.plan import ReadingPlan
@@ -26,7 +26,6 @@ from stream_dataloader._state.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, ItemError, StreamError
 
 _IS_FRESH = operator.attrgetter("fresh")
-_NOTHING = Gathered(in_slot=False, time_steps=0, blocks=[], objects={})
 
 
 class StepRecord:
@@ -90,7 +89,7 @@ class PartReader:
             Lane(lane, row, self._opener, plan, share, self._taken, starts[row]) for row, lane in enumerate(lanes)
         ]
         self._writer = PartWriter(
-            len(lanes), plan.rules.time_steps, plan.fill_value, share.slots, by_lane=share.by_lane
+            len(lanes), plan.rules.time_steps, plan.fill_value, share.slots, whole_windows=share.whole_windows
         )
         self._step = self._first_step = resume.step if resume else 0
         self._has_others = len(lanes) < plan.rules.lanes
@@ -106,11 +105,11 @@ class PartReader:
             raise StopIteration
         record = StepRecord(self._step)
         self._step += 1
-        gathered, end = _NOTHING, False
+        contents, end = Contents(runs=record.runs), False  # if the step is not finished
         try:
             self._writer.begin(record.step)
             self._read(record)
-            gathered = self._writer.finish(record.runs)
+            contents = self._writer.finish(record.runs)
             end = not record.runs and not record.faults
         except Abandoned:
             end = True
@@ -123,18 +122,13 @@ class PartReader:
         return Part(
             worker_id=self.share.worker_id,
             step=record.step,
-            in_slot=gathered.in_slot,
-            time_steps=gathered.time_steps,
             fresh=record.is_fresh,
             lanes_read=record.lanes_read if self.plan.rules.padding_mode == "drop" else 0,
             told=told,
-            runs=[] if gathered.in_slot else record.runs,
-            blocks=gathered.blocks,
-            objects=gathered.objects,
+            contents=contents,
             failures=[ErrorReport(failure) for failure in record.failures],
             faults=record.faults,
             end=end,
-            layouts=gathered.layouts,
         )
 
     def _tell(self, record: StepRecord) -> LaneReports:
@@ -238,7 +232,7 @@ def unsendable(part: Part, error: Exception) -> ItemError:
     return ItemError(
         f"step {part.step}, worker {part.worker_id}: an item cannot be pickled, which sending it to the main "
         f"process needs ({error}); yield arrays, numbers, strings or other plain objects",
-        lane=part.runs[0].lane if part.runs else -1,
+        lane=part.contents.runs[0].lane if part.contents.runs else -1,
         worker_id=part.worker_id,
     )
 

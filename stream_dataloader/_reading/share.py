@@ -35,11 +35,11 @@ class Share:
         queue: Where sources come from; its `epoch` is the epoch read.
         lanes: The worker's lanes, consecutive.
         worker_id: Its number.
-        by_lane: Windows are wanted lane by lane, for a `collate_fn`: those that streams cut themselves as they are,
-            others in one piece each.
+        whole_windows: Windows are wanted lane by lane, for a `collate_fn`: those that streams cut themselves as they
+            are, others in one piece each.
         board: Where to say what is being done.
         locally: The worker is the main process.
-        slots: The ring, if parts are to go there.
+        slots: Where the slots are, if parts are to go there.
         resume: Where in the epoch to begin; None at its beginning.
         recovery: What is different after a worker died.
     """
@@ -47,7 +47,7 @@ class Share:
     queue: SourceQueue
     lanes: range
     worker_id: int
-    by_lane: bool
+    whole_windows: bool
     board: ActivityBoard
     locally: bool = False
     slots: SlotWriter | None = None

@@ -38,7 +38,7 @@ class Feed(Protocol):
         """
 
     def slot(self, step: int) -> Slot | None:
-        """The slot of the ring that a step's parts were put into, if there is one; asked for once a step."""
+        """The slot that a step's parts were put into, if there is one; asked for once a step."""
 
     def close(self) -> None:
         """No part is wanted any more."""
@@ -70,7 +70,7 @@ class WorkerFeed:
         iterator: torch's iterator.
         crew: The workers.
         method: How they were started.
-        slot: Leases a step's slot of the ring.
+        slot: Leases a step's slot.
         announce_end: Announces its end to them.
         replace: Called when the workers are no more: the pool needs others.
         patience: torch's timeout for a message, in seconds; 0 has no limit.

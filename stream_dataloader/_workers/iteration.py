@@ -14,10 +14,11 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from stream_dataloader._assembly.judge import Judge
+from stream_dataloader._assembly.lane_windows import LaneWindows
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._items.layout import Layout
 from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.rules import lanes_of_worker
@@ -97,17 +98,17 @@ class Iteration:
         self._steps = steps
         self._output = output
         self._needs_layout = output.collate_fn is None or dataset.rules.time_steps is not None
-        self._known = dict[Layout, Layout]()
         self._lanes = [lanes_of_worker(dataset.batch_size, collector.workers, w) for w in range(collector.workers)]
+        self._judge = Judge(self._lanes, dataset.sources)
         self._regrouper = self._regrouper_of(range(collector.workers))
+        self._windows = LaneWindows(self._lanes, dataset.rules.time_steps, dataset.fill_value, self._judge)
         self._skipped: set[int] = set()
         self._owner = os.getpid()
         _running.add(self)
 
     def _regrouper_of(self, workers: Sequence[int]) -> Regrouper:
         dataset, lanes = self._dataset, [self._lanes[worker] for worker in workers]
-        time_steps = dataset.rules.time_steps
-        return Regrouper(lanes, workers, time_steps, dataset.fill_value, dataset.sources, self._known)
+        return Regrouper(lanes, workers, dataset.rules.time_steps, dataset.fill_value, self._judge)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -115,16 +116,16 @@ class Iteration:
     def __next__(self) -> Any:
         step = self._progress.step
         parts, slot = self._next_parts()
-        regrouper = self._regrouper
-        if not any(parts) and regrouper.layout is None and self._needs_layout:
-            regrouper.layout = self._steps.layout()  # nothing was read here yet: as other ranks have it
+        judge = self._judge
+        if not any(parts) and judge.layout is None and self._needs_layout:
+            judge.layout = self._steps.layout()  # nothing was read here yet: as other ranks have it
         if self._output.collate_fn is None:
-            batch = regrouper.batch(step, self.epoch, parts, slot)
+            batch = self._regrouper.batch(step, self.epoch, parts, slot)
             batch.remember(functools.partial(self._position.state, self.epoch, self._record()))
-            self._steps.tell_layout(regrouper.layout)
+            self._steps.tell_layout(judge.layout)
             return self._output.finish(batch)
-        windows = regrouper.windows(parts, slot)
-        self._steps.tell_layout(regrouper.layout)
+        windows = self._windows.of(parts, slot)
+        self._steps.tell_layout(judge.layout)
         try:
             collated = self._output.collate_fn(windows)
         except StopIteration as error:  # would look like the epoch's end
@@ -147,7 +148,7 @@ class Iteration:
                     yield self._output.finish(regroupers[worker].batch(part.step, self.epoch, [part], slot))
 
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
-        """Each worker's part of the next step, None for one that has ended; and the step's slot of the ring."""
+        """Each worker's part of the next step, None for one that has ended; and the step's slot."""
         if self.stale:
             raise StaleIteratorError(NEWER_HAS_BEGUN)
         if self.closed:
@@ -197,7 +198,7 @@ class Iteration:
                 errors += [(fault.lane, fault.error.unpack()) for fault in part.faults]
         if self._output.collate_fn is None:
             try:
-                self._regrouper.judge(parts, slot)
+                self._judge.judge(parts, slot)
             except StreamError as misfit:
                 errors.append((misfit.lane, misfit))
         if errors:

@@ -19,7 +19,7 @@ class _Letters:
         announced: Number of the last session that was announced, alone; 0 is none.
         ended: Number of the last session that has ended, alone.
         epoch: The epochs of the last sessions.
-        raw: Whether windows are passed on as they are in the last sessions.
+        whole_windows: Whether windows are passed on as they are in the last sessions.
         pids: Process id of each worker, 0 before it has come.
     """
 
@@ -27,7 +27,7 @@ class _Letters:
         self.announced = carve(1)
         self.ended = carve(1)
         self.epoch = carve(_KEPT_SESSIONS)
-        self.raw = carve(_KEPT_SESSIONS)
+        self.whole_windows = carve(_KEPT_SESSIONS)
         self.pids = carve(workers)
 
 
@@ -54,12 +54,12 @@ class Mailbox:
         """Process id of each worker, which it writes itself; 0 before it has come."""
         return self._letters.pids
 
-    def open(self, epoch: int, raw: bool) -> int:
+    def open(self, epoch: int, whole_windows: bool) -> int:
         """Announce a session; returns its number."""
         letters = self._letters
         session = int(letters.announced[0]) + 1
         letters.epoch[session % _KEPT_SESSIONS] = epoch
-        letters.raw[session % _KEPT_SESSIONS] = raw
+        letters.whole_windows[session % _KEPT_SESSIONS] = whole_windows
         letters.announced[0] = session
         return session
 
@@ -74,7 +74,7 @@ class Mailbox:
     def read(self, session: int) -> tuple[int, bool]:
         """A session's epoch, and whether windows are passed on as they are."""
         place = session % _KEPT_SESSIONS
-        return int(self._letters.epoch[place]), bool(self._letters.raw[place])
+        return int(self._letters.epoch[place]), bool(self._letters.whole_windows[place])
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_letters"}

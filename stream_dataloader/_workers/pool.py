@@ -20,7 +20,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from stream_dataloader._assembly.slots import Ring, RingReader, Slot
+from stream_dataloader._assembly.slot_leases import SlotLeases
+from stream_dataloader._assembly.slot_pool import SlotPool
+from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._memory.pickling import Sealed, share_classes
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery
@@ -76,7 +78,7 @@ class WorkerPool:
         self._parts = WorkerParts(dataset, self._mailbox, pace, SessionKey(self.owner, -next(_pool_numbers), 0))
         self._transport = transport
         self._pin_memory = pin_memory
-        self._ring_reader: RingReader | None = None
+        self._slot_leases: SlotLeases | None = None
         self._crew: Crew | None  # kept, so that a death between two iterations is noticed
         self._hire()
 
@@ -88,8 +90,8 @@ class WorkerPool:
 
     def _hire(self) -> None:
         self._crew = None
-        self._ring_reader = self._new_ring() if self._num_workers and self._transport != "queue" else None
-        self._parts.ring = None if self._ring_reader is None else self._ring_reader.ring
+        self._slot_leases = self._new_leases() if self._num_workers and self._transport != "queue" else None
+        self._parts.slots = None if self._slot_leases is None else self._slot_leases.pool
         self._dataloader: DataLoader[Any] = DataLoader(
             self._parts,
             batch_size=None,
@@ -100,14 +102,14 @@ class WorkerPool:
             **self._options,
         )
 
-    def _new_ring(self) -> RingReader | None:
+    def _new_leases(self) -> SlotLeases | None:
         try:
-            return RingReader(Ring(self._dataset.batch_size, self._messages), pin_memory=self._pin_memory)
+            return SlotLeases(SlotPool(self._dataset.batch_size, self._messages), pin_memory=self._pin_memory)
         except OSError as error:
-            self._do_without_ring(error)
+            self._do_without_slots(error)
             return None
 
-    def _do_without_ring(self, reason: object) -> None:
+    def _do_without_slots(self, reason: object) -> None:
         problem = f"there is no shared memory for batches ({reason})"
         if self._transport == "shared_memory":
             raise RuntimeError(f'{problem}; pass transport="auto" to have them sent through torch\'s queue')
@@ -115,13 +117,13 @@ class WorkerPool:
         self._transport = "queue"
 
     def start(
-        self, epoch: int, *, raw: bool, resume: Snapshot | None = None, recovery: Recovery = NO_RECOVERY
+        self, epoch: int, *, whole_windows: bool, resume: Snapshot | None = None, recovery: Recovery = NO_RECOVERY
     ) -> WorkerFeed:
         """Start an iteration; the one before must be closed.
 
         Args:
             epoch: The epoch's number.
-            raw: Pass on windows that the streams cut as they are.
+            whole_windows: Pass on windows that the streams cut as they are.
             resume: Where in the epoch to begin; None at its beginning.
             recovery: What is different after a worker died.
         """
@@ -129,7 +131,7 @@ class WorkerPool:
         if self._crew is None:
             self._parts.board.clear()
             self._mailbox.pids[:] = 0
-        session = self._mailbox.open(epoch, raw)
+        session = self._mailbox.open(epoch, whole_windows)
         self._parts.sessions = session - 1  # for workers that start now; others count themselves
         self._parts.resume = resume
         self._parts.recovery = recovery
@@ -139,7 +141,7 @@ class WorkerPool:
             iterator,
             self._crew,
             method,
-            functools.partial(self._slot, self._ring_reader, session, raw),
+            functools.partial(self._slot, self._slot_leases, session, whole_windows),
             functools.partial(self._mailbox.close, session),
             self._hire,
             self._options.get("timeout") or 0,
@@ -156,8 +158,8 @@ class WorkerPool:
             warnings.warn(f"{'; '.join(died.values())} between two epochs; all workers are started anew", stacklevel=5)
             self._crew.kill()
             self._hire()
-        if self._ring_reader is not None and not persistent and self._ring_reader.unfit:
-            self._hire()  # items have changed: new workers, and a ring that fits them
+        if self._slot_leases is not None and not persistent and self._slot_leases.unfit:
+            self._hire()  # items have changed: new workers, and slots that fit them
 
     def _iterate(self, method: str) -> tuple[Iterator[Sealed], Crew]:
         """An iterator of torch's, and the workers that it has started or kept."""
@@ -178,12 +180,12 @@ class WorkerPool:
             interrupts[0]()
         return iterator, crew
 
-    def _slot(self, ring_reader: RingReader | None, session: int, raw: bool, step: int) -> Slot | None:
-        if ring_reader is None:
+    def _slot(self, leases: SlotLeases | None, session: int, whole_windows: bool, step: int) -> Slot | None:
+        if leases is None:
             return None
-        slot = ring_reader.lease(session, step, by_lane=raw)
-        if slot is None and ring_reader.ring.refused and self._transport != "queue":
-            self._do_without_ring("it could not be made large enough")
+        slot = leases.lease(session, step, whole_windows=whole_windows)
+        if slot is None and leases.pool.refused and self._transport != "queue":
+            self._do_without_slots("it could not be made large enough")
         return slot
 
 

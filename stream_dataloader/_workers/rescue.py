@@ -26,15 +26,15 @@ class Rescue:
         pool: Starts workers.
         dataset: What they read.
         epoch: The epoch's number.
-        by_lane: Windows are wanted lane by lane.
+        whole_windows: Windows are wanted lane by lane.
         most: How many restarts there may be.
     """
 
-    def __init__(self, pool: WorkerPool, dataset: StreamDataset, epoch: int, *, by_lane: bool, most: int) -> None:
+    def __init__(self, pool: WorkerPool, dataset: StreamDataset, epoch: int, *, whole_windows: bool, most: int) -> None:
         self._pool = pool
         self._dataset = dataset
         self._epoch = epoch
-        self._by_lane = by_lane
+        self._whole_windows = whole_windows
         self._most = most
         self._restarts = 0
         self._suspects: set[tuple[int, int]] = set()
@@ -64,7 +64,7 @@ class Rescue:
         _log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
         return self._pool.start(
             self._epoch,
-            raw=self._by_lane,
+            whole_windows=self._whole_windows,
             resume=record.unpack(self._dataset.rules),
             recovery=Recovery(self._killers, cautious=True),
         )

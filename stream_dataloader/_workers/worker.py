@@ -15,8 +15,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from stream_dataloader._assembly.part import Fault, Part, pack
-from stream_dataloader._assembly.slots import MESSAGE_BYTES, MOST_STEPS_A_MESSAGE, Ring
+from stream_dataloader._assembly.part import MESSAGE_BYTES, Contents, Fault, Part, pack
+from stream_dataloader._assembly.slot_pool import SlotPool
+from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
 from stream_dataloader._memory.pickling import ByValue, Sealed
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_as_worker
@@ -43,7 +44,7 @@ class WorkerParts(IterableDataset[Any]):
 
     Attributes:
         sessions: How many sessions there were before the one that is iterated next in this process.
-        ring: Where windows go; None: with the messages.
+        slots: Where windows go; None: with the messages.
         resume: Where the first session in this process begins.
         recovery: What is different after a worker died.
         board: Where workers say what they do.
@@ -55,7 +56,7 @@ class WorkerParts(IterableDataset[Any]):
         self._pace = pace
         self._key = key
         self.sessions = 0
-        self.ring: Ring | None = None
+        self.slots: SlotPool | None = None
         self.resume: Snapshot | None = None
         self.recovery = NO_RECOVERY
         self.board = ActivityBoard(dataset.batch_size, mailbox.workers)
@@ -80,15 +81,15 @@ class WorkerParts(IterableDataset[Any]):
     def _read(self, session: int, worker_id: int) -> Iterator[Sealed]:
         if self._mailbox.closed(session):
             return
-        epoch, raw = self._mailbox.read(session)
+        epoch, whole_windows = self._mailbox.read(session)
         resume, self.resume = self.resume, None
         reader = read_as_worker(
             self._dataset.plan(),
             self._dataset.session_table,
             self._key._replace(iteration=session),
             epoch=epoch,
-            by_lane=raw,
-            ring=self.ring,
+            whole_windows=whole_windows,
+            slots=self.slots,
             resume=resume,
             board=self.board,
             recovery=self.recovery,
@@ -106,8 +107,8 @@ class WorkerParts(IterableDataset[Any]):
                 yield message
 
     def _most_steps(self, parts: list[Part], message: Sealed) -> int:
-        """How many steps a message like this one may carry: as the ring allows, and as its size does."""
-        in_slots = self.ring.most_steps if self.ring and parts[-1].in_slot else MOST_STEPS_A_MESSAGE
+        """How many steps a message like this one may carry: as the slots allow, and as its size does."""
+        in_slots = self.slots.most_steps if self.slots and parts[-1].contents.in_slot else MOST_STEPS_A_MESSAGE
         return min(in_slots, MESSAGE_BYTES * len(parts) // len(message))
 
 
@@ -118,5 +119,6 @@ def _message(parts: list[Part]) -> Sealed:
         if len(parts) > 1:  # those before the one that cannot be pickled can
             return Sealed([packed for part in parts for packed in _message([part]).read()])
         (part,) = parts
-        fault = Fault(part.runs[0].lane if part.runs else 0, True, ErrorReport(unsendable(part, error)))
-        return Sealed([part._replace(in_slot=False, blocks=[], objects={}, faults=[fault])])
+        runs = part.contents.runs
+        fault = Fault(runs[0].lane if runs else 0, True, ErrorReport(unsendable(part, error)))
+        return Sealed([part._replace(contents=Contents(runs=runs), faults=[fault])])

@@ -18,7 +18,8 @@ from unittest import mock
 from torch.utils.data._utils import worker as torch_worker
 
 from stream_dataloader import StreamDataLoader, WorkerDeathError
-from stream_dataloader._reading.source_queue import SessionKey
+from stream_dataloader._reading.begin import read_as_worker
+from stream_dataloader._reading.sessions import SessionKey
 
 _sessions = itertools.count(1)
 _here = threading.local()
@@ -73,7 +74,8 @@ class SimulatedPool:
         def open_reader(worker, closed):
             info = SimpleNamespace(id=worker, num_workers=workers)
             with mock.patch.object(torch_worker, "_worker_info", info):
-                return dataset.read_as_worker(session, epoch=epoch, closed=closed, **reading)
+                plan, table = dataset.plan(), dataset.session_table
+                return read_as_worker(plan, table, session, epoch=epoch, closed=closed, **reading)
 
         self.feed = SimulatedFeed(self._loader, [_Worker(number, open_reader) for number in range(workers)])
         return self.feed

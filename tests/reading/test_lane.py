@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from stream_dataloader._state.progress import After, LaneState, Snapshot
 
 from stream_dataloader import LengthError, ReadError, StreamDataset
+from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._schedule.rules import NEVER, NONE
+from stream_dataloader._state.snapshot import After, LaneState, Snapshot
 
 
 def read(text):
@@ -25,8 +26,8 @@ def lane_of():
 
     def make(*texts, resume=None, open_stream=read, **options):
         given = {"time_steps": 4, "lookahead": 0, "seed": 0} | options
-        reader = StreamDataset(texts, open_stream, 1, **given).read_locally(0, resume=resume)
-        reader.queue.publish(NEVER)  # its tickets wait for nobody
+        reader = read_locally(StreamDataset(texts, open_stream, 1, **given).plan(), 0, resume=resume)
+        reader.share.queue.publish(NEVER)  # its tickets wait for nobody
         readers.append(reader)
         return reader._lanes[0]
 

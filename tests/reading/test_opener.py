@@ -6,6 +6,7 @@ import warnings
 import pytest
 
 from stream_dataloader import StreamDataset
+from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._schedule.rules import NEVER
 
 
@@ -57,8 +58,8 @@ def reader_of():
     def make(factory, *names, open_early=True, **options):
         given = {"time_steps": 1, "lookahead": 2, "padding_mode": "zeros", "seed": 0} | options
         dataset = StreamDataset(names, factory, 1, open_early=open_early, **given)
-        reader = dataset.read_locally(0)
-        reader.queue.publish(NEVER)  # its tickets wait for nobody
+        reader = read_locally(dataset.plan(), 0)
+        reader.share.queue.publish(NEVER)  # its tickets wait for nobody
         readers.append(reader)
         return reader
 

@@ -1,0 +1,112 @@
+"""Whether the streams of an epoch fit beside each other.
+
+Guarantee: it is judged in (step, lane) order, from what the lanes read, so an error depends neither on how lanes were
+dealt to workers nor on which worker was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stream_dataloader._assembly.part import Part
+from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._items.layout import Layout
+from stream_dataloader._items.structure import ALIKE
+from stream_dataloader.errors import ItemError, shorten
+
+
+class Judge:
+    """Knows what the epoch's items look like, and compares each part with that.
+
+    Args:
+        lanes: The lanes of each worker.
+        sources: What is read, for error messages.
+
+    Attributes:
+        layout: That of the epoch's items, once it is known.
+    """
+
+    def __init__(self, lanes: Sequence[range], sources: Sequence[Any]) -> None:
+        self._lanes = lanes
+        self._sources = sources
+        self.layout: Layout | None = None
+        self._first_source = -1  # whose layout it is; -1: it was read elsewhere
+        self._known: dict[Layout, Layout] = {}  # with dicts, as each was met first, which decides the order of keys
+        self._fitting: Layout | None = None  # of slots, equal to `layout`
+
+    def meet(self, parts: Sequence[Part | None]) -> None:
+        """Note the layouts that parts met for the first time."""
+        for part in parts:
+            if part is not None:
+                for layout in part.contents.layouts:
+                    self._known.setdefault(layout, layout)
+
+    def as_met(self, layout: Layout) -> Layout:
+        """The equal of a layout with dicts' keys in the order in which they were met first."""
+        return self._known.get(layout, layout)
+
+    def judge(self, parts: Sequence[Part | None], slot: Slot | None) -> None:
+        """Check that the streams of a step share the layout of the epoch's first; once a step.
+
+        Args:
+            parts: One a worker; None for one that has ended.
+            slot: The step's slot, if it has one.
+
+        Raises:
+            ItemError: One does not; the first in lane order.
+        """
+        self.meet(parts)
+        for part, lanes in zip(parts, self._lanes, strict=True):
+            if part is None or self._fits(part, slot):
+                continue
+            for lane, source, position, layout in _reads(part, slot, lanes):
+                if self.layout is None:
+                    self.layout, self._first_source = self.as_met(layout), source
+                if layout != self.layout:
+                    raise self._misfit(part, lane, source, position, layout)
+                if part.contents.in_slot:
+                    self._fitting = layout
+
+    def _fits(self, part: Part, slot: Slot | None) -> bool:
+        """Whether a part's windows all have the epoch's layout, as most do; without looking at each lane."""
+        contents = part.contents
+        if contents.in_slot and slot is not None:
+            return slot.layout is self._fitting
+        return len(contents.blocks) == 1 and contents.blocks[0].layout == self.layout
+
+    def _misfit(self, part: Part, lane: int, source: int, position: int, layout: Layout) -> ItemError:
+        assert self.layout is not None
+        index, name = self._first_source, self._name(source)
+        first = "" if index < 0 else f" (source {index}, {self._name(index)})"
+        return ItemError(
+            f"source {source} ({name}), item {position}, lane {lane}, worker {part.worker_id}: the stream does not fit "
+            f"beside the epoch's first{first}: {self.layout.difference(layout)}; {ALIKE}; or pass a collate_fn, which "
+            "may mix them",
+            source_index=source,
+            source=name,
+            position=position,
+            lane=lane,
+            worker_id=part.worker_id,
+        )
+
+    def _name(self, source: int) -> str:
+        try:
+            return shorten(self._sources[source])
+        except Exception:  # the error that is told matters more
+            return "?"
+
+
+def _reads(part: Part, slot: Slot | None, lanes: range) -> Iterator[tuple[int, int, int, Layout]]:
+    """What a part's lanes read: lane, source, position and layout, in lane order."""
+    contents = part.contents
+    if contents.in_slot and slot is not None:
+        source, position, _, _ = slot.bookkeeping
+        for lane in lanes:
+            if source[0, lane] >= 0:
+                yield lane, int(source[0, lane]), int(position[0, lane]), slot.layout
+        return
+    for run in contents.runs:
+        layout = next((block.layout for block in contents.blocks if block.counts[run.lane - lanes.start]), None)
+        if layout is not None:  # else the worker failed in making the part
+            yield run.lane, run.source, run.position, layout

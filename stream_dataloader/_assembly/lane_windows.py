@@ -1,0 +1,100 @@
+"""The lanes' windows one by one, for `collate_fn`.
+
+Guarantee: a window is what the stream yielded, if it cut the window itself; else tensors `(T, ...)` and lists `[t]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stream_dataloader._assembly.block import Block
+from stream_dataloader._assembly.judge import Judge
+from stream_dataloader._assembly.part import Part
+from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._assembly.writer import WindowKind
+from stream_dataloader._items.fill import FillValue
+from stream_dataloader._items.layout import Layout, as_tensor
+from stream_dataloader._items.structure import sorted_keys, unflatten
+
+_IDLE = object()  # stands for an idle lane's window until the layout is known
+
+
+class LaneWindows:
+    """Takes windows out of parts.
+
+    Args:
+        lanes: The lanes of each worker, consecutive.
+        time_steps: Steps of a window; None if the streams cut windows.
+        fill_value: Pads what no item was read for.
+        judge: Knows the layouts that were met; it is told what the epoch's items look like.
+    """
+
+    def __init__(self, lanes: Sequence[range], time_steps: int | None, fill_value: Any, judge: Judge) -> None:
+        self._lanes = lanes
+        self._time_steps = time_steps
+        self._fill_value = fill_value
+        self._fill = FillValue(fill_value)
+        self._judge = judge
+
+    def of(self, parts: Sequence[Part | None], slot: Slot | None) -> list[Any]:
+        """The B lanes' windows of a step; those in the slot are views into it.
+
+        Args:
+            parts: One a worker; None for one that has ended.
+            slot: The step's slot, if it has one.
+        """
+        self._judge.meet(parts)
+        windows: list[Any] = []
+        for part, lanes in zip(parts, self._lanes, strict=True):
+            windows += [_IDLE] * len(lanes) if part is None else self._of_part(part, slot, lanes)
+        # a second time over them: the first lanes may be idle, and the layout be that of the last one's window
+        return [self._idle_window() if window is _IDLE else window for window in windows]
+
+    def _of_part(self, part: Part, slot: Slot | None, lanes: range) -> list[Any]:
+        contents = part.contents
+        blocks = contents.blocks
+        if contents.in_slot:
+            assert slot is not None
+            blocks = [slot.block(lanes, contents)]
+        if contents.objects:
+            return [_as_yielded(contents.objects.get(row, _IDLE), blocks, row) for row in range(len(lanes))]
+        return [self._read(blocks, row) for row in range(len(lanes))]
+
+    def _read(self, blocks: Sequence[Block], row: int) -> Any:
+        """A window that the loader cut, or padded."""
+        block = next((block for block in blocks if block.counts[row]), None)
+        if block is None:
+            return _IDLE
+        layout = self._judge.as_met(block.layout)
+        self._judge.layout = self._judge.layout or layout
+        return _window(block, row, layout)
+
+    def _idle_window(self) -> Any:
+        layout = self._judge.layout
+        if self._time_steps is None or layout is None:
+            return self._fill_value
+        block = Block.empty(layout, self._time_steps, 1, whole_windows=True)
+        block.pad(self._fill.of(layout))
+        return _window(block, 0, layout)
+
+
+def _window(block: Block, row: int, layout: Layout) -> Any:
+    """One row of a block as a user sees it: tensors `(T, ...)` and lists `[t]`."""
+    return layout.build(
+        [step[row] for step in column] if spec.dtype is None else as_tensor(column[: block.time_steps, row], spec.dtype)
+        for spec, column in zip(block.layout.specs, block.columns, strict=True)
+    )
+
+
+def _as_yielded(given: Any, blocks: Sequence[Block], row: int) -> Any:
+    """A window as the stream yielded it: one that was sent, or one that lies in the slot's only block."""
+    if not isinstance(given, WindowKind):
+        return given
+    (block,) = blocks
+    leaves = [column[: given.steps, row] for column in block.columns]
+    built = (
+        as_tensor(leaf, spec.dtype) if is_tensor and spec.dtype is not None else leaf
+        for leaf, spec, is_tensor in zip(leaves, block.layout.specs, given.tensors, strict=True)
+    )
+    return unflatten(sorted_keys(block.layout.structure), built)

@@ -1,0 +1,189 @@
+"""A pool of slots of shared memory, in which workers put batches together in place.
+
+A slot holds one whole batch, bookkeeping and all. The first free one is claimed::
+
+            a worker begins a step           main delivers it
+    free ------------------------> filling ------------------> leased
+     ^                                |                          |
+     |      a newer iteration began   |    (few left: a copy)    |
+     +--------------------------------+--------------------------+  the last tensor over it is gone
+
+The first item read, by whichever worker, decides where things lie in a slot; the file grows then. A worker
+that finds no free slot, or whose items do not fit, sends them through torch's queue instead: nobody waits.
+
+Guarantees: a slot is written to only while no tensor, view or array over it is left in the main process; a
+worker is never kept waiting for one. Not covered: a process forked while a batch is held, which shares it;
+it must clone what it wants to keep.
+"""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE, PAGE_BYTES, Geometry, aligned
+from stream_dataloader._items.layout import Layout
+from stream_dataloader._memory.fields import Carver, bytes_of
+from stream_dataloader._memory.pickling import dumps_home
+from stream_dataloader._memory.shared_memory import SharedFile, SharedMemory
+
+_FREE, _FILLING, _LEASED = range(3)
+_UNKNOWN, _READY, _REFUSED = range(3)
+
+
+class _Control:
+    """What is known of the slots.
+
+    Attributes:
+        state: Whether there are slots: unknown, ready or refused.
+        pickled_bytes: Length of the pickled layout, at the file's start.
+        time_steps: T, the most that fits.
+        slots: How many slots there are.
+        session: The newest session that claimed one.
+        entries: Which step is in which slot, by step modulo their number; see `_entry`.
+        slot_states: What each slot is: free, being filled or leased.
+        slot_states_at: Where that begins in the memory.
+    """
+
+    def __init__(self, carve: Carver, steps_in_flight: int) -> None:
+        self.state = carve(1)
+        self.pickled_bytes = carve(1)
+        self.time_steps = carve(1)
+        self.slots = carve(1)
+        self.session = carve(1)
+        self.entries = carve(steps_in_flight)
+        self.slot_states_at = carve.end_bytes
+        self.slot_states = carve(steps_in_flight + MOST_STEPS_A_MESSAGE, dtype=np.uint8)
+
+
+class SlotPool:
+    """What all processes share: the slots' file, their states, and which step is in which slot.
+
+    Args:
+        lanes: Lanes of the batch, B.
+        messages: Most messages of one worker that can be on their way at once.
+
+    Raises:
+        OSError: The system offers no memory for it.
+    """
+
+    def __init__(self, lanes: int, messages: int) -> None:
+        self._lanes = lanes
+        self._messages = messages
+        self._memory_of_control = SharedMemory(bytes_of(self._lay_out_control))
+        self._file = SharedFile()
+
+    def _lay_out_control(self, carve: Carver) -> _Control:
+        return _Control(carve, self._messages * MOST_STEPS_A_MESSAGE)
+
+    @cached_property
+    def _control(self) -> _Control:
+        return self._lay_out_control(Carver(self._memory_of_control.buffer))
+
+    @cached_property
+    def memory(self) -> mmap.mmap:
+        """The slots' file, once there is a geometry."""
+        return self._file.map()
+
+    @property
+    def refused(self) -> bool:
+        """There was not enough memory for slots."""
+        return bool(self._control.state[0] == _REFUSED)
+
+    @property
+    def laid_out(self) -> bool:
+        """There are slots."""
+        return bool(self._control.state[0] == _READY)
+
+    def offer(self, layout: Layout, time_steps: int) -> Geometry | None:
+        """The geometry: of this layout, if it is the first, else the one there is; None if there can be none."""
+        state = self._control.state
+        if state[0] == _UNKNOWN:
+            with self._memory_of_control.locked():
+                if state[0] == _UNKNOWN:
+                    self._lay_out(layout, time_steps)
+        return self.geometry
+
+    def _lay_out(self, layout: Layout, time_steps: int) -> None:
+        geometry = Geometry(layout, time_steps, self._lanes)
+        slots = self._messages * geometry.most_steps + geometry.most_held
+        try:
+            pickled = dumps_home(layout)
+            self._file.grow(aligned(len(pickled), PAGE_BYTES) + slots * geometry.slot_bytes)
+            self.memory[: len(pickled)] = pickled
+        except Exception:  # too little memory, or a layout that cannot be pickled: items go through the queue
+            self._control.state[0] = _REFUSED
+        else:
+            control = self._control
+            control.pickled_bytes[0], control.time_steps[0], control.slots[0] = len(pickled), time_steps, slots
+            control.state[0] = _READY  # last: who sees it sees the rest
+
+    @cached_property
+    def geometry(self) -> Geometry | None:
+        """Where things lie in a slot; None if there are no slots. Asked for only when that is decided."""
+        control = self._control
+        if control.state[0] != _READY:
+            return None
+        layout = pickle.loads(self.memory[: int(control.pickled_bytes[0])])
+        return Geometry(layout, int(control.time_steps[0]), self._lanes)
+
+    @property
+    def most_steps(self) -> int:
+        """How many steps a message may carry whose windows are in slots."""
+        return 1 if self.geometry is None else self.geometry.most_steps
+
+    @cached_property
+    def slots(self) -> int:
+        """How many slots there are."""
+        return int(self._control.slots[0])
+
+    def offset(self, slot: int) -> int:
+        """Where a slot begins in the memory."""
+        assert self.geometry is not None
+        return aligned(int(self._control.pickled_bytes[0]), PAGE_BYTES) + slot * self.geometry.slot_bytes
+
+    def claim(self, session: int, step: int) -> int | None:
+        """The slot of a step, for a worker that writes to it; None if none is free.
+
+        The first worker of a session comes when those of the session before write no more: what they were
+        filling is free.
+        """
+        if (slot := self.find(session, step)) is not None:
+            return slot
+        control, memory = self._control, self._memory_of_control
+        with memory.locked():
+            if (slot := self.find(session, step)) is not None:
+                return slot
+            if control.session[0] < session:
+                control.session[0] = session
+                control.slot_states[control.slot_states == _FILLING] = _FREE
+            slot = memory.find(_FREE, control.slot_states_at, control.slot_states_at + self.slots)
+            if slot is None or control.session[0] > session:
+                return None
+            control.slot_states[slot] = _FILLING
+            control.entries[step % len(control.entries)] = _entry(session, step, slot)
+            return slot
+
+    def find(self, session: int, step: int) -> int | None:
+        """The slot of a step, if it has one."""
+        entries = self._control.entries
+        entry = int(entries[step % len(entries)])
+        slot = (entry & 0xFFFF) - 1
+        return slot if entry == _entry(session, step, slot) and slot >= 0 else None
+
+    def set_leased(self, slot: int, leased: bool) -> None:
+        """Take a slot that was filled out of the pool, or give it back; for the main process."""
+        self._control.slot_states[slot] = _LEASED if leased else _FREE
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("_lanes", "_messages", "_memory_of_control", "_file")
+        return {name: self.__dict__[name] for name in names}
+
+
+def _entry(session: int, step: int, slot: int) -> int:
+    """Session, step and slot in one word, which is read and written in one piece."""
+    return (session & 0x7FFF) << 48 | (step & 0xFFFFFFFF) << 16 | (slot + 1)
