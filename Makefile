@@ -45,4 +45,4 @@ bench:  ## speed as ratios against peers, a quick look; the figures in the docs 
 docs:  ## the site, in site/, without network: fails on a link that leads nowhere and a docstring that cannot be read
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	$(BIN)/python -m pytest -q tests/test_pages.py -k site
+	$(BIN)/python -m pytest -q tests/pages/test_pages.py -k site

@@ -7,11 +7,16 @@ Tests over random cases are marked `random`, so that `--full -m "slow or random"
 import gc
 import multiprocessing
 import os
+import pathlib
 import threading
 import time
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+#: What tests share is found by the programs they start, too; as `pythonpath` in pyproject.toml is for tests.
+SHARED = [str(pathlib.Path(__file__).parent / folder) for folder in ("", "promises", "ranks", "streams")]
+os.environ["PYTHONPATH"] = os.pathsep.join([*SHARED, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 settings.register_profile(
     "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

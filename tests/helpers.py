@@ -1,10 +1,13 @@
 """What many tests need: how many random cases to run, and the batches of a loader as plain lists."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+#: The repository.
+ROOT = Path(__file__).parents[1]
 #: Seconds that no test may take: for what is stuck, and must not be waited for. A test that does is ended as a hang.
 FOREVER = 100_000
 #: Ways to start a process. `spawn` imports torch in each worker anew, which takes seconds. The server of `forkserver`

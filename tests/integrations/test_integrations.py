@@ -5,19 +5,17 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from cases import key
-from helpers import PATIENCE
+from helpers import PATIENCE, ROOT
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings are theirs
 
-ROOT = Path(__file__).parents[2]
 TRAINERS = ROOT / "tests" / "trainers"
 EXAMPLES = ROOT / "examples"
 LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5]

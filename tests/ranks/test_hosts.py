@@ -7,12 +7,11 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from helpers import PATIENCE
+from helpers import PATIENCE, ROOT
 
-SCRIPT = Path(__file__).parent / "trainers" / "two_hosts.py"
+SCRIPT = ROOT / "tests" / "trainers" / "two_hosts.py"
 
 
 def ip(*arguments):

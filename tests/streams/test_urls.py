@@ -5,7 +5,7 @@ import wave
 import clips
 import numpy as np
 import pytest
-from test_streams_cache import serving
+from test_cache import serving
 
 from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
 from stream_dataloader.streams import ArrayStream, AudioStream, AudioVisualStream, TextStream, VideoStream

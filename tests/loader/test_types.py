@@ -4,13 +4,11 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from helpers import PATIENCE
+from helpers import PATIENCE, ROOT
 
-ROOT = Path(__file__).parent.parent
-SCRIPT = "tests/typed_script.py"
+SCRIPT = "tests/loader/typed_script.py"
 
 
 def check(*command):

@@ -4,12 +4,21 @@ import contextlib
 import gc
 import mmap
 
+import numpy as np
 import pytest
 import torch
-from test_ring import loader_of
 
+from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._assembly.page_lock import PendingCopies, lock_pages
 from stream_dataloader._device import OneAhead
+
+
+def rows_of(length):
+    return iter([np.full(4, i) for i in range(length)])
+
+
+def loader_of(**options):
+    return StreamDataLoader(StreamDataset((50,) * 4, rows_of, 4, time_steps=2), 2, **options)
 
 
 class StandIn:

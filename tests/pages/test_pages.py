@@ -5,13 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
@@ -60,7 +59,7 @@ PROGRAMS = [
 @pytest.fixture(scope="module")
 def programs():
     """Runs a program: what it prints."""
-    command = [sys.executable, ROOT / "tests" / "run_programs.py"]
+    command = [sys.executable, ROOT / "tests" / "pages" / "run_programs.py"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

@@ -1,13 +1,13 @@
 """States that earlier versions saved are still taken up: tests/data has some, with the batches that came after them."""
 
 import json
-import pathlib
 
 import pytest
+from helpers import ROOT
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 
-SAVED = json.loads((pathlib.Path(__file__).parent / "data" / "states_0_1_0.json").read_text())
+SAVED = json.loads((ROOT / "tests" / "data" / "states_0_1_0.json").read_text())
 
 
 @pytest.mark.parametrize("workers", [0, 2])
