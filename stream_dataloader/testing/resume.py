@@ -85,6 +85,8 @@ def check_resume(
     state = saved(make_loader(next(counts)))
     for epoch, batches in enumerate(expected):
         for step in range(len(batches) + 1):
+            if step == len(batches) and state["epoch"] > epoch:
+                break  # the end is known with the last batch: this state is the next epoch's beginning
             place = f"resumed in epoch {epoch} before batch {step}"
             rest = [batch_key(batch) for batch in itertools.islice(resumed(state), limit and limit - step)]
             assert rest == batches[step:], f"{place}: {_difference(rest, batches[step:])}"

@@ -50,7 +50,7 @@ def test_len_tells_of_the_epoch_being_read_then_of_the_next():
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"), [({}, "lengths="), ({"lengths": [1], "padding_mode": "cycle"}, "no end")]
+    ("options", "reason"), [({}, "lengths="), ({"lengths": [1], "padding_mode": "cycle"}, "no last batch")]
 )
 def test_len_is_a_type_error_where_it_is_not_known(options, reason):
     loader = StreamDataLoader(StreamDataset([1], range, 1, time_steps=1, **options))
