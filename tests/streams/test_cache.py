@@ -102,9 +102,12 @@ class Handler(BaseHTTPRequestHandler):
         if ending == "more":
             self.send_header("Content-Length", str(len(content) // 2))
         self.send_header("Connection", "close")
+        if ending == "more":  # in one packet with its head: a client that has all it was told looks no further
+            self.wfile.write(b"".join(self._headers_buffer) + b"\r\n" + content)
+            return
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(content if ending == "more" else content[:ending])
+            self.wfile.write(content[:ending])
 
     def log_message(self, *args):
         pass

@@ -194,7 +194,7 @@ def test_a_refused_connection():
     ("source", "error", "message"),
     [
         ("/dev/video97", FileNotFoundError, "/dev/video97"),
-        (__file__, ValueError, r"test_streams_camera.py is no camera; files are read by VideoStream"),
+        (__file__, ValueError, r"test_camera.py is no camera; files are read by VideoStream"),
         (-1, ValueError, "index is 0 or more, and this is -1"),
         (97, ConnectionError, "camera 97: cannot be opened"),
         (("rtsp://a", 0, 5), TypeError, "an index, a device or a URL, and this is .* a tuple"),
