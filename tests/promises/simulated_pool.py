@@ -20,6 +20,7 @@ from torch.utils.data._utils import worker as torch_worker
 from stream_dataloader import StreamDataLoader, WorkerDeathError
 from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.sessions import SessionKey
+from stream_dataloader._schedule.rules import NEVER
 
 _sessions = itertools.count(1)
 _here = threading.local()
@@ -87,10 +88,12 @@ class SimulatedFeed:
     def __init__(self, loader, workers):
         self._loader, self._workers = loader, workers
         self._noticed = False
+        self._step = NEVER  # the one that is put together
 
     def move(self, number):
-        worker = self._workers[number % len(self._workers)]
-        if worker.alive and len(worker.parts) < self._loader.prefetch:
+        """Let a worker go on, if it was asked for a further part: torch asks for one when one is yielded, in order."""
+        worker, prefetch = self._workers[number % len(self._workers)], self._loader.prefetch
+        if worker.alive and len(worker.parts) < prefetch and worker.last_step < self._step + prefetch:
             worker.move()
 
     def kill(self, number, noticed_late):
@@ -100,6 +103,7 @@ class SimulatedFeed:
             self._noticed |= not noticed_late
 
     def receive(self, step):
+        self._step = step
         turns = itertools.chain(self._loader.order, itertools.islice(itertools.cycle(range(len(self._workers))), 3_000))
         for number in turns:
             ready = [worker for worker in self._workers if worker.parts]
@@ -127,6 +131,7 @@ class _Worker:
         alive: It has not ended.
         dead: It was killed.
         parts: What it has sent and nobody has received, each with a number that says when.
+        last_step: The step of the last of its parts.
     """
 
     _sendings = itertools.count()
@@ -134,6 +139,7 @@ class _Worker:
     def __init__(self, number, open_reader):
         self.number, self.alive, self.dead = number, True, False
         self.parts = deque()
+        self.last_step = -1
         self._open_reader, self._reader = open_reader, None
         self._closed, self._error = False, None
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
@@ -195,6 +201,7 @@ class _Worker:
         self._reader = self._open_reader(self.number, self._is_closed)
         for part in self._reader:
             self.parts.append((next(self._sendings), part))
+            self.last_step = part.step
             self.pause()
             if self._closed:
                 return
