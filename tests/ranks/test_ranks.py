@@ -32,7 +32,7 @@ def ranks():
     processes.close()
 
 
-@random_cases(EXAMPLES)
+@random_cases(EXAMPLES, quick=5)
 @given(shared_cases(), st.data())
 def test_the_union_of_all_ranks_is_the_batch_of_one(ranks, drawn, data):
     _, groups, _ = drawn
@@ -44,7 +44,7 @@ def test_the_union_of_all_ranks_is_the_batch_of_one(ranks, drawn, data):
     assert [side_by_side(step) for step in zip(*batches, strict=True)] == whole
 
 
-@random_cases(EXAMPLES)
+@random_cases(EXAMPLES, quick=5)
 @given(shared_cases(), st.data())
 def test_any_number_of_ranks_goes_on_with_the_same_batches(ranks, drawn, data):
     _, groups, _ = drawn
@@ -180,6 +180,7 @@ def test_steps_are_equal_where_streams_are_skipped(ranks, known):
     assert sorted(items) == [(i, j) for i, length in enumerate(read) for j in range(length)]
 
 
+@pytest.mark.slow
 def test_first_come_first_served_reads_all_on_equal_steps(ranks):
     lengths = [int(n) for n in np.random.default_rng(0).integers(0, 9, 60)]
     options = same(4, lengths=lengths, jitter=True, lanes=4)
@@ -204,6 +205,7 @@ def test_an_endless_epoch_needs_no_agreement(ranks):
     assert [len(batches) for batches in found] == [50] * 3
 
 
+@pytest.mark.slow
 def test_epochs_left_early_by_all_ranks_do_not_disturb_the_next(ranks):
     for dataset in ({}, {"lengths": [9] * 8}):
         kwargs = {"dataset": dataset, "num_workers": 1, "persistent_workers": True}
@@ -280,6 +282,7 @@ def late(rank, seconds):
     return [batch.step for batch in itertools.islice(loader, 5)]
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_after_the_others_gave_up_does_not_begin_alone(ranks):
     for failed in ranks.run(6, late, 8, failing=True):
         assert failed.kind == "RankError"
@@ -364,7 +367,7 @@ def stumble(rank, world_size, way, known=False, mode="zeros"):
     return "ended"
 
 
-@pytest.mark.parametrize("way", ["stuck", "killed"])
+@pytest.mark.parametrize("way", ["killed", pytest.param("stuck", marks=pytest.mark.slow)])
 def test_a_stuck_or_dead_rank_does_not_leave_others_hanging(way):
     processes = RankProcesses(3)
     try:
@@ -432,7 +435,9 @@ def save_and_go_on(rank, world_size, folder, step, workers):
     return [key(batch) for batch in iterator]
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 4), (4, 2), (1, 4), (2, 1)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(2, 1), *[pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(4, 4), (4, 2), (1, 4)]]]
+)
 def test_distributed_checkpoints_are_dealt_out_to_other_world_sizes(ranks, tmp_path, before, after):
     saved = ranks.run(before, save_and_go_on, before, tmp_path, 3, 1)
     loaded = ranks.run(after, save_and_go_on, after, tmp_path, None, 2)
