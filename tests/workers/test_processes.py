@@ -3,10 +3,12 @@
 import enum
 import multiprocessing
 import os
+import pathlib
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -204,8 +206,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_killed_main_process_leaves_no_folder(method, tmp_path):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+    temporary = pathlib.Path(tempfile.mkdtemp())  # not in tmp_path: sockets lie there, whose paths must be short
     script = f"""
 import os, signal
 import numpy as np
@@ -226,3 +227,4 @@ if __name__ == "__main__":
     assert "pymp-" in done.stdout
     while any(temporary.iterdir()):
         time.sleep(0.1)
+    temporary.rmdir()
