@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from stream_dataloader._ranks.ranks import Ranks
+from stream_dataloader._ranks.ranks import Ranks, known_steps
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.step_count import count_steps
@@ -43,12 +43,8 @@ class EpochEnds:
     def _known_steps(self, epoch: int) -> int | None:
         """Number of steps of an epoch, for all ranks, if no stream can change it."""
         reading = self._ranks.reading
-        if not reading.rules.deterministic or self._dataset.on_error != "raise":
-            return None
-        try:
-            return count_steps(reading.rules, reading.steps_of_groups(epoch))
-        except TypeError:  # lengths are not known, or there is no end
-            return None
+        steps = known_steps(reading, epoch)
+        return None if steps is None else count_steps(reading.rules, steps)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_order": None}

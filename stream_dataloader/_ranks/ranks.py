@@ -170,14 +170,20 @@ def identity_of(dataset: StreamDataset) -> SourceIdentity:
     return SourceIdentity(dataset.fingerprint, dataset.lengths_fingerprint)
 
 
-def _count(dataset: StreamDataset, epoch: int, step: int, place: RankPlace) -> int | None:
-    """The number of steps of the epoch, where it is known and all ranks can make do with it."""
-    rules = dataset.rules
-    if not rules.deterministic or dataset.on_error != "raise":  # a stream that is skipped changes it
+def known_steps(dataset: StreamDataset, epoch: int) -> list[int] | None:
+    """Number of steps of each group in an epoch; None where it is not known, or a stream may change it."""
+    if not dataset.rules.deterministic or dataset.on_error != "raise":  # a stream that is skipped changes it
         return None
     try:
-        steps = dataset.steps_of_groups(epoch)
+        return dataset.steps_of_groups(epoch)
     except TypeError:  # lengths are not known, or there is no end
+        return None
+
+
+def _count(dataset: StreamDataset, epoch: int, step: int, place: RankPlace) -> int | None:
+    """The number of steps of the epoch, where it is known and all ranks can make do with it."""
+    rules, steps = dataset.rules, known_steps(dataset, epoch)
+    if steps is None:
         return None
     count = count_steps(rules, steps)
     of_ranks = [max(steps[i : i + rules.groups.count]) for i in range(0, len(steps), rules.groups.count)]
