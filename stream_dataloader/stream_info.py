@@ -10,16 +10,16 @@ import threading
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
+from numpy.random import Generator, SeedSequence, default_rng
 
 __all__ = ["StreamInfo", "get_stream_info"]
 
 _ORDER, _STREAM, _POSITION = range(3)  # part of each key, so that no two purposes share random numbers
 
 
-def order_rng(seed: int, epoch: int, *part: int) -> np.random.Generator:
+def order_rng(seed: int, epoch: int, *part: int) -> Generator:
     """The generator that shuffles an epoch, or a part of it with an order of its own."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ORDER, epoch, *part)))
+    return default_rng(SeedSequence(seed, spawn_key=(_ORDER, epoch, *part)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +45,12 @@ class StreamInfo:
     repeat: int = 0
 
     @cached_property
-    def rng(self) -> np.random.Generator:
+    def rng(self) -> Generator:
         """A generator seeded from (seed, epoch, source), for draws that are made while the stream opens."""
         key = (_STREAM, self.epoch, self.source_index, *self._again)
-        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
+        return default_rng(SeedSequence(self.seed, spawn_key=key))
 
-    def rng_at(self, position: int) -> np.random.Generator:
+    def rng_at(self, position: int) -> Generator:
         """A new generator seeded from (seed, epoch, source, position), for the draws of one item.
 
         Unlike `rng` it does not depend on earlier draws. So a stream that starts in the middle draws the same numbers
@@ -60,7 +60,7 @@ class StreamInfo:
             position: Index of the item within its stream, 0 or more.
         """
         key = (_POSITION, self.epoch, self.source_index, position, *self._again)
-        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
+        return default_rng(SeedSequence(self.seed, spawn_key=key))
 
     @property
     def _again(self) -> tuple[int, ...]:

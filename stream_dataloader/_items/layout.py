@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy import ma  # here, as `np.ma` has NumPy load it when first asked: a tenth of a second in each new worker
 
 from stream_dataloader._items.structure import LEAF, Misfit, Node, collect, flatten, leaf_paths, types_of, unflatten
 
@@ -107,7 +108,7 @@ def spec_of(leaf: Any) -> Spec:
         dense = is_dense(leaf) and _can_be_filled(leaf.dtype)
         return Spec(leaf.dtype, tuple(leaf.shape)) if dense else Spec(None, ())
     if isinstance(leaf, (np.ndarray, np.generic)):
-        if isinstance(leaf, np.ma.MaskedArray):  # a tensor has no mask to keep
+        if isinstance(leaf, ma.MaskedArray):  # a tensor has no mask to keep
             return Spec(None, ())
         dtype = _TORCH_OF_NUMPY.get(leaf.dtype.newbyteorder("="))  # copied into a column, it is native
         return Spec(None, ()) if dtype is None else Spec(dtype, tuple(leaf.shape))

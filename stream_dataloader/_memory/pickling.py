@@ -10,6 +10,7 @@ those under `if __name__ == "__main__":`. Everything else goes by reference, as 
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import secrets
@@ -28,6 +29,7 @@ from stream_dataloader.errors import shorten
 
 _tokens: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()  # of classes that another process has too
 _classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+_forked = False  # this process is a worker that has what its parent had
 
 
 def dumps(content: Any) -> bytes:
@@ -95,6 +97,8 @@ class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _class_of, (token, obj.__qualname__)
         if (is_class or isinstance(obj, FunctionType)) and main_module.finds(obj, here=self._home):
             return NotImplemented  # by reference
+        if is_class and self._home and _is_hidden(obj) and _is_inherited(obj):
+            return _class_at, (id(obj), obj.__module__, obj.__qualname__)
         reduced = super().reducer_override(obj)
         if not is_class or self._home or not isinstance(reduced, tuple) or len(reduced) != 6:
             return reduced
@@ -122,25 +126,56 @@ def _share(kind: type, token: str | None = None) -> str | None:
     return token
 
 
-def share_classes() -> None:
-    """Give a token to each class that pickle may not find; before a fork, so that objects can come back from it."""
+def note_fork() -> None:
+    """Have a worker that was just forked tell the classes that it came with from those that it makes itself.
+
+    Those that it came with are sent home by their address, which is the same there. To give each of the thousands of
+    classes a name before every fork would cost 10 ms. Frozen objects are also left alone by the garbage collector,
+    so that their memory stays shared with the parent.
+    """
+    global _forked
+    gc.freeze()
+    _forked = True
+
+
+def _is_hidden(kind: type) -> bool:
+    """Whether pickle may not find a class by its name."""
+    return "<locals>" in kind.__qualname__ or kind.__module__ == "__main__"
+
+
+def _is_inherited(kind: type) -> bool:
+    """Whether this worker came with a class."""
+    return _forked and not any(made is kind for made in gc.get_objects())  # which leaves out what is frozen
+
+
+def _class_at(address: int, module: str, name: str) -> type:
+    """The class that a forked worker came with."""
+    key = f"{address:x} {module} {name}"
+    if (known := _classes.get(key)) is not None:
+        return known
     seen: set[int] = set()
     waiting: list[type] = [object]
     while waiting:
         kinds: list[type] = type.__subclasses__(waiting.pop())
         for kind in kinds:
+            if id(kind) == address and (kind.__module__, kind.__qualname__) == (module, name):
+                _classes[key] = kind
+                return kind
             if id(kind) not in seen:
                 seen.add(id(kind))
                 waiting.append(kind)
-                if "<locals>" in kind.__qualname__ or kind.__module__ == "__main__":
-                    _share(kind)
+    raise _gone(name)
 
 
 def _class_of(token: str, name: str) -> type:
     try:
         return _classes[token]
     except KeyError:
-        raise pickle.UnpicklingError(f"the class {name} is no longer here; keep a reference to it") from None
+        raise _gone(name) from None
+
+
+def _gone(name: str) -> pickle.UnpicklingError:
+    return pickle.UnpicklingError(f"the class {name} is no longer here; keep a reference to it")
 
 
 def _complete(kind: type, shared: tuple[str | None, Callable[[type, Any], Any], Any]) -> None:

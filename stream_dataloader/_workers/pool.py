@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._memory.pickling import Sealed, share_classes
+from stream_dataloader._memory.pickling import Sealed
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery
 from stream_dataloader._state.snapshot import Snapshot
@@ -163,10 +163,9 @@ class WorkerPool:
 
     def _iterate(self, method: str) -> tuple[Iterator[Sealed], Crew]:
         """An iterator of torch's, and the workers that it has started or kept."""
-        if method == "fork":
-            share_classes()
         if self._init is not None:
             self._init.folder = shared_folder()
+            self._init.forked = method == "fork"
         kept = self._crew if self._dataloader.persistent_workers else None
         before = {child.pid for child in multiprocessing.active_children()}
         with starting(method) as interrupts:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader._memory import main_module
-from stream_dataloader._memory.pickling import ByValue
+from stream_dataloader._memory.pickling import ByValue, note_fork
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._workers.torch_quirks import JOIN_SECONDS, guard_handler
 
@@ -80,14 +80,18 @@ class WorkerInit:
 
     Attributes:
         folder: What a worker removes when its main process has been killed; see `shared_folder`.
+        forked: Workers are forked from the main process itself.
     """
 
     def __init__(self, user_init: Callable[[int], Any] | None) -> None:
         self.folder: str | None = None
+        self.forked = False
         self._user_init = ByValue(user_init, "worker_init_fn")
 
     def __call__(self, worker_id: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # forkserver does not pass on a blocked one
+        if self.forked:
+            note_fork()
         watch_parent(self.folder)
         cap_opencv()
         if self._user_init.value is not None:

@@ -112,6 +112,28 @@ def test_local_classes_come_back_as_themselves(method):
     assert batch.data["kind"][0] == list(Kind)
 
 
+def test_a_class_made_between_two_epochs_comes_back_as_itself_and_one_made_by_a_worker_does_not():
+    kinds = []
+
+    def new_kind():
+        class Kind:
+            pass
+
+        return Kind
+
+    def read(number):
+        yield {"kind": kinds[-1]() if number else new_kind()()}
+
+    loader = StreamDataLoader(StreamDataset([0, 1], read, 2, time_steps=1), 2, multiprocessing_context="fork")
+    for _ in range(2):
+        kinds.append(new_kind())
+        (batch,) = loader
+        made_there, made_here = map(type, batch.data["kind"][0])
+        assert made_here is kinds[-1]
+        assert made_there.__name__ == made_here.__name__
+        assert made_there is not made_here
+
+
 def test_a_missing_main_guard_is_named_first(tmp_path):
     script = """
 from stream_dataloader import StreamDataLoader, StreamDataset
