@@ -1,0 +1,93 @@
+"""Reads streams for a test: all of their items, as copies, and compares them with others.
+
+Guarantee: what is returned stays as it is, also if a stream uses its memory again.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from stream_dataloader._items.layout import as_array
+from stream_dataloader.batch import map_leaves
+from stream_dataloader.testing.resume import leaf_key
+
+_DESCRIPTORS = "/proc/self/fd"
+
+
+def iterated(stream: Any) -> Iterator[Any]:
+    for item in stream:
+        yield map_leaves(item, copied)
+
+
+def items_of(stream: Any) -> list[Any]:
+    """All items; the stream is closed."""
+    try:
+        return list(iterated(stream))
+    finally:
+        close(stream)
+
+
+def copied(leaf: Any) -> Any:
+    """A leaf as an array of its own: a stream may use its memory again."""
+    if isinstance(leaf, torch.Tensor):
+        return as_array(leaf).copy() if leaf.dtype is not torch.bfloat16 else leaf.detach().clone()
+    return np.array(leaf) if isinstance(leaf, (np.ndarray, np.generic, int, float, bool)) else leaf
+
+
+def close(stream: Any) -> None:
+    if callable(close := getattr(stream, "close", None)):
+        close()
+
+
+def assert_same(found: list[Any], expected: list[Any], source: Any, what: str) -> None:
+    for position, (one, other) in enumerate(zip(found, expected, strict=False)):
+        same = map_leaves(one, leaf_key) == map_leaves(other, leaf_key)
+        assert same, f"{source!r}, {what}: item {position} of those is another one"
+    assert len(found) == len(expected), f"{source!r}, {what}: {len(found)} items, and should be {len(expected)}"
+
+
+def shapes_of(item: Any) -> Any:
+    return map_leaves(item, lambda leaf: (str(leaf.dtype), tuple(leaf.shape)) if hasattr(leaf, "shape") else type(leaf))
+
+
+def _rows_of(item: Any, count: int) -> Any:
+    """Room for `count` items like this one and one more, all bits set."""
+
+    def room(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return torch.full((count + 1, *leaf.shape), float("nan"), dtype=leaf.dtype)
+        rows: Any = np.empty((count + 1, *leaf.shape), leaf.dtype)
+        rows.reshape(-1).view(np.uint8)[:] = 255
+        return rows
+
+    return map_leaves(item, room)
+
+
+def written(stream: Any, item: Any, room: int, source: Any) -> list[Any]:
+    """The next items, as `read_into` writes them; nothing else is written to."""
+    out, before = _rows_of(item, room), _rows_of(item, room)
+    count: int = stream.read_into(map_leaves(out, lambda leaf: leaf[:room]))
+    assert 0 <= count <= room, f"{source!r}: read_into returned {count}, with room for {room}"
+    rest, rest_before = (map_leaves(rows, lambda leaf: leaf_key(leaf[count:])) for rows in (out, before))
+    assert rest == rest_before, f"{source!r}: read_into wrote more than the {count} items it returned"
+    return [map_leaves(out, functools.partial(_row, t=t)) for t in range(count)]
+
+
+def _row(leaf: Any, t: int) -> Any:
+    return copied(leaf[t])
+
+
+def held() -> tuple[int, int]:
+    """How many descriptors and threads there are."""
+    gc.collect()
+    descriptors = len(os.listdir(_DESCRIPTORS)) if sys.platform == "linux" else 0
+    return descriptors, threading.active_count()
