@@ -19,6 +19,7 @@ import torch
 
 from stream_dataloader import _options as options
 from stream_dataloader._device import OneAhead, device_of, moved, pinned
+from stream_dataloader._loader.attributes import TorchAttributes
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._memory.pickling import ByValue
@@ -57,7 +58,7 @@ def _check_dataset(dataset: Any) -> StreamDataset:
     return dataset
 
 
-class StreamDataLoader(Generic[Batch_co]):
+class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
     """Iterates over a `StreamDataset` in temporally coherent batches, read by several worker processes.
 
     Row b of a batch continues row b of the batch before it. The class is made to be subclassed: build the dataset in
@@ -157,6 +158,9 @@ class StreamDataLoader(Generic[Batch_co]):
 
     def _new_pool(self) -> WorkerPool:
         return WorkerPool(self._reading, self.num_workers, **vars(self._settings))
+
+    def _renew_workers(self) -> None:
+        self._pool = self._new_pool()
 
     @property
     def _reading(self) -> StreamDataset:

@@ -43,8 +43,7 @@ class WorkerSettings:
         """
         if prefetch_factor is not None:
             prefetch_factor = options.integer("prefetch_factor", prefetch_factor, 1, 1 << 16)
-        if worker_init_fn is not None:
-            options.check_callable("worker_init_fn", worker_init_fn, "a function of the worker's id, or None")
+        check_init(worker_init_fn)
         return cls(
             prefetch_factor=prefetch_factor,
             persistent_workers=options.flag("persistent_workers", persistent_workers),
@@ -54,3 +53,13 @@ class WorkerSettings:
             pin_memory=options.flag("pin_memory", pin_memory),
             transport=options.choice("transport", transport, Transport),
         )
+
+
+def check_init(worker_init_fn: Any) -> None:
+    """Refuse what a worker cannot call.
+
+    Raises:
+        TypeError: It is not callable, and not None.
+    """
+    if worker_init_fn is not None:
+        options.check_callable("worker_init_fn", worker_init_fn, "a function of the worker's id, or None")

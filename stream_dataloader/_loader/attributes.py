@@ -1,0 +1,107 @@
+"""What else torch's `DataLoader` has and trainers ask for: told where it is true here, refused where it is not.
+
+Guarantee: an answer is the truth. What does not exist here is an `AttributeError` that says what to do instead, so that
+`hasattr` is False and `getattr` with a default gives the default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from abc import abstractmethod
+from collections.abc import Callable
+from multiprocessing.context import BaseContext
+from typing import Any, NoReturn
+
+from stream_dataloader._loader.settings import WorkerSettings, check_init
+
+
+class _Absent:
+    """An attribute of torch's `DataLoader` that a stream loader has not.
+
+    Args:
+        reason: Why, and what to do instead.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, loader: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{owner.__name__} has no {self._name}: {self._reason}")
+
+
+_NO_INDICES = (
+    "it reads streams, not samples by index. Which source is read when follows from the dataset's shuffle=, schedule= "
+    "and seed=; set_epoch(e) sets the epoch's number; rank= and world_size=, or torch.distributed, share it among ranks"
+)
+_REBUILDS = (
+    "who asks for it (skip_first_batches and prepare_data_loader of accelerate) would build a torch DataLoader anew, "
+    "which would collate parts of batches. To skip batches, load a state with load_state_dict(), or use "
+    'itertools.islice(loader, n, None); whether an epoch ends at the first idle lane is padding_mode="drop"'
+)
+
+
+class TorchAttributes:
+    """Attributes of torch's `DataLoader`, for a loader with settings and a number of workers."""
+
+    num_workers: int
+    _settings: WorkerSettings
+
+    sampler = _Absent(_NO_INDICES)  # None would be taken for a sampler that shuffles, by Lightning's overfit_batches
+    batch_sampler = _Absent(_NO_INDICES)  # of None, Lightning's DeepSpeed strategy would read the batch_size
+    drop_last = _Absent(_REBUILDS)
+
+    @abstractmethod
+    def _renew_workers(self) -> None:
+        """Have new workers from the next iteration on, with the settings of now."""
+
+    @property
+    def prefetch_factor(self) -> int | None:
+        """Number of batches that workers read ahead; None without workers."""
+        return (self._settings.prefetch_factor or 2) if self.num_workers else None
+
+    @property
+    def persistent_workers(self) -> bool:
+        """Workers are kept from one epoch to the next."""
+        return self._settings.persistent_workers
+
+    @property
+    def multiprocessing_context(self) -> BaseContext | None:
+        """How workers are started; None is Python's default."""
+        context = self._settings.multiprocessing_context
+        return multiprocessing.get_context(context) if isinstance(context, str) else context
+
+    @property
+    def worker_init_fn(self) -> Callable[[int], Any] | None:
+        """Called in each worker when it starts, with its id. Another one is for workers of the next iteration on."""
+        return self._settings.worker_init_fn
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, function: Callable[[int], Any] | None) -> None:
+        check_init(function)
+        self._settings = dataclasses.replace(self._settings, worker_init_fn=function)
+        self._renew_workers()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds to wait for a worker or another rank; 0 has no limit for workers."""
+        return self._settings.timeout
+
+    @property
+    def generator(self) -> None:
+        """None: whatever is random follows from the dataset's seed."""
+        return None
+
+    @property
+    def pin_memory_device(self) -> str:
+        """Empty: memory is page-locked for the current accelerator."""
+        return ""
+
+    @property
+    def in_order(self) -> bool:
+        """True: batches come in order of their steps."""
+        return True
