@@ -104,6 +104,10 @@ class CameraServer(socketserver.ThreadingTCPServer):
         self.closing.set()
         self.shutdown()
         self.thread.join()
+        # A worker forked meanwhile has the listening socket, too: the kernel would go on to connect whoever calls, and
+        # the caller would wait for an answer as long as its time limit says.
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.drop()
         self.server_close()
         while self.connections:
