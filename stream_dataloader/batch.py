@@ -5,21 +5,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
 
+from stream_dataloader._items.describe import describe
 from stream_dataloader._items.layout import (
     INLINE_BYTES,
     as_array,
     as_tensor,
     is_dense,
 )
-from stream_dataloader._items.structure import children_of, flatten, step_to, unflatten
-from stream_dataloader._memory.pickling import Message
+from stream_dataloader._items.structure import flatten, unflatten
 
 __all__ = ["StreamBatch"]
 
@@ -227,39 +227,6 @@ def _batch_of(values: dict[str, Any]) -> StreamBatch:
     return StreamBatch(**values)
 
 
-class SentBatch(StreamBatch):
-    """A batch that is pickled where it is made, and unpickled when it is first used.
-
-    A queue pickles what is put into it in a background thread, and frees it there. An error would be lost in that
-    thread. A worker that ends while the thread frees a tensor crashes (torch takes the interpreter's lock in between).
-    """
-
-    @classmethod
-    def of(cls, batch: StreamBatch) -> SentBatch:
-        """`batch`, pickled.
-
-        Raises:
-            Exception: Something in it cannot be pickled.
-        """
-        sent = object.__new__(cls)
-        sent.__dict__["_message"] = Message(batch)
-        return sent
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in {field.name for field in fields(self)}:
-            raise AttributeError(name)
-        self.__dict__.update(self._message.read().__dict__)
-        return self.__dict__[name]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        message = self.__dict__.get("_message")  # not of one that was made of this, by `dataclasses.replace`
-        return super().__reduce__() if message is None else (_same, (message,))
-
-
-def _same(batch: StreamBatch) -> StreamBatch:
-    return batch
-
-
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
     """`value` with `function` applied to each leaf of its containers and lists."""
     if type(value) is list:
@@ -284,27 +251,3 @@ def _of_same_kind(value: dict[Any, Any], elements: dict[Any, Any]) -> Any:
     except Exception:
         return elements
     return new
-
-
-def describe(value: Any) -> str:
-    """Shapes instead of data: `{['image']: uint8 (4, 2, 3), ['name']: list [4][2]}`."""
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    if type(value) is list:
-        inner = f"[{len(value[0])}]" if value and type(value[0]) is list else ""
-        return f"list [{len(value)}]{inner}"
-    named = list(_named(value, ""))
-    if named and named[0][0] == "":
-        return type(value).__name__
-    return "{" + ", ".join(f"{path}: {describe(leaf)}" for path, leaf in named) + "}"
-
-
-def _named(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Leaves with their names, in the order of the value's keys."""
-    parts = children_of(value)
-    if parts is None:
-        yield path, value
-        return
-    kind, keys, children = parts
-    for key, child in zip(keys, children, strict=True):
-        yield from _named(child, path + step_to(kind, key))

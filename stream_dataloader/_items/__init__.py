@@ -1,5 +1,6 @@
 """What items are made of.
 
-`structure` takes an item apart into leaves and builds it again, `layout` has its structure, dtypes and shapes, and
-`fill` has what pads each leaf. It imports nothing of the package but `errors`. Open `layout` first.
+`structure` takes an item apart into leaves and builds it again, `layout` has its structure, dtypes and shapes, `fill`
+has what pads each leaf, and `describe` tells shapes instead of data. It imports nothing of the package but `errors`.
+Open `layout` first.
 """

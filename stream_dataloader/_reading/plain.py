@@ -16,13 +16,14 @@ from torch.utils.data import get_worker_info
 
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.regroup import Regrouper
+from stream_dataloader._assembly.sent import SentBatch
 from stream_dataloader._reading.begin import read_as_worker, read_locally
 from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.reader import PartReader, unsendable, warn_of_skip
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
 from stream_dataloader._reading.source_queue import Abandoned
-from stream_dataloader.batch import SentBatch, StreamBatch
+from stream_dataloader.batch import StreamBatch
 
 
 def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Iterator[StreamBatch]:
