@@ -76,7 +76,7 @@ def main() -> None:
     optimizers: dict[int, torch.optim.Optimizer] = {}
     losses = defaultdict[int, list[float]](list)
     for part in islice(loader.parts(), options.steps * max(1, options.workers)):
-        worker = int(part.worker_id[0])  # the same for all lanes of a part
+        worker = part.worker
         if worker not in models:
             models[worker] = CharacterGRU(lanes=len(part))  # a worker's lanes never change, so its state fits
             optimizers[worker] = torch.optim.Adam(models[worker].parameters(), lr=5e-3)

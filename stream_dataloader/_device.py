@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from stream_dataloader._items.layout import is_dense
-from stream_dataloader.batch import map_leaves
+from stream_dataloader.batch import StreamBatch, map_leaves
 
 
 def device_of(name: Any) -> torch.device:
@@ -46,14 +46,15 @@ def _is_pageable(leaf: Any) -> bool:
 
 
 def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
-    """`batch` on a device."""
+    """`batch` on a device. A `StreamBatch` keeps its bookkeeping in host memory, too."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf.to(device, non_blocking=non_blocking)
         return leaf.to(device) if hasattr(leaf, "to") else leaf
 
-    return map_leaves(batch, move)
+    there = map_leaves(batch, move)
+    return there.moved_from(batch) if isinstance(batch, StreamBatch) else there
 
 
 class OneAhead:

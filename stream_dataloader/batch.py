@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
@@ -22,6 +22,9 @@ from stream_dataloader._items.layout import (
 from stream_dataloader._items.structure import flatten, unflatten
 
 __all__ = ["StreamBatch"]
+
+#: By field: a tensor on a device, and what it was copied from; only that tensor is what the copy is of.
+Kept = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +72,13 @@ class StreamBatch:
     """The epoch's number."""
 
     _state: InitVar[Callable[[], dict[str, Any]] | None] = None  # an InitVar: `dataclasses.replace` keeps it
+    _kept: InitVar[Kept | None] = None
 
-    def __post_init__(self, _state: Callable[[], dict[str, Any]] | None) -> None:
+    def __post_init__(self, _state: Callable[[], dict[str, Any]] | None, _kept: Kept | None) -> None:
         if _state is not None:
             self.remember(_state)
+        if _kept is not None:
+            object.__setattr__(self, "_kept", _kept)
         shape = self.mask.shape
         if len(shape) != 2 or not shape == self.is_start.shape == self.source.shape == self.position.shape:
             raise ValueError(
@@ -95,6 +101,77 @@ class StreamBatch:
     def time_steps(self) -> int:
         """Number of time steps, T."""
         return self.mask.shape[0]
+
+    @property
+    def worker(self) -> int:
+        """The worker that reads all lanes of this batch, for `rnns[part.worker]`: a part has only one.
+
+        It is known without waiting for a device, as far as `host` is.
+
+        Raises:
+            ValueError: Several workers read the lanes.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> loader = StreamDataLoader(StreamDataset([2, 2], range, batch_size=2, time_steps=2))
+            >>> [part.worker for part in loader.parts()]
+            [0]
+        """
+        workers = sorted(set(self._in_host("worker_id").tolist()))
+        if len(workers) != 1:
+            raise ValueError(
+                f"the lanes of this batch are read by workers {workers}; worker_id has the worker of each lane, and "
+                "loader.parts() yields the lanes of one worker at a time"
+            )
+        return int(workers[0])
+
+    @property
+    def host(self) -> StreamBatch:
+        """All but the data, in host memory: `reset`, `mask`, `source` and the others, to decide and to log by.
+
+        To look at a tensor on a GPU (`if batch.reset.any()`) waits for all that the GPU was told to do. A batch that
+        was moved by `to`, `cuda`, or the loader's `device` keeps what its bookkeeping was copied from, so
+        `batch.host.reset.any()` waits for nothing. A batch that came to the GPU in another way has its bookkeeping
+        copied back. `data` is None.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> batch = next(iter(StreamDataLoader(StreamDataset([2, 1], range, batch_size=2, time_steps=2))))
+            >>> batch.to("meta").host.mask.tolist()
+            [[True, True], [True, False]]
+        """
+        there: dict[str, Any] = {name: self._in_host(name) for name in self._bookkeeping()}
+        return dataclasses.replace(self, data=None, **there)
+
+    def _bookkeeping(self) -> list[str]:
+        """The fields that are tensors, but for the data."""
+        names = (field.name for field in fields(self) if field.name != "data")
+        return [name for name in names if isinstance(getattr(self, name), torch.Tensor)]
+
+    def _in_host(self, name: str) -> torch.Tensor:
+        """A field's tensor in host memory, copied there only if no copy was kept."""
+        tensor: torch.Tensor = getattr(self, name)
+        known, copied_from = self._copied_from().get(name, (None, tensor))
+        return copied_from if known is tensor else tensor.cpu()
+
+    def _copied_from(self) -> Kept:
+        kept: Kept | None = self.__dict__.get("_kept")
+        return kept or {}
+
+    def moved_from(self, batch: StreamBatch) -> StreamBatch:
+        """This batch, told that it is `batch` on another device: it keeps the bookkeeping, for `host`."""
+        kept = dict(batch._copied_from())
+        for name in self._bookkeeping():
+            here, there = getattr(batch, name), getattr(self, name)
+            if there is here or there.device.type == "cpu":
+                continue
+            if here.device.type == "cpu":  # cloned, as its memory may be the next batch's once the data is copied
+                kept[name] = there, here.clone()
+            elif name in kept and kept[name][0] is here:
+                kept[name] = there, kept[name][1]
+        if kept:
+            object.__setattr__(self, "_kept", kept)
+        return self
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> StreamBatch:
         """A batch with `function` applied to every tensor, also to those within `data`."""
@@ -165,7 +242,7 @@ class StreamBatch:
                 return move(tensor)
             return tensor.to(tensor.device if device is None else device, dtype, non_blocking=non_blocking)
 
-        return self._mapped(convert, move)
+        return self._mapped(convert, move).moved_from(self)
 
     def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> StreamBatch:
         """A batch whose tensors are on a CUDA device, by default the current one; see `to`."""
@@ -196,11 +273,11 @@ class StreamBatch:
         return _batch_of, ({field.name: map_leaves(getattr(self, field.name), _inlined) for field in fields(self)},)
 
     def __repr__(self) -> str:
-        worker_ids = sorted(set(self.worker_id.tolist()))
+        host = self.host
         return (
             f"StreamBatch(step={self.step}, epoch={self.epoch}, time_steps={self.time_steps}, lanes={len(self)}, "
-            f"data={describe(self.data)}, resets={int(self.reset.sum())}, "
-            f"padding={1 - float(self.mask.float().mean()):.0%}, worker_id={worker_ids})"
+            f"data={describe(self.data)}, resets={int(host.reset.sum())}, "
+            f"padding={1 - float(host.mask.float().mean()):.0%}, worker_id={sorted(set(host.worker_id.tolist()))})"
         )
 
 

@@ -1,12 +1,17 @@
 """The way to an accelerator, with a stand-in for `torch.cuda` that records what is asked of it."""
 
 import contextlib
+import copy
+import dataclasses
 import gc
+import itertools
 import mmap
+import pickle
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._assembly.page_lock import PendingCopies, lock_pages
@@ -92,6 +97,97 @@ def test_a_batch_fetched_ahead_is_not_in_the_state_yet(used_by):
     assert loader.state_dict()["epoch"] == 0
     assert next(ahead, None) is None
     assert loader.state_dict()["epoch"] == 1
+
+
+# Device "meta" has no data to copy back: what is known of a batch there was kept in host memory.
+
+
+def bookkeeping(batch):
+    """All of a batch that is no data."""
+    fields = [batch.reset, batch.is_start, batch.mask, batch.source, batch.position, batch.worker_id, batch.lane]
+    return [field.tolist() for field in fields] + [batch.step, batch.epoch]
+
+
+def on_meta(loader):
+    return loader.to("meta")
+
+
+def moved_by_hand(loader):
+    return (batch.to("meta", non_blocking=True) for batch in loader)
+
+
+def one_ahead(loader):
+    return OneAhead(iter(loader), torch.device("meta"), lambda *_: None, StandIn())
+
+
+@pytest.mark.parametrize("move", [on_meta, moved_by_hand, one_ahead])
+def test_the_bookkeeping_of_a_moved_batch_is_known_without_asking_its_device(move, used_by):
+    expected = [bookkeeping(batch) for batch in loader_of()]
+    hosts, datas = [], []
+    for batch in move(loader_of()):
+        hosts.append(batch.host)
+        datas.append(batch.data)
+    assert [bookkeeping(host) for host in hosts] == expected
+    assert {host.data for host in hosts} == {None}
+    assert {data.device.type for data in datas} == {"meta"}
+
+
+def test_what_is_kept_of_a_batch_is_not_what_it_was_before_a_change():
+    batch = next(iter(loader_of()))
+    host = bookkeeping(batch)
+    for same in (batch, copy.copy(batch.to("meta")), batch.to("meta").to("meta"), batch.to("meta").map(lambda t: t)):
+        assert bookkeeping(same.host) == host
+    nothing = torch.zeros_like(batch.mask)
+    changed = dataclasses.replace(batch.to("meta"), mask=nothing)
+    assert not changed.host.mask.any()
+    assert changed.host.source.tolist() == batch.source.tolist()
+    assert "padding=100%" in repr(changed)
+    batch.mask[:] = False  # the user's own, as the batch is
+    assert not batch.host.mask.any()
+
+
+def test_a_batch_whose_bookkeeping_was_not_kept_copies_it_back():
+    batch = next(iter(loader_of())).map(lambda tensor: tensor.to("meta"))
+    with pytest.raises(NotImplementedError, match="meta"):
+        _ = batch.host
+
+
+def parts_of_loader(dataset, workers):
+    return StreamDataLoader(dataset, workers).parts()
+
+
+def parts_of_torch(dataset, workers):
+    return iter(DataLoader(dataset, batch_size=None, num_workers=workers))
+
+
+@pytest.mark.parametrize("parts_of", [parts_of_loader, parts_of_torch])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_part_has_one_worker(parts_of, workers):
+    dataset = StreamDataset((5,) * 3, rows_of, 3, time_steps=2)
+    found = []
+    for part in parts_of(dataset, workers):
+        there = part.to("meta")
+        same = [
+            part,
+            pickle.loads(pickle.dumps(part)),
+            part.map(torch.clone),
+            there,
+            dataclasses.replace(there, step=9),
+        ]
+        (worker,) = {each.worker for each in same}
+        assert type(worker) is int
+        assert part.worker_id.tolist() == [worker] * len(part)
+        found.append(worker)
+    assert sorted(found) == sorted([*range(max(workers, 1))] * 3)
+
+
+def test_a_batch_of_one_worker_has_it_and_one_of_several_says_who_they_are():
+    dataset = StreamDataset((5,) * 3, rows_of, 3, time_steps=2)
+    assert {batch.worker for workers in (0, 1) for batch in StreamDataLoader(dataset, workers)} == {0}
+    for batch in itertools.islice(StreamDataLoader(dataset, 2), 1):
+        for same in (batch, batch.to("meta")):
+            with pytest.raises(ValueError, match=r"read by workers \[0, 1\]; .*loader.parts\(\)"):
+                _ = same.worker
 
 
 def test_memory_that_may_still_be_read_is_not_freed():
