@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 
 from stream_dataloader import _options as options
+from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._device import OneAhead, device_of, moved, pinned
 from stream_dataloader._loader.attributes import TorchAttributes
 from stream_dataloader._loader.position import LoaderPosition
@@ -148,6 +149,7 @@ class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
         self.pin_memory = self._settings.pin_memory
         self.device = None if device is None else device_of(device)
         self._max_restarts = options.integer("max_restarts", max_restarts, 0)
+        self._watch = FrameWatch() if dataset.rules.time_steps is None else None
         self._ranks = Ranks(dataset, self._settings.timeout, groups, rank, world_size, process_group)
         self._ranks.find_place()
         self._position = LoaderPosition(dataset, self._ranks)
@@ -245,7 +247,7 @@ class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
                 raise
         self._position.begin(progress, resume)  # from here on epoch and loaded state are taken
         self._newest = number
-        output = Output(collate_fn, self._finish)
+        output = Output(collate_fn, self._finish, self._watch)
         iteration = Iteration(reading, collector, progress, self._position, steps, output)
         self._iteration = weakref.ref(iteration)
         batches = iteration.parts() if parts else iteration

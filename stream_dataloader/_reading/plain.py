@@ -14,6 +14,7 @@ from multiprocessing import current_process, parent_process
 
 from torch.utils.data import get_worker_info
 
+from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.sent import SentBatch
@@ -69,6 +70,9 @@ class PlainParts:
         self._sent = sent
         plan, share = reader.plan, reader.share
         self._queue = share.queue
+        # no code of ours sees all workers: one of them looks, in the first epoch
+        looks = plan.rules.time_steps is None and share.lanes.start == 0 and share.queue.epoch == 0
+        self._watch: FrameWatch | None = FrameWatch() if looks else None
         self._decides_end = plan.rules.padding_mode in ("data", "drop")
         self._judge = Judge([share.lanes], plan.sources)
         self._regrouper = Regrouper(
@@ -90,6 +94,8 @@ class PlainParts:
             raise StopIteration
         self._judge.judge([part], None)
         batch = self._regrouper.batch(part.step, self._queue.epoch, [part], None)
+        if self._watch is not None and self._watch.look(self._judge.layout, batch):
+            self._watch = None
         if not self._sent:
             return batch
         try:

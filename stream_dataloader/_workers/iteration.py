@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.lane_windows import LaneWindows
 from stream_dataloader._assembly.part import Part
@@ -42,10 +43,12 @@ class Output(NamedTuple):
     Attributes:
         collate_fn: Makes it of the lanes' windows; None yields `StreamBatch`es.
         finish: The last touch to it.
+        watch: Looks at a first batch of windows that streams cut; None if there is none to look at.
     """
 
     collate_fn: CollateFn | None
     finish: Callable[[Any], Any]
+    watch: FrameWatch | None
 
 
 class Position(Protocol):
@@ -97,6 +100,7 @@ class Iteration:
         self._position = position
         self._steps = steps
         self._output = output
+        self._watch = output.watch
         self._needs_layout = output.collate_fn is None or dataset.rules.time_steps is not None
         self._lanes = [lanes_of_worker(dataset.batch_size, collector.workers, w) for w in range(collector.workers)]
         self._judge = Judge(self._lanes, dataset.sources)
@@ -120,7 +124,7 @@ class Iteration:
         if not any(parts) and judge.layout is None and self._needs_layout:
             judge.layout = self._steps.layout()  # nothing was read here yet: as other ranks have it
         if self._output.collate_fn is None:
-            batch = self._regrouper.batch(step, self.epoch, parts, slot)
+            batch = self._regrouped(self._regrouper, step, parts, slot)
             batch.remember(functools.partial(self._position.state, self.epoch, self._record()))
             self._steps.tell_layout(judge.layout)
             return self._output.finish(batch)
@@ -131,6 +135,14 @@ class Iteration:
         except StopIteration as error:  # would look like the epoch's end
             raise RuntimeError("collate_fn raised StopIteration") from error
         return self._output.finish(collated)
+
+    def _regrouped(
+        self, regrouper: Regrouper, step: int, parts: Sequence[Part | None], slot: Slot | None
+    ) -> StreamBatch:
+        batch = regrouper.batch(step, self.epoch, parts, slot)
+        if self._watch is not None and self._watch.look(self._judge.layout, batch):
+            self._watch = None
+        return batch
 
     def _record(self) -> PackedSnapshot:
         return self._progress.record(self._progress.step)
@@ -145,7 +157,7 @@ class Iteration:
                 return
             for worker, part in enumerate(parts):
                 if part is not None:
-                    yield self._output.finish(regroupers[worker].batch(part.step, self.epoch, [part], slot))
+                    yield self._output.finish(self._regrouped(regroupers[worker], part.step, [part], slot))
 
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
         """Each worker's part of the next step, None for one that has ended; and the step's slot."""
