@@ -55,7 +55,10 @@ __all__ = ["StreamDataLoader"]
 
 def _check_dataset(dataset: Any) -> StreamDataset:
     if not isinstance(dataset, StreamDataset):
-        raise TypeError(f"dataset must be a StreamDataset, and is a {type(dataset).__name__}")
+        raise TypeError(
+            f"dataset must be a StreamDataset, and is a {type(dataset).__name__}; sources go into "
+            "StreamDataset(sources, open_stream, batch_size)"
+        )
     return dataset
 
 

@@ -5,7 +5,10 @@ Guarantee: pure functions of plain values, no torch, clock or lock.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +17,9 @@ from stream_dataloader._schedule.groups import ALONE, Groups
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 
-__all__ = ["split_batch_size"]
+__all__ = ["split_batch_size", "split_dataset_sizes"]
 
+Source = TypeVar("Source")
 IntArray = npt.NDArray[np.int64]
 
 #: Later than any time, with room in an int64 to add to it.
@@ -42,6 +46,37 @@ def split_batch_size(batch_size: int, num_workers: int) -> list[int]:
     workers = max(1, min(num_workers, batch_size))
     share, rest = divmod(batch_size, workers)
     return [share + (worker < rest) for worker in range(workers)]
+
+
+def split_dataset_sizes(sources: Sequence[Source], split_sizes: Sequence[int]) -> list[Sequence[Source]]:
+    """Deal sources out beforehand, in order: to each worker about as large a share as it has lanes.
+
+    For code that came from other packages, which deal sources to workers like this. `StreamDataset` does not: its lanes
+    take sources when they need them.
+
+    Args:
+        sources: What to deal out: a list, or another sequence that can be sliced.
+        split_sizes: How many lanes each worker reads, as `split_batch_size` returns.
+
+    Returns:
+        A slice of `sources` for each worker; each source is in one of them. With at least as many sources as lanes, no
+        worker gets fewer sources than it has lanes.
+
+    Raises:
+        ValueError: A size is negative, or all are 0.
+
+    Example:
+        >>> split_dataset_sizes(list("abcdefg"), split_batch_size(3, 2))
+        [['a', 'b', 'c', 'd'], ['e', 'f', 'g']]
+    """
+    total = sum(split_sizes)
+    if total <= 0 or min(split_sizes) < 0:
+        raise ValueError(
+            f"split_sizes are {list(split_sizes)}, and must be numbers of lanes, at least one of them above 0; "
+            "see split_batch_size"
+        )
+    ends = [len(sources) * lanes // total for lanes in itertools.accumulate(split_sizes, initial=0)]
+    return [sources[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def lanes_of_worker(batch_size: int, num_workers: int, worker_id: int) -> range:

@@ -4,11 +4,16 @@ Both are written here as their users write them: positional arguments, windows c
 collate function of the lanes' windows.
 """
 
+import random
+
 import numpy as np
 import pytest
 import torch
+from helpers import random_cases
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, StreamDataset, split_batch_size
+from stream_dataloader import StreamDataLoader, StreamDataset, split_batch_size, split_dataset_sizes
 
 
 class LetterStream:
@@ -89,3 +94,37 @@ def test_split_batch_size_is_where_their_users_look_for_it():
     assert split_batch_size(8, 4) == [2, 2, 2, 2]
     assert split_batch_size(7, 3) == [3, 2, 2]
     assert split_batch_size(2, 9) == [1, 1]
+
+
+def open_drawing(length):
+    """As streams for OpenEB do: draws from global generators, which its `seed` seeds, too."""
+    for _ in range(length):
+        yield random.random(), np.random.rand(), torch.rand(()).item()  # noqa: NPY002
+
+
+def test_draws_from_global_generators_repeat_with_the_same_number_of_workers():
+    runs = []
+    for seed in (0, 0, 1):
+        loader = StreamDataLoader(StreamDataset([5, 3, 4], open_drawing, 3, "zeros", 0, seed, time_steps=2), 2)
+        runs.append([[leaf.tolist() for leaf in batch.data] for batch in loader])
+        torch.rand(())  # what is drawn in the main process is another matter
+    assert runs[0] == runs[1] != runs[2]
+
+
+@random_cases(400)
+@given(st.integers(0, 40), st.integers(1, 12), st.integers(1, 15))
+def test_split_dataset_sizes_deals_sources_as_lanes_are_dealt(count, lanes, workers):
+    """What both packages' users rely on, and their tests check: all sources, in order, and enough for each lane."""
+    sources, sizes = list(range(count)), split_batch_size(lanes, workers)
+    shares = split_dataset_sizes(sources, sizes)
+    assert [source for share in shares for source in share] == sources
+    assert len(shares) == len(sizes)
+    for share, size in zip(shares, sizes, strict=True):
+        assert abs(len(share) - count * size / lanes) < 1
+        assert len(share) >= size or count < lanes
+
+
+def test_split_dataset_sizes_of_no_lanes_is_an_error():
+    for sizes in ([], [0, 0], [3, -1]):
+        with pytest.raises(ValueError, match=r"split_sizes are .*split_batch_size"):
+            split_dataset_sizes(["a"], sizes)
