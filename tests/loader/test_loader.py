@@ -22,7 +22,7 @@ from helpers import FOREVER, FULL, PATIENCE, START_METHODS
 from stream_dataloader import StaleIteratorError, StreamDataLoader, StreamDataset, WorkerError, get_stream_info
 
 WORKERS = [0, 2]
-CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], 4, 3, shuffle=True, seed=1)
+CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=True, seed=1)
 
 
 def epochs_read(loader, epochs):
@@ -178,7 +178,7 @@ def test_calls_on_one_stream_never_overlap_with_early_opening():
 
 
 def test_collate_fn_gets_the_lanes_windows():
-    case = Case([3, 1], 2, 2)
+    case = Case([3, 1], lanes=2, time_steps=2)
     for workers in WORKERS:
         got = list(StreamDataLoader(case.dataset(), workers, collate_fn=lambda windows: windows))
         assert [[tuple(w.shape) for w in windows] for windows in got] == [[(2, 3), (2, 3)]] * 2

@@ -61,7 +61,17 @@ def test_workers_give_the_batches_of_the_serial_model(case, num_workers, prefetc
 @pytest.mark.parametrize("windows", ["aligned", "packed"])
 @pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop"])
 def test_every_field_is_the_same_for_any_worker_count(padding_mode, windows):
-    case = Case([4, 0, 9, 2, 2, 7, 1, 0, 3, 5, 8, 6], 5, 3, windows, padding_mode, 2, True, 7, jitter=True)
+    case = Case(
+        [4, 0, 9, 2, 2, 7, 1, 0, 3, 5, 8, 6],
+        lanes=5,
+        time_steps=3,
+        windows=windows,
+        padding_mode=padding_mode,
+        lookahead=2,
+        shuffle=True,
+        seed=7,
+        jitter=True,
+    )
     runs = [
         [key(batch) for _ in range(2) for batch in loader]
         for loader in (StreamDataLoader(case.dataset(), workers) for workers in (0, 1, 2, 5))
@@ -71,7 +81,7 @@ def test_every_field_is_the_same_for_any_worker_count(padding_mode, windows):
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_every_field_is_the_same_for_any_start_method(method):
-    case = Case([4, 0, 9, 2, 2, 7, 1], 3, 3, shuffle=True)
+    case = Case([4, 0, 9, 2, 2, 7, 1], lanes=3, time_steps=3, shuffle=True)
     expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
     assert [key(batch) for batch in StreamDataLoader(case.dataset(), 2, multiprocessing_context=method)] == expected
 
@@ -93,7 +103,16 @@ def test_cycle_is_an_epoch_a_pass_and_never_ends(case, steps):
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_cycle_is_the_same_for_any_worker_count(workers):
-    case = Case([4, 0, 2, 3, 1], 4, 3, "packed", "cycle", 1, True, 3)
+    case = Case(
+        [4, 0, 2, 3, 1],
+        lanes=4,
+        time_steps=3,
+        windows="packed",
+        padding_mode="cycle",
+        lookahead=1,
+        shuffle=True,
+        seed=3,
+    )
 
     def first(number, loader):
         iterator = iter(loader)
@@ -109,7 +128,15 @@ def test_cycle_is_the_same_for_any_worker_count(workers):
 def test_without_determinism_every_item_still_comes_once_and_in_order(padding_mode, workers):
     for seed in range(5):
         case = Case(
-            [4, 0, 9, 2, 2, 7, 1, 0, 3, 5, 8, 6], 5, 3, "aligned", padding_mode, seed % 3, True, seed, jitter=True
+            [4, 0, 9, 2, 2, 7, 1, 0, 3, 5, 8, 6],
+            lanes=5,
+            time_steps=3,
+            windows="aligned",
+            padding_mode=padding_mode,
+            lookahead=seed % 3,
+            shuffle=True,
+            seed=seed,
+            jitter=True,
         )
         batches = list(StreamDataLoader(case.dataset(deterministic=False), workers))
         for batch in batches:
@@ -118,7 +145,7 @@ def test_without_determinism_every_item_still_comes_once_and_in_order(padding_mo
 
 
 def test_a_lane_out_of_data_takes_the_next_source_at_once():
-    case = Case([2] * 3 + [9] + [1] * 30, 4, 2, lookahead=0)
+    case = Case([2] * 3 + [9] + [1] * 30, lanes=4, time_steps=2, lookahead=0)
     lanes = [
         [cell[0] for batch in StreamDataLoader(case.dataset(), 2) for cell in cells(batch)[i] if cell] for i in range(4)
     ]
@@ -128,7 +155,7 @@ def test_a_lane_out_of_data_takes_the_next_source_at_once():
 @pytest.mark.parametrize("kept", [True, False])
 def test_no_item_is_lost_or_doubled_in_many_runs(kept):
     """12 streams of 1 to 3 items on 4 lanes and 4 workers: the existing package loses data in some 15 of 100."""
-    case = Case([1 + i % 3 for i in range(12)], 4, 1, shuffle=True)
+    case = Case([1 + i % 3 for i in range(12)], lanes=4, time_steps=1, shuffle=True)
     loader = StreamDataLoader(case.dataset(), 4, persistent_workers=kept)
     everything = {(source, position) for source, length in enumerate(case.lengths) for position in range(length)}
     for _ in range(500 if FULL else 25):

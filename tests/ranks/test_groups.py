@@ -260,7 +260,7 @@ def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
     from stream_dataloader._ranks import ranks
 
     def loader(lanes, **options):
-        return StreamDataLoader(Case([6] * 8, lanes, 1).dataset(), groups=2, **options)
+        return StreamDataLoader(Case([6] * 8, lanes=lanes, time_steps=1).dataset(), groups=2, **options)
 
     whole = loader(2)
     iterator = iter(whole)
@@ -276,13 +276,13 @@ def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
 @pytest.mark.filterwarnings("ignore:ranks cannot agree")
 def test_a_rank_whose_share_of_some_passes_is_empty_goes_on_with_the_next():
     for rank in range(2):
-        case = Case([0, 0, 0, 0, 0, 3], 1, 1, padding_mode="cycle", shuffle=True)
+        case = Case([0, 0, 0, 0, 0, 3], lanes=1, time_steps=1, padding_mode="cycle", shuffle=True)
         loader = StreamDataLoader(case.dataset(), rank=rank, world_size=2)
         batches = list(itertools.islice(loader, 60))
         assert {int(batch.source[0, 0]) for batch in batches} == {5}
         assert [int(batch.position[0, 0]) for batch in batches] == [0, 1, 2] * 20
     for options in ({"shuffle": True}, {}):
-        case = Case([0] * 5 if options else [0, 3] * 3, 1, 1, padding_mode="cycle", **options)
+        case = Case([0] * 5 if options else [0, 3] * 3, lanes=1, time_steps=1, padding_mode="cycle", **options)
         with pytest.raises(EmptySourcesError, match="go on for ever"):
             next(iter(StreamDataLoader(case.dataset(), rank=0, world_size=2)))
 

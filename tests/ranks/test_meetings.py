@@ -59,7 +59,7 @@ def steps_or_error(loader):
 
 
 def loader_for(lengths=LENGTHS, known=False, timeout=PATIENCE, **options):
-    dataset = Case(lengths, 1, 1, **options).dataset(**({"lengths": lengths} if known else {}))
+    dataset = Case(lengths, lanes=1, time_steps=1, **options).dataset(**({"lengths": lengths} if known else {}))
     return StreamDataLoader(dataset, timeout=timeout)
 
 

@@ -493,7 +493,7 @@ def started_again(rank, method, times):
     steps = []
     for lengths in ([9, 40], [3, 2], [5, 30])[:times]:
         dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
-        loader = StreamDataLoader(Case(lengths, 1, 1).dataset(), timeout=PATIENCE)
+        loader = StreamDataLoader(Case(lengths, lanes=1, time_steps=1).dataset(), timeout=PATIENCE)
         steps.append(len(list(loader)))
         dist.barrier()
         dist.destroy_process_group()

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from stream_dataloader import ItemError, ReadError, StreamDataLoader, StreamDataset
 
-CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], 4, 3, shuffle=True, seed=1)
+CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=True, seed=1)
 
 
 def plain(dataset, workers, **options):
@@ -55,7 +55,17 @@ def test_parts_are_those_of_the_batches(case, workers, prefetch_factor):
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("method", START_METHODS)
 def test_epochs_count_on_early_breaks_included(padding_mode, persistent, method):
-    case = Case(CASE.lengths, 4, 3, "aligned", padding_mode, 1, True, 1, jitter=True)
+    case = Case(
+        CASE.lengths,
+        lanes=4,
+        time_steps=3,
+        windows="aligned",
+        padding_mode=padding_mode,
+        lookahead=1,
+        shuffle=True,
+        seed=1,
+        jitter=True,
+    )
     loader = StreamDataLoader(case.dataset())
     epochs = [list(loader) for _ in range(4)]
     parts = plain(case.dataset(), 2, persistent_workers=persistent, multiprocessing_context=method)

@@ -39,7 +39,7 @@ def test_known_lengths_make_len_exact_in_other_schedules(case, schedule):
 
 def test_len_tells_of_the_epoch_being_read_then_of_the_next():
     lengths = list(np.random.default_rng(0).integers(1, 30, 40))
-    case = Case(lengths, 6, 4, shuffle=True)
+    case = Case(lengths, lanes=6, time_steps=4, shuffle=True)
     loader = StreamDataLoader(case.dataset(lengths=lengths))
     expected = [sum(1 for _ in case.expected(loader.dataset, epoch)) for epoch in range(6)]
     assert len(set(expected)) > 1

@@ -15,7 +15,7 @@ from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDat
 from stream_dataloader.streams import ArrayStream
 from stream_dataloader.testing import batch_key, check_resume
 
-CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], 4, 3, shuffle=True, seed=1)
+CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=True, seed=1)
 
 
 def resumed(loader, taken, other):
@@ -68,7 +68,16 @@ def test_endless_epochs_resume(case, taken):
 @pytest.mark.parametrize("windows", ["aligned", "packed"])
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_every_place_resumes(padding_mode, windows, lookahead):
-    case = Case(CASE.lengths, 4, 3, windows, padding_mode, lookahead, True, 3)
+    case = Case(
+        CASE.lengths,
+        lanes=4,
+        time_steps=3,
+        windows=windows,
+        padding_mode=padding_mode,
+        lookahead=lookahead,
+        shuffle=True,
+        seed=3,
+    )
     workers = (0, 2, 3) if lookahead else (0,)
     check_resume(
         lambda n: StreamDataLoader(case.dataset(), n),
@@ -124,7 +133,7 @@ def test_other_start_methods_resume(method):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_determinism_every_item_still_comes_once(workers):
     for taken in range(0, 12, 3):
-        case = Case(CASE.lengths * 2, 4, 3, shuffle=True, seed=taken, jitter=True)
+        case = Case(CASE.lengths * 2, lanes=4, time_steps=3, shuffle=True, seed=taken, jitter=True)
         loader = StreamDataLoader(case.dataset(deterministic=False), workers)
         read = resumed(loader, taken, StreamDataLoader(case.dataset(deterministic=False), 2))
         items = [
@@ -324,9 +333,9 @@ def test_states_of_another_dataset_are_refused():
         with pytest.raises(StateError, match=reason):
             StreamDataLoader(CASE.dataset(**options)).load_state_dict(state)
     with pytest.raises(StateError, match="batch_size 4, and the dataset has 3"):
-        StreamDataLoader(Case(CASE.lengths, 3, 3, shuffle=True).dataset()).load_state_dict(state)
+        StreamDataLoader(Case(CASE.lengths, lanes=3, time_steps=3, shuffle=True).dataset()).load_state_dict(state)
     with pytest.raises(StateError, match=r"other sources .*fingerprint="):
-        StreamDataLoader(Case(CASE.lengths[::-1], 4, 3, shuffle=True).dataset()).load_state_dict(state)
+        StreamDataLoader(Case(CASE.lengths[::-1], lanes=4, time_steps=3, shuffle=True).dataset()).load_state_dict(state)
     with pytest.raises(StateError, match="version 7"):
         StreamDataLoader(CASE.dataset()).load_state_dict(state | {"version": 7})
     for missing in state:

@@ -26,7 +26,7 @@ from stream_dataloader import (
 )
 from stream_dataloader._memory.shared_memory import SharedMemory
 
-CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], 5, 2, shuffle=True, seed=4, jitter=True)
+CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=2, shuffle=True, seed=4, jitter=True)
 
 
 def kill_one(number=signal.SIGKILL):

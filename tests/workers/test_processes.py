@@ -36,7 +36,7 @@ def run(script, folder, *, stdin=None, **options):
 
 @pytest.mark.parametrize("max_restarts", [0, 1])
 def test_a_kept_worker_that_dies_while_an_epoch_starts(max_restarts):
-    case = Case([5, 3, 4, 2], 2, 2)
+    case = Case([5, 3, 4, 2], lanes=2, time_steps=2)
     serial = StreamDataLoader(case.dataset())
     expected = [[key(batch) for batch in serial] for _ in range(3)]
     loader = StreamDataLoader(case.dataset(), 2, persistent_workers=True, max_restarts=max_restarts)
