@@ -167,6 +167,7 @@ def test_a_part_has_one_worker(parts_of, workers):
     found = []
     for part in parts_of(dataset, workers):
         there = part.to("meta")
+        assert there.host.mask.data_ptr() != part.mask.data_ptr(), "the slot would stay leased"
         same = [
             part,
             pickle.loads(pickle.dumps(part)),
