@@ -106,7 +106,7 @@ class StreamBatch:
     def worker(self) -> int:
         """The worker that reads all lanes of this batch, for `rnns[part.worker]`: a part has only one.
 
-        It is known without waiting for a device, as far as `host` is.
+        Where `host` needs not wait for a device, neither does this.
 
         Raises:
             ValueError: Several workers read the lanes.
@@ -131,8 +131,8 @@ class StreamBatch:
 
         To look at a tensor on a GPU (`if batch.reset.any()`) waits for all that the GPU was told to do. A batch that
         was moved by `to`, `cuda`, or the loader's `device` keeps what its bookkeeping was copied from, so
-        `batch.host.reset.any()` waits for nothing. A batch that came to the GPU in another way has its bookkeeping
-        copied back. `data` is None.
+        `batch.host.reset.any()` waits for nothing; what you write into the tensors on the device is not in it. A batch
+        that came to the GPU in another way has its bookkeeping copied back. `data` is None.
 
         Example:
             >>> from stream_dataloader import StreamDataLoader, StreamDataset

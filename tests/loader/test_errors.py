@@ -80,7 +80,7 @@ def test_a_wrong_option_of_the_dataset_is_an_error_where_it_is_built(options, ki
         ({"num_workers": -1}, ValueError, "num_workers is -1"),
         ({"num_workers": "2"}, TypeError, "num_workers must be an integer"),
         ({"collate_fn": 3}, TypeError, "collate_fn must be callable"),
-        ({"dataset": [1, 2]}, TypeError, "dataset must be a StreamDataset, and is a list"),
+        ({"dataset": [1, 2]}, TypeError, r"must be a StreamDataset, and is a list; .*StreamDataset\(sources, "),
         ({"prefetch_factor": 2}, ValueError, "prefetch_factor"),
         ({"num_workers": 1, "prefetch_factor": 0}, ValueError, "prefetch_factor is 0, and must be at least 1"),
         ({"num_workers": 1, "worker_init_fn": 3}, TypeError, "worker_init_fn must be callable"),
