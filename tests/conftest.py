@@ -56,11 +56,14 @@ def descriptors():
     return {fd: target for fd, target in found.items() if "/proc/" not in target}
 
 
+_KINDS = ("processes", "threads", "descriptors")
+
+
 def leaks(processes, threads, fds):
     new_processes = [process for process in multiprocessing.active_children() if process not in processes]
     new_threads = [thread for thread in threading.enumerate() if thread not in threads]
     new_fds = {fd: target for fd, target in descriptors().items() if fd not in fds}
-    return new_processes, new_threads, new_fds
+    return new_processes, new_threads, new_fds.items()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -79,17 +82,31 @@ def _frozen(_helpers_running):
     gc.freeze()
 
 
+_passed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "call":
+        item.stash[_passed] = report.passed
+    return report
+
+
 @pytest.fixture(autouse=True)
-def _no_leaks(_frozen):
+def _no_leaks(_frozen, request):
     gc.collect()
     processes = multiprocessing.active_children()  # of a module's fixtures
     threads, fds = set(threading.enumerate()), descriptors()
     yield
+    if not request.node.stash.get(_passed, False):
+        return  # its traceback holds what it was at, and is what there is to read
     deadline = time.monotonic() + 60
     while any(left := leaks(processes, threads, fds)) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
-    assert not any(left), f"left behind: processes {left[0]}, threads {left[1]}, descriptors {left[2]}"
+    some = [f"{len(kind)} {name}, such as {list(kind)[:5]}" for name, kind in zip(_KINDS, left, strict=True) if kind]
+    assert not some, f"left behind: {'; '.join(some)}"
 
 
 @pytest.fixture(scope="module")

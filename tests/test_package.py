@@ -113,6 +113,7 @@ def test_kinds_of_streams_import_only_what_stands_before_them():
             room = module.split(".")[1]
             for imported in imported_modules(path):
                 other = imported.split(".")[1] if imported.startswith("streams.") else room
+                assert {room, other} <= set(STREAM_ROOMS), f"enter {room} in STREAM_ROOMS, behind what it imports"
                 assert STREAM_ROOMS.index(other) <= STREAM_ROOMS.index(room), f"{module} imports {imported}"
 
 

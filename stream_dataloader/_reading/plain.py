@@ -73,7 +73,7 @@ class PlainParts:
         # no code of ours sees all workers: one of them looks, in the first epoch
         looks = plan.rules.time_steps is None and share.lanes.start == 0 and share.queue.epoch == 0
         self._watch: FrameWatch | None = FrameWatch() if looks else None
-        self._decides_end = plan.rules.padding_mode in ("data", "drop")
+        self._decides_end = plan.rules.padding_mode not in ("zeros", "cycle")
         self._judge = Judge([share.lanes], plan.sources)
         self._regrouper = Regrouper(
             [share.lanes], [share.worker_id], plan.rules.time_steps, plan.fill_value, self._judge

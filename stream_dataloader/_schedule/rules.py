@@ -162,7 +162,7 @@ class Rules:
         if ahead:
             refused = self.padding_mode != "cycle" and left <= TAIL_SOURCES_PER_LANE * self.lanes_of_a_group
         else:
-            refused = left <= 0 and self.padding_mode in ("zeros", "drop")
+            refused = left <= 0 and self.padding_mode not in ("data", "cycle")
         if refused:
             return NONE
         cursors[hosted] = cursor + 1

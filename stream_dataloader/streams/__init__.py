@@ -3,7 +3,8 @@
 A factory describes how to read. It is cheap to build and to send to workers, is called with one source, and passes
 `testing.StreamContract`. A source is a path, a URL, or a section `(path, start, stop)`, also written as a list. The
 packages that a kind of source needs (PyAV, OpenCV, h5py, ...) are imported when its factory is first used. The kinds
-import nothing of the package but `errors`, `protocols` and `stream_info`. Open `array.stream` first, a short one.
+import nothing of the package but `errors`, `protocols` and `stream_info`. Open `images` first:
+a whole one in one file.
 """
 
 from __future__ import annotations

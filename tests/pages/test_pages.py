@@ -40,6 +40,21 @@ STUMBLING = (
 )
 
 
+PARTS = ("stream_dataloader", "tests", "docs", "benchmarks", "examples")
+FILES = [*ROOT.glob("*"), *(path for part in PARTS for path in (ROOT / part).rglob("*"))]
+NAMED = re.compile(r"`((?:[\w.-]+/)+|[\w./-]+\.(?:py|md|yml|toml|svg|cff))`")
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/ARCHITECTURE.md"])
+def test_files_and_folders_that_contributors_are_sent_to_exist(page):
+    there = [f"/{path.relative_to(ROOT).as_posix()}{'/' * path.is_dir()}" for path in FILES]
+    named = set(re.findall(r"`((?:[\w.-]+/)+|[\w./-]+\.(?:py|md|yml|toml|svg|cff))`", (ROOT / page).read_text())) - {
+        "site/"
+    }
+    assert len(named) > 5
+    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)] == []
+
+
 def name_of(page):
     return page.relative_to(ROOT).as_posix()
 
