@@ -8,13 +8,17 @@ Nothing here has run on a CUDA device yet: the tests drive it with a stand-in fo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stream_dataloader._items.layout import is_dense
 from stream_dataloader.batch import StreamBatch, map_leaves
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def device_of(name: Any) -> torch.device:
@@ -57,6 +61,57 @@ def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
     return there.moved_from(batch) if isinstance(batch, StreamBatch) else there
 
 
+class Destination:
+    """The last touch on the way to the user: page-locked memory, and a device that is not one of CUDA.
+
+    Args:
+        device: Where batches are moved to; None: they stay in host memory.
+        pin_memory: Put them into page-locked memory.
+
+    Attributes:
+        device: As given, or set since.
+    """
+
+    def __init__(self, device: Any, pin_memory: bool) -> None:
+        self.device = None if device is None else device_of(device)
+        self._pin_memory = pin_memory
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch there; on CUDA, `OneAhead` takes it there."""
+        if self._pin_memory:
+            if torch.cuda.is_available():
+                batch = pinned(batch)
+            else:
+                warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=4)
+        if self.device is not None and self.device.type != "cuda":
+            batch = moved(batch, self.device, non_blocking=self._pin_memory)
+        return batch
+
+
+class HasDestination:
+    """A loader that moves its batches."""
+
+    _destination: Destination
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where batches are moved to; None: they stay in host memory."""
+        return self._destination.device
+
+    def to(self, device: torch.device | str | int) -> Self:
+        """Move batches to `device` from now on; returns the loader."""
+        self._destination.device = device_of(device)
+        return self
+
+    def cuda(self, device: torch.device | str | int = "cuda") -> Self:
+        """`to` the CUDA device."""
+        return self.to(device)
+
+    def cpu(self) -> Self:
+        """`to` the CPU."""
+        return self.to("cpu")
+
+
 class OneAhead:
     """Copies batches to a device on a stream of its own, one batch ahead of the one in use.
 
@@ -87,7 +142,10 @@ class OneAhead:
         if isinstance(self._ahead, Exception):
             error, self._ahead = self._ahead, None
             self._hold(False, False)
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback leads here, and up to the loader: a circle would keep workers alive
         on_device, in_host, copied = self._ahead
         self._ahead = self._load()  # while the batch before is still being computed with
         failed = isinstance(self._ahead, Exception)
@@ -102,6 +160,8 @@ class OneAhead:
     def _load(self) -> tuple[Any, Any, Any] | Exception:
         try:
             in_host = next(self._batches)
+        except StopIteration as end:
+            return end.with_traceback(None)  # which leads back here: who never asks for the end would leave a circle
         except Exception as error:
             return error
         with self._backend.stream(self._stream):

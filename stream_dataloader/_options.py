@@ -127,6 +127,20 @@ def num_workers(value: Any, lanes: int) -> int:
     return min(number, lanes)
 
 
+def batches_per_epoch(value: Any, padding_mode: PaddingMode) -> int | None:
+    """`batches_per_epoch`, which only an endless run can promise."""
+    if value is None:
+        return None
+    number = integer("batches_per_epoch", value, 1)
+    if padding_mode != "cycle":
+        raise ValueError(
+            f'batches_per_epoch is {number}, which needs padding_mode="cycle", as only an endless run has so many '
+            f"batches for every epoch, and the dataset has padding_mode={padding_mode!r}; build the dataset with "
+            'padding_mode="cycle", or leave batches_per_epoch out'
+        )
+    return number
+
+
 def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) -> IntArray | None:
     """`lengths` as an int64 array `(num_sources,)`."""
     if lengths is None:

@@ -7,10 +7,7 @@ a step set; an iteration left early leaves no process, thread or file behind.
 from __future__ import annotations
 
 import functools
-import os
 import threading
-import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Generic
@@ -19,30 +16,24 @@ import torch
 
 from stream_dataloader import _options as options
 from stream_dataloader._assembly.frames import FrameWatch
-from stream_dataloader._device import OneAhead, device_of, moved, pinned
+from stream_dataloader._device import Destination, HasDestination
 from stream_dataloader._loader.attributes import TorchAttributes
-from stream_dataloader._loader.position import LoaderPosition
+from stream_dataloader._loader.run_position import position_of
 from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._memory.pickling import ByValue
-from stream_dataloader._ranks.agreement import OwnSteps, Steps
 from stream_dataloader._ranks.ranks import Ranks
-from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._schedule.step_count import count_steps
-from stream_dataloader._state.plain import common
-from stream_dataloader._state.tracker import Progress
-from stream_dataloader._workers.collector import StepCollector
-from stream_dataloader._workers.feed import LocalFeed
-from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN, Iteration, Output
-from stream_dataloader._workers.pool import WorkerPool
-from stream_dataloader._workers.rescue import Rescue
+from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN, Output
+from stream_dataloader._workers.running import Kind, Running
+from stream_dataloader._workers.starter import Starter
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StaleIteratorError, StreamError
 from stream_dataloader.protocols import CollateFn, Transport
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, TypeVar
+    from typing_extensions import TypeVar
 
     Batch_co = TypeVar("Batch_co", default=StreamBatch, covariant=True)
 else:  # a default is for type checkers; older Pythons have none
@@ -62,7 +53,7 @@ def _check_dataset(dataset: Any) -> StreamDataset:
     return dataset
 
 
-class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
+class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     """Iterates over a `StreamDataset` in temporally coherent batches, read by several worker processes.
 
     Row b of a batch continues row b of the batch before it. The class is made to be subclassed: build the dataset in
@@ -81,6 +72,10 @@ class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
         pin_memory: Put batches into page-locked memory, for fast copies to an accelerator. The shared memory is locked
             once, not batch by batch. If you copy on a CUDA stream of your own, hold the batch until the copy is done.
         persistent_workers: Keep the workers from one epoch to the next.
+        batches_per_epoch: Number n of batches of an epoch, for trainers that count them; needs `padding_mode="cycle"`.
+            The endless run is read in epochs of n batches. Each goes on where the one before stopped, so that all of
+            them together are the endless run. The workers, and what they have read ahead, stay with
+            `persistent_workers`; otherwise each epoch is resumed. None: an epoch ends when all sources were read.
         multiprocessing_context: `"fork"`, `"spawn"`, `"forkserver"` or a context; None is Python's default.
         worker_init_fn: Called in each worker when it starts, with the worker's id.
         timeout: Seconds to wait for a worker before `WorkerTimeoutError`, and for another rank before `RankError`. With
@@ -134,6 +129,7 @@ class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
         rank: int | None = None,
         world_size: int | None = None,
         process_group: Any = None,
+        batches_per_epoch: int | None = None,
     ) -> None:
         self.dataset = _check_dataset(dataset)
         self.num_workers = options.num_workers(num_workers, dataset.batch_size)
@@ -149,34 +145,34 @@ class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
             pin_memory=pin_memory,
             transport=transport,
         )
-        self.pin_memory = self._settings.pin_memory
-        self.device = None if device is None else device_of(device)
+        self._destination = Destination(device, self._settings.pin_memory)
         self._max_restarts = options.integer("max_restarts", max_restarts, 0)
         self._watch = FrameWatch() if dataset.rules.time_steps is None else None
         self._ranks = Ranks(dataset, self._settings.timeout, groups, rank, world_size, process_group)
         self._ranks.find_place()
-        self._position = LoaderPosition(dataset, self._ranks)
-        self._pool = self._new_pool()
+        self.batches_per_epoch = options.batches_per_epoch(batches_per_epoch, dataset.rules.padding_mode)
+        self._position = position_of(dataset, self._ranks, self.batches_per_epoch)
+        self._start_anew()
         self._turn = threading.RLock()  # held while an iterator is read
         self._asked = self._newest = 0  # iterators asked for; the number of the newest that has begun
-        self._iteration: weakref.ref[Iteration] | None = None  # the newest
 
-    def _new_pool(self) -> WorkerPool:
-        return WorkerPool(self._reading, self.num_workers, **vars(self._settings))
+    def _start_anew(self) -> None:
+        """Have a starter of this process, and nothing that is being read."""
+        self._starter = Starter(self._ranks, self.num_workers, self._max_restarts, self._settings)
+        keep = self.persistent_workers or not self.num_workers
+        output = Output(None, self._destination, self._watch)
+        self._running = Running(self._starter, self._position, output, keep=keep)
 
     def _renew_workers(self) -> None:
-        self._pool = self._new_pool()
-
-    @property
-    def _reading(self) -> StreamDataset:
-        return self._ranks.reading
+        self._starter.renew(self._settings)
+        self._running.renew()
 
     def _find_place(self) -> None:
         """Have the rules of this rank, which may be known only now, and workers that read by them."""
         if self._ranks.find_place():
-            self._end_running()
+            self._running.end()
             self._position.forget_place()
-            self._pool = self._new_pool()
+            self._starter.renew(self._settings)
             if self._position.loaded is not None:
                 self.load_state_dict(self._position.loaded)
 
@@ -199,6 +195,9 @@ class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
 
         Without it the first epoch is 0. Each iteration takes the next number with its first `next`, whether it is
         finished or not. The last call counts, on the loader or on the dataset.
+
+        With `batches_per_epoch` the number of the epoch that comes anyhow changes nothing, and 0 begins the run anew.
+        Any other number is given to the epoch that comes, with a `RuntimeWarning`: the run goes on where it stands.
         """
         self._position.set_epoch(epoch)
 
@@ -226,42 +225,10 @@ class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
         if number < self._newest:
             raise StaleIteratorError(NEWER_HAS_BEGUN)
         self._position.warn_of_rest()
-        self._end_running()
         self._find_place()
-        reading, whole_windows = self._reading, collate_fn is not None
-        epoch, resume = self._position.coming()
-        if self.num_workers:
-            if self._pool.owner != os.getpid():  # the loader was built before this process was forked
-                self._pool = self._new_pool()
-            rescue = Rescue(self._pool, reading, epoch, whole_windows=whole_windows, most=self._max_restarts)
-            feed = self._pool.start(epoch, whole_windows=whole_windows, resume=resume)
-            collector = StepCollector(feed, self.num_workers, rescue)
-        else:
-            reader = read_locally(reading.plan(), epoch, whole_windows=whole_windows, resume=resume)
-            collector = StepCollector(LocalFeed(reader), workers=1)
-        progress = Progress(reading.rules, epoch, resume, collector.workers)
-        steps: Steps = OwnSteps()
-        if not parts:
-            try:
-                told = {} if self._ranks.alone else common(self._position.state(epoch, resume))
-                steps = self._ranks.begin(epoch, progress.step, told)
-            except BaseException:
-                collector.close()
-                raise
-        self._position.begin(progress, resume)  # from here on epoch and loaded state are taken
+        batches = self._running.begin(Kind(collate_fn, parts, self.device))
         self._newest = number
-        output = Output(collate_fn, self._finish, self._watch)
-        iteration = Iteration(reading, collector, progress, self._position, steps, output)
-        self._iteration = weakref.ref(iteration)
-        batches = iteration.parts() if parts else iteration
-        if self.device is None or self.device.type != "cuda":
-            return batches
-        return OneAhead(batches, self.device, progress.hold)  # that one copies by itself
-
-    def _end_running(self) -> None:
-        if (running := self._running()) is not None:
-            running.close()
-            running.stale = True
+        return batches
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where the loader stands: after what was delivered, not after what workers have read ahead.
@@ -302,37 +269,24 @@ class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
     def _load(self, state: Mapping[str, Any]) -> None:
         self._position.loaded = None
         loaded = self._ranks.load(state)
-        self._end_running()
+        self._running.end()
         self._find_place()
         self._position.load(loaded, *self._ranks.resumed(loaded), state)
 
-    def _running(self) -> Iteration | None:
-        return None if self._iteration is None else self._iteration()
-
-    def _finish(self, batch: Any) -> Any:
-        """The last touch on the way to the user: page-locked memory, and the device."""
-        if self.pin_memory:
-            if torch.cuda.is_available():
-                batch = pinned(batch)
-            else:
-                warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=4)
-        if self.device is not None and self.device.type != "cuda":
-            batch = moved(batch, self.device, non_blocking=self.pin_memory)
-        return batch
-
     def __len__(self) -> int:
-        """Number of batches of the epoch being read, or of the next one; exact.
+        """Number of batches of the epoch being read, or of the one that `iter()` would begin; exact.
+
+        It is that of the whole epoch, also if a loaded state is of a place in it.
 
         Raises:
-            TypeError: Unknown without the dataset's `lengths`, or endless.
+            TypeError: Unknown without the dataset's `lengths`, or endless without `batches_per_epoch`.
         """
-        running = self._running()
-        if running is None or running.closed:
+        if self.batches_per_epoch is not None:
+            return self.batches_per_epoch
+        if (epoch := self._running.epoch) is None:
             self._find_place()
             epoch, _ = self._position.coming()
-        else:
-            epoch = running.epoch
-        return count_steps(self._reading.rules, self._reading.steps_of_groups(epoch))
+        return count_steps(self._ranks.reading.rules, self._ranks.reading.steps_of_groups(epoch))
 
     def __bool__(self) -> bool:
         """Always true; Python would ask `len`, which may not be known."""
@@ -340,9 +294,9 @@ class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {
-            "_pool": None,
+            "_starter": None,
+            "_running": None,
             "_turn": None,
-            "_iteration": None,
             "collate_fn": ByValue(self.collate_fn, "collate_fn"),
             "_settings": ByValue(self._settings),
         }
@@ -352,17 +306,4 @@ class StreamDataLoader(TorchAttributes, Generic[Batch_co]):
         self.collate_fn = state["collate_fn"].value
         self._settings = state["_settings"].value
         self._turn = threading.RLock()
-        self._pool = self._new_pool()
-
-    def to(self, device: torch.device | str | int) -> Self:
-        """Move batches to `device` from now on; returns the loader."""
-        self.device = device_of(device)
-        return self
-
-    def cuda(self, device: torch.device | str | int = "cuda") -> Self:
-        """`to` the CUDA device."""
-        return self.to(device)
-
-    def cpu(self) -> Self:
-        """`to` the CPU."""
-        return self.to("cpu")
+        self._start_anew()

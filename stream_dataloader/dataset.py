@@ -222,7 +222,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
             TypeError: The number is not known without `lengths`, or there is no end.
         """
         if self.rules.padding_mode == "cycle":
-            raise TypeError('padding_mode="cycle" has no last batch, so there is no len(); count batches yourself')
+            raise TypeError(
+                'padding_mode="cycle" has no last batch, so there is no len(); pass batches_per_epoch= to the loader'
+            )
         if self.lengths is None or (self.lengths < 0).any():
             raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")
         if self._steps is None or self._steps[0] != epoch:

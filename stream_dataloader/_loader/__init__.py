@@ -1,6 +1,7 @@
 """What a `StreamDataLoader` is made of beside its worker processes: its settings, and where it stands.
 
-`position` knows which epoch comes next, what was loaded and what was delivered, `ends` where an epoch ends, `settings`
-what worker processes are started with, and `attributes` what trainers ask for. It imports `_ranks` and what lies below.
+`position` knows which epoch comes next, what was loaded and what was delivered, `run_position` the same for epochs of n
+batches (counted by `stretches`), `ends` where an epoch ends, `settings` what worker processes are started with, and
+`attributes` what trainers ask for. It imports `_ranks` and what lies below.
 Open `position` first.
 """

@@ -65,6 +65,11 @@ class TorchAttributes:
         return (self._settings.prefetch_factor or 2) if self.num_workers else None
 
     @property
+    def pin_memory(self) -> bool:
+        """Batches are put into page-locked memory."""
+        return self._settings.pin_memory
+
+    @property
     def persistent_workers(self) -> bool:
         """Workers are kept from one epoch to the next."""
         return self._settings.persistent_workers

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from stream_dataloader import _options as options
 from stream_dataloader._loader.ends import EpochEnds
@@ -23,6 +23,20 @@ from stream_dataloader._state.snapshot import PackedSnapshot, Snapshot
 from stream_dataloader._state.tracker import Progress
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import FailureLimitError, StreamError
+
+
+class IterationPosition(Protocol):
+    """Where the loader stands that an iteration is one of."""
+
+    def state(self, epoch: int, place: PackedSnapshot) -> dict[str, Any]:
+        """The state of an epoch at a place, as plain data."""
+
+    def note_failure(self, failure: StreamError) -> None:
+        """A stream was skipped.
+
+        Raises:
+            FailureLimitError: It was one too many.
+        """
 
 
 class LoaderPosition:
@@ -61,9 +75,32 @@ class LoaderPosition:
         """The dataset's `set_epoch` was called since."""
         return self._dataset.epoch_request[0] != self._requests_heeded
 
+    @property
+    def left(self) -> int | None:
+        """How many batches the epoch that began last has, if its number of batches is set; None if it has an end."""
+        return None
+
+    @property
+    def goes_on(self) -> bool:
+        """The next iterator goes on with what was read last."""
+        return False
+
+    @property
+    def is_ahead(self) -> bool:
+        """A batch was taken that was not handed out yet."""
+        return self.progress is not None and self.progress.is_ahead
+
+    @property
+    def end_is_ahead(self) -> bool:
+        """The epoch's end was seen, and not by the user yet."""
+        return self.progress is not None and self.progress.end_is_ahead
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that comes next."""
-        self._next_epoch = options.integer("epoch", epoch, 0, 2**62)
+        self._set_next(options.integer("epoch", epoch, 0, 2**62))
+
+    def _set_next(self, epoch: int) -> None:
+        self._next_epoch = epoch
         self.progress = None
         self._requests_heeded = self._dataset.epoch_request[0]
 
@@ -74,13 +111,26 @@ class LoaderPosition:
             return self._resume
         return epoch, None
 
-    def begin(self, progress: Progress, resume: Snapshot | None) -> None:
-        """The coming epoch has begun, and the loaded state is used."""
-        self.set_epoch(progress.epoch + 1)
+    def begin(self, progress: Progress, resume: Snapshot | None) -> IterationPosition:
+        """The coming epoch has begun, and the loaded state is used.
+
+        Args:
+            progress: Follows it.
+            resume: The place where it begins; None at its beginning.
+
+        Returns:
+            What knows the states of this iteration.
+        """
+        self._set_next(progress.epoch + 1)
         self._resume = None
         self.loaded = None
         self.progress = progress
         self._resumed_at = None if resume is None else resume.step
+        return self
+
+    def go_on(self) -> None:
+        """The coming epoch has begun, in the same reading of a run."""
+        raise NotImplementedError("an epoch of its own begins with `begin`")
 
     def load(self, loaded: LoadedState, epoch: int, place: Snapshot | None, state: Mapping[str, Any]) -> None:
         """Go on with an epoch from a place in it.
@@ -95,7 +145,7 @@ class LoaderPosition:
         self._failures_before = []
         here = self._failures_by_group
         self._failures_before = [saved - own for saved, own in zip(loaded.failures, here, strict=True)]
-        self.set_epoch(epoch)
+        self._set_next(epoch)
         self.loaded = state
 
     def forget_place(self) -> None:
@@ -112,11 +162,15 @@ class LoaderPosition:
                 return self.state(progress.epoch, record)
             step = None
         epoch, place = self.coming()
+        self._check_begin(step, epoch, place)
+        return self.state(epoch, place)
+
+    def _check_begin(self, step: int | None, epoch: int, place: Snapshot | None) -> None:
+        """Refuse a step of an epoch that has not begun, but for the one where it begins."""
         if step is not None and step != (begin := 0 if place is None else place.step):
             raise ValueError(
                 f"the state as of step {step} is not known: epoch {epoch} has not begun, and begins at step {begin}"
             )
-        return self.state(epoch, place)
 
     def state(self, epoch: int, place: Snapshot | PackedSnapshot | None) -> dict[str, Any]:
         """The state at a place in an epoch, as plain data; at an end, that of the next epoch's beginning."""

@@ -106,13 +106,34 @@ _COMPARED_IN_MIX = {
 }
 
 
+class StretchPlace(NamedTuple):
+    """A place in an epoch of n batches, which is a stretch of an endless run.
+
+    Attributes:
+        number: The epoch's.
+        delivered: How many of its batches were delivered.
+    """
+
+    number: int
+    delivered: int
+
+
 class LoadedState(NamedTuple):
-    """What a state says: the seed, the epoch, where in it, and how many streams were skipped, by group hosted."""
+    """What a state says.
+
+    Attributes:
+        seed: The seed.
+        epoch: The epoch's number, or the run's.
+        snapshot: Where in it; None at its beginning.
+        failures: How many streams were skipped, by group hosted.
+        stretch: Where in an epoch of n batches; None if it was saved without such.
+    """
 
     seed: int
     epoch: int
     snapshot: Snapshot | None
     failures: list[int]
+    stretch: StretchPlace | None
 
 
 def groups_of(state: Any) -> int:
@@ -187,7 +208,16 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
             tuple(grant for grants in returned for grant in grants),
             tuple(_lane_of(lane) for own in lanes for lane in own),
         )
-    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, list(failures))
+    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, list(failures), _stretch_of(state))
+
+
+def _stretch_of(state: Mapping[str, Any]) -> StretchPlace | None:
+    if "stretch" not in state:
+        return None
+    place = StretchPlace(int(state["stretch"]["number"]), int(state["stretch"]["delivered"]))
+    if min(place) < 0:
+        raise StateError(f"the state's place in an epoch is {place._asdict()}, which cannot be negative")
+    return place
 
 
 def _lane_of(lane: Mapping[str, Any]) -> LaneState:

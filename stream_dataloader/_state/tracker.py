@@ -114,6 +114,16 @@ class Progress:
         self._held, self._end_held = batch, end
 
     @property
+    def is_ahead(self) -> bool:
+        """The last batch was followed and not handed out yet."""
+        return self._held
+
+    @property
+    def end_is_ahead(self) -> bool:
+        """The epoch's end was seen and not handed out yet."""
+        return self.finished and self._end_held
+
+    @property
     def over(self) -> bool:
         """The epoch is over for the user too."""
         return self.finished and not self._end_held

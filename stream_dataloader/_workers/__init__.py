@@ -2,6 +2,7 @@
 
 `pool` starts torch's workers, `mailbox` says what they are to read, and `worker` is what runs in them. `processes`
 looks after their lives, `pace` decides how many steps a message carries, and `torch_quirks` holds what depends on
-torch's texts. `feed` receives parts, `iteration` makes batches of them, `rescue` goes on after a death. It imports
-`_ranks`, `dataset` and what lies below. Open `iteration` first, then `pool`.
+torch's texts. `feed` receives parts, `iteration` makes batches of them, `rescue` goes on after a death. `starter`
+starts an iteration, `running` is what a loader reads now, `stretch` an epoch of n batches. It imports `_device`,
+`_loader` and what lies below. Open `iteration` first, then `pool`.
 """

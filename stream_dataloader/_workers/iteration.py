@@ -12,7 +12,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
@@ -20,6 +20,7 @@ from stream_dataloader._assembly.lane_windows import LaneWindows
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._loader.position import IterationPosition
 from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.rules import lanes_of_worker
@@ -51,20 +52,6 @@ class Output(NamedTuple):
     watch: FrameWatch | None
 
 
-class Position(Protocol):
-    """Where the loader stands that an iteration is one of."""
-
-    def state(self, epoch: int, place: PackedSnapshot) -> dict[str, Any]:
-        """The state of an epoch at a place, as plain data."""
-
-    def note_failure(self, failure: StreamError) -> None:
-        """A stream was skipped.
-
-        Raises:
-            FailureLimitError: It was one too many.
-        """
-
-
 class Iteration:
     """An iterator over the batches of one epoch.
 
@@ -72,7 +59,7 @@ class Iteration:
         dataset: What is read.
         collector: The workers' parts.
         progress: Follows what is delivered.
-        position: That of the loader.
+        position: Where the loader stands.
         steps: Decides which steps belong to the epoch.
         output: How what is yielded is made.
 
@@ -87,7 +74,7 @@ class Iteration:
         dataset: StreamDataset,
         collector: StepCollector,
         progress: Progress,
-        position: Position,
+        position: IterationPosition,
         steps: Steps,
         output: Output,
     ) -> None:
@@ -147,10 +134,20 @@ class Iteration:
     def _record(self) -> PackedSnapshot:
         return self._progress.record(self._progress.step)
 
-    def parts(self) -> Iterator[StreamBatch]:
-        """The epoch not regrouped: each worker's part of each step, in order of step and worker."""
+    @property
+    def is_own(self) -> bool:
+        """It was begun in this process; not so in one that was forked since."""
+        return self._owner == os.getpid()
+
+    def parts(self, steps: int | None = None) -> Iterator[StreamBatch]:
+        """The epoch not regrouped: each worker's part of each step, in order of step and worker.
+
+        Args:
+            steps: How many steps; None: to the epoch's end.
+        """
         regroupers = [self._regrouper_of([worker]) for worker in range(len(self._lanes))]
-        while True:
+        stop = None if steps is None else self._progress.step + steps
+        while self._progress.step != stop:
             try:
                 parts, slot = self._next_parts()
             except StopIteration:
@@ -218,7 +215,7 @@ class Iteration:
 
     def close(self) -> None:
         """End the iteration: workers that are not kept end, streams are closed."""
-        if not self.closed and self._owner == os.getpid():  # not in a process the user forked meanwhile
+        if not self.closed and self.is_own:  # not in a process the user forked meanwhile
             self.closed = True
             self._steps.close()
             self._collector.close()

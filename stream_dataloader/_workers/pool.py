@@ -149,15 +149,20 @@ class WorkerPool:
             self._dataset.sources,
         )
 
+    def died(self) -> dict[int, str]:
+        """Which kept workers died, and how."""
+        return self._crew.died() if self._crew is not None and self._dataloader.persistent_workers else {}
+
     def _replace_unfit(self, resume: Snapshot | None) -> None:
         """Have new workers where those that are kept cannot read what is wanted."""
         persistent = self._dataloader.persistent_workers
-        if persistent and resume is not None:
-            self._hire()  # only workers that start now learn where to begin
-        if persistent and self._crew is not None and (died := self._crew.died()):
+        if died := self.died():
+            assert self._crew is not None
             warnings.warn(f"{'; '.join(died.values())} between two epochs; all workers are started anew", stacklevel=5)
             self._crew.kill()
             self._hire()
+        elif persistent and resume is not None:
+            self._hire()  # only workers that start now learn where to begin
         if self._slot_leases is not None and not persistent and self._slot_leases.unfit:
             self._hire()  # items have changed: new workers, and slots that fit them
 

@@ -40,6 +40,10 @@ class Rescue:
         self._suspects: set[tuple[int, int]] = set()
         self._killers: dict[int, int] = {}
 
+    def begin_epoch(self) -> None:
+        """Deaths are counted anew; what was learned from them stays."""
+        self._restarts = 0
+
     def __call__(self, death: WorkerDeathError, record: PackedSnapshot) -> Feed | None:
         """Start workers that go on from a record; None if there were too many deaths already.
 

@@ -61,7 +61,7 @@ def check_resume(
         num_workers: Numbers of workers, used in turn.
         epochs: How many epochs to check.
         plain: Send each state through json.
-        limit: The most batches of an epoch to check, for endless epochs.
+        limit: The most batches of an epoch to check, for endless epochs (without `batches_per_epoch`).
 
     Returns:
         How many places were checked.
@@ -85,7 +85,7 @@ def check_resume(
     state = saved(make_loader(next(counts)))
     for epoch, batches in enumerate(expected):
         for step in range(len(batches) + 1):
-            if step == len(batches) and state["epoch"] > epoch:
+            if step == len(batches) and _epoch_of(state) > epoch:
                 break  # the end is known with the last batch: this state is the next epoch's beginning
             place = f"resumed in epoch {epoch} before batch {step}"
             rest = [batch_key(batch) for batch in itertools.islice(resumed(state), limit and limit - step)]
@@ -103,6 +103,11 @@ def check_resume(
             state = saved(loader)
             del iterator
     return places
+
+
+def _epoch_of(state: dict[str, Any]) -> int:
+    number: int = state["stretch"]["number"] if "stretch" in state else state["epoch"]
+    return number
 
 
 def _difference(found: list[Any], expected: list[Any]) -> str:

@@ -1,0 +1,91 @@
+"""Starts to read: parts come from worker processes or from this one, and all ranks begin together.
+
+Guarantee: an iteration that cannot start leaves the loader where it stands, and no part is on its way.
+"""
+
+from __future__ import annotations
+
+import os
+
+from stream_dataloader._loader.position import LoaderPosition
+from stream_dataloader._loader.settings import WorkerSettings
+from stream_dataloader._ranks.agreement import OwnSteps, Steps
+from stream_dataloader._ranks.ranks import Ranks
+from stream_dataloader._reading.begin import read_locally
+from stream_dataloader._state.plain import common
+from stream_dataloader._state.tracker import Progress
+from stream_dataloader._workers.collector import StepCollector
+from stream_dataloader._workers.feed import LocalFeed
+from stream_dataloader._workers.iteration import Iteration, Output
+from stream_dataloader._workers.pool import WorkerPool
+from stream_dataloader._workers.rescue import Rescue
+
+
+class Starter:
+    """Starts iterations of one loader, and holds its workers.
+
+    Args:
+        ranks: What is read here, and who else reads.
+        num_workers: Number of worker processes; 0 reads in this process.
+        max_restarts: How often new workers may go on in an epoch.
+        settings: What workers are started with.
+
+    Attributes:
+        pool: The workers.
+    """
+
+    def __init__(self, ranks: Ranks, num_workers: int, max_restarts: int, settings: WorkerSettings) -> None:
+        self._ranks = ranks
+        self._num_workers = num_workers
+        self._max_restarts = max_restarts
+        self.renew(settings)
+
+    def renew(self, settings: WorkerSettings) -> None:
+        """Have other workers for the next iteration; what is being read goes on with those it has."""
+        self._settings = settings
+        self._rescue: Rescue | None = None
+        self.pool = WorkerPool(self._ranks.reading, self._num_workers, **vars(settings))
+
+    def start(self, position: LoaderPosition, output: Output, *, parts: bool) -> Iteration:
+        """Start the iteration that comes next.
+
+        Args:
+            position: Where the loader stands; it is told once the iteration has begun.
+            output: How what is yielded is made.
+            parts: It is not regrouped, and ranks do not wait for each other.
+
+        Raises:
+            RankError: The ranks are not about to read the same, or one did not come.
+        """
+        epoch, resume = position.coming()
+        reading, whole_windows = self._ranks.reading, output.collate_fn is not None
+        if self._num_workers:
+            if self.pool.owner != os.getpid():  # the loader was built before this process was forked
+                self.renew(self._settings)
+            rescue = self._rescue = Rescue(
+                self.pool, reading, epoch, whole_windows=whole_windows, most=self._max_restarts
+            )
+            feed = self.pool.start(epoch, whole_windows=whole_windows, resume=resume)
+            collector = StepCollector(feed, self._num_workers, rescue)
+        else:
+            reader = read_locally(reading.plan(), epoch, whole_windows=whole_windows, resume=resume)
+            collector = StepCollector(LocalFeed(reader), workers=1)
+        progress = Progress(reading.rules, epoch, resume, collector.workers)
+        steps: Steps = OwnSteps()
+        if not parts and not position.goes_on:
+            try:
+                told = {} if self._ranks.alone else common(position.state(epoch, resume))
+                steps = self._ranks.begin(epoch, progress.step, told)
+            except BaseException:
+                collector.close()
+                raise
+        return Iteration(reading, collector, progress, position.begin(progress, resume), steps, output)
+
+    def lost_workers(self) -> bool:
+        """Whether kept workers died since they were waited for last."""
+        return bool(self.pool.died())
+
+    def go_on(self) -> None:
+        """The iteration that was started last is read on in another epoch."""
+        if self._rescue is not None:
+            self._rescue.begin_epoch()

@@ -1,0 +1,411 @@
+"""Epochs of n batches: together they are the endless run, wherever one stops, is left, saved or loaded."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import traceback
+
+import pytest
+import torch
+from cases import Case, cases, key
+from helpers import random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+from test_device import StandIn, used_by  # noqa: F401
+
+from stream_dataloader import ReadError, StaleIteratorError, StateError, StreamDataLoader, StreamDataset, WorkerError
+from stream_dataloader._device import OneAhead
+from stream_dataloader.testing import check_resume
+
+CASE = Case([4, 0, 9, 2, 2, 7, 1, 3], 4, 3, "packed", "cycle", 1, True, 3)
+SETUPS = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+
+
+def endless(steps, case=CASE):
+    return [key(batch) for batch in itertools.islice(StreamDataLoader(case.dataset()), steps)]
+
+
+def loader_of(n=5, **options):
+    return StreamDataLoader(CASE.dataset(), batches_per_epoch=n, **options)
+
+
+def epoch(loader):
+    return [key(batch) for batch in loader]
+
+
+def place(state):
+    return state["stretch"]["number"], state["stretch"]["delivered"], state["step"]
+
+
+def check_run(case, lengths, legs, setups):
+    """Take batches leg after leg, after some of them with a new loader: all together are the endless run."""
+    expected = endless(sum(taken for taken, _ in legs), case)
+    lengths, setups = itertools.cycle(lengths), itertools.cycle(setups)
+    n, step, number, delivered = next(lengths), 0, 0, 0  # of the coming epoch
+    loader, saved = StreamDataLoader(case.dataset(), batches_per_epoch=n, **next(setups)), (0, 0, 0)
+    for taken, is_loaded in legs:
+        loader.set_epoch(number)
+        assert len(loader) == n
+        count = min(taken, n - delivered)
+        assert [key(batch) for batch in itertools.islice(loader, taken)] == expected[step : step + count]
+        step += count
+        if count:
+            ended = delivered + count == n
+            saved = (number + 1, 0, step) if ended else (number, delivered + count, step)
+            number, delivered = number + 1, 0
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert place(state) == saved
+        if is_loaded:
+            n = next(lengths)
+            loader = StreamDataLoader(case.dataset(seed=5), batches_per_epoch=n, **next(setups))
+            loader.load_state_dict(state)
+            number, delivered = saved[:2] if saved[1] < n else (saved[0] + 1, 0)
+            saved = number, delivered, step
+
+
+some_legs = st.lists(st.tuples(st.integers(0, 7), st.booleans()), min_size=1, max_size=5)
+some_lengths = st.lists(st.integers(1, 6), min_size=1, max_size=3)
+
+
+@random_cases(500)
+@given(cases(modes=("cycle",)), some_lengths, some_legs)
+@pytest.mark.filterwarnings("ignore:the iteration that went on")
+def test_all_epochs_together_are_the_endless_run(case, lengths, legs):
+    case.lengths[0] = max(1, case.lengths[0])
+    check_run(case, lengths, legs, [{}])
+
+
+@random_cases(60, quick=3)
+@given(cases(modes=("cycle",)), some_lengths, some_legs, st.lists(st.sampled_from(SETUPS), min_size=1))
+@pytest.mark.filterwarnings("ignore:num_workers is", "ignore:the iteration that went on")
+def test_so_they_are_for_any_number_of_workers(case, lengths, legs, setups):
+    case.lengths[0] = max(1, case.lengths[0])
+    check_run(case, lengths, legs, setups)
+
+
+@pytest.mark.parametrize("options", SETUPS, ids=str)
+def test_an_epoch_goes_on_where_the_one_before_stopped_or_was_left(options):
+    expected = endless(14)
+    loader = loader_of(4, **options)
+    assert epoch(loader) == expected[:4]
+    assert [key(batch) for batch in itertools.islice(loader, 2)] == expected[4:6]
+    assert epoch(loader) == expected[6:10]
+    assert epoch(loader) == expected[10:14]
+    assert [batch[-2:] for batch in expected] == [
+        [step, 0] for step in range(14)
+    ]  # step and epoch are those of the run
+
+
+def test_persistent_workers_are_kept_with_what_they_have_read():
+    pids = set()
+    loader = loader_of(3, num_workers=2, persistent_workers=True)
+    for _ in range(3):
+        epoch(loader)
+        pids.add(frozenset(child.pid for child in multiprocessing.active_children()))
+    for _ in loader:
+        break
+    epoch(loader)
+    pids.add(frozenset(child.pid for child in multiprocessing.active_children()))
+    assert [len(crew) for crew in pids] == [2]
+    del loader
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=str)
+def test_streams_stay_open_between_epochs_where_no_worker_ends(options, tmp_path):
+    def read(n):
+        with (tmp_path / "opened").open("a") as file:
+            file.write("x")
+        yield from range(100)
+
+    dataset = StreamDataset([0, 1], read, 2, "cycle", time_steps=2, lookahead=0)
+    loader = StreamDataLoader(dataset, batches_per_epoch=3, **options)
+    for _ in range(4):
+        assert len(list(loader)) == 3
+        assert len(multiprocessing.active_children()) == 0
+    opened = (tmp_path / "opened").stat().st_size
+    assert opened == (8 if options else 2)
+
+
+@pytest.mark.parametrize("options", SETUPS, ids=str)
+def test_parts_and_what_collate_fn_makes_are_cut_alike(options):
+    whole = list(itertools.islice(StreamDataLoader(CASE.dataset(), options.get("num_workers", 0)).parts(), 24))
+    parts = 8 * max(1, options.get("num_workers", 0))
+    loader = loader_of(4, collate_fn=lambda windows: torch.stack(windows, 1), **options)
+    found = [key(part, worker_id=True) for _ in range(2) for part in loader.parts()]
+    assert found == [key(part, worker_id=True) for part in whole[:parts]]
+    assert loader.state_dict()["step"] == 8
+    batches = list(itertools.islice(StreamDataLoader(CASE.dataset()), 20))
+    collated = [batch for _ in range(2) for batch in loader]
+    assert all(map(torch.equal, collated, (batch.data for batch in batches[8:16])))
+    assert len(collated) == 8
+    assert [part.step for part in loader.parts()] == sorted(list(range(16, 20)) * max(1, options.get("num_workers", 0)))
+
+
+@pytest.mark.parametrize("options", SETUPS, ids=str)
+def test_without_determinism_each_pass_reads_every_item_once(options):
+    lengths = [4, 3, 9, 2, 2, 7, 1, 3]
+    dataset = StreamDataset(lengths, range, 3, "cycle", time_steps=3, deterministic=False)
+    loader, read = StreamDataLoader(dataset, batches_per_epoch=4, **options), []
+    for _ in range(6):
+        for batch in loader:
+            real = batch.mask
+            read += zip(batch.source[real].tolist(), batch.position[real].tolist(), strict=True)
+    times = [read.count((source, i)) for source, length in enumerate(lengths) for i in range(length)]
+    passes = len(read) / sum(lengths)
+    assert passes - 2 < min(times) <= passes <= max(times) < passes + 2  # some lanes are a pass ahead
+
+
+# States
+
+
+@pytest.mark.parametrize("options", SETUPS, ids=str)
+def test_every_place_of_every_epoch_resumes(options):
+    workers = (options.get("num_workers", 0), 0)
+    kept = {"persistent_workers": True} if "persistent_workers" in options else {}
+    places = check_resume(
+        lambda n: StreamDataLoader(CASE.dataset(), n, batches_per_epoch=3, **(kept if n else {})), num_workers=workers
+    )
+    assert places == 6
+
+
+def test_behind_the_last_batch_the_state_is_the_next_epochs_beginning():
+    loader = loader_of(3)
+    batches = iter(loader)
+    read = [next(batches) for _ in range(3)]
+    before = loader.state_dict()
+    assert next(batches, None) is None
+    assert before == loader.state_dict() == read[-1].state_dict() == loader.state_dict(3)
+    assert place(before) == (1, 0, 3)
+    assert place(read[1].state_dict()) == place(loader.state_dict(2)) == (0, 2, 2)
+    next(iter(loader))
+    other = loader_of(5)
+    other.load_state_dict(read[1].state_dict())
+    assert epoch(other) == endless(5)[2:]  # the rest of 5
+    assert epoch(other) == endless(10)[5:]
+
+
+def test_a_batch_of_another_run_still_knows_its_own():
+    loader = loader_of(3)
+    epoch(loader)
+    batch = next(iter(loader))
+    state = batch.state_dict()
+    loader.set_epoch(0)
+    epoch(loader)
+    assert place(batch.state_dict()) == (1, 1, 4)
+    assert batch.state_dict() == state
+
+
+def test_a_run_may_be_cut_into_epochs_later_or_not_any_more():
+    whole, cut = StreamDataLoader(CASE.dataset()), loader_of(4)
+    list(itertools.islice(whole, 6))
+    for number in (None, 7):  # its epochs count from 0, or from where a trainer says
+        cut.load_state_dict(whole.state_dict())
+        if number is not None:
+            cut.set_epoch(number)
+        assert place(cut.state_dict()) == (number or 0, 0, 6)
+        assert epoch(cut) == endless(10)[6:]
+        assert place(cut.state_dict()) == ((number or 0) + 1, 0, 10)
+    next(iter(cut))
+    whole.load_state_dict(cut.state_dict())
+    assert [key(batch) for batch in itertools.islice(whole, 6)] == endless(17)[11:]
+
+
+def test_with_fewer_batches_an_epoch_that_has_more_is_over():
+    loader = loader_of(6)
+    list(itertools.islice(loader, 4))
+    for n, rest in ((6, 2), (5, 1), (4, 4), (3, 3)):
+        other = loader_of(n)
+        other.load_state_dict(loader.state_dict())
+        assert epoch(other) == endless(8)[4 : 4 + rest]
+    broken = loader.state_dict()
+    for stretch in ({}, {"number": 1, "delivered": -1}, None):
+        with pytest.raises(StateError, match=r"not whole|negative"):
+            loader.load_state_dict(broken | {"stretch": stretch})
+
+
+@pytest.mark.parametrize("options", SETUPS, ids=str)
+def test_a_copy_goes_on_where_the_loader_stands(options):
+    loader = loader_of(3, **options)
+    epoch(loader)
+    batches = iter(loader)
+    next(batches)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert copy.state_dict()["step"] == 4
+    assert epoch(copy) == endless(7)[4:]
+    assert [key(batch) for batch in batches] == endless(6)[4:]
+
+
+# Numbers
+
+
+def test_the_number_of_the_coming_epoch_changes_nothing_whenever_it_is_set():
+    expected = endless(30)
+    loader = loader_of(3)
+    loader.set_epoch(0)
+    for number in range(4):
+        batches = iter(loader)
+        loader.set_epoch(number)  # Lightning: between iter() and the first next()
+        found = [key(next(batches))]
+        loader.set_epoch(number + 1)
+        found += [key(batch) for batch in batches]
+        loader.dataset.set_epoch(number + 1)
+        assert found == expected[3 * number : 3 * number + 3]
+    list(itertools.islice(loader, 1))
+    state = loader.state_dict()
+    for set_epoch in ("loader", "dataset"):
+        other = loader_of(3)
+        other.load_state_dict(state)
+        (other if set_epoch == "loader" else other.dataset).set_epoch(4)
+        assert other.state_dict() == state
+        assert epoch(other) == expected[13:15]
+        other.set_epoch(5)
+        assert epoch(other) == expected[15:18]
+
+
+@pytest.mark.parametrize("options", SETUPS, ids=str)
+def test_number_0_begins_the_run_anew(options):
+    loader = loader_of(3, **options)
+    for _ in range(2):
+        assert epoch(loader) == endless(3)
+        assert epoch(loader) == endless(6)[3:]
+        loader.set_epoch(7)
+        loader.set_epoch(0)  # the last call counts
+        assert place(loader.state_dict()) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("options", SETUPS, ids=str)
+def test_any_other_number_is_given_to_the_coming_epoch_with_a_warning(options):
+    loader = loader_of(3, **options)
+    epoch(loader)
+    loader.set_epoch(9)
+    assert place(loader.state_dict()) == (9, 0, 3)
+    message = r"set_epoch\(9\) was called, and epoch 1 comes next.*load its state; set_epoch\(0\) begins anew"
+    with pytest.warns(RuntimeWarning, match=message):
+        assert epoch(loader) == endless(6)[3:]
+    assert epoch(loader) == endless(9)[6:]
+    assert place(loader.state_dict()) == (11, 0, 9)
+
+
+# What goes wrong
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(
+        ValueError, match=r'batches_per_epoch is 3, which needs padding_mode="cycle".*leave batches_per'
+    ):
+        StreamDataLoader(CASE.dataset(padding_mode="zeros"), batches_per_epoch=3)
+    with pytest.raises(ValueError, match="batches_per_epoch is 0, and must be at least 1"):
+        loader_of(0)
+    for wrong in (2.5, True, "3"):
+        with pytest.raises(TypeError, match="batches_per_epoch must be an integer"):
+            loader_of(wrong)
+
+
+@pytest.mark.parametrize("options", SETUPS, ids=str)
+def test_a_new_iter_ends_the_old_one_and_an_ended_one_stays_ended(options):
+    loader = loader_of(3, **options)
+    ended = iter(loader)
+    list(ended)
+    old = iter(loader)
+    next(old)
+    new = iter(loader)
+    assert key(next(new)) == endless(5)[4]
+    with pytest.raises(StaleIteratorError, match="newer iter"):
+        next(old)
+    assert list(ended) == []
+    assert len(list(new)) == 2
+
+
+def error_of(loader):
+    """What the next batch's error says; its frames, in a circle, would keep the workers."""
+    try:
+        return next(iter(loader)).step
+    except ReadError as error:
+        traceback.clear_frames(error.__traceback__)
+        return str(error)
+
+
+@pytest.mark.parametrize("options", SETUPS, ids=str)
+def test_an_error_is_met_again_and_passes_over_nothing(options, tmp_path):
+    def read(n):
+        for i in range(100):
+            if (n, i) == (1, 5) and not (tmp_path / "mended").exists():
+                raise OSError("broken")
+            yield i
+
+    dataset = StreamDataset([0, 1], read, 2, "cycle", time_steps=2, lookahead=0)
+    loader = StreamDataLoader(dataset, batches_per_epoch=2, **options)
+    assert [batch.step for batch in loader] == [0, 1]
+    for _ in range(2):
+        loader.set_epoch(1)  # none of its batches was delivered
+        assert "broken" in error_of(loader)
+    (tmp_path / "mended").touch()
+    assert [batch.data[:, 1].tolist() for batch in loader] == [[4, 5], [6, 7]]
+
+
+def test_a_kept_worker_that_dies_between_epochs_is_replaced_with_a_warning():
+    loader = loader_of(3, num_workers=2, persistent_workers=True)
+    assert epoch(loader) == endless(3)
+    victim = multiprocessing.active_children()[0]
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join()
+    with pytest.warns(UserWarning, match="was killed by SIGKILL between two epochs"):
+        assert epoch(loader) == endless(6)[3:]
+    assert epoch(loader) == endless(9)[6:]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_restarts_are_counted_epoch_by_epoch(persistent, tmp_path):
+    def read(n):
+        for i in range(5000):  # far apart, as workers read ahead
+            if n == 1 and i in (3, 2001) and not (tmp_path / str(i)).exists():
+                (tmp_path / str(i)).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield i
+
+    def loader(n):
+        dataset = StreamDataset([0, 1], read, 2, "cycle", time_steps=2, lookahead=0)
+        return StreamDataLoader(dataset, 2, batches_per_epoch=n, max_restarts=1, persistent_workers=persistent)
+
+    cut = loader(300)
+    assert [batch.step for _ in range(4) for batch in cut] == list(range(1200))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(WorkerError, match="killed by SIGKILL"):
+        list(loader(1200))
+
+
+def test_who_looks_at_a_batch_of_a_loaded_state_hears_that_it_is_used_up():
+    first = loader_of(4)
+    next(iter(first))
+    loader = loader_of(4)
+    loader.load_state_dict(first.state_dict())
+    next(iter(loader))
+    with pytest.warns(RuntimeWarning, match="left after 1 batch of the 3 .* reads the 4 batches behind it"):
+        assert epoch(loader) == endless(6)[2:]
+    loader.load_state_dict(first.state_dict())
+    assert epoch(loader) == endless(4)[1:]
+    assert epoch(loader) == endless(8)[4:]
+
+
+@pytest.mark.parametrize("options", SETUPS, ids=str)
+def test_what_was_copied_ahead_to_a_device_is_the_next_epochs(options, used_by, monkeypatch):  # noqa: F811
+    def on_stand_in(batches, device, hold):
+        return OneAhead(batches, torch.device("cpu"), hold, StandIn())
+
+    monkeypatch.setattr("stream_dataloader._workers.running.OneAhead", on_stand_in)
+    loader = loader_of(3, device="cuda", **options)
+    expected = endless(20)
+    assert epoch(loader) == expected[:3]
+    assert place(loader.state_dict()) == (1, 0, 3)
+    assert [key(batch) for batch in itertools.islice(loader, 2)] == expected[3:5]
+    assert place(loader.state_dict()) == (1, 2, 5)
+    assert epoch(loader) == expected[5:8]
+    steps = [part.step for _ in range(2) for part in loader.parts()]
+    assert sorted(set(steps)) == list(range(8, 14))
+    next(loader.parts())
+    assert epoch(loader)[-1][-2] < 18
