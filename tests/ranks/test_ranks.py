@@ -532,3 +532,44 @@ def test_a_rank_stays_what_it_is_when_torch_distributed_ends():
         for process in processes.processes:
             process.kill()
         processes.close()
+
+
+def read_epochs(rank, world_size, n, epochs, workers):
+    """Epochs of n batches; each rank reads as many as it is told."""
+    loader = StreamDataLoader(
+        Case([4, 0, 9, 2, 2, 7, 1, 3], 2, 3, "packed", "cycle", 1, True, 3).dataset(),
+        workers,
+        batches_per_epoch=n,
+        process_group=rank_processes._groups[world_size],
+    )
+    found = [[key(batch) for batch in loader] for _ in range(epochs[rank])]
+    return found, loader.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_of_n_batches_are_alike_on_all_ranks_and_no_rank_waits_for_another(ranks, workers):
+    found = ranks.run(2, read_epochs, 2, 3, [4, 1], workers)  # the second one stops after an epoch
+    whole = StreamDataLoader(
+        Case([4, 0, 9, 2, 2, 7, 1, 3], 4, 3, "packed", "cycle", 1, True, 3).dataset(), groups=2, batches_per_epoch=12
+    )
+    expected = [key(batch) for batch in whole]
+    assert [len(epoch) for epochs, _ in found for epoch in epochs] == [3] * 5
+    (first, _), (second, _) = found
+    assert [side_by_side(pair) for pair in zip(first[0], second[0], strict=True)] == expected[:3]
+    assert [batch[-2] for epoch in first for batch in epoch] == list(range(12))
+
+
+def test_their_states_are_one(ranks):
+    states = [state for _, state in ranks.run(2, read_epochs, 2, 5, [1, 1], 0)]
+    assert merge_states(states)["stretch"] == {"number": 1, "delivered": 0, "batches_per_epoch": 5}
+
+
+def test_ranks_that_count_otherwise_are_told(ranks):
+    found = ranks.run(2, read_other_epochs, failing=True)
+    assert any("batches_per_epoch" in str(rank) for rank in found)
+
+
+def read_other_epochs(rank):
+    dataset = Case([4, 3, 9, 2], 2, 3, padding_mode="cycle").dataset()
+    loader = StreamDataLoader(dataset, batches_per_epoch=3 + rank, process_group=rank_processes._groups[2])
+    return len(list(loader))
