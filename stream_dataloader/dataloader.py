@@ -19,7 +19,7 @@ from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._device import Destination, HasDestination
 from stream_dataloader._loader.attributes import TorchAttributes
 from stream_dataloader._loader.run_position import position_of
-from stream_dataloader._loader.settings import WorkerSettings
+from stream_dataloader._loader.settings import WorkerSettings, check_dataset
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.deferred import Deferred
@@ -42,15 +42,6 @@ else:  # a default is for type checkers; older Pythons have none
     Batch_co = TypeVar("Batch_co", covariant=True)
 
 __all__ = ["StreamDataLoader"]
-
-
-def _check_dataset(dataset: Any) -> StreamDataset:
-    if not isinstance(dataset, StreamDataset):
-        raise TypeError(
-            f"dataset must be a StreamDataset, and is a {type(dataset).__name__}; sources go into "
-            "StreamDataset(sources, open_stream, batch_size)"
-        )
-    return dataset
 
 
 class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
@@ -131,7 +122,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         process_group: Any = None,
         batches_per_epoch: int | None = None,
     ) -> None:
-        self.dataset = _check_dataset(dataset)
+        self.dataset = check_dataset(dataset)
         self.num_workers = options.num_workers(num_workers, dataset.batch_size)
         self.collate_fn = collate_fn
         if collate_fn is not None:
@@ -236,7 +227,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         The state is plain data that json can hold (unless a stream's own `state_dict` is not): lanes, a cursor and a
         hash of the sources. During an epoch, also after a `break`, it is a place in that epoch. Before the first
         `next`, after an epoch's end and after `set_epoch` it is the beginning of the next epoch. An epoch ends with
-        `StopIteration`, or, if the dataset has `lengths`, with its last batch.
+        `StopIteration`, or, with the dataset's `lengths` or `batches_per_epoch`, with its last batch.
 
         Args:
             step: Number of batches after which the state is wanted; None stands for all that were delivered. Trainers

@@ -8,6 +8,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from stream_dataloader import _options as options
+from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.protocols import Transport
 
 
@@ -53,6 +54,20 @@ class WorkerSettings:
             pin_memory=options.flag("pin_memory", pin_memory),
             transport=options.choice("transport", transport, Transport),
         )
+
+
+def check_dataset(dataset: Any) -> StreamDataset:
+    """`dataset`, which a loader can read.
+
+    Raises:
+        TypeError: It is no `StreamDataset`.
+    """
+    if not isinstance(dataset, StreamDataset):
+        raise TypeError(
+            f"dataset must be a StreamDataset, and is a {type(dataset).__name__}; sources go into "
+            "StreamDataset(sources, open_stream, batch_size)"
+        )
+    return dataset
 
 
 def check_init(worker_init_fn: Any) -> None:
