@@ -71,6 +71,11 @@ class StreamBatch:
     epoch: int
     """The epoch's number."""
 
+    # by a factory: a default would be found in the class, where a `SentBatch` has not read its message yet
+    is_last: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
+    """`(T, B)` bool: the time step is the last of its stream; never where an error ended it. None without the dataset's
+    `mark_ends=True`."""
+
     _state: InitVar[Callable[[], dict[str, Any]] | None] = None  # an InitVar: `dataclasses.replace` keeps it
     _kept: InitVar[Kept | None] = None
 
@@ -85,6 +90,8 @@ class StreamBatch:
                 "mask, is_start, source and position must share one shape (T, B), and are "
                 f"{[tuple(t.shape) for t in (self.mask, self.is_start, self.source, self.position)]}"
             )
+        if self.is_last is not None and self.is_last.shape != shape:
+            raise ValueError(f"is_last must be of mask's shape {tuple(shape)}, and is {tuple(self.is_last.shape)}")
 
     @classmethod
     def of_checked(cls, **values: Any) -> StreamBatch:

@@ -83,6 +83,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
         retries: How often in a row a stream that raises is opened again, at the item it had reached, before this counts
             as an error. The first wait is 0.1 s; each further one is twice as long, up to 30 s.
         fingerprint: Names the list of sources in saved states; None hashes the list. Give one if paths may move.
+        mark_ends: Mark the last time step of each stream in `batch.is_last`. To know whether a stream goes on behind a
+            window, its next item is taken one step ahead, unless `lengths` tells. All else in the batches stays the
+            same. States may be loaded with or without it. With a `collate_fn` it has no effect.
 
     Raises:
         ValueError: An option's value is out of range, unknown, or does not go with another.
@@ -118,6 +121,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         max_failures: int | None = None,
         retries: int = 0,
         fingerprint: str | None = None,
+        mark_ends: bool = False,
     ) -> None:
         super().__init__()
         self.open_stream = options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
@@ -134,6 +138,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         if fingerprint is not None and not isinstance(fingerprint, str):
             raise TypeError(f"fingerprint must be a string, and is {fingerprint!r}, a {type(fingerprint).__name__}")
         self._fingerprint = fingerprint
+        self.mark_ends = options.flag("mark_ends", mark_ends)
         self.open_early = options.yes_no_or_none("open_early", open_early)
         self.given_lookahead = lookahead
         self._steps: tuple[int, list[int]] | None = None  # of the epoch that was asked for last
@@ -172,6 +177,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             fill_value=self.fill_value,
             on_error=self.on_error,
             retries=self.retries,
+            mark_ends=self.mark_ends,
         )
 
     def _openings(self) -> tuple[Opening, ...]:

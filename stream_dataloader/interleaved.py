@@ -43,6 +43,7 @@ class SharedOptions(TypedDict, total=False):
     on_error: OnError
     max_failures: int | None
     retries: int
+    mark_ends: bool
 
 
 class _Factories:
@@ -169,8 +170,8 @@ def interleave(
         seed: Seeds everything random, also within the datasets. None stands for the first dataset's seed. The other
             datasets' seeds are not used.
         **shared: `batch_size`, `padding_mode`, `fill_value`, `time_steps`, `windows`, `deterministic`, `lookahead`,
-            `on_error`, `max_failures` and `retries`, as for `StreamDataset`. The datasets must agree on each of them
-            that is not given.
+            `on_error`, `max_failures`, `retries` and `mark_ends`, as for `StreamDataset`. The datasets must agree on
+            each of them that is not given.
 
     Raises:
         ValueError: There are no datasets; they disagree on an option that is not given; a weight is not positive and
@@ -244,6 +245,7 @@ _OPTION_OF: dict[str, Callable[[StreamDataset], Any]] = {
     "on_error": lambda dataset: dataset.on_error,
     "max_failures": lambda dataset: dataset.max_failures,
     "retries": lambda dataset: dataset.retries,
+    "mark_ends": lambda dataset: dataset.mark_ends,
 }
 
 

@@ -73,6 +73,9 @@ class Sink(Protocol):
     def put_object(self, row: int, item: object) -> None:
         """A row's whole window, as it is."""
 
+    def ended(self, row: int, t: int) -> None:
+        """Time step `t` of a row is the last of its stream."""
+
 
 class Fault(NamedTuple):
     """A stream's error that ends the epoch, and whether the stream was read for the first time."""
@@ -92,6 +95,7 @@ class Contents(NamedTuple):
         blocks: The windows; of those in the slot only leaves that are objects.
         objects: Windows that are passed on as they are, by row: the window, or a `WindowKind` of what is in a block.
         layouts: Those with dicts that were met for the first time, in lane order: which order their keys are in.
+        ends: Rows and time steps of the last items of streams, if they are marked.
     """
 
     in_slot: bool = False
@@ -100,6 +104,7 @@ class Contents(NamedTuple):
     blocks: Sequence[Block] = ()
     objects: Mapping[int, Any] = {}
     layouts: Sequence[Layout] = ()
+    ends: Sequence[tuple[int, int]] = ()
 
 
 class Part(NamedTuple):
@@ -139,11 +144,12 @@ def unpack(packed: Sequence[Any]) -> list[Part]:
 def _brief(part: Part) -> Part | tuple[Any, ...]:
     """A part as its few numbers, without the names of classes, which are longer; itself if there is more to it."""
     worker_id, step, fresh, lanes_read, told, contents, failures, faults, end = part
-    in_slot, time_steps, _, blocks, objects, layouts = contents
+    in_slot, time_steps, _, blocks, objects, layouts, ends = contents
     if not in_slot or blocks or objects or layouts or failures or faults or end:
         return part
     taken, after, streams = told
-    return worker_id, step, fresh, lanes_read, time_steps, taken, after, streams
+    brief = worker_id, step, fresh, lanes_read, time_steps, taken, after, streams
+    return (*brief, ends) if ends else brief
 
 
 def _whole(
@@ -155,7 +161,8 @@ def _whole(
     taken: tuple[tuple[int, int], ...],
     after: bytes,
     streams: Mapping[int, Any],
+    ends: Sequence[tuple[int, int]] = (),
 ) -> Part:
     """The part that `_brief` was given."""
-    contents = Contents(in_slot=True, time_steps=time_steps)
+    contents = Contents(in_slot=True, time_steps=time_steps, ends=ends)
     return Part(worker_id, step, fresh, lanes_read, LaneReports(taken, after, streams), contents)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from stream_dataloader._assembly.block import Block, new_column
@@ -30,6 +31,7 @@ class Regrouper:
         time_steps: Steps of a window; None if the streams cut windows.
         fill_value: Pads what no item was read for.
         judge: Knows what the epoch's items look like.
+        mark_ends: Whether streams' last steps are marked.
     """
 
     def __init__(
@@ -39,12 +41,15 @@ class Regrouper:
         time_steps: int | None,
         fill_value: Any,
         judge: Judge,
+        *,
+        mark_ends: bool = False,
     ) -> None:
         self._lanes = lanes
         self._time_steps = time_steps
         self._last_time_steps = 1
         self._fill = FillValue(fill_value)
         self._judge = judge
+        self._mark_ends = mark_ends
         self._first = lanes[0].start
         self._width = lanes[-1].stop - self._first
         self._lane = torch.arange(self._first, self._first + self._width)
@@ -77,7 +82,16 @@ class Regrouper:
             lane=self._lane,
             step=step,
             epoch=epoch,
+            is_last=self._ends(parts, time_steps) if self._mark_ends else None,
         )
+
+    def _ends(self, parts: Sequence[Part | None], time_steps: int) -> torch.Tensor:
+        """Where streams end. It lies in no slot: it is small, and most batches have few ends."""
+        ends = np.zeros((time_steps, self._width), np.bool_)
+        for part, lanes in self._dealt(parts):
+            for row, t in part.contents.ends if part else ():
+                ends[t, lanes.start - self._first + row] = True
+        return torch.from_numpy(ends)
 
     def _longest(self, parts: Sequence[Part | None]) -> int:
         """The steps of the longest window; a step without any is as long as the one before."""

@@ -112,6 +112,7 @@ class PartWriter:
         self._met: set[Layout] = set()
         self._layouts: dict[Layout, Layout] = {}
         self._whole_layout: Layout | None = None  # of the last window passed on as it is
+        self._ends: list[tuple[int, int]] = []
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -123,6 +124,7 @@ class PartWriter:
         self._block_of_row: list[Block | None] = [None] * self._width
         self._objects: dict[int, Any] = {}
         self._met_now: list[Layout] = []
+        self._ends.clear()
 
     def intern(self, layout: Layout) -> Layout:
         """See `Sink`."""
@@ -188,6 +190,10 @@ class PartWriter:
         """See `Sink`."""
         self._objects[row] = item if self._slots is None else self._into_slot(row, item)
 
+    def ended(self, row: int, t: int) -> None:
+        """See `Sink`."""
+        self._ends.append((row, t))
+
     def _into_slot(self, row: int, item: object) -> object:
         """Put a window into the slot and return what says so; the window itself if it does not go there.
 
@@ -247,6 +253,7 @@ class PartWriter:
             blocks=blocks,
             objects=self._objects,
             layouts=self._met_now,
+            ends=tuple(self._ends),
         )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from stream_dataloader._assembly.part import Run, Sink
 from stream_dataloader._items.layout import Layout, Leaves
 from stream_dataloader._items.structure import ALIKE, Misfit, StreamMisfit
+from stream_dataloader._reading.foresight import Foresight
+from stream_dataloader._reading.lengths import Lengths
 from stream_dataloader._reading.opener import Opener, Reservation
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.share import Share
@@ -23,7 +25,7 @@ from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.reservations import Reservations
 from stream_dataloader._schedule.rules import NEVER, NONE
 from stream_dataloader._state.snapshot import LaneState
-from stream_dataloader.errors import EmptySourcesError, ItemError, LengthError, ReadError, StreamError
+from stream_dataloader.errors import EmptySourcesError, ItemError, ReadError, StreamError
 from stream_dataloader.stream_info import run_as
 
 
@@ -60,13 +62,14 @@ class Lane:
         self._opener = opener
         self._plan = plan
         self._rules = plan.rules
-        self._lengths = plan.lengths
+        self._lengths = None if plan.lengths is None else Lengths(plan.lengths)
+        self._foresight = Foresight(plan) if share.marks_ends(plan) else None
         self._by_lane = share.whole_windows
         self._killers = share.recovery.killers
         self._reading = share.board.reading  # for each lane, one more than the source that is open
         self._taken = taken
         self._read = self._read_window if plan.rules.time_steps is None else self._read_steps
-        self._next_item = OpenedStream.next_item if plan.lengths is None else self._promised_item
+        self._next_item = OpenedStream.next_item if self._lengths is None else self._lengths.next_item
         self._stream: OpenedStream | None = None
         self._layout: Layout | None = None  # of the stream's first item
         self._unmet: Layout | None = None  # the same, if the sink was not told of it yet
@@ -138,7 +141,22 @@ class Lane:
                     raise error
                 failures.append(error)
             if not full:
+                if self._foresight is not None and t > 0 and self._foresight.has_ended(stream, self._position, error):
+                    sink.ended(self._row, t - 1)
                 self._close_stream()
+
+    def ends(self, time: int) -> bool:
+        """Whether its stream ends with the window that it filled; see `Foresight`.
+
+        Args:
+            time: When it is to read on.
+        """
+        stream, layout = self._stream, self._layout
+        if self._foresight is None or stream is None or layout is None:
+            return False
+        if self._killers.get(stream.info.source_index, NEVER) <= time:  # it is not to be read then, nor before
+            return False
+        return self._foresight.ends(stream, layout, self._position)
 
     def _spare_worker(self, stream: OpenedStream, time: int) -> None:
         fatal = self._killers.get(stream.info.source_index)
@@ -177,7 +195,7 @@ class Lane:
             raise self._misfit(stream, misfit) from None
         count = stream.read_into(room, end - t)
         if self._lengths is not None:
-            self._check_length(stream, ended=count == 0)
+            self._lengths.check(stream, ended=count == 0)
         if count > 0:
             sink.wrote(self._row, t + count)
         return count
@@ -211,24 +229,6 @@ class Lane:
         layout, leaves = Layout.of(item, windowed=self._rules.time_steps is None)
         self._layout, self._unmet = sink.intern(layout), layout
         return self._layout, leaves
-
-    def _promised_item(self, stream: OpenedStream) -> object:
-        """The next item of a stream whose length is known."""
-        item = stream.next_item()
-        self._check_length(stream, ended=item is END)
-        return item
-
-    def _check_length(self, stream: OpenedStream, *, ended: bool) -> None:
-        assert self._lengths is not None
-        promised = int(self._lengths[stream.info.source_index])
-        if 0 <= promised < stream.items or (ended and stream.items < promised):  # -1: of unknown length
-            has = "only" if ended else "at least"
-            raise stream.error(
-                LengthError,
-                f"the stream has {has} {stream.items} items, and lengths[{stream.info.source_index}] is "
-                f"{promised}; correct it, or build the dataset without lengths",
-                handed_out=not ended,
-            )
 
     def _misfit(self, stream: OpenedStream, misfit: Misfit) -> StreamError:
         if isinstance(misfit, StreamMisfit):  # whether it fits must not depend on where in the window it starts

@@ -76,7 +76,12 @@ class PlainParts:
         self._decides_end = plan.rules.padding_mode not in ("zeros", "cycle")
         self._judge = Judge([share.lanes], plan.sources)
         self._regrouper = Regrouper(
-            [share.lanes], [share.worker_id], plan.rules.time_steps, plan.fill_value, self._judge
+            [share.lanes],
+            [share.worker_id],
+            plan.rules.time_steps,
+            plan.fill_value,
+            self._judge,
+            mark_ends=plan.mark_ends,
         )
 
     def __iter__(self) -> Iterator[StreamBatch]:

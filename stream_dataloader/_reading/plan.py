@@ -41,6 +41,7 @@ class ReadingPlan:
         fill_value: Pads what no item is read for.
         on_error: Decides whether an error ends the epoch or the stream.
         retries: How often in a row a stream that breaks is opened again.
+        mark_ends: Whether streams' last steps are marked.
     """
 
     rules: Rules
@@ -50,6 +51,7 @@ class ReadingPlan:
     fill_value: Any
     on_error: OnError
     retries: int
+    mark_ends: bool = False
 
     def opening(self, index: int) -> Opening:
         """How a source is opened, by its index."""

@@ -92,6 +92,7 @@ class PartReader:
             len(lanes), plan.rules.time_steps, plan.fill_value, share.slots, whole_windows=share.whole_windows
         )
         self._step = self._first_step = resume.step if resume else 0
+        self._marks_ends = share.marks_ends(plan)
         self._has_others = len(lanes) < plan.rules.lanes
         self._ended = False
         self._close = weakref.finalize(self, _close, self._opener, self._lanes, share.queue)
@@ -168,6 +169,27 @@ class PartReader:
             self._fill(lane, record, 1, NEVER)
         if behind:
             record.sort()
+        if self._marks_ends and not record.faults:
+            self._mark_ends(record)
+
+    def _mark_ends(self, record: StepRecord) -> None:
+        """Mark the last steps of streams that end with their windows.
+
+        It may wait for their next items, so it comes last: no other worker waits for it.
+        """
+        board, worker, last = self.share.board, self.share.worker_id, {run.lane: run for run in record.runs}
+        for row, lane in enumerate(self._lanes):
+            if (run := last.get(lane.index)) is None:
+                continue
+            time = (record.step + 1) * self.plan.rules.lanes + lane.index  # of what is taken ahead
+            board.working[worker] = time + 1
+            try:
+                if lane.ends(time):
+                    self._writer.ended(row, run.t + run.steps - 1)
+            except BaseException:  # as in `_fill`
+                board.exiting[worker] = board.exiting[worker] or board.reading[lane.index]
+                raise
+        board.working[worker] = 0
 
     def _reads_first_items_first(self, step: int) -> bool:
         """Whether the first items of all lanes are read before the rest of their windows.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from stream_dataloader._assembly.writer import SlotWriter
 from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.source_queue import SourceQueue
 from stream_dataloader._state.snapshot import Snapshot
 
@@ -53,3 +54,7 @@ class Share:
     slots: SlotWriter | None = None
     resume: Snapshot | None = None
     recovery: Recovery = NO_RECOVERY
+
+    def marks_ends(self, plan: ReadingPlan) -> bool:
+        """Whether streams' last steps are marked: in windows for a `collate_fn` nobody could see it."""
+        return plan.mark_ends and not self.whole_windows

@@ -17,14 +17,13 @@ Guarantee: an error says where it happened, and is raised where the item would h
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from stream_dataloader._reading.positions import keeps_state, seeks_items, takes_start, warn_of_unused
 from stream_dataloader._schedule.rules import NONE
 from stream_dataloader.errors import ItemError, OpenError, ReadError, StreamError, shorten
 from stream_dataloader.stream_info import StreamInfo, run_as
@@ -73,10 +72,11 @@ class OpenedStream:
         self._retries = retries
         self._failed = 0  # how often in a row
         self.items = 0
-        self._ahead: list[Any] = []  # the first item, taken while opening
+        self._ahead: list[Any] = []  # the first item, taken while opening; what `look_ahead` took
         self._error: StreamError | None = None
         self._state: Any = None  # to begin with, and the item that it belongs to
         self._state_item = 0
+        self._state_now: tuple[Any, StreamError | None] | None = None  # that before `look_ahead`
         self._opened: Any = None
         self._iterator: Iterator[Any] | None = None
         self.writes = False
@@ -147,7 +147,7 @@ class OpenedStream:
         except Exception as error:
             raise self.error(ReadError, f"going to item {self.items} raised {_text(error)}") from error
         if iterator is not self._opened:
-            _warn_of_unused(type(self._opened))
+            warn_of_unused(type(self._opened))
         return 0
 
     def state(self) -> Any:
@@ -156,11 +156,19 @@ class OpenedStream:
         Raises:
             StreamError: The item cannot be read.
         """
+        state, error = self._state_now or self._read_state()
+        if error is not None:
+            raise error
+        return state
+
+    def _read_state(self) -> tuple[Any, StreamError | None]:
         iterator: Any = self._iterator
         try:
-            return None if iterator is None else copy.deepcopy(iterator.state_dict())
+            return None if iterator is None else copy.deepcopy(iterator.state_dict()), None
         except Exception as error:
-            raise self.error(ReadError, f"the stream's state_dict raised {_text(error)}") from error
+            failure = self.error(ReadError, f"the stream's state_dict raised {_text(error)}")
+            failure.__cause__ = error
+            return None, failure
 
     def next_item(self) -> Any:
         """The next item, or `END`. The caller runs it as `info`, see `run_as`.
@@ -171,7 +179,8 @@ class OpenedStream:
         if self._error is not None:
             raise self._error
         if self._ahead:
-            item = self._ahead.pop()
+            item = self._ahead.pop(0)
+            self._state_now = None
         else:
             iterator = self._iterator
             try:
@@ -227,8 +236,25 @@ class OpenedStream:
 
     @property
     def has_item(self) -> bool:
-        """An item was taken ahead, which `next_item` hands out before the stream may write again."""
-        return bool(self._ahead)
+        """Something was taken ahead, which `next_item` hands out, or raises, before the stream may write again."""
+        return bool(self._ahead) or self._error is not None
+
+    def look_ahead(self, take: Callable[[], list[Any]]) -> bool:
+        """Take what comes next before its time; False if that is the stream's end. The caller runs it as `info`.
+
+        `next_item` hands it out when its time has come. Until then `items` and `state` are as if it were not taken. An
+        error counts as something that comes, and is raised in its time, too.
+
+        Args:
+            take: Takes the next items of this stream, and returns those to be handed out; `END` may be the last.
+        """
+        items, self._state_now = self.items, self._read_state() if self.keeps_state else None
+        try:
+            self._ahead = take()
+        except StreamError as error:
+            self._error = error
+        self.items = items
+        return not self._ahead or self._ahead[-1] is not END
 
     def close(self) -> None:
         """Close what the factory returned, and its iterator; an error in that becomes a warning."""
@@ -262,61 +288,6 @@ class OpenedStream:
             lane=info.lane,
             worker_id=info.worker_id,
         )
-
-
-def seeks_items(iterator: object) -> bool:
-    """Whether an iterator goes to any item by `seek_item`."""
-    return callable(getattr(iterator, "seek_item", None))
-
-
-def keeps_state(iterator: object) -> bool:
-    """Whether an iterator goes where it was by its own state."""
-    return all(callable(getattr(iterator, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-_warned_of: set[type] = set()
-
-
-def _warn_of_unused(kind: type) -> None:
-    """Say once that a stream is read forward although it offers more."""
-    if kind in _warned_of:
-        return
-    _warned_of.add(kind)
-    if found := [name for name in ("seek_item", "load_state_dict") if hasattr(kind, name)]:
-        _log.warning(
-            "%s has %s, and its iter() returns another object, which that may say nothing of: it is read forward to "
-            "where it was; return self from __iter__ and define __next__, or give open_stream a parameter start=0",
-            *(kind.__qualname__, " and ".join(found)),
-        )
-
-
-@functools.lru_cache(maxsize=64)
-def _takes_start(factory: Callable[..., Any]) -> bool:
-    code: Any = factory
-    while isinstance(code, functools.partial):
-        if "start" in code.keywords:
-            return False  # its own
-        code = code.func
-    if getattr(code, "__module__", None) == "builtins":  # enumerate and sum, which mean another thing
-        return False
-    try:
-        start = inspect.signature(factory).parameters.get("start")
-        own = inspect.signature(factory, follow_wrapped=False).parameters
-    except (TypeError, ValueError):
-        return False
-    if start is None or start.kind not in (start.KEYWORD_ONLY, start.POSITIONAL_OR_KEYWORD):
-        return False
-    if type(start.default) is not int or start.default != 0:
-        return False
-    return "start" in own or any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
-
-
-def takes_start(factory: Callable[..., Any]) -> bool:
-    """Whether a factory opens streams at any item: it has a parameter `start` whose default is the integer 0."""
-    try:
-        return _takes_start(factory)
-    except TypeError:  # not hashable
-        return _takes_start.__wrapped__(factory)
 
 
 def _text(error: Exception) -> str:

@@ -99,7 +99,8 @@ class Iteration:
 
     def _regrouper_of(self, workers: Sequence[int]) -> Regrouper:
         dataset, lanes = self._dataset, [self._lanes[worker] for worker in workers]
-        return Regrouper(lanes, workers, dataset.rules.time_steps, dataset.fill_value, self._judge)
+        time_steps, fill_value, mark_ends = dataset.rules.time_steps, dataset.fill_value, dataset.mark_ends
+        return Regrouper(lanes, workers, time_steps, fill_value, self._judge, mark_ends=mark_ends)
 
     def __iter__(self) -> Iterator[Any]:
         return self

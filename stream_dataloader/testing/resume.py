@@ -38,7 +38,7 @@ def leaf_key(leaf: Any) -> Any:
 def batch_key(batch: Any) -> Any:
     """Everything in a batch except `worker_id`, as values that can be compared with `==`, bit for bit."""
     if isinstance(batch, StreamBatch):
-        names = ("data", "reset", "is_start", "mask", "source", "position", "lane", "step", "epoch")
+        names = ("data", "reset", "is_start", "is_last", "mask", "source", "position", "lane", "step", "epoch")
         return {name: map_leaves(getattr(batch, name), leaf_key) for name in names}
     return map_leaves(batch, leaf_key)
 

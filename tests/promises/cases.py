@@ -25,6 +25,8 @@ class Case:
     seed: int = 0
     jitter: bool = False
     open_early: bool | None = None  # as `Counting` declares it
+    mark_ends: bool = False
+    broken: tuple = ()  # sources that raise behind their last item
 
     def dataset(self, **options):
         given = {
@@ -35,6 +37,7 @@ class Case:
             "shuffle": self.shuffle,
             "lookahead": self.lookahead,
             "open_early": self.open_early,
+            "mark_ends": self.mark_ends,
         }
         return StreamDataset(list(enumerate(self.lengths)), Counting(self.jitter), self.lanes, **(given | options))
 
@@ -49,6 +52,7 @@ class Case:
             self.windows,
             self.padding_mode,
             self.lookahead,
+            (lambda source: source not in self.broken) if self.mark_ends else None,
         )
 
 
@@ -87,15 +91,16 @@ def cases(max_streams=30, max_length=12, max_lanes=9, modes=("zeros", "data", "d
         shuffle=st.booleans(),
         seed=st.integers(0, 1 << 40),
         open_early=st.sampled_from([None, True, False]),
+        mark_ends=st.booleans(),
     )
 
 
 def cells(batch):
     """A batch as the model writes it."""
-    source, position, mask = batch.source.T.tolist(), batch.position.T.tolist(), batch.mask.T.tolist()
+    told = [batch.source, batch.position, batch.mask] + ([] if batch.is_last is None else [batch.is_last])
     return [
-        [(s, p, m) if s >= 0 else None for s, p, m in zip(*lane, strict=True)]
-        for lane in zip(source, position, mask, strict=True)
+        [cell if cell[0] >= 0 else None for cell in zip(*lane, strict=True)]
+        for lane in zip(*[field.T.tolist() for field in told], strict=True)
     ]
 
 
@@ -109,9 +114,12 @@ def check_fields(batch):
     assert (batch.data[~real] == 0).all()
     assert (batch.is_start == (batch.position == 0)).all()
     assert (batch.reset == batch.is_start[0]).all()
+    if batch.is_last is not None:
+        assert not (batch.is_last & ~real).any()
 
 
 def key(batch, worker_id=False):
-    """Every field but `worker_id`, to be compared between runs."""
+    """Every field but `worker_id`, to be compared between runs; `is_last` if it is there."""
     fields = [batch.data, batch.reset, batch.is_start, batch.mask, batch.source, batch.position, batch.lane]
+    fields += [] if batch.is_last is None else [batch.is_last]
     return [f.tolist() for f in fields] + [batch.step, batch.epoch] + ([batch.worker_id.tolist()] if worker_id else [])

@@ -1,8 +1,8 @@
 """The loader's meaning in one place: no process, thread, ticket or tensor."""
 
 
-def serial_batches(lengths, source_of, lanes, time_steps, windows, mode, lookahead):
-    """Yield each batch: for each lane its cells, (source, position, fresh) or None."""
+def serial_batches(lengths, source_of, lanes, time_steps, windows, mode, lookahead, has_end=None):
+    """Yield each batch: for each lane its cells, (source, position, fresh) or None; `has_end(source)`: and is_last."""
     total, cursor = len(lengths), 0
     reading, held, idle, empties = [[] for _ in range(lanes)], [None] * lanes, [False] * lanes, [0] * lanes
 
@@ -24,6 +24,8 @@ def serial_batches(lengths, source_of, lanes, time_steps, windows, mode, lookahe
         if not idle[lane]:
             source, fresh = source_of(grant), grant < total or mode == "cycle"
             reading[lane] = [(source, position, fresh) for position in range(lengths[source])]
+            if has_end:
+                reading[lane] = [(*cell, cell[1] == lengths[source] - 1 and has_end(source)) for cell in reading[lane]]
             empties[lane] = 0 if reading[lane] else empties[lane] + 1
 
     while True:

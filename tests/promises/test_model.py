@@ -95,6 +95,7 @@ class Sample:
             lookahead=case.lookahead,
             deterministic=self.deterministic,
             on_error=on_error,
+            mark_ends=case.mark_ends,
             open_early=False,  # in a thread that the machine does not lead
         )
 
@@ -102,7 +103,7 @@ class Sample:
     def readable(self):
         """The case with streams as long as they can be read."""
         lengths = [self.broken.get(index, length) for index, length in enumerate(self.case.lengths)]
-        return Case(**{**vars(self.case), "lengths": lengths})
+        return Case(**{**vars(self.case), "lengths": lengths, "broken": tuple(self.broken)})
 
     @property
     def endless(self):
@@ -154,7 +155,7 @@ class Words:
         lengths = self.sample.readable.lengths
         assert batch.mask.any(), "a batch without anything new"
         for lane, window in enumerate(cells(batch)):
-            for source, position, fresh in filter(None, window):
+            for source, position, fresh, *_ in filter(None, window):
                 before = self.last.get(lane)
                 if position > 0:
                     assert before == (source, position - 1), f"lane {lane} has {(source, position)} after {before}"

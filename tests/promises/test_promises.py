@@ -19,7 +19,7 @@ def check_promises(case, batches):
     for lane in range(case.lanes):
         previous = None
         for cell in (cell for batch in batches for cell in cells(batch)[lane] if cell):
-            source, position, fresh = cell
+            source, position, fresh, *_ = cell
             if position > 0:
                 assert previous[:2] == (source, position - 1)
             elif previous:

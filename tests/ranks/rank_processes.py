@@ -112,6 +112,7 @@ def shared_cases(draw, most_groups=8, known=None):
         lookahead=draw(st.integers(0, 2)),
         shuffle=draw(st.booleans()),
         seed=draw(st.integers(0, 1 << 30)),
+        mark_ends=draw(st.booleans()),
     )
     return case, groups, draw(st.booleans()) if known is None else known
 

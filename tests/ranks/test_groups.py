@@ -43,6 +43,7 @@ def alone(case, known, group, total):
         case.windows,
         case.padding_mode,
         case.lookahead,
+        (lambda _: True) if case.mark_ends else None,
     )
     return [[[cell and (sources[cell[0]], *cell[1:]) for cell in lane] for lane in batch] for batch in batches], sources
 
