@@ -195,3 +195,18 @@ class ErrorReport:
             self._cause.__cause__ = remote
         self._error.__cause__ = self._cause or remote
         return self._error
+
+
+def detached(error: Exception) -> Exception:
+    """`error`, to be kept and raised later: without the frames that it came through, and all that they hold.
+
+    What the frames were is told by the last of its causes, as for an error that comes from another process.
+    """
+    report, left = ErrorReport(error), [error, error.__cause__, error.__context__]
+    seen: set[int] = set()  # causes may form a circle
+    while left:
+        if (one := left.pop()) is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += [one.__cause__, one.__context__]
+    return report.unpack()

@@ -25,7 +25,7 @@ from typing import Any
 
 from stream_dataloader._reading.positions import keeps_state, seeks_items, takes_start, warn_of_unused
 from stream_dataloader._schedule.rules import NONE
-from stream_dataloader.errors import ItemError, OpenError, ReadError, StreamError, shorten
+from stream_dataloader.errors import ItemError, OpenError, ReadError, StreamError, detached, shorten
 from stream_dataloader.stream_info import StreamInfo, run_as
 
 _FIRST_BACKOFF_SECONDS = 0.1
@@ -73,7 +73,7 @@ class OpenedStream:
         self._failed = 0  # how often in a row
         self.items = 0
         self._ahead: list[Any] = []  # the first item, taken while opening; what `look_ahead` took
-        self._error: StreamError | None = None
+        self._error: Exception | None = None
         self._state: Any = None  # to begin with, and the item that it belongs to
         self._state_item = 0
         self._state_now: tuple[Any, StreamError | None] | None = None  # that before `look_ahead`
@@ -252,7 +252,7 @@ class OpenedStream:
         try:
             self._ahead = take()
         except StreamError as error:
-            self._error = error
+            self._error = detached(error)  # its frames hold whoever reads, who would never be collected
         self.items = items
         return not self._ahead or self._ahead[-1] is not END
 
