@@ -43,6 +43,7 @@ class Window:
     cells: dict = field(default_factory=dict)
     runs: list = field(default_factory=list)
     failures: list = field(default_factory=list)
+    ends: list = field(default_factory=list)
 
     def intern(self, layout):
         return layout
@@ -54,6 +55,10 @@ class Window:
         assert row == 0
         assert t not in self.cells, "written twice"
         (self.cells[t],) = leaves
+
+    def ended(self, row, t):
+        assert row == 0
+        self.ends.append(t)
 
     @property
     def text(self):
@@ -116,6 +121,22 @@ def test_a_window_may_be_read_in_two_goes(lane_of):
     assert window.text == "a"
     assert fill(lane, start=1, window=window).text == "abcd"
     assert [(run.t, run.steps) for run in window.runs] == [(0, 1), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "ends_next"),
+    [("a", [0], []), ("ab", [1], []), ("abcd", [], []), ("abcde", [], [0])],
+    ids=["one", "two", "full", "more"],
+)
+def test_an_end_within_a_window_is_told_in_whichever_go_it_is_met(lane_of, text, ends, ends_next):
+    lane = lane_of(text, mark_ends=True)
+    window = fill(lane, stop=1)
+    assert window.ends == []
+    assert fill(lane, start=1, window=window).ends == ends
+    before = lane.after()
+    assert lane.ends(1) == (text == "abcd")
+    assert lane.after() == before, "what is taken ahead is not counted"
+    assert fill(lane, step=1).ends == ends_next
 
 
 def test_what_follows_an_aligned_streams_end_is_not_pulled_in_the_second_go(lane_of):
