@@ -253,7 +253,7 @@ def batch():
 
 
 def bookkeeping(batch):
-    return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name != "data"}
+    return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name not in ("data", "is_last")}
 
 
 def test_a_batch_can_be_copied(batch):
