@@ -406,7 +406,10 @@ def test_memory_and_descriptors_are_flat_over_many_epochs(workers):
     before, after = [run(loader, epochs) for epochs in ((100, 300) if FULL else (30, 60))]
     assert after[0] - before[0] < 4 << 20
     assert after[1] <= before[1]
-    assert after[2] <= before[2]
+    deadline = time.monotonic() + PATIENCE  # the thread that follows the end of an epoch may still be at it
+    while threading.active_count() > before[2] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before[2]
     with contextlib.suppress(StopIteration):
         next(iter(loader))
     del loader
