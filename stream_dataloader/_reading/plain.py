@@ -7,10 +7,12 @@ the epoch's last step is, and what cannot be sent.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 from collections.abc import Iterator
 from multiprocessing import current_process, parent_process
+from types import FrameType
 
 from torch.utils.data import get_worker_info
 
@@ -39,12 +41,36 @@ def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Itera
         table: Holds the sessions of what is read, and numbers epochs.
         iteration: Which iteration over it this is, in this process.
     """
+    frame = inspect.currentframe()  # of this function; the next is the dataset's __iter__, then comes who asked for it
+    _refuse_collation(frame and frame.f_back and frame.f_back.f_back)
     worker = get_worker_info()
     if worker is None:
         return Deferred(functools.partial(_parts_here, plan, table))
     if worker.id >= plan.rules.lanes:
         return iter(())  # more workers than lanes
     return PlainParts(read_as_worker(plan, table, plain_session(worker.id, iteration)), sent=True)
+
+
+def _refuse_collation(caller: FrameType | None) -> None:
+    """Raise an error if torch's `DataLoader` is about to collate parts, with what cannot know them.
+
+    It would stack batches, or fail in words that name neither. A user's own `collate_fn` may know what to do.
+
+    Raises:
+        TypeError: The `DataLoader` has a `batch_size`.
+    """
+    fetcher = None if caller is None else caller.f_locals.get("self")
+    if not getattr(fetcher, "auto_collation", False):
+        return
+    collate_fn = getattr(fetcher, "collate_fn", None)
+    collate_fn = getattr(collate_fn, "data_collator", collate_fn)  # the Trainer of transformers wraps it
+    if (getattr(collate_fn, "__module__", None) or "").split(".")[0] in ("torch", "transformers"):
+        raise TypeError(
+            "a StreamDataset yields parts of batches, with lanes that go on from part to part, and a DataLoader with a "
+            "batch_size would collate several of them; use StreamDataLoader(dataset, num_workers=...), or torch's "
+            "DataLoader with batch_size=None; for the Trainer of transformers use StreamTrainer of "
+            "stream_dataloader.integrations.transformers"
+        )
 
 
 def _parts_here(plan: ReadingPlan, table: SessionTable) -> Iterator[StreamBatch]:

@@ -157,3 +157,11 @@ def test_a_killed_worker_ends_the_epoch_with_an_error_and_without_a_long_wait():
             yield i
 
     check_raises(RuntimeError, "DataLoader worker", plain(StreamDataset(range(12), read, 2, "data", time_steps=1), 2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_parts_are_not_collated_unless_by_a_function_of_the_users(workers):
+    dataset = StreamDataset([3, 2], range, 2, time_steps=3)
+    check_raises(TypeError, "use StreamDataLoader.* with batch_size=None", DataLoader(dataset, num_workers=workers))
+    own = DataLoader(dataset, batch_size=1, num_workers=min(workers, 1), collate_fn=lambda parts: parts[0].data.sum())
+    assert sum(int(s) for s in own) == 4
