@@ -1,0 +1,340 @@
+"""Accelerate: a loader whose end it sees, on its device, with checkpoints that go on at the very next batch.
+
+Guarantees: gradients that are accumulated are applied with an epoch's last batch; a checkpoint holds the place after
+the batch in hand, on all ranks, whatever was read ahead; nothing is dealt out again, as ranks already read what is
+theirs.
+
+Accelerate asks a loader that it knows whether the batch in hand is the last one. To know that, one batch is fetched
+ahead, unless epochs have a fixed number of batches::
+
+    fetched from the loader    0  1  2  3  end
+    in hand                       0  1  2  3      the checkpoint is that of the batch in hand
+    end_of_dataloader             no no no yes
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.state import GradientState, PartialState
+from accelerate.utils import gather_object
+
+from stream_dataloader._state.plain import merge_states
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import StateError
+
+__all__ = ["PreparedLoader", "prepare"]
+
+Batch = TypeVar("Batch")
+
+
+def prepare(
+    accelerator: Accelerator, loader: StreamDataLoader[Batch], *, device_placement: bool | None = None
+) -> PreparedLoader[Batch]:
+    """Make a loader known to an `Accelerator`: what `accelerator.prepare` does for torch's own loaders.
+
+    Gradient accumulation sees the end of an epoch, batches come on the accelerator's device, `save_state` and
+    `load_state` include the place in the stream, and `skip_first_batches` works. Prepare loaders in the same order
+    each time, as checkpoints number them.
+
+    Args:
+        accelerator: The accelerator.
+        loader: The loader. `batch_size` of its dataset is the number of lanes of one process.
+        device_placement: Whether batches come on `accelerator.device`; None does what the accelerator was built with.
+            A loader that has a device already keeps it.
+
+    Raises:
+        TypeError: It is no `StreamDataLoader`.
+        ValueError: The accelerator is to split or dispatch batches among its processes.
+
+    Example::
+
+        model, optimizer = accelerator.prepare(model, optimizer)
+        loader = stream_dataloader.integrations.accelerate.prepare(accelerator, loader)
+    """
+    if isinstance(loader, PreparedLoader):
+        return loader
+    _check_loader(loader)
+    _check_sharing(accelerator)
+    if device_placement is None:
+        device_placement = accelerator.device_placement
+    # the loader's own way to a device: it holds the memory of a batch until the copy is done
+    if device_placement and loader.device is None and accelerator.device.type != "cpu":
+        loader.to(accelerator.device)
+    prepared = PreparedLoader(loader)
+    accelerator.register_for_checkpointing(_OfAllRanks(prepared))
+    return prepared
+
+
+def _check_loader(loader: Any) -> None:
+    if isinstance(loader, StreamDataLoader):
+        return
+    remedy = "build a StreamDataLoader"
+    if isinstance(getattr(loader, "dataset", loader), StreamDataset):
+        remedy = "pass StreamDataLoader(dataset, num_workers=...) of the same dataset, which regroups workers' parts"
+    raise TypeError(f"loader must be a StreamDataLoader, and is a {type(loader).__name__}; {remedy}")
+
+
+def _check_sharing(accelerator: Accelerator) -> None:
+    if accelerator.num_processes == 1:
+        return
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(accelerator, name):
+            raise ValueError(
+                f"the accelerator has {name}=True, and each of the {accelerator.num_processes} processes reads its own "
+                f"lanes; leave {name} out, and give StreamDataset the batch_size of one process"
+            )
+
+
+class _Place(NamedTuple):
+    """Where a loop stands.
+
+    Attributes:
+        epoch: The epoch's number.
+        delivered: How many of its batches were handed out, with those before a loaded state.
+        step: The loader's own step. It is the same, unless epochs are stretches of one endless run.
+    """
+
+    epoch: int
+    delivered: int
+    step: int
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> _Place:
+        """The place of a loader's state: at an epoch's end, that of the next one's beginning."""
+        stretch = state.get("stretch")  # with batches_per_epoch
+        if stretch is None:
+            return cls(state["epoch"], state["step"], state["step"])
+        return cls(stretch["number"], stretch["delivered"], state["step"])
+
+
+class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
+    """A `StreamDataLoader` that tells Accelerate when the batch in hand is the last one; see `prepare`.
+
+    Args:
+        loader: The loader. What is not offered here, ask it.
+
+    Attributes:
+        loader: The loader.
+        end_of_dataloader: The batch in hand is the epoch's last one.
+    """
+
+    # What accelerate.skip_first_batches looks at, beside `dataset` and `batch_sampler`. It builds one of torch's
+    # DataLoaders around them, which must read in this process, and draw nothing from the global generator.
+    sampler = None
+    drop_last = False
+    num_workers = 0
+    prefetch_factor = None
+    collate_fn = staticmethod(operator.itemgetter(0))
+
+    def __init__(self, loader: StreamDataLoader[Batch]) -> None:
+        self.loader = loader
+        self.gradient_state = GradientState()
+        self.generator = torch.Generator()
+        self._place: _Place | None = None  # of the loop that is running, or was left; None between epochs
+        self._ended: int | None = None  # the epoch whose last batch was in hand when the loaded state was saved
+
+    @property
+    def batch_size(self) -> int:
+        """Number of lanes of this process."""
+        return self.loader.batch_size
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that is being read, or comes next.
+
+        A loop that goes on from a checkpoint is right with `for epoch in range(loader.epoch, epochs)`.
+        """
+        if self._ended is not None:
+            return self._ended
+        return (self._place or _Place.of(self.loader.state_dict())).epoch
+
+    @property
+    def step(self) -> int:
+        """Number of batches of the epoch that were handed out, with those before a loaded state; 0 between epochs."""
+        return 0 if self._place is None else self._place.delivered
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch that the next iteration reads; see `StreamDataLoader.set_epoch`."""
+        if epoch != self._ended:  # else what is left of it, which is nothing, is still to be read
+            self.loader.set_epoch(epoch)
+            self._place = self._ended = None
+
+    def __len__(self) -> int:
+        """Number of batches of the epoch being read, or of the next one; see `StreamDataLoader`."""
+        return len(self.loader)
+
+    def __bool__(self) -> bool:
+        """Always true; Python would ask `len`, which may not be known."""
+        return True
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Read the next epoch, or the rest of the one that was loaded."""
+        if self._ended is not None:
+            self._ended = None
+            return
+        self._place = None
+        self.begin()
+        self.remainder = 0  # no row is there twice, so gather_for_metrics has nothing to cut off
+        try:
+            yield from self._counted() if self._length else self._looked_ahead()
+            self._place = None
+        finally:
+            self.end()
+
+    @property
+    def _length(self) -> int | None:
+        """Number of batches of each epoch, if it is fixed."""
+        return getattr(self.loader, "batches_per_epoch", None)
+
+    def _counted(self) -> Iterator[Batch]:
+        """An epoch of n batches: the end is known, and a loop that is left leaves no batch behind that was fetched."""
+        for batch in self.loader:
+            self._place = self._next_place(batch)
+            self.end_of_dataloader = self._place.delivered == self._length
+            yield batch
+
+    def _looked_ahead(self) -> Iterator[Batch]:
+        batches = iter(self.loader)
+        ahead = _fetch(batches)
+        while ahead is not None:
+            if isinstance(ahead, Exception):
+                raise ahead
+            (batch,) = ahead
+            place = self._next_place(batch)
+            ahead = _fetch(batches)
+            self._place = place
+            self.end_of_dataloader = ahead is None
+            yield batch
+
+    def _next_place(self, batch: Any) -> _Place:
+        """The place after a batch that was just fetched."""
+        if self._place is not None:
+            return _Place(self._place.epoch, self._place.delivered + 1, self._place.step + 1)
+        if isinstance(batch, StreamBatch) and self._length is None:
+            return _Place(batch.epoch, batch.step + 1, batch.step + 1)
+        place = _Place.of(self.loader.state_dict())
+        if place.delivered == 0 and self._length:  # it was the epoch's only batch
+            return _Place(place.epoch - 1, self._length, place.step)
+        return place
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank's loader stands, as of the batch in hand; see `StreamDataLoader.state_dict`."""
+        return self.loader.state_dict(None if self._place is None else self._place.step)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state with the next `iter()`; see `StreamDataLoader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+        self._place = self._ended = None
+
+    def load_end_of(self, epoch: int) -> None:
+        """Have the next iteration be that of an epoch of which nothing is left."""
+        self._ended = epoch
+
+    @property
+    def dataset(self) -> _Numbered[Batch]:
+        """For `accelerate.skip_first_batches`: batches by their numbers. The `StreamDataset` is `loader.dataset`."""
+        return _Numbered(self)
+
+    @property
+    def batch_sampler(self) -> _Numbers[Batch]:
+        """For `accelerate.skip_first_batches`: the numbers of batches."""
+        return _Numbers(self)
+
+
+def _fetch(batches: Iterator[Batch]) -> tuple[Batch] | Exception | None:
+    """The next batch, the error in its place, or None at the end."""
+    try:
+        return (next(batches),)
+    except StopIteration:
+        return None
+    except Exception as error:  # raised in its own place, after the batch before it was used
+        return error
+
+
+class _Numbers(Generic[Batch]):
+    """The numbers of an epoch's batches, in lists of one, each with the iterator that the batch will come from."""
+
+    def __init__(self, prepared: PreparedLoader[Batch]) -> None:
+        self._prepared = prepared
+
+    def __iter__(self) -> Iterator[list[tuple[int, Iterator[Batch]]]]:
+        batches = iter(self._prepared)
+        for number in itertools.count():
+            yield [(number, batches)]
+
+    def __len__(self) -> int:
+        return len(self._prepared)
+
+
+class _Numbered(Generic[Batch]):
+    """An epoch's batches by their numbers.
+
+    `skip_first_batches` drops numbers. As they say where in the epoch a batch is, what a loaded state has left behind
+    counts as skipped: a script that loads a state and also skips does not skip twice.
+    """
+
+    def __init__(self, prepared: PreparedLoader[Batch]) -> None:
+        self._prepared = prepared
+
+    def __getitem__(self, numbered: tuple[int, Iterator[Batch]]) -> Batch:
+        number, batches = numbered
+        while True:
+            batch = next(batches)  # its StopIteration ends torch's iterator too, as that reads in this process
+            if self._prepared.step > number:
+                return batch
+
+    def __len__(self) -> int:
+        """Number of lanes' windows, padding included."""
+        return len(self._prepared) * self._prepared.batch_size
+
+
+class _OfAllRanks:
+    """The state of a loader on all ranks, as only one of them writes checkpoints.
+
+    Args:
+        prepared: The loader of this rank.
+    """
+
+    def __init__(self, prepared: PreparedLoader[Any]) -> None:
+        self._prepared = prepared
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ranks' states, and the epoch that the loop is in; all ranks call it."""
+        return {"states": gather_states(self._prepared.state_dict()), "epoch": self._prepared.epoch}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load this rank's own state, or what another number of ranks saved.
+
+        Raises:
+            StateError: It is the state of something else, or does not fit; says how.
+        """
+        if "states" not in saved:
+            raise StateError(
+                "the checkpoint holds the state of another object where this loader's should be; register objects for "
+                "checkpointing, and prepare loaders, in the order in which it was done when the checkpoint was saved"
+            )
+        state = own_state(saved["states"])
+        self._prepared.load_state_dict(state)
+        if saved["epoch"] < _Place.of(state).epoch:
+            self._prepared.load_end_of(saved["epoch"])
+
+
+def gather_states(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The states of all ranks, by rank; all ranks call it."""
+    states: list[dict[str, Any]] = gather_object([state])
+    return states
+
+
+def own_state(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What this rank is to load of all ranks' states, also if they were another number."""
+    here = PartialState()
+    return states[here.process_index] if len(states) == here.num_processes else merge_states(states)

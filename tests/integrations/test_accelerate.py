@@ -1,0 +1,405 @@
+"""Accelerate, the real package: ends of epochs, devices, skipping, and checkpoints in mid-epoch."""
+
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from cases import key
+from helpers import PATIENCE, ROOT
+
+from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDataset, get_stream_info
+
+pytestmark = [
+    pytest.mark.slow,  # to import accelerate takes seconds
+    pytest.mark.filterwarnings("ignore"),  # warnings are theirs
+    pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate"),
+]
+
+LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5]
+
+
+def open_stream(length):
+    source = get_stream_info().source_index
+    return iter([np.full(3, 100 * source + i, np.float32) for i in range(length)])
+
+
+def loader(workers=0, *, known=False, collate_fn=None, **options):
+    if known:
+        options["lengths"] = LENGTHS
+    dataset = StreamDataset(LENGTHS, open_stream, 2, **{"time_steps": 3, "shuffle": True, "seed": 0} | options)
+    return StreamDataLoader(dataset, workers, collate_fn)
+
+
+def windows(collated):
+    """A collate_fn: the batch is no `StreamBatch`, and knows no state."""
+    return torch.stack(collated, 1)
+
+
+@pytest.fixture
+def accelerator_of():
+    """Makes an accelerator as a fresh process has it: its states are shared by all of a process."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    def build(**options):
+        GradientState._reset_state()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        return Accelerator(cpu=True, **options)
+
+    yield build
+    GradientState._reset_state()
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def prepared(accelerator, *args, **options):
+    from stream_dataloader.integrations.accelerate import prepare
+
+    return prepare(accelerator, loader(*args, **options))
+
+
+def optimizer_steps(accelerator, batches, data_of):
+    """How many batches there are, and how many optimizer steps accelerate does with them."""
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 1e-3))
+    done = []
+    for batch in batches:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(data_of(batch)).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        done.append(accelerator.sync_gradients)
+    return len(done), sum(done)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_last_gradients_of_an_epoch_are_applied(accelerator_of, known):
+    accelerator = accelerator_of(gradient_accumulation_steps=4)
+    ours = prepared(accelerator, known=known)
+    for _ in range(2):
+        batches, steps = optimizer_steps(accelerator, ours, lambda batch: batch.data)
+        assert batches % 4, "not the case that is meant"
+        torchs = accelerator.prepare(torch.utils.data.DataLoader(torch.zeros(batches, 3)))
+        assert (batches, steps) == optimizer_steps(accelerator, torchs, lambda batch: batch)
+
+
+def test_it_yields_what_the_loader_does_and_knows_the_end(accelerator_of):
+    bare, ours = loader(known=True), prepared(accelerator_of(), 2)
+    state = ours.gradient_state
+    for epoch in range(2):
+        assert not state.in_dataloader
+        seen = [(key(batch), state.end_of_dataloader, state.remainder, ours.epoch, ours.step) for batch in ours]
+        count = len(bare)
+        assert [entry[0] for entry in seen] == [key(batch) for batch in bare]
+        assert [entry[1:] for entry in seen] == [(i == count, 0, epoch, i) for i in range(1, count + 1)]
+    assert not state.in_dataloader
+    assert (ours.epoch, ours.step, bool(ours), ours.batch_size) == (2, 0, True, 2)
+    with pytest.raises(TypeError, match="pass lengths="):
+        len(ours)
+
+
+def test_a_loop_that_is_left_leaves_nothing_behind(accelerator_of):
+    ours = prepared(accelerator_of())
+    for batch in ours:
+        if batch.step == 2:
+            break
+    assert not ours.gradient_state.in_dataloader
+    assert (ours.epoch, ours.step) == (0, 3)
+    assert {batch.epoch for batch in ours} == {1}
+    ours.set_epoch(7)
+    assert ours.epoch == 7
+    assert {batch.epoch for batch in ours} == {7}
+
+
+def test_an_evaluation_within_the_loop_has_an_end_of_its_own(accelerator_of):
+    accelerator = accelerator_of()
+    training, evaluation = prepared(accelerator), prepared(accelerator, padding_mode="data")
+    state, ends = training.gradient_state, []
+    for batch in training:
+        if batch.step == 1:
+            inner = [state.end_of_dataloader for _ in evaluation]
+            assert inner == [False] * (len(inner) - 1) + [True]
+        ends.append(state.end_of_dataloader)
+    assert ends == [False] * (len(ends) - 1) + [True]
+
+
+def test_an_error_is_raised_after_the_batch_before_it(accelerator_of):
+    from stream_dataloader.integrations.accelerate import prepare
+
+    def broken(length):
+        yield from range(length)
+        raise OSError("torn")
+
+    ours = prepare(accelerator_of(), StreamDataLoader(StreamDataset([4, 40], broken, 2, time_steps=2)))
+    batches = iter(ours)
+    assert [next(batches).step, next(batches).step] == [0, 1]
+    assert not ours.end_of_dataloader
+    with pytest.raises(ReadError, match="torn"):
+        next(batches)
+    assert ours.state_dict()["step"] == 2
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("collate_fn", [None, windows])
+def test_a_checkpoint_goes_on_at_the_next_batch(accelerator_of, tmp_path, known, collate_fn):
+    def told(batch):
+        return batch.tolist() if collate_fn else key(batch)
+
+    def run(stop=None, folder=None, *, script_counts=False):
+        """The batches of three epochs, of those that are left, or of those before a checkpoint was saved."""
+        accelerator = accelerator_of()
+        ours = prepared(accelerator, known=known, collate_fn=collate_fn)
+        first = 0
+        if folder is not None:
+            accelerator.load_state(str(folder))
+            first = int((folder / "epoch").read_text()) if script_counts else ours.epoch
+        seen = []
+        for epoch in range(first, 3):
+            for batch in ours:
+                seen.append(told(batch))
+                if len(seen) == stop:
+                    accelerator.save_state(str(tmp_path / f"{stop}"))
+                    (tmp_path / f"{stop}" / "epoch").write_text(str(epoch))
+                    return seen
+        return seen
+
+    whole = run()
+    one = sum(1 for _ in loader())
+    assert len(whole) > 2 * one
+    for stop in (1, 5, one - 1, one, one + 1):
+        head = run(stop)
+        for script_counts in (False, True):
+            assert head + run(folder=tmp_path / f"{stop}", script_counts=script_counts) == whole, stop
+
+
+def test_a_checkpoint_between_epochs_goes_on_with_the_next(accelerator_of, tmp_path):
+    accelerator = accelerator_of()
+    ours = prepared(accelerator)
+    assert {batch.epoch for batch in ours} == {0}
+    accelerator.save_state(str(tmp_path))
+    expected = [key(batch) for batch in ours]
+    accelerator = accelerator_of()
+    ours = prepared(accelerator, 2)
+    accelerator.load_state(str(tmp_path))
+    assert ours.epoch == 1
+    ours.set_epoch(1)  # as scripts do at an epoch's beginning
+    assert [key(batch) for batch in ours] == expected
+
+
+def test_several_loaders_have_their_own_places(accelerator_of, tmp_path):
+    def build():
+        accelerator = accelerator_of()
+        return accelerator, prepared(accelerator), prepared(accelerator, seed=1)
+
+    accelerator, one, other = build()
+    expected = [[key(batch) for batch in ours] for ours in (loader(), loader(seed=1))]
+    for _ in zip(one, range(4), strict=False):
+        pass
+    for _ in zip(other, range(2), strict=False):
+        pass
+    accelerator.save_state(str(tmp_path))
+    accelerator, one, other = build()
+    accelerator.load_state(str(tmp_path))
+    # zip takes a batch more of the first before it sees that there is no number left
+    assert [key(batch) for batch in one] == expected[0][5:]
+    assert [key(batch) for batch in other] == expected[1][3:]
+
+
+def test_the_first_batches_are_skipped_once(accelerator_of, tmp_path):
+    import accelerate
+
+    whole = [key(batch) for batch in loader()]
+    accelerator = accelerator_of(gradient_accumulation_steps=2)
+    ours = prepared(accelerator)
+    for skipped in (0, 3, len(whole) - 1, len(whole), len(whole) + 5):
+        ours.set_epoch(0)
+        rest = accelerate.skip_first_batches(ours, skipped)
+        seen = [(key(batch), accelerator.gradient_state.end_of_dataloader) for batch in rest]
+        assert [batch for batch, _ in seen] == whole[skipped:]
+        assert [end for _, end in seen] == ([False] * (len(seen) - 1) + [True] if seen else [])
+    ours.set_epoch(0)
+    rest = iter(accelerator.skip_first_batches(ours, 4))
+    assert [key(next(rest)), key(next(rest))] == whole[4:6]
+    accelerator.save_state(str(tmp_path))
+
+    for skipped in (0, 6, 8):  # many scripts load a state and skip what it was saved after
+        accelerator = accelerator_of()
+        ours = prepared(accelerator)
+        accelerator.load_state(str(tmp_path))
+        generator = torch.get_rng_state()
+        assert [key(batch) for batch in accelerator.skip_first_batches(ours, skipped)] == whole[max(6, skipped) :]
+        assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_batches_come_on_the_accelerators_device(accelerator_of, monkeypatch):
+    from stream_dataloader.integrations.accelerate import prepare
+
+    accelerator = accelerator_of()
+    monkeypatch.setattr(accelerator.state, "device", torch.device("meta"))
+    batch = next(iter(prepare(accelerator, loader())))
+    assert batch.data.device.type == batch.reset.device.type == "meta"
+    assert next(iter(prepare(accelerator, loader().to("cpu")))).data.device.type == "cpu"
+    assert next(iter(prepare(accelerator, loader(), device_placement=False))).data.device.type == "cpu"
+    monkeypatch.setattr(accelerator, "device_placement", False)
+    assert next(iter(prepare(accelerator, loader()))).data.device.type == "cpu"
+
+
+def test_what_is_prepared_is_left_as_it_is(accelerator_of):
+    from stream_dataloader.integrations.accelerate import prepare
+
+    accelerator = accelerator_of()
+    ours = prepared(accelerator)
+    assert prepare(accelerator, ours) is ours
+    assert accelerator.prepare(ours) is ours
+    assert len(accelerator._custom_objects) == 1
+
+
+def test_what_cannot_be_prepared_is_refused(accelerator_of, monkeypatch):
+    from stream_dataloader.integrations.accelerate import prepare
+
+    accelerator = accelerator_of()
+    plain = torch.utils.data.DataLoader(loader().dataset, batch_size=None)
+    for wrong in (plain, loader().dataset):
+        with pytest.raises(TypeError, match=r"pass StreamDataLoader\(dataset"):
+            prepare(accelerator, wrong)
+    with pytest.raises(TypeError, match="build a StreamDataLoader"):
+        prepare(accelerator, [1, 2])
+    from accelerate.utils import DataLoaderConfiguration
+
+    for name in ("split_batches", "dispatch_batches"):
+        accelerator = accelerator_of(dataloader_config=DataLoaderConfiguration(**{name: True}))
+        prepare(accelerator, loader())  # one process: nothing to share
+        monkeypatch.setattr(type(accelerator), "num_processes", 2)
+        with pytest.raises(ValueError, match=f"{name}=True, and each of the 2 processes"):
+            prepare(accelerator, loader())
+        monkeypatch.undo()
+
+
+def test_a_checkpoint_of_something_else_is_refused(accelerator_of, tmp_path):
+    accelerator = accelerator_of()
+    accelerator.register_for_checkpointing(loader())
+    accelerator.save_state(str(tmp_path))
+    accelerator = accelerator_of()
+    prepared(accelerator)
+    with pytest.raises(StateError, match="state of another object"):
+        accelerator.load_state(str(tmp_path))
+
+
+def test_torchs_own_loader_does_in_one_process(accelerator_of):
+    from accelerate.utils import DataLoaderConfiguration
+
+    accelerator = accelerator_of(dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    plain = torch.utils.data.DataLoader(loader().dataset, batch_size=None)
+    assert [key(batch) for batch in accelerator.prepare(plain)] == [key(batch) for batch in loader()]
+
+
+def run_ranks(ranks, folder, *arguments):
+    """What each rank read and did."""
+    command = [sys.executable]
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    script = ROOT / "tests" / "trainers" / "accelerate_prepared.py"
+    subprocess.run(
+        [*command, script, folder / "seen", *map(str, arguments)],
+        check=True,
+        timeout=PATIENCE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+    )
+    return [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(ranks)]
+
+
+def test_two_processes_go_on_from_one_checkpoint(tmp_path):
+    whole = run_ranks(2, tmp_path, tmp_path / "none", 10**6, "model")
+    batches = [[entry[1] for entry in seen if entry[0] == 0] for seen, _, _ in whole]
+    assert batches[0] == batches[1]
+    assert len(batches[0]) % 3, "not the case that is meant"
+    assert whole[0][1] == whole[1][1]
+    assert whole[0][2] == whole[1][2]
+    read = sorted(
+        (s, p)
+        for seen, _, _ in whole
+        for epoch, _, *table in seen
+        if epoch == 0
+        for rows in zip(*table, strict=True)
+        for s, p, m in zip(*rows, strict=True)
+        if m
+    )
+    assert read == [(i, j) for i, length in enumerate([9, 14, 3, 12, 8, 7, 11, 5, 2, 6]) for j in range(length)]
+    head = run_ranks(2, tmp_path, tmp_path / "state", 3, "model")  # gradients are not saved
+    tail = run_ranks(2, tmp_path, tmp_path / "state", 0, "model")
+    for rank in range(2):
+        assert head[rank][0] + tail[rank][0] == whole[rank][0]
+        assert head[rank][1] + tail[rank][1] == whole[rank][1]
+        assert tail[rank][2] == whole[rank][2]
+
+
+def test_one_process_goes_on_where_two_stopped(tmp_path):
+    head = run_ranks(2, tmp_path, tmp_path / "state", 3, "no model")
+    whole = run_ranks(1, tmp_path, tmp_path / "none", 10**6, "no model")
+    tail = run_ranks(1, tmp_path, tmp_path / "state", 0, "no model")
+    assert [entry[:2] for entry in head[0][0]] == [entry[:2] for entry in whole[0][0][:3]]
+    assert tail[0][0] == whole[0][0][3:]
+
+
+@pytest.mark.parametrize("collate_fn", [None, windows])
+def test_epochs_of_n_batches_are_counted_and_gone_on_with(accelerator_of, tmp_path, collate_fn):
+    from stream_dataloader.integrations.accelerate import prepare
+
+    def told(batch):
+        return batch.tolist() if collate_fn else key(batch)
+
+    def run(stop=None, folder=None, *, script_counts=False):
+        accelerator = accelerator_of(gradient_accumulation_steps=2)
+        bare = loader(collate_fn=collate_fn, padding_mode="cycle")
+        ours = prepare(accelerator, StreamDataLoader(bare.dataset, 0, collate_fn, batches_per_epoch=5))
+        assert len(ours) == 5
+        first = 0
+        if folder is not None:
+            accelerator.load_state(str(folder))
+            first = int((folder / "epoch").read_text()) if script_counts else ours.epoch
+        seen = []
+        for epoch in range(first, 3):
+            ours.set_epoch(epoch)
+            for batch in ours:
+                assert ours.epoch == epoch
+                assert ours.end_of_dataloader == (ours.step == 5)
+                seen.append(told(batch))
+                if len(seen) == stop:
+                    accelerator.save_state(str(tmp_path / f"{stop}"))
+                    (tmp_path / f"{stop}" / "epoch").write_text(str(epoch))
+                    return seen
+            assert ours.epoch == epoch + 1
+        return seen
+
+    endless = loader(collate_fn=collate_fn, padding_mode="cycle")
+    whole = [told(batch) for batch in itertools.islice(endless, 15)]
+    assert run() == whole
+    for stop in (1, 4, 5, 6, 10, 14):
+        head = run(stop)
+        for script_counts in (False, True):
+            assert head + run(folder=tmp_path / f"{stop}", script_counts=script_counts) == whole, stop
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_loop_over_n_batches_that_is_left_loses_none(accelerator_of, length):
+    from stream_dataloader.integrations.accelerate import prepare
+
+    whole = [key(batch) for batch in itertools.islice(loader(padding_mode="cycle"), 20)]
+    ours = prepare(accelerator_of(), StreamDataLoader(loader(padding_mode="cycle").dataset, batches_per_epoch=length))
+    seen = []
+    for stop in (2, 1, 4, 3):
+        for batch in ours:
+            seen.append(key(batch))
+            if ours.step == stop:
+                break
+    assert seen == whole[: len(seen)]
+    assert len(seen) == (10 if length == 4 else 4)
+    rest = list(accelerator_of().skip_first_batches(ours, length - 1))
+    assert [key(batch) for batch in rest] == whole[len(seen) + length - 1 :][:1]

@@ -1,0 +1,40 @@
+"""Run by torchrun, or by itself: a prepared loader, saved in mid-epoch or gone on with; what each rank read and did."""
+
+import json
+import sys
+
+import torch
+from accelerate import Accelerator
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.integrations.accelerate import prepare
+
+LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5, 2, 6]
+
+if __name__ == "__main__":
+    out, folder, stop, with_model = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "model"
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    lanes = 4 // accelerator.num_processes
+    dataset = StreamDataset(LENGTHS, range, lanes, time_steps=3, shuffle=True, seed=0)
+    loader = prepare(accelerator, StreamDataLoader(dataset, 1, timeout=60, groups=2))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    if with_model:
+        model, optimizer = accelerator.prepare(model, optimizer)
+    if not stop:
+        accelerator.load_state(folder)
+    seen, steps = [], 0
+    for batch in (batch for _ in range(loader.epoch, 2) for batch in loader):
+        with accelerator.accumulate(model) if with_model else accelerator.accumulate():
+            accelerator.backward(model(batch.data.float()[..., None]).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        steps += accelerator.sync_gradients
+        seen.append((batch.epoch, batch.step, batch.source.tolist(), batch.position.tolist(), batch.mask.tolist()))
+        if len(seen) == stop:
+            accelerator.save_state(folder)
+            break
+    with open(f"{out}.{accelerator.process_index}", "w") as file:
+        json.dump([seen, steps, [parameter.tolist() for parameter in model.parameters()]], file)
+    accelerator.end_training()
