@@ -1,0 +1,266 @@
+"""Hugging Face's `Trainer`: trains on a stream as one run, and goes on at the very next batch.
+
+Guarantees: the Trainer's next batch is always the loader's next one; no batch is left out, cut off or read twice at an
+end of an epoch, by a stop, or by a resume, which reads nothing again.
+
+The Trainer has one number of batches for all epochs, from which it tells where it is. A loader's epochs may differ. So
+the Trainer's epochs only count, and the loader's follow each other beneath::
+
+    the loader's epochs     0 0 0 0 0 | 1 1 1 | 2 2 2 2 | 3 ...
+    the Trainer's           0 0 0 0 | 1 1 1 1 | 2 2 2 2 |          4 batches each: the mean, rounded up
+
+Each loader's epoch is whole. With `batches_per_epoch=` on the loader both are the same.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import StateError
+from stream_dataloader.integrations._model_inputs import ModelInputs
+from stream_dataloader.integrations._trainer_run import Numbers, TrainerRun, batches_an_epoch
+from stream_dataloader.integrations.accelerate import PreparedLoader, gather_states, own_state
+
+__all__ = ["ModelInputs", "StreamTrainer", "StreamTrainerMixin"]
+
+#: The file in a Trainer's checkpoint that says where the loader stood.
+STATE_NAME = "stream_dataloader.pt"
+
+
+class StreamTrainerMixin:
+    """Has a `Trainer` train and evaluate on streams. It comes first: `class Mine(StreamTrainerMixin, OtherTrainer)`.
+
+    `train_dataset`, `eval_dataset` and the datasets that `evaluate` and `predict` are given may be `StreamDataLoader`s,
+    or `StreamDataset`s, for which loaders are built with the `dataloader_...` arguments. Other datasets are left to the
+    Trainer.
+
+    A run reads from where the loader stands, one epoch of the loader after another, for as many batches as the
+    Trainer plans. With the dataset's `lengths` that is `num_train_epochs` epochs, rounded up to the same number of
+    batches for each. Where the number of batches is not known, give `max_steps`. Checkpoints hold the loader's place on
+    all ranks. An evaluation reads epoch 0 each time.
+
+    Args:
+        model_inputs: Makes the model's keyword arguments of a `StreamBatch`; None stands for `ModelInputs()`. What a
+            loader's `collate_fn` returned is passed on as it is, and must be a dict.
+
+    Raises:
+        ValueError: The arguments ask for what a stream cannot do; says what and the remedy.
+        StateError: A checkpoint without the loader's place is to be resumed.
+
+    Example::
+
+        trainer = StreamTrainer(model, args, train_dataset=StreamDataLoader(dataset, num_workers=4))
+        trainer.train(resume_from_checkpoint=True)
+    """
+
+    args: TrainingArguments
+    model: torch.nn.Module
+    train_dataset: Any
+    eval_dataset: Any
+
+    def __init__(
+        self, *args: Any, model_inputs: Callable[[StreamBatch], Mapping[str, Any]] | None = None, **kwargs: Any
+    ) -> None:
+        # wherever a dataset stands: a trainer's class may have arguments of its own
+        settings = next((value for value in (*args, *kwargs.values()) if isinstance(value, TrainingArguments)), None)
+        positional = [_with_loaders(value, settings) for value in args]
+        named = {name: _with_loaders(value, settings) for name, value in kwargs.items()}
+        self._given_inputs = model_inputs
+        self._run: TrainerRun | None = None  # the one that is being trained
+        self._begin: Mapping[str, Any] | None = None  # where the loader stood at first: where each new run begins
+        self._batches: int | None = None  # those of a Trainer's epoch
+        self._checkpoint: Path | None = None  # the one to go on from
+        super().__init__(*positional, **named)
+        self.add_callback(_FollowsTraining(self))  # type: ignore[attr-defined]
+
+    def train(
+        self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train; see `Trainer.train`. To go on from a checkpoint opens streams where they were, and reads nothing."""
+        folder = resume_from_checkpoint
+        if folder is True:
+            folder = get_last_checkpoint(self.args.output_dir)
+        self._checkpoint = Path(folder) if folder else None
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._checkpoint = None
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The batches of the run, as a `DataLoader` of one Trainer's epoch after another."""
+        loader = self.train_dataset
+        if not isinstance(loader, StreamDataLoader):
+            return super().get_train_dataloader()  # type: ignore[misc, no-any-return]
+        _check(self.args)
+        _place(loader, self.args)
+        if self._begin is None:
+            self._begin = loader.state_dict()
+            self._batches = batches_an_epoch(loader, math.ceil(self.args.num_train_epochs))
+        state, batches = self._begin, self._batches
+        if self._checkpoint is not None:
+            state, counted = self._load(self._checkpoint)
+            batches = counted or batches
+        self._run = TrainerRun(loader, self._make_inputs(), state, batches)
+        # the generator is its own, so that the model's random draws are the same with a resume and without
+        return DataLoader(
+            self._run,
+            batch_sampler=Numbers(self._run),
+            collate_fn=operator.itemgetter(0),
+            generator=torch.Generator(),
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """The batches of an evaluation; see `Trainer.get_eval_dataloader`."""
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(chosen, str):
+            chosen = self.eval_dataset[chosen]
+        loader = _with_loaders(chosen, self.args)
+        if not isinstance(loader, StreamDataLoader):
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        return self._evaluation(loader)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """The batches of a prediction; see `Trainer.get_test_dataloader`."""
+        loader = _with_loaders(test_dataset, self.args)
+        if not isinstance(loader, StreamDataLoader):
+            return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+        return self._evaluation(loader)
+
+    def _evaluation(self, loader: StreamDataLoader[Any]) -> _Evaluation:
+        if loader is self.train_dataset:
+            raise ValueError("the loader that is trained on cannot be read twice at once; build another to evaluate")
+        _check(self.args)
+        _place(loader, self.args)
+        return _Evaluation(loader, self._make_inputs())
+
+    def _make_inputs(self) -> Callable[[Any], Mapping[str, Any]]:
+        make = ModelInputs() if self._given_inputs is None else self._given_inputs
+        of_batch = make.of(self.model) if isinstance(make, ModelInputs) else make
+
+        def inputs(batch: Any) -> Mapping[str, Any]:
+            made = of_batch(batch) if isinstance(batch, StreamBatch) else batch
+            if not isinstance(made, Mapping):
+                raise TypeError(
+                    f"a model takes arguments by name, and a batch is a {type(made).__name__}; have collate_fn or "
+                    "model_inputs return a dict"
+                )
+            return made
+
+        return inputs
+
+    def save_place(self, folder: Path) -> None:
+        """Save where the loader stands, on all ranks, in a checkpoint; all ranks call it."""
+        if self._run is None:
+            return
+        states = gather_states(dict(self._run.state_dict()))
+        if self.args.should_save and folder.is_dir():
+            partial = folder / f"{STATE_NAME}.part"
+            torch.save({"states": states, "batches": self._run.batches}, partial)
+            partial.replace(folder / STATE_NAME)
+
+    def _load(self, folder: Path) -> tuple[Mapping[str, Any], int | None]:
+        """The place of a checkpoint, and the number of batches of an epoch that its run counted with."""
+        file = folder / STATE_NAME
+        if not file.exists():
+            raise StateError(
+                f"the checkpoint {folder} has no {STATE_NAME}, which says where the stream was: it was saved without "
+                "StreamTrainer, or not to its end; resume from another one"
+            )
+        saved = torch.load(file, weights_only=True)
+        return own_state(saved["states"]), saved["batches"]
+
+
+class StreamTrainer(StreamTrainerMixin, Trainer):
+    """A `Trainer` for streams; see `StreamTrainerMixin`."""
+
+
+class _FollowsTraining(TrainerCallback):
+    """Follows which batches were trained on, and saves the place in checkpoints."""
+
+    def __init__(self, trainer: StreamTrainerMixin) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
+        if self._trainer._run is not None:
+            self._trainer._run.was_used()
+
+    on_substep_end = on_step_end  # a batch whose gradients are accumulated
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
+        self._trainer.save_place(Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+
+
+class _Evaluation(PreparedLoader[Any]):
+    """A loader's epoch 0 as the model's arguments, again for each evaluation.
+
+    Args:
+        loader: The loader.
+        inputs: Makes the model's arguments of a batch.
+    """
+
+    def __init__(self, loader: StreamDataLoader[Any], inputs: Callable[[Any], Mapping[str, Any]]) -> None:
+        super().__init__(loader)
+        self._inputs = inputs
+        try:
+            len(loader)
+        except TypeError as error:
+            if loader.dataset.rules.padding_mode == "cycle":
+                raise ValueError(
+                    'an evaluation reads an epoch to its end, and padding_mode="cycle" has none; build the loader that '
+                    'evaluates with padding_mode="zeros"'
+                ) from error
+
+    def __iter__(self) -> Iterator[Any]:
+        self.set_epoch(0)
+        for batch in super().__iter__():
+            yield self._inputs(batch)
+
+
+def _with_loaders(dataset: Any, args: TrainingArguments | None) -> Any:
+    """A dataset, or a dict of them, with a loader around each `StreamDataset`; anything else as it is."""
+    if isinstance(dataset, dict) and any(isinstance(one, StreamDataset) for one in dataset.values()):
+        return {name: _with_loaders(one, args) for name, one in dataset.items()}
+    if not isinstance(dataset, StreamDataset):
+        return dataset
+    if args is None or not args.dataloader_num_workers:
+        return StreamDataLoader(dataset)
+    return StreamDataLoader(
+        dataset,
+        args.dataloader_num_workers,
+        prefetch_factor=args.dataloader_prefetch_factor,
+        persistent_workers=args.dataloader_persistent_workers,
+    )
+
+
+def _check(args: TrainingArguments) -> None:
+    """Refuse what cannot be done with a stream."""
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"the Trainer sees {args.n_gpu} GPUs in one process and would cut each batch into as many pieces, and a "
+            "model that carries a state along its lanes cannot be cut; start a process for each with torchrun or "
+            "accelerate launch, or set CUDA_VISIBLE_DEVICES to one of them"
+        )
+    if args.auto_find_batch_size:
+        raise ValueError(
+            "auto_find_batch_size=True tries smaller batches, and the number of lanes is batch_size of the "
+            "StreamDataset; leave it out"
+        )
+
+
+def _place(loader: StreamDataLoader[Any], args: TrainingArguments) -> None:
+    """Have batches come on the Trainer's device, if none was chosen: copied ahead, and put in order there."""
+    if loader.device is None and args.device.type != "cpu":
+        loader.to(args.device)

@@ -1,0 +1,432 @@
+"""Hugging Face's Trainer, the real package: a stream is trained on as one run, whole, and goes on from checkpoints."""
+
+import importlib.util
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import PATIENCE, ROOT
+
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset, get_stream_info
+
+pytestmark = [
+    pytest.mark.slow,  # to import transformers takes seconds
+    pytest.mark.filterwarnings("ignore"),  # warnings are theirs
+    pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers"),
+]
+
+LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5]
+
+
+def open_stream(length):
+    source = get_stream_info().source_index
+    return iter([{"x": np.full(3, 100 * source + i, np.float32), "labels": i} for i in range(length)])
+
+
+def dataset(*, known=True, **options):
+    if known:
+        options["lengths"] = LENGTHS
+    fill = {"labels": -100}
+    given = {"time_steps": 3, "shuffle": True, "seed": 0, "fill_value": fill} | options
+    return StreamDataset(LENGTHS, open_stream, 2, **given)
+
+
+def loader(workers=0, *, collate_fn=None, **options):
+    return StreamDataLoader(dataset(**options), workers, collate_fn)
+
+
+class Model(torch.nn.Module):
+    """Keeps what it was trained on; dropout shows whether random numbers are the same after a resume."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen, self.evaluated = torch.nn.Linear(3, 1), [], []
+
+    def forward(self, x, labels, reset):
+        seen = self.seen if self.training else self.evaluated
+        seen.append((x.tolist(), labels.tolist(), reset.tolist()))
+        predicted = torch.nn.functional.dropout(self.layer(x / 1000), 0.5, self.training)
+        return {"loss": predicted.square().mean(), "logits": predicted}
+
+
+def seen_of(batch):
+    data = {name: leaf.transpose(0, 1).tolist() for name, leaf in batch.data.items()}
+    return data["x"], data["labels"], batch.reset.tolist()
+
+
+def epochs_of(number, **options):
+    """What the model should see of so many epochs."""
+    bare = loader(**options)
+    return [[seen_of(batch) for batch in bare] for _ in range(number)]
+
+
+@pytest.fixture
+def trainer_of(tmp_path):
+    """Makes a trainer as a fresh process has it."""
+    from accelerate.state import AcceleratorState, GradientState
+    from transformers import TrainingArguments
+
+    from stream_dataloader.integrations.transformers import StreamTrainer
+
+    def reset():
+        GradientState._reset_state()
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+    def build(train, *, kind=StreamTrainer, folder="run", model=None, extra=None, **options):
+        reset()
+        given = {"save_strategy": "no", "logging_steps": 1, "learning_rate": 0.1, "disable_tqdm": True} | options
+        args = TrainingArguments(str(tmp_path / folder), use_cpu=True, report_to=[], **given)
+        torch.manual_seed(0)
+        return kind(model or Model(), args, train_dataset=train, **(extra or {}))
+
+    yield build
+    reset()
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("given", [loader, dataset])
+def test_every_epoch_is_whole(trainer_of, given):
+    epochs = epochs_of(4)
+    assert len({len(epoch) for epoch in epochs[:3]}) > 1, "not the case that is meant"
+    trainer = trainer_of(given(), num_train_epochs=3)
+    trainer.train()
+    seen = trainer.model.seen
+    planned = -(-sum(map(len, epochs[:3])) // 3) * 3
+    assert len(seen) == planned == trainer.state.max_steps == trainer.state.global_step
+    assert seen == list(itertools.chain(*epochs))[:planned]
+    assert trainer.state.epoch == 3
+    again = trainer_of(given(), num_train_epochs=3, model=trainer.model)
+    trainer.model.seen = []
+    again.train()
+    assert again.model.seen == seen
+
+
+def test_a_second_run_is_the_first_again(trainer_of):
+    trainer = trainer_of(loader(), num_train_epochs=1)
+    trainer.train()
+    seen, trainer.model.seen = trainer.model.seen, []
+    trainer.train()
+    assert trainer.model.seen == seen
+
+
+def test_without_lengths_max_steps_says_how_long(trainer_of):
+    trainer = trainer_of(loader(known=False), max_steps=33)
+    trainer.train()
+    whole = list(itertools.chain(*epochs_of(4)))
+    assert trainer.model.seen == whole[:33]
+    with pytest.raises(ValueError, match="max_steps"):
+        trainer_of(loader(known=False), num_train_epochs=1).train()
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_gradients_are_accumulated_over_the_ends_of_epochs(trainer_of, steps):
+    trainer = trainer_of(loader(), num_train_epochs=3, gradient_accumulation_steps=steps)
+    trainer.train()
+    epochs = epochs_of(4)
+    batches = -(-sum(map(len, epochs[:3])) // 3)
+    assert trainer.model.seen == list(itertools.chain(*epochs))[: 3 * batches]
+    assert trainer.state.global_step == 3 * -(-batches // steps)
+
+
+def interrupted(trainer_of, tmp_path, stop, train, more=(), **options):
+    """Two runs in one: the first is cut off after so many optimizer steps, the second goes on from its checkpoint."""
+    from transformers import TrainerCallback
+
+    class Stops(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == stop:
+                control.should_save = True
+                control.should_training_stop = True
+
+    first = trainer_of(train(), folder=f"stopped{stop}", extra={"callbacks": [Stops()], **dict(more)}, **options)
+    first.train()
+    second = trainer_of(train(), folder=f"stopped{stop}", extra=dict(more), **options)
+    second.train(resume_from_checkpoint=True)
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("train", "options"),
+    [
+        (loader, {"num_train_epochs": 3}),
+        (loader, {"num_train_epochs": 3, "gradient_accumulation_steps": 4}),
+        (lambda: loader(known=False), {"max_steps": 30}),
+        (lambda: loader(known=False), {"max_steps": 12, "gradient_accumulation_steps": 3}),
+    ],
+)
+def test_a_checkpoint_goes_on_at_the_next_batch_with_the_same_losses(trainer_of, tmp_path, train, options):
+    whole = trainer_of(train(), **options)
+    whole.train()
+    assert len(losses(whole)) > 10
+    for stop in (1, 6, 10, 11):
+        first, second = interrupted(trainer_of, tmp_path, stop, train, **options)
+        assert first.model.seen + second.model.seen == whole.model.seen, stop
+        assert losses(first) == losses(whole)[:stop]
+        assert losses(second) == losses(whole)
+        assert second.state.epoch == whole.state.epoch
+
+
+def test_it_goes_on_with_other_workers_and_opens_each_stream_once(trainer_of, tmp_path):
+    whole = trainer_of(loader(), num_train_epochs=2)
+    whole.train()
+    counts = iter([2, 0])
+    first, second = interrupted(trainer_of, tmp_path, 5, lambda: loader(next(counts)), num_train_epochs=2)
+    assert first.model.seen + second.model.seen == whole.model.seen
+    opened = []
+
+    def watched(length):
+        opened.append(length)
+        return open_stream(length)
+
+    def build():
+        watching = StreamDataset(LENGTHS, watched, 2, time_steps=3, seed=0, lengths=LENGTHS, lookahead=0)
+        return StreamDataLoader(watching)
+
+    first, second = interrupted(trainer_of, tmp_path, 9, build, max_steps=10)
+    assert len(second.model.seen) == 1
+    assert len(opened) <= len(LENGTHS) + 3, "streams that were over are not opened again"
+
+
+def test_batches_that_another_callback_left_unused_come_first(trainer_of, tmp_path):
+    from transformers import TrainerCallback
+
+    class LeavesEpoch(TrainerCallback):
+        seen = 0
+
+        def on_substep_end(self, args, state, control, **_):
+            self.seen += 1
+            control.should_epoch_stop = self.seen == 3  # the second of four batches that were fetched together
+            control.should_save = self.seen == 3
+
+    whole = list(itertools.chain(*epochs_of(3)))
+    options = {"num_train_epochs": 2, "gradient_accumulation_steps": 4, "folder": "left"}
+    trainer = trainer_of(loader(), extra={"callbacks": [LeavesEpoch()]}, **options)
+    trainer.train()
+    assert trainer.model.seen == whole[: len(trainer.model.seen)]
+
+
+def test_it_evaluates_and_predicts(trainer_of):
+    evaluation = dataset(shuffle=False)
+    trainer = trainer_of(
+        loader(),
+        max_steps=10,
+        eval_strategy="steps",
+        eval_steps=4,
+        batch_eval_metrics=True,
+        extra={
+            "eval_dataset": {"a": evaluation, "b": loader(seed=3)},
+            "compute_metrics": lambda prediction, compute_result: (
+                {"shape": prediction.predictions.shape[-1]} if compute_result else {}
+            ),
+        },
+    )
+    trainer.train()
+    assert trainer.model.seen == list(itertools.chain(*epochs_of(3)))[:10]
+    expected = epochs_of(1, shuffle=False)[0] + epochs_of(1, seed=3)[0]
+    assert trainer.model.evaluated == expected * 3  # at the end, too
+    told = [entry for entry in trainer.state.log_history if "eval_a_shape" in entry]
+    assert [entry["step"] for entry in told] == [4, 8, 10]
+    assert {"eval_a_loss", "eval_a_shape"} <= set(told[0])
+    trainer.model.evaluated = []
+    metrics = trainer.evaluate(eval_dataset=loader(known=False))
+    assert trainer.model.evaluated == epochs_of(1)[0]
+    assert metrics["eval_shape"] == 1
+    output = trainer.predict(loader(collate_fn=collated))
+    assert output.predictions.shape[1:] == (3, 1)
+    with pytest.raises(ValueError, match="has none"):
+        trainer.evaluate(eval_dataset=dataset(padding_mode="cycle"))
+    with pytest.raises(ValueError, match="build another"):
+        trainer.evaluate(eval_dataset=trainer.train_dataset)
+
+
+def collated(windows):
+    window = {name: torch.stack([window[name] for window in windows]) for name in ("x", "labels")}
+    return window | {"reset": torch.zeros(2, dtype=torch.bool)}
+
+
+def test_a_collate_fn_makes_the_arguments(trainer_of, tmp_path):
+    train = lambda: loader(collate_fn=collated)  # noqa: E731
+    whole = trainer_of(train(), num_train_epochs=2)
+    whole.train()
+    assert [seen[:2] for seen in whole.model.seen[:5]] == [seen[:2] for seen in epochs_of(1)[0][:5]]
+    for stop in (3, 13):
+        first, second = interrupted(trainer_of, tmp_path, stop, train, num_train_epochs=2)
+        assert first.model.seen + second.model.seen == whole.model.seen
+    with pytest.raises(TypeError, match="a batch is a Tensor"):
+        trainer_of(loader(collate_fn=lambda windows: windows[0]["x"]), max_steps=1).train()
+
+
+def test_other_datasets_are_left_to_the_trainer(trainer_of):
+    items = [{"x": torch.zeros(1, 3), "labels": torch.zeros(1), "reset": torch.zeros(1)}] * 16
+    trainer = trainer_of(items, num_train_epochs=1, extra={"eval_dataset": items})
+    trainer.train()
+    assert len(trainer.model.seen) == 2
+    assert "eval_loss" in trainer.evaluate()
+    assert len(trainer.predict(items).predictions) == 16
+
+
+def test_a_checkpoint_without_the_place_is_refused(trainer_of, tmp_path):
+    from stream_dataloader.integrations.transformers import STATE_NAME
+
+    first = trainer_of(loader(), max_steps=4, save_strategy="steps", save_steps=2)
+    first.train()
+    folder = tmp_path / "run" / "checkpoint-2"
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoint-2", "checkpoint-4"]
+    assert list(folder.glob("*.part")) == []
+    other = trainer_of(loader(seed=0, time_steps=4), max_steps=4)
+    with pytest.raises(StateError, match="time_steps"):
+        other.train(resume_from_checkpoint=str(folder))
+    (folder / STATE_NAME).unlink()
+    second = trainer_of(loader(), max_steps=4)
+    with pytest.raises(StateError, match=f"has no {STATE_NAME}"):
+        second.train(resume_from_checkpoint=folder)
+    shutil.rmtree(tmp_path / "run")
+
+
+def test_what_cannot_be_trained_on_is_refused(trainer_of, monkeypatch):
+    with pytest.raises(ValueError, match="auto_find_batch_size"):
+        trainer_of(loader(), auto_find_batch_size=True).train()
+    trainer = trainer_of(loader())
+    monkeypatch.setattr(type(trainer.args), "n_gpu", 2)
+    with pytest.raises(ValueError, match="sees 2 GPUs"):
+        trainer.get_train_dataloader()
+    monkeypatch.undo()
+    with pytest.raises(TypeError, match="yield no dict but a Tensor"):
+        trainer_of(StreamDataset([range(9)], iter, 1, time_steps=2), max_steps=1).train()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_trainer_without_the_mixin_says_what_to_use(trainer_of, workers):
+    from transformers import Trainer
+
+    trainer = trainer_of(dataset(), kind=Trainer, max_steps=2, dataloader_num_workers=workers)
+    with pytest.raises(TypeError, match="use StreamTrainer of"):
+        trainer.train()
+
+
+def test_batches_come_on_the_trainers_device(trainer_of, monkeypatch):
+    trainer = trainer_of(loader())
+    monkeypatch.setattr(type(trainer.args), "device", torch.device("meta"))
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert {tensor.device.type for tensor in batch.values()} == {"meta"}
+
+
+def test_a_class_with_arguments_of_its_own_trains_too(trainer_of):
+    from transformers import Trainer
+
+    from stream_dataloader.integrations.transformers import StreamTrainerMixin
+
+    class Own(Trainer):
+        def __init__(self, *args, factor, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.factor = factor
+
+        def compute_loss(self, model, inputs, return_outputs=False, **_):
+            outputs = model(**inputs)
+            return (outputs["loss"] * self.factor, outputs) if return_outputs else outputs["loss"] * self.factor
+
+    class Mine(StreamTrainerMixin, Own):
+        pass
+
+    trainer = trainer_of(dataset(), kind=Mine, max_steps=4, extra={"factor": 2, "eval_dataset": {"a": dataset()}})
+    trainer.train()
+    assert trainer.model.seen == epochs_of(1)[0][:4]
+    assert "eval_a_loss" in trainer.evaluate()
+
+
+def test_loaders_are_built_as_the_arguments_say(trainer_of):
+    trainer = trainer_of(dataset(), dataloader_num_workers=2, dataloader_prefetch_factor=3)
+    assert trainer.train_dataset.num_workers == 2
+    assert trainer.train_dataset._settings.prefetch_factor == 3
+
+
+def test_model_inputs_take_what_forward_names():
+    from stream_dataloader.integrations.transformers import ModelInputs
+
+    class Names(torch.nn.Module):
+        def forward(self, x, labels, position_ids=None, mask=None, **rest):
+            raise NotImplementedError
+
+    batch = list(loader())[-1]
+    inputs = ModelInputs().of(Names())(batch)
+    assert list(inputs) == ["x", "labels", "mask", "position_ids"]
+    assert inputs["x"].shape == (2, 3, 3)
+    assert inputs["x"].is_contiguous()
+    assert torch.equal(inputs["x"], batch.data["x"].transpose(0, 1))
+    assert torch.equal(inputs["mask"], batch.mask.T)
+    assert (batch.position == -1).any()
+    assert torch.equal(inputs["position_ids"], batch.position.T.clamp(min=0))
+    steps_first = ModelInputs(batch_first=False, fields={"attention_mask": "mask", "reset": "reset"}).of(Names())(batch)
+    assert list(steps_first) == ["x", "labels", "attention_mask", "reset"]
+    assert steps_first["x"] is batch.data["x"]
+    assert steps_first["attention_mask"] is batch.mask
+    assert ModelInputs(fields=["reset"])(batch)["reset"] is batch.reset
+    with pytest.raises(ValueError, match="'resets', and knows reset, is_start"):
+        ModelInputs(fields=["resets"])
+    with pytest.raises(TypeError, match=r"write \['reset'\]"):
+        ModelInputs(fields="reset")
+    with pytest.raises(ValueError, match="the batch has a field of this name"):
+        ModelInputs(fields={"x": "mask"})(batch)
+
+
+def run_ranks(folder, *arguments):
+    """What each of two ranks read."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(
+        [*command, ROOT / "tests" / "trainers" / "hf_trainer_two.py", folder / "seen", *map(str, arguments)],
+        check=True,
+        timeout=PATIENCE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+    )
+    return [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
+
+
+def test_two_ranks_read_all_and_go_on_from_one_checkpoint(tmp_path):
+    lengths = [9, 14, 3, 12, 8, 7, 11, 5, 2, 6]
+    whole = run_ranks(tmp_path, tmp_path / "whole", 10**6)
+    assert len(whole[0]) == len(whole[1]) > 10
+    read = [
+        int(x)
+        for seen in whole
+        for data, mask in seen
+        for xs, real in zip(data, mask, strict=True)
+        for (x,), is_real in zip(xs, real, strict=True)
+        if is_real
+    ]
+    items = [100 * i + j for i, length in enumerate(lengths) for j in range(length)]
+    assert set(read) == set(items)
+    assert len(read) >= 2 * len(items), "two epochs, whole"
+    head = run_ranks(tmp_path, tmp_path / "stopped", 4)
+    tail = run_ranks(tmp_path, tmp_path / "stopped", 0)
+    assert [mine + rest for mine, rest in zip(head, tail, strict=True)] == whole
+
+
+def test_epochs_of_n_batches_are_the_trainers(trainer_of, tmp_path):
+    def build():
+        return StreamDataLoader(dataset(padding_mode="cycle"), batches_per_epoch=5)
+
+    options = {"num_train_epochs": 3, "gradient_accumulation_steps": 2}
+    whole = trainer_of(build(), **options)
+    whole.train()
+    endless = loader(padding_mode="cycle")
+    assert whole.model.seen == [seen_of(batch) for batch in itertools.islice(endless, 15)]
+    assert whole.state.global_step == 9
+    for stop in (1, 3, 5):
+        first, second = interrupted(trainer_of, tmp_path, stop, build, **options)
+        assert first.model.seen + second.model.seen == whole.model.seen
+        assert losses(second) == losses(whole)
+    whole.model.evaluated = []
+    for _ in range(2):
+        whole.evaluate(eval_dataset=build())
+    assert whole.model.evaluated == whole.model.seen[:5] * 2

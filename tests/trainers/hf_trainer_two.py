@@ -1,0 +1,51 @@
+"""Run by torchrun: the Trainer of transformers, saving in mid-epoch or going on; writes down what each rank read."""
+
+import json
+import sys
+import warnings
+
+import torch
+from transformers import TrainerCallback, TrainingArguments
+
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader.integrations.transformers import ModelInputs, StreamTrainer
+
+LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5, 2, 6]
+
+
+def open_stream(length):
+    source = get_stream_info().source_index
+    return iter([{"x": torch.tensor([100.0 * source + i])} for i in range(length)])
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+    def forward(self, x, mask):
+        self.seen.append([x.tolist(), mask.tolist()])
+        return {"loss": self.layer(x / 1000).square().mean()}
+
+
+class Stops(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == STOP:
+            control.should_save = control.should_training_stop = True
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    OUT, FOLDER, STOP = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    args = TrainingArguments(
+        FOLDER, num_train_epochs=2, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True
+    )
+    dataset = StreamDataset(LENGTHS, open_stream, 2, time_steps=3, shuffle=True, seed=0, lengths=LENGTHS)
+    model = Model()
+    loader = StreamDataLoader(dataset, 1, timeout=60)
+    inputs = ModelInputs(batch_first=False)
+    trainer = StreamTrainer(model, args, train_dataset=loader, model_inputs=inputs, callbacks=[Stops()])
+    trainer.train(resume_from_checkpoint=not STOP)
+    with open(f"{OUT}.{args.process_index}", "w") as file:
+        json.dump(model.seen, file)
+    trainer.accelerator.end_training()
