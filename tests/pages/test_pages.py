@@ -19,6 +19,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", r
 CANNOT_RUN = {
     "docs/guides/camera.md": "needs cameras in the network",
     "docs/guides/remote.md": "needs a store in the network",
+    "docs/guides/huggingface.md": "needs Accelerate and transformers; tests/integrations runs it",
     "docs/guides/ranks.md": "needs Lightning, Accelerate or several processes",
     "docs/guides/resume.md": "needs Lightning or Accelerate",
     "docs/internals/promises.md": "a fragment of a user's test file",

@@ -1,0 +1,92 @@
+"""What the examples of trainers share: Python's documentation as streams of bytes, and a GRU that carries its state.
+
+    python examples/byte_model.py
+
+By itself it shows a few batches and what the model makes of them. See `accelerate_loop.py` and `hf_trainer.py`.
+"""
+
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from pydoc_data.topics import topics
+
+import torch
+from torch import Tensor, nn
+
+from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
+
+LANES = 8
+PADDED = -100  # the label that torch's cross entropy leaves out
+
+TEXTS = [text.encode()[:300] for text in list(topics.values())[:30]]
+
+
+def open_text(text: bytes) -> Iterator[dict[str, int]]:
+    """One stream: each time step is a byte, and the one after it to predict."""
+    for now, following in pairwise(text):
+        yield {"input_ids": now, "labels": following}
+
+
+def text_loader(texts: list[bytes], num_workers: int = 0, *, shuffle: bool = True) -> StreamDataLoader[StreamBatch]:
+    """Batches of 8 lanes and 32 time steps; each lane goes on from batch to batch."""
+    dataset = StreamDataset(
+        texts,
+        open_text,
+        batch_size=LANES,
+        time_steps=32,
+        shuffle=shuffle,
+        seed=0,
+        fill_value={"labels": PADDED},
+        lengths=[len(text) - 1 for text in texts],  # so that the number of batches is known
+    )
+    return StreamDataLoader(dataset, num_workers)
+
+
+class ByteGRU(nn.Module):
+    """Predicts the next byte. It keeps the state of its lanes from batch to batch, and checkpoints hold it.
+
+    Args:
+        lanes: Number of lanes.
+        features: Size of the state.
+    """
+
+    def __init__(self, lanes: int = LANES, features: int = 32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, features)
+        self.gru = nn.GRU(features, features)
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(features, 256)
+        self.hidden: Tensor
+        self.hidden_aside: Tensor
+        # a buffer goes to the device with the weights, and is saved with them: a run that goes on needs the state too
+        self.register_buffer("hidden", torch.zeros(1, lanes, features))
+        # an evaluation in the middle of training reads other streams, with a state of its own
+        self.register_buffer("hidden_aside", torch.zeros(1, lanes, features), persistent=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor, reset: Tensor) -> dict[str, Tensor]:
+        """The loss and the scores `(T, B, 256)` of bytes `(T, B)`; `reset` is `(B,)`."""
+        hidden = self.hidden if self.training else self.hidden_aside
+        # a lane that starts a new text must know nothing of the one before
+        hidden = hidden.masked_fill(reset[:, None], 0.0)
+        features, hidden = self.gru(self.embedding(input_ids), hidden)
+        # the value goes on to the next batch, the gradient does not: truncated back-propagation through time
+        if self.training:
+            self.hidden = hidden.detach()
+        else:
+            self.hidden_aside = hidden.detach()
+        scores = self.head(self.dropout(features))
+        loss = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=PADDED)
+        return {"loss": loss, "logits": scores}
+
+
+def main() -> None:
+    """Show a few batches, and the loss of a model that has learned nothing."""
+    torch.manual_seed(0)
+    model = ByteGRU()
+    for batch in islice(text_loader(TEXTS), 3):
+        loss = model(**batch.data, reset=batch.reset)["loss"]
+        start = bytes(batch.data["input_ids"][:, 0].tolist()).decode(errors="replace")
+        print(f"batch {batch.step}: loss {loss:.3f}, lane 0 reads {start!r}")
+
+
+if __name__ == "__main__":
+    main()

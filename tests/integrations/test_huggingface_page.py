@@ -1,0 +1,58 @@
+"""The page on Accelerate and the Trainer runs and prints what it says; so do the examples."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers import PATIENCE, ROOT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (importlib.util.find_spec("accelerate") and importlib.util.find_spec("transformers")),
+        reason="needs accelerate and transformers",
+    ),
+]
+
+PAGE = (ROOT / "docs" / "guides" / "huggingface.md").read_text()
+PROGRAMS = re.findall(r"^```py\n(.*?)^```\n\n```text\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def run(program, folder, *arguments):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1", "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(
+        [sys.executable, program, *arguments],
+        check=False,
+        capture_output=True,
+        encoding="utf-8",
+        env=environment,
+        timeout=PATIENCE,
+        cwd=folder,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize(("code", "output"), PROGRAMS, ids=["accelerate", "trainer"])
+def test_a_block_prints_what_follows_it(code, output, tmp_path):
+    (tmp_path / "program.py").write_text(code)
+    assert run(tmp_path / "program.py", tmp_path) == output
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("accelerate_loop.py", ["--epochs", "1", "--workers", "0"]), ("hf_trainer.py", ["--stop-after", "9"])],
+)
+def test_an_example_goes_on_with_the_same_losses(name, arguments, tmp_path):
+    output = run(ROOT / "examples" / name, tmp_path, *arguments)
+    assert output.endswith("the same losses: True\n")
+    first, last = re.search(r"loss ([\d.]+) to ([\d.]+)", output).groups()
+    assert float(last) < float(first)
+
+
+def test_the_shared_model_shows_batches(tmp_path):
+    output = run(ROOT / "examples" / "byte_model.py", tmp_path)
+    assert len(re.findall(r"^batch \d: loss 5\.\d+, lane 0 reads '", output, re.MULTILINE)) == 3
