@@ -16,20 +16,19 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
-from accelerate.state import GradientState, PartialState
-from accelerate.utils import gather_object
+from accelerate.state import GradientState
 
-from stream_dataloader._state.plain import merge_states
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
+from stream_dataloader.integrations._all_ranks import gather_states, own_state
 
 __all__ = ["PreparedLoader", "prepare"]
 
@@ -326,15 +325,3 @@ class _OfAllRanks:
         self._prepared.load_state_dict(state)
         if saved["epoch"] < _Place.of(state).epoch:
             self._prepared.load_end_of(saved["epoch"])
-
-
-def gather_states(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The states of all ranks, by rank; all ranks call it."""
-    states: list[dict[str, Any]] = gather_object([state])
-    return states
-
-
-def own_state(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What this rank is to load of all ranks' states, also if they were another number."""
-    here = PartialState()
-    return states[here.process_index] if len(states) == here.num_processes else merge_states(states)

@@ -30,9 +30,10 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
+from stream_dataloader.integrations._all_ranks import gather_states, own_state
 from stream_dataloader.integrations._model_inputs import ModelInputs
 from stream_dataloader.integrations._trainer_run import Numbers, TrainerRun, batches_an_epoch
-from stream_dataloader.integrations.accelerate import PreparedLoader, gather_states, own_state
+from stream_dataloader.integrations.accelerate import PreparedLoader
 
 __all__ = ["ModelInputs", "StreamTrainer", "StreamTrainerMixin"]
 
