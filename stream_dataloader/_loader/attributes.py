@@ -40,7 +40,8 @@ _NO_INDICES = (
 )
 _REBUILDS = (
     "who asks for it (skip_first_batches and prepare_data_loader of accelerate) would build a torch DataLoader anew, "
-    "which would collate parts of batches. To skip batches, load a state with load_state_dict(), or use "
+    "which would collate parts of batches. With accelerate, use integrations.accelerate.prepare. To skip batches, load "
+    "a state with load_state_dict(), or use "
     'itertools.islice(loader, n, None); whether an epoch ends at the first idle lane is padding_mode="drop"'
 )
 
