@@ -18,6 +18,7 @@ from stream_dataloader import _options as options
 from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._device import Destination, HasDestination
 from stream_dataloader._loader.attributes import TorchAttributes
+from stream_dataloader._loader.kept_length import KeptLength
 from stream_dataloader._loader.run_position import position_of
 from stream_dataloader._loader.settings import WorkerSettings, check_dataset
 from stream_dataloader._memory.pickling import ByValue
@@ -144,6 +145,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self.batches_per_epoch = options.batches_per_epoch(batches_per_epoch, dataset.rules.padding_mode)
         self._position = position_of(dataset, self._ranks, self.batches_per_epoch)
         self._start_anew()
+        self._kept_length = KeptLength()
         self._turn = threading.RLock()  # held while an iterator is read
         self._asked = self._newest = 0  # iterators asked for; the number of the newest that has begun
 
@@ -277,7 +279,9 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         if (epoch := self._running.epoch) is None:
             self._find_place()
             epoch, _ = self._position.coming()
-        return count_steps(self._ranks.reading.rules, self._ranks.reading.steps_of_groups(epoch))
+        count = count_steps(self._ranks.reading.rules, self._ranks.reading.steps_of_groups(epoch))
+        self._kept_length.asked(epoch, count)
+        return count
 
     def __bool__(self) -> bool:
         """Always true; Python would ask `len`, which may not be known."""
