@@ -1,61 +1,204 @@
-"""Lightning: checkpoints during an epoch that continue at the very next batch.
+"""Lightning: epochs as long as they are, and checkpoints that continue at the very next batch.
 
-Lightning saves and loads the state of loaders that have one. If it cannot know the number of batches, it fetches one
-batch ahead of the one that it trains on, so the state that it saves is one batch too far.
+Lightning asks for a loader's length once, and cuts and validates all epochs by it. It saves the state of loaders that
+have one, but as of the last batch fetched, and uses it only for an epoch that is not finished. `StreamEpochs` tells it
+before each epoch what that epoch is, and saves and loads what belongs to the batches trained on.
+
+Guarantees: every epoch is read to its end, validated and counted, and has Lightning's number. A run that goes on from a
+checkpoint trains on the batches of a run without a break. `_lightning_loops` reads checkpoints; what is not public in
+Lightning is touched in `_lightning_internals` alone.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from stream_dataloader._state.plain import merge_states
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.integrations import _lightning_internals as internals
+from stream_dataloader.integrations._lightning_loops import Stage, Standing, standing_of, taken_up
+from stream_dataloader.integrations._lightning_places import Places, of_all_ranks
 
-__all__ = ["ExactResume"]
+__all__ = ["ExactResume", "StreamEpochs"]
 
 
-class ExactResume(Callback):
-    """Saves the state as of the last batch trained on in checkpoints, not as of the last batch fetched.
+class _Resume(NamedTuple):
+    """What a checkpoint says of the run to go on with."""
 
-    It works for one training `StreamDataLoader` that yields `StreamBatch`es, alone or among others. On one rank,
-    loaders whose dataset has `lengths`, and no `padding_mode="cycle"`, resume exactly without it. On several ranks it
-    also gathers the states of all ranks, of which Lightning saves only one.
+    standing: Standing
+    states: list[dict[str, Any]]
+
+
+class StreamEpochs(Callback):
+    """Makes Lightning read, validate, count and resume the epochs of `StreamDataLoader`s as they are.
+
+    It works for all `StreamDataLoader`s among the training loaders, also with a `collate_fn`. Lightning's number of the
+    epoch is set on them; with `overfit_batches` it is 0 each time. Checkpoints hold the states of all ranks.
+
+    Args:
+        same_validation: Loaders of validation, test and prediction read their epoch 0 each time, so that shuffles and
+            random draws are the same. False: in `fit`, they read the epoch that is trained on.
 
     Example::
 
-        Trainer(callbacks=[ExactResume(), ModelCheckpoint(every_n_train_steps=100)])
+        Trainer(callbacks=[StreamEpochs(), ModelCheckpoint(every_n_train_steps=100)])
     """
 
-    def __init__(self) -> None:
-        self._batch: StreamBatch | None = None
+    def __init__(self, *, same_validation: bool = True) -> None:
+        self._same_validation = same_validation
+        self._places = Places()
+        self._resume: _Resume | None = None  # until the first batch after it
+        self._prepared: Any = None  # the train loaders that the first epoch is prepared for
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Have the first epoch prepared before Lightning fetches from it, and later ones before progress bars begin."""
+        if stage != "fit" or not self._is_first(trainer):
+            return
+        self._resume = self._prepared = None
+        self._places = Places()
+        callbacks = internals.callbacks(trainer)
+        callbacks.remove(self)
+        callbacks.insert(0, self)
+        internals.call_before_first_fetch(trainer, functools.partial(self._prepare, trainer))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Leave Lightning as it was."""
+        if stage == "fit":
+            internals.call_no_more(trainer)
+
+    def _is_first(self, trainer: Trainer) -> bool:
+        """Whether this is the only one, or the one to do the work."""
+        return next((each for each in internals.callbacks(trainer) if isinstance(each, StreamEpochs)), None) is self
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Take the loaders' states out, and have Lightning's counters say what they meant."""
+        if internals.is_fitting(trainer) and self._is_first(trainer) and "loops" in checkpoint:
+            loops = checkpoint["loops"] = {**checkpoint["loops"]}
+            states = loops["fit_loop"]["state_dict"].get("combined_loader", [])
+            standing = standing_of(loops["fit_loop"])
+            loops["fit_loop"] = taken_up(loops["fit_loop"], standing)
+            self._resume = _Resume(standing, states)
+
+    def _prepare(self, trainer: Trainer) -> None:
+        """Have the train loaders stand where the first epoch begins, or goes on."""
+        combined, resume = internals.train_loaders(trainer), self._resume
+        if resume is None:
+            epoch = internals.epochs_processed(trainer)
+            for loader, state in self._places.handed_over(combined.flattened):
+                if internals.is_run(loader):  # made anew, with reload_dataloaders_every_n_epochs
+                    loader.load_state_dict(internals.at_beginning(state, epoch))
+            self._set_epoch(trainer, epoch)
+        else:
+            self._go_on(trainer, resume)
+        self._set_validation_epoch(trainer)
+        internals.renew_limits(trainer)
+        self._prepared = combined
+
+    def _go_on(self, trainer: Trainer, resume: _Resume) -> None:
+        """Have the train loaders stand where a checkpoint says."""
+        combined, (stage, epoch, *_) = internals.train_loaders(trainer), resume.standing
+        states = resume.states
+        if stage is not Stage.WITHIN:
+            states = [internals.at_beginning(state, epoch + (stage is Stage.AT_END)) for state in states]
+        internals.load_states(combined, states, needed=stage is not Stage.BETWEEN)
+        self._places.restart(combined.flattened)
+        if stage is Stage.BETWEEN or not states:
+            self._set_epoch(trainer, epoch)
+        elif stage is Stage.AT_END:  # nothing is read of it, but Lightning asks for its length
+            for loader in internals.stream_loaders(combined.flattened):
+                if not internals.is_run(loader):
+                    loader.set_epoch(epoch)
+
+    def _set_epoch(self, trainer: Trainer, epoch: int) -> None:
+        for loader in internals.stream_loaders(internals.train_loaders(trainer).flattened):
+            loader.set_epoch(0 if internals.overfits(trainer) else epoch)
+            internals.forget_place(loader)
+
+    def _set_validation_epoch(self, trainer: Trainer) -> None:
+        """Loaders of evaluations have no hook before they begin, so they are set beforehand."""
+        epoch = trainer.current_epoch if internals.is_fitting(trainer) and not self._same_validation else 0
+        for loader in internals.evaluation_loaders(trainer):
+            if self._same_validation or not internals.is_run(loader):
+                loader.set_epoch(epoch)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Prepare the first epoch if that could not be done before, and leave no batch to an epoch that had all."""
+        if not self._is_first(trainer):
+            return
+        combined = internals.train_loaders(trainer)
+        if self._resume is not None and self._prepared is not combined:
+            self._prepare(trainer)
+            internals.fetch_anew(trainer)
+        if self._resume is not None:
+            if self._resume.standing.stage is Stage.AT_END:
+                internals.leave_no_batch(trainer)
+            elif self._resume.standing.stage is Stage.BETWEEN:
+                internals.begin_anew(trainer)
+            if self._resume.standing.in_batch_end:
+                internals.count_step_for_loggers(trainer)
+        self._places.begin(combined.flattened, internals.batches_counted(trainer))
+        self._prepared = None
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Tell loaders the epoch's number, and Lightning how long it is."""
+        if not self._is_first(trainer):
+            return
+        self._places.turn(internals.batches_counted(trainer).processed)
+        if internals.will_iterate(trainer):
+            self._resume = None
+            self._set_epoch(trainer, trainer.current_epoch)
+            internals.renew_limits(trainer)
+            internals.renew_length(trainer)
+        self._set_validation_epoch(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Remember the batch that is trained on."""
-        self._batch = batch if isinstance(batch, StreamBatch) else None
+        """Note where loaders stand, and how many lanes the batch has."""
+        if self._is_first(trainer):
+            self._resume = None
+            if internals.fetches_batches(trainer):
+                self._places.note(internals.train_loaders(trainer).flattened, internals.batches_counted(trainer))
+            _tell_batch_size(trainer, batch)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """The epoch is over: the loader's own state is right."""
-        self._batch = None
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *args: Any) -> None:  # noqa: ARG002
+        """Tell Lightning how many lanes the batch has."""
+        _tell_batch_size(trainer, batch)
+
+    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *args: Any) -> None:  # noqa: ARG002
+        """Tell Lightning how many lanes the batch has."""
+        _tell_batch_size(trainer, batch)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Set the next validation's epoch."""
+        self._set_validation_epoch(trainer)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Set the next test's epoch."""
+        self._set_validation_epoch(trainer)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Set the next prediction's epoch."""
+        self._set_validation_epoch(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Put the state as of that batch in place of the loader's own; with several ranks, all ranks' together."""
-        states = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {}).get("combined_loader")
-        combined = trainer.fit_loop._combined_loader
-        if not states or combined is None:
+        """Put states as of the last batch trained on in place of the loaders' own; with several ranks, of all ranks."""
+        loop = checkpoint.get("loops", {}).get("fit_loop", {})
+        states = loop.get("state_dict", {}).get("combined_loader")
+        combined = internals.train_loaders(trainer)
+        if not states or combined is None or not self._is_first(trainer):
             return
-        stateful = [loader for loader in combined.flattened if hasattr(loader, "state_dict")]
-        for i, loader in enumerate(stateful):
-            if isinstance(loader, StreamDataLoader):
-                state = states[i] if self._batch is None else self._batch.state_dict()
-                states[i] = _of_all_ranks(state) if trainer.world_size > 1 else state
+        processed = loop["epoch_loop.batch_progress"]["current"]["processed"]
+        for i, loader in enumerate(internals.stateful(combined.flattened)):
+            if internals.is_stream_loader(loader):
+                state = self._places.state_of(loader, processed)
+                states[i] = of_all_ranks(loader, states[i] if state is None else state)
 
 
-def _of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
-    """The whole of which each rank has a part; only one rank writes checkpoints."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, state)
-    return merge_states(gathered)
+#: The name it had when exact resume was all it did.
+ExactResume = StreamEpochs
+
+
+def _tell_batch_size(trainer: Trainer, batch: Any) -> None:
+    if isinstance(batch, StreamBatch):
+        internals.tell_batch_size(trainer, len(batch))

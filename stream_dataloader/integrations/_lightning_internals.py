@@ -1,0 +1,243 @@
+"""What is not public in Lightning, and needed: touched here and nowhere else.
+
+Each function says which quirk it is for; `tests/integrations/test_lightning*.py` fail without nearly all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lightning import __version__
+from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.types import _Stateful
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.combined_loader import _SUPPORTED_MODES
+
+from stream_dataloader._schedule.step_count import count_steps
+from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.errors import StateError
+from stream_dataloader.integrations._lightning_places import Count
+
+#: Called by `setup_data` when loaders and their limits are known, right before it fetches from them.
+_BEFORE_FETCH = "_load_combined_loader_states"
+
+
+def forget_place(loader: StreamDataLoader[Any]) -> None:
+    """Read the coming epoch from its beginning.
+
+    A loader that is shorter than others is begun anew beside them, so that its state may be one of the coming epoch.
+    """
+    _, place = loader._position.coming()
+    if place is not None and not is_run(loader):
+        loader._position.forget_place()
+
+
+def call_before_first_fetch(trainer: Any, function: Callable[[], None]) -> None:
+    """Have a function called before Lightning fetches the first batch.
+
+    Lightning fetches it before `on_train_start`, if it does not know how many there are. No hook comes between.
+
+    Raises:
+        RuntimeError: This version of Lightning is made otherwise.
+    """
+    loop = trainer.fit_loop
+    needed = {
+        "FitLoop": (loop, [_BEFORE_FETCH, "setup_data", "epoch_progress", "max_batches", "_combined_loader"]),
+        "TrainingEpochLoop": (loop.epoch_loop, ["batch_progress", "_should_check_val_fx", "val_loop"]),
+    }
+    missing = [f"{name}.{each}" for name, (of, names) in needed.items() for each in names if not hasattr(of, each)]
+    if missing:
+        raise RuntimeError(
+            f"StreamEpochs does not know Lightning {__version__}: it has no {', '.join(missing)}; "
+            "use a version from 2.4 to 2.6, or a newer stream_dataloader"
+        )
+    setattr(loop, _BEFORE_FETCH, function)  # of this trainer's loop alone; it hides the method
+
+
+def call_no_more(trainer: Any) -> None:
+    """Undo `call_before_first_fetch`."""
+    vars(trainer.fit_loop).pop(_BEFORE_FETCH, None)
+
+
+def callbacks(trainer: Any) -> list[Any]:
+    """The trainer's callbacks, in the order in which they are called."""
+    return trainer.callbacks  # type: ignore[no-any-return]
+
+
+def overfits(trainer: Any) -> bool:
+    """Whether the same batches are to be read each epoch."""
+    return bool(trainer.overfit_batches > 0)
+
+
+def is_fitting(trainer: Any) -> bool:
+    """Whether `trainer.fit` runs, and not `validate` or another one."""
+    return bool(trainer.state.fn == TrainerFn.FITTING)
+
+
+def is_stream_loader(loader: Any) -> bool:
+    """Whether a loader is one of ours."""
+    return isinstance(loader, StreamDataLoader)
+
+
+def stream_loaders(loaders: Iterable[Any]) -> list[StreamDataLoader[Any]]:
+    """Those of ours."""
+    return [loader for loader in loaders if is_stream_loader(loader)]
+
+
+def is_run(loader: StreamDataLoader[Any]) -> bool:
+    """Whether epochs are stretches of one endless run, so that the place where one begins is all that counts."""
+    return loader.batches_per_epoch is not None
+
+
+def stateful(loaders: Iterable[Any]) -> list[Any]:
+    """Those whose states Lightning saves."""
+    return [loader for loader in loaders if isinstance(loader, _Stateful)]
+
+
+def train_loaders(trainer: Any) -> Any:
+    """The `CombinedLoader` of what is trained on; None before there is one."""
+    return trainer.fit_loop._combined_loader
+
+
+def evaluation_loaders(trainer: Any) -> list[StreamDataLoader[Any]]:
+    """Those of validation, test and prediction that are loaded, without those that are trained on."""
+    loops = [trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop]
+    combined = train_loaders(trainer)
+    trained = [] if combined is None else combined.flattened
+    found = [
+        loader for loop in loops if loop._combined_loader is not None for loader in loop._combined_loader.flattened
+    ]
+    return [loader for loader in stream_loaders(found) if not any(loader is each for each in trained)]
+
+
+def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) -> None:
+    """Have loaders go on from their states.
+
+    Args:
+        combined: The loaders.
+        states: Theirs, in order of those that have one.
+        needed: They stand within an epoch. At its beginning one can do without the state.
+
+    Raises:
+        StateError: A state belongs to other sources or options.
+    """
+    if needed and not states:
+        warnings.warn(
+            "the checkpoint has no state of a loader, and the epoch that it was saved in is read from its beginning",
+            stacklevel=2,
+        )
+    try:
+        combined._load_state_dicts(states)
+    except StateError as error:
+        if needed:
+            raise
+        warnings.warn(
+            f"the checkpoint was saved between two epochs, and the next one is read from its beginning, without the "
+            f"loader's state: {error}",
+            stacklevel=2,
+        )
+
+
+def at_beginning(state: Any, epoch: int) -> Any:
+    """A state of an endless run as of the beginning of an epoch, which `limit_train_batches` may have left early."""
+    if not isinstance(state, dict) or "stretch" not in state:
+        return state
+    return {**state, "stretch": {**state["stretch"], "number": epoch, "delivered": 0}}
+
+
+def renew_limits(trainer: Any) -> None:
+    """Have Lightning know how many batches of each loader the coming epoch has; it asks before the first one only."""
+    combined = train_loaders(trainer)
+    lengths = [length_of_coming(loader) for loader in combined.flattened]
+    combined.limits = [_parse_num_batches(RunningStage.TRAINING, n, trainer.limit_train_batches) for n in lengths]
+
+
+def length_of_coming(loader: Any) -> float:
+    """Number of batches of a loader's coming epoch; infinite if it is not known.
+
+    Its own `len` is that of the epoch before, as long as that is not known to be over: Lightning does not ask for a
+    batch behind the last one.
+    """
+    if not is_stream_loader(loader) or is_run(loader):
+        length = sized_len(loader)
+        return math.inf if length is None else length
+    loader._kept_length.renewed()
+    reading, (epoch, _) = loader._ranks.reading, loader._position.coming()
+    try:
+        return count_steps(reading.rules, reading.steps_of_groups(epoch))
+    except TypeError:
+        return math.inf
+
+
+def renew_length(trainer: Any) -> None:
+    """The number of batches of the coming epoch, after its limits: what bars show, and validation is reckoned from."""
+    loop, combined = trainer.fit_loop, train_loaders(trainer)
+    counts = [min(length_of_coming(each), n) for each, n in zip(combined.flattened, combined.limits, strict=True)]
+    loop.max_batches = _SUPPORTED_MODES[combined._mode]["fn"](counts)
+    is_timed = getattr(trainer, "_val_check_time_interval", None) is not None
+    if isinstance(trainer.val_check_interval, float) and not is_timed and loop.max_batches != math.inf:
+        trainer.val_check_batch = max(1, int(loop.max_batches * trainer.val_check_interval))
+
+
+def will_iterate(trainer: Any) -> bool:
+    """Whether Lightning calls `iter` once more for the epoch that starts; for the first one it did so beforehand."""
+    loop = trainer.fit_loop
+    is_resuming = getattr(loop, "is_resuming", False)  # since 2.5.1; 2.4 calls `iter` again
+    return trainer.current_epoch > 0 and not is_resuming and not loop.epoch_loop.restarting
+
+
+def fetch_anew(trainer: Any) -> None:
+    """Begin the first epoch again, as it was begun before the checkpoint was loaded.
+
+    `trainer.estimated_stepping_batches` begins it in `configure_optimizers`, and some strategies (DeepSpeed, FSDP) load
+    checkpoints after that. No test has such a strategy.
+    """
+    iter(trainer.fit_loop._data_fetcher)
+    renew_length(trainer)
+
+
+def leave_no_batch(trainer: Any) -> None:
+    """Have the epoch end without another batch: all were trained on before the checkpoint was saved."""
+    fetcher = trainer.fit_loop._data_fetcher
+    fetcher.iterator = iter(())
+    fetcher.batches = []
+
+
+def begin_anew(trainer: Any) -> None:
+    """Have the epoch begin as any other; with `max_steps`, Lightning takes every epoch that is loaded for a part."""
+    trainer.fit_loop.epoch_loop.restarting = False
+
+
+def count_step_for_loggers(trainer: Any) -> None:
+    """Count the step that was not counted when the checkpoint was saved, unless the validation that is due does so."""
+    loop = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "restarted_on_last") and not loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
+        loop._batches_that_stepped += not loop._should_accumulate()
+
+
+def epochs_processed(trainer: Any) -> int:
+    """Number of the epoch that comes next; `current_epoch` is not right yet when loaders are asked for."""
+    return int(trainer.fit_loop.epoch_progress.current.processed)
+
+
+def batches_counted(trainer: Any) -> Count:
+    """How many batches Lightning has fetched, begun and trained on."""
+    loop = trainer.fit_loop
+    current = loop.epoch_loop.batch_progress.current
+    return Count(loop._data_fetcher.fetched, current.ready, current.processed)
+
+
+def fetches_batches(trainer: Any) -> bool:
+    """Whether Lightning fetches batches itself, and not `training_step(dataloader_iter)`."""
+    return isinstance(trainer.fit_loop._data_fetcher, _PrefetchDataFetcher)
+
+
+def tell_batch_size(trainer: Any, lanes: int) -> None:
+    """Number of lanes, by which `self.log` weighs; Lightning would take the first tensor's first dimension, time."""
+    if trainer._results is not None and trainer._results.batch_size is None:
+        trainer._results.batch_size = lanes

@@ -1,0 +1,104 @@
+"""Runs of Lightning over small streams, which write down what was trained on and when was validated."""
+
+import contextlib
+
+import lightning.pytorch as lightning
+import numpy as np
+import torch
+
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
+
+#: Shuffled with seed 0, the first three epochs have so many batches.
+LENGTHS, COUNTS = [3, 3, 9, 2], [6, 5, 7]
+
+
+def open_stream(length):
+    source = get_stream_info().source_index
+    return iter([np.full(1, 100 * source + i, np.float32) for i in range(length)])
+
+
+def loader(known=True, **options):
+    lengths = {"lengths": LENGTHS} if known else {}
+    values = {"shuffle": True, "seed": 0} | options
+    return StreamDataLoader(StreamDataset(LENGTHS, open_stream, 2, time_steps=2, **lengths, **values))
+
+
+def cycling():
+    """Epochs of 6 batches, which are stretches of one endless run."""
+    dataset = StreamDataset(LENGTHS, open_stream, 2, "cycle", time_steps=2, shuffle=True, seed=0)
+    return StreamDataLoader(dataset, batches_per_epoch=6)
+
+
+class Break(Exception):
+    """The run is cut off."""
+
+
+class Model(lightning.LightningModule):
+    """Notes `(epoch, step, sources)` of what it trains on, and `"validated"` between."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.trained, self.events, self.hooks = [], [], {}
+
+    def on_train_epoch_start(self):
+        self.hooks.get("epoch_start", id)(self)
+
+    def training_step(self, batch, index):
+        self.hooks.get("step", id)(self)
+        self.trained.append(key(batch))
+        self.events.append((self.current_epoch, index))
+        return self.layer(first(batch).data).square().mean()
+
+    def on_train_batch_end(self, outputs, batch, index):
+        self.hooks.get("batch_end", id)(self)
+
+    def on_train_epoch_end(self):
+        self.events.append("end")
+
+    def validation_step(self, batch, index):
+        self.hooks.get("validation", id)(self)
+        if index == 0:
+            self.events.append("validated")
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-6)
+
+
+def first(batch):
+    """The batch, or the first one of several."""
+    return next(each for each in batch.values() if each is not None) if isinstance(batch, dict) else batch
+
+
+def key(batch):
+    if isinstance(batch, dict):
+        return {name: key(each) for name, each in batch.items()}
+    return (
+        batch
+        if batch is None or isinstance(batch, (list, torch.Tensor))
+        else (batch.epoch, batch.step, batch.source.tolist())
+    )
+
+
+def trainer_of(folder, callbacks=(), **options):
+    values = {
+        "max_epochs": 3,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": any(isinstance(each, lightning.callbacks.Checkpoint) for each in callbacks),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "default_root_dir": folder,
+    }
+    return lightning.Trainer(callbacks=list(callbacks), **(values | options))
+
+
+def fit(train, folder, callbacks=(), *, validation=None, checkpoint=None, hooks=None, model=None, **options):
+    """The model of a run; one that a hook broke off is over."""
+    model = Model() if model is None else model
+    model.hooks = hooks or {}
+    trainer = trainer_of(folder, callbacks, **options)
+    with contextlib.suppress(Break):
+        trainer.fit(model, train, validation, ckpt_path=checkpoint)
+    return model

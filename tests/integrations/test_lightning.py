@@ -1,0 +1,271 @@
+"""Lightning reads, validates and counts epochs as they are: the real package."""
+
+import logging
+import math
+import warnings
+
+import pytest
+import torch
+
+lightning = pytest.importorskip("lightning.pytorch")
+
+from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
+from lightning_runs import COUNTS, LENGTHS, Model, cycling, fit, key, loader, trainer_of  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info  # noqa: E402
+from stream_dataloader.integrations.lightning import ExactResume, StreamEpochs  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+VALIDATION = DataLoader(range(2))
+
+
+def epochs(known=True, count=3, **options):
+    """What plain epochs of the loader have."""
+    plain = loader(known, **options)
+    return [[key(batch) for batch in plain] for _ in range(count)]
+
+
+def flat(lists):
+    return [each for one in lists for each in one]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_every_epoch_is_read_to_its_end_and_validated_there(tmp_path, known):
+    model = fit(loader(known), tmp_path, [StreamEpochs()], validation=VALIDATION)
+    assert model.trained == flat(epochs(known))
+    expected = [[*((e, i) for i in range(count)), "validated", "end"] for e, count in enumerate(COUNTS)]
+    assert model.events == flat(expected)
+
+
+def test_half_epochs_are_halves_of_each_epoch(tmp_path):
+    model = fit(loader(), tmp_path, [StreamEpochs()], validation=VALIDATION, val_check_interval=0.5)
+    halves = [
+        (model.events[i - 1][0], model.events[i - 1][1] + 1) for i, e in enumerate(model.events) if e == "validated"
+    ]
+    assert halves == [(e, n) for e, count in enumerate(COUNTS) for n in range(count // 2, count + 1, count // 2)]
+
+
+class Totals(lightning.callbacks.ProgressBar):
+    """A progress bar's total, as it sees it when an epoch starts."""
+
+    def __init__(self):
+        super().__init__()
+        self.totals = []
+
+    def on_train_epoch_start(self, trainer, module):
+        self.totals.append(self.total_train_batches)
+
+
+def test_bars_show_the_epochs_own_length_wherever_the_callback_stands(tmp_path):
+    for order in (1, -1):
+        bar = Totals()
+        fit(loader(), tmp_path, [bar, StreamEpochs()][::order], enable_progress_bar=True)
+        assert bar.totals == COUNTS
+    bar = Totals()
+    fit(loader(known=False), tmp_path, [bar, StreamEpochs()], enable_progress_bar=True)
+    assert bar.totals == [math.inf] * 3
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_epochs_have_lightnings_numbers(tmp_path, known):
+    train = loader(known)
+    train.set_epoch(7)
+    model = fit(train, tmp_path, [StreamEpochs()], max_epochs=2)
+    assert model.trained == flat(epochs(known, 2))
+    again = fit(train, tmp_path, [StreamEpochs()], max_epochs=1)  # another trainer counts from 0
+    assert again.trained == epochs(known, 1)[0]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_fit_called_twice_goes_on_with_the_next_epoch(tmp_path, known):
+    trainer, model, train = trainer_of(tmp_path, [StreamEpochs()], max_epochs=1), Model(), loader(known)
+    trainer.fit(model, train)
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(model, train)
+    assert model.trained == flat(epochs(known))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_last_accumulated_step_of_each_epoch_is_done(tmp_path, known):
+    steps = []
+
+    class Counting(Model):
+        def optimizer_step(self, epoch, *arguments, **named):
+            steps.append(epoch)
+            super().optimizer_step(epoch, *arguments, **named)
+
+    fit(loader(known), tmp_path, [StreamEpochs()], model=Counting(), accumulate_grad_batches=4)
+    assert [steps.count(e) for e in range(3)] == [math.ceil(count / 4) for count in COUNTS]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_limits_hold_in_each_epoch(tmp_path, known):
+    model = fit(loader(known), tmp_path, [StreamEpochs()], validation=VALIDATION, limit_train_batches=4)
+    assert model.trained == flat(epoch[:4] for epoch in epochs(known))
+    assert model.events.count("validated") == 3
+    if known:
+        model = fit(loader(), tmp_path, [StreamEpochs()], limit_train_batches=0.5)
+        assert model.trained == flat(epoch[: len(epoch) // 2] for epoch in epochs())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_max_steps_ends_within_an_epoch(tmp_path, known):
+    model = fit(loader(known), tmp_path, [StreamEpochs()], max_epochs=-1, max_steps=13)
+    assert model.trained == flat(epochs(known))[:13]
+
+
+def test_overfitting_trains_on_the_same_batches_each_epoch(tmp_path):
+    model = fit(loader(), tmp_path, [StreamEpochs()], overfit_batches=2)
+    assert model.trained == epochs()[0][:2] * 3
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_loaders_that_are_made_anew_have_lightnings_numbers(tmp_path, known):
+    class Making(Model):
+        def train_dataloader(self):
+            return loader(known)
+
+    model = fit(None, tmp_path, [StreamEpochs()], model=Making(), reload_dataloaders_every_n_epochs=1)
+    assert model.trained == flat(epochs(known))
+
+
+def test_epochs_of_n_batches_are_stretches_of_one_run(tmp_path):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*set_epoch")
+        model = fit(cycling(), tmp_path, [StreamEpochs()], validation=VALIDATION, val_check_interval=0.5)
+        plain = cycling()
+        assert model.trained == flat([key(batch) for batch in plain] for _ in range(3))
+        assert model.events.count("validated") == 6
+
+        class Making(Model):
+            def train_dataloader(self):
+                return cycling()
+
+        again = fit(None, tmp_path, [StreamEpochs()], model=Making(), reload_dataloaders_every_n_epochs=1)
+        assert again.trained == model.trained
+        same = fit(cycling(), tmp_path, [StreamEpochs()], overfit_batches=2)
+        assert same.trained == model.trained[:2] * 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "known", "others"),
+    [("max_size_cycle", True, 3), ("max_size_cycle", False, 3), ("max_size", False, 3), ("min_size", True, 100)],
+)
+def test_it_may_be_one_of_several_loaders(tmp_path, mode, known, others):
+    train = CombinedLoader({"a": loader(known), "b": DataLoader(range(others))}, mode)
+    model = fit(train, tmp_path, [StreamEpochs()], validation=VALIDATION)
+    assert [batch["a"] for batch in model.trained] == flat(epochs(known))
+    assert model.events.count("validated") == 3
+    if mode != "max_size":
+        assert [batch["b"].item() for batch in model.trained] == flat([i % others for i in range(n)] for n in COUNTS)
+
+
+def noisy(length):
+    draw = get_stream_info().rng.random
+    return iter([torch.full((1,), draw()) for _ in range(length)])
+
+
+def noisy_loader():
+    return StreamDataLoader(StreamDataset(LENGTHS, noisy, 2, time_steps=2, shuffle=True, seed=0))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_validation_reads_the_same_each_time_or_the_epoch_trained_on(tmp_path, same):
+    seen = []
+
+    class Validating(Model):
+        def validation_step(self, batch, index):
+            if not self.trainer.sanity_checking:
+                seen.append((self.current_epoch, batch.epoch, batch.data.tolist()))
+
+    train = loader(known=False)
+    callbacks = [StreamEpochs(same_validation=same)]
+    model = fit(train, tmp_path, callbacks, model=Validating(), validation=noisy_loader(), num_sanity_val_steps=1)
+    assert model.trained == flat(epochs(known=False))
+    plain, expected = noisy_loader(), []
+    for epoch in range(3):
+        plain.set_epoch(0 if same else epoch)
+        expected += [(epoch, batch.epoch, batch.data.tolist()) for batch in plain]
+    assert seen == expected
+
+
+def test_validate_and_test_read_the_same_each_time(tmp_path):
+    seen = []
+
+    class Testing(Model):
+        def validation_step(self, batch, index):
+            seen.append(batch.epoch)
+
+        test_step = predict_step = validation_step
+
+    trainer, model, data = trainer_of(tmp_path, [StreamEpochs()]), Testing(), noisy_loader()
+    for evaluate in (trainer.validate, trainer.test, trainer.predict) * 2:
+        evaluate(model, data)
+    assert set(seen) == {0}
+
+
+def test_a_mean_is_weighed_by_lanes_without_a_guess(tmp_path):
+    class Logging(Model):
+        def training_step(self, batch, index):
+            self.log("loss", 1.0, on_epoch=True)
+            assert self.trainer._results.batch_size == len(batch) == 2
+            return super().training_step(batch, index)
+
+        def validation_step(self, batch, index):
+            self.log("error", 1.0)
+            assert self.trainer._results.batch_size == 2
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*infer the `batch_size`.*")
+        fit(loader(), tmp_path, [StreamEpochs()], model=Logging(), validation=noisy_loader(), max_epochs=1)
+
+
+def test_the_former_name_is_the_same_and_two_are_as_good_as_one(tmp_path):
+    assert issubclass(ExactResume, StreamEpochs)
+    model = fit(loader(), tmp_path, [ExactResume(), StreamEpochs()], validation=VALIDATION)
+    assert model.trained == flat(epochs())
+    assert model.events.count("validated") == 3
+
+
+def test_a_lightning_it_does_not_know_is_an_error(tmp_path, monkeypatch):
+    from lightning.pytorch.loops.fit_loop import _FitLoop
+
+    monkeypatch.delattr(_FitLoop, "_load_combined_loader_states")
+    with pytest.raises(
+        RuntimeError, match=r"does not know Lightning \S+: it has no FitLoop._load_combined_loader_states"
+    ):
+        fit(loader(), tmp_path, [StreamEpochs()])
+
+
+def test_lightning_is_left_as_it_was(tmp_path):
+    trainer = trainer_of(tmp_path, [StreamEpochs()], max_epochs=1)
+    trainer.fit(Model(), loader())
+    assert "_load_combined_loader_states" not in vars(trainer.fit_loop)
+
+
+WARNED = "Lightning keeps the length of the epoch that it asked for first, 6 batches, and epoch 1 has 5"
+
+
+def test_who_forgets_the_callback_is_told_once(tmp_path):
+    with pytest.warns(RuntimeWarning, match=WARNED) as told:
+        model = fit(loader(), tmp_path, max_epochs=5, validation=VALIDATION)
+    assert sum("StreamEpochs" in str(each.message) for each in told) == 1
+    assert len(model.trained) < 5 * 6
+    assert model.events.count("validated") < 5  # what it is told about
+    with pytest.warns(RuntimeWarning, match=WARNED):
+        fit(loader(), tmp_path, validation=loader())
+
+
+def test_nobody_else_is_told(tmp_path):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Lightning keeps")
+        fit(loader(), tmp_path, [StreamEpochs()], validation=VALIDATION)
+        fit(loader(shuffle=False), tmp_path, validation=loader(shuffle=False))
+        fit(loader(known=False), tmp_path, validation=loader(known=False))
+        train = loader()
+        for _ in range(3):  # it asks anew each time
+            fit(train, tmp_path, max_epochs=1)
+        for _ in range(3):
+            assert len(train) > len(list(train)) - 3
