@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from stream_dataloader._items.describe import describe
+from stream_dataloader._items.lanes import lanes_of_data, lanes_of_field, split_evenly
 from stream_dataloader._items.layout import (
     INLINE_BYTES,
     as_array,
@@ -250,6 +251,44 @@ class StreamBatch:
             return tensor.to(tensor.device if device is None else device, dtype, non_blocking=non_blocking)
 
         return self._mapped(convert, move).moved_from(self)
+
+    def split_lanes(self, count: int) -> list[StreamBatch]:
+        """Micro-batches of whole lanes, for gradients that are accumulated before a step of the optimiser.
+
+        Successive batches are no substitute. They hold the next windows of the same lanes, so that a step would see
+        fewer streams, and more of each. Weigh each micro-batch's mean loss by its share of the steps that count.
+
+        A `recurrent.RecurrentState` knows lanes by their numbers, so it takes micro-batches in place of the batch.
+        Their `state_dict` is that of the whole batch: save it after the last of them.
+
+        Args:
+            count: How many, at most B. Their sizes differ by one lane at most.
+
+        Returns:
+            Batches whose tensors are views of this one's.
+
+        Raises:
+            TypeError: `count` is no integer.
+            ValueError: It is below 1, or above B.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> dataset = StreamDataset([2, 3, 2], lambda n: (10 * n + i for i in range(n)), 3, time_steps=2)
+            >>> for micro in next(iter(StreamDataLoader(dataset))).split_lanes(2):
+            ...     print(micro.lane.tolist(), micro.data.tolist())
+            [0, 1] [[20, 30], [21, 31]]
+            [2] [[20], [21]]
+        """
+        return [self._of_lanes(rows) for rows in split_evenly(len(self), count)]
+
+    def _of_lanes(self, rows: slice) -> StreamBatch:
+        taken = {name: lanes_of_field(getattr(self, name), rows) for name in self._bookkeeping()}
+        kept = {
+            name: (taken[name], lanes_of_field(copied_from, rows))
+            for name, (there, copied_from) in self._copied_from().items()
+            if there is getattr(self, name)
+        }
+        return dataclasses.replace(self, **taken | {"data": lanes_of_data(self.data, rows)}, _kept=kept or None)
 
     def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> StreamBatch:
         """A batch whose tensors are on a CUDA device, by default the current one; see `to`."""

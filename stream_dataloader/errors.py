@@ -9,12 +9,13 @@
     │   ├── ItemError (ValueError)         an item does not fit the items before it
     │   ├── LengthError (ValueError)       `lengths` says otherwise
     │   ├── FailureLimitError              more streams were skipped than `max_failures`
+    │   ├── NonFiniteStateError (FloatingPointError)  a stream goes on with a state that holds NaN or infinity
     │   └── EmptySourcesError (ValueError) a lane drew every source and got no item
     ├── WorkerError (RuntimeError)         a worker process died or ended too early
     │   ├── WorkerDeathError               it was killed, or exited
     │   └── WorkerTimeoutError (TimeoutError)
     ├── RankError (RuntimeError)           ranks disagree, or one is missing
-    ├── StateError (ValueError)            a state does not belong to the dataset it is loaded for
+    ├── StateError (ValueError)            a state does not belong to what it is loaded for or used with
     └── StaleIteratorError (RuntimeError)  a newer `iter()` of the same loader has begun
 
 A wrong option of a dataset or loader raises a plain `ValueError` or `TypeError`, where it is built.
@@ -35,6 +36,7 @@ __all__ = [
     "FailureLimitError",
     "ItemError",
     "LengthError",
+    "NonFiniteStateError",
     "OpenError",
     "RankError",
     "ReadError",
@@ -111,6 +113,10 @@ class FailureLimitError(StreamError):
     """More streams were skipped than `max_failures` allows; the message names the last one."""
 
 
+class NonFiniteStateError(StreamError, FloatingPointError):
+    """A lane goes on with a carried state that holds NaN or infinity, which would never leave it by itself."""
+
+
 class WorkerError(StreamDataLoaderError, RuntimeError):
     """A worker process died, or ended before its lanes did."""
 
@@ -155,7 +161,7 @@ class RemoteTraceback(Exception):
 
 
 class StateError(StreamDataLoaderError, ValueError):
-    """A state cannot be loaded: it belongs to other sources or options, or is no state at all."""
+    """A state cannot be used: it belongs to other sources or options, to another batch, or is no state at all."""
 
 
 class StaleIteratorError(StreamDataLoaderError, RuntimeError):

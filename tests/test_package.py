@@ -34,6 +34,7 @@ ROOMS = [
     "_workers",
     "dataloader",
     "__init__",
+    "recurrent",
     "streams",
     "testing",
     "integrations",
@@ -47,6 +48,7 @@ PUBLIC = {
     "stream_dataloader": stream_dataloader.__all__,
     "stream_dataloader.errors": ["StreamError", "WorkerError"],
     "stream_dataloader.protocols": ["CollateFn", "OnError", "ReadsInto", "Stream", "StreamFactory"],
+    "stream_dataloader.recurrent": ["RecurrentState", "linear_scan", "masked_rnn", "merge_states"],
     "stream_dataloader.streams": [
         "ArrayStream",
         "AudioStream",
@@ -154,7 +156,7 @@ def test_public_names_are_where_they_were(module):
         assert hasattr(importlib.import_module(module), name)
 
 
-@pytest.mark.parametrize("module", ["stream_dataloader", "stream_dataloader.streams"])
+@pytest.mark.parametrize("module", ["stream_dataloader", "stream_dataloader.recurrent", "stream_dataloader.streams"])
 def test_all_names_are_sorted_and_documented(module):
     package = importlib.import_module(module)
     assert package.__all__ == sorted(package.__all__)

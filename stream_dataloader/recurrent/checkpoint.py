@@ -1,0 +1,244 @@
+"""Carried states as plain data: what `RecurrentState.state_dict` gives, and how ranks of another number share it.
+
+::
+
+    rank 0 of 2, lanes 0 1 2        merge_states        rank 0 of 3, lanes 0 1
+    rank 1 of 2, lanes 0 1 2    ──►  lanes 0 ... 5  ──►  rank 1 of 3, lanes 0 1
+                                                        rank 2 of 3, lanes 0 1
+
+Lanes are dealt as the loader deals them: those of rank 0 come first, then those of rank 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from stream_dataloader._items.structure import Node
+from stream_dataloader.errors import StateError
+from stream_dataloader.recurrent.order import LaneOrder
+from stream_dataloader.recurrent.store import Lanes, LaneStore, Piece
+from stream_dataloader.recurrent.tree import from_plain, to_plain
+from stream_dataloader.recurrent.window import Ends, Window
+
+VERSION = 1
+_NAMES = ("rank", "world_size", "lanes", "source", "position", "structure", "dims", "leaves")
+
+
+class Place:
+    """Which rank this process is, of how many: as told, or as torch.distributed says once it runs; else it is alone.
+
+    Raises:
+        ValueError: There is no such rank; or only one of the numbers is told.
+    """
+
+    def __init__(self, rank: int | None, world_size: int | None) -> None:
+        if (rank is None) != (world_size is None):
+            raise ValueError(f"rank is {rank} and world_size {world_size}; give both, or neither")
+        self._place: tuple[int, int] | None = None
+        if rank is not None and world_size is not None:
+            if not 0 <= rank < world_size:
+                raise ValueError(f"rank is {rank}, and there are {world_size} ranks, numbered from 0")
+            self._place = rank, world_size
+
+    def now(self) -> tuple[int, int]:
+        """This rank, and how many there are."""
+        if self._place is None and dist.is_available() and dist.is_initialized():
+            self._place = dist.get_rank(), dist.get_world_size()  # it stays that when torch.distributed ends
+        return self._place or (0, 1)
+
+
+class Carried(NamedTuple):
+    """What a carry keeps.
+
+    Attributes:
+        piece: The lanes' states.
+        node: Their structure.
+        last: The item that each was made of last.
+    """
+
+    piece: Piece
+    node: Node
+    last: Ends
+
+
+def of_store(store: LaneStore, order: LaneOrder, node: Node | None) -> Carried | None:
+    """All that is kept; None if that is nothing."""
+    lanes = store.lanes
+    piece = store.get(lanes)
+    if piece is None or node is None:
+        return None
+    return Carried(piece, node, order.last(lanes))
+
+
+def as_state(carried: Carried | None, rank: int, world_size: int) -> dict[str, Any]:
+    """A state: numbers, names and tensors of its own."""
+    state: dict[str, Any] = {"version": VERSION, "rank": rank, "world_size": world_size}
+    if carried is None:
+        return state | {"lanes": [], "source": [], "position": [], "structure": None, "dims": [], "leaves": []}
+    return state | {
+        "lanes": carried.piece.lanes.tolist(),
+        "source": carried.last.source.tolist(),
+        "position": carried.last.position.tolist(),
+        "structure": to_plain(carried.node),
+        "dims": list(carried.piece.dims),
+        "leaves": [leaf.detach().clone() for leaf in carried.piece.leaves],
+    }
+
+
+def check_state(state: Any) -> None:
+    """Raise unless it is a state.
+
+    Raises:
+        StateError: It is none, or of another version.
+    """
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise StateError(f"this is no state of a RecurrentState, but a {type(state).__name__}; pass a state_dict()")
+    if state["version"] != VERSION:
+        raise StateError(f"the state is of version {state['version']}, and this library reads version {VERSION}")
+    if missing := [name for name in _NAMES if name not in state]:
+        raise StateError(
+            f"the state has no {missing[0]!r}; pass what the state_dict() of a RecurrentState returned, all of it"
+        )
+
+
+def of_rank(state: Any, rank: int, world_size: int) -> Carried | None:
+    """What a state says of a rank's lanes.
+
+    Raises:
+        StateError: It is no state, or has not the rank's lanes.
+    """
+    check_state(state)
+    if not state["lanes"]:
+        return None
+    carried = _carried(state)
+    if (state["rank"], state["world_size"]) == (rank, world_size):
+        return carried
+    if state["world_size"] != 1:
+        raise StateError(
+            f"the state is that of rank {state['rank']} of {state['world_size']}, and this is rank {rank} of "
+            f"{world_size}; load all ranks' together: recurrent.merge_states([...])"
+        )
+    count = len(state["lanes"])
+    if state["lanes"] != list(range(count)) or count % world_size:
+        raise StateError(
+            f"the state has {count} lanes, {_told(state['lanes'])}, which {world_size} ranks cannot share evenly; have "
+            "as many lanes on all ranks together as there were"
+        )
+    own = np.arange(rank * count // world_size, (rank + 1) * count // world_size)
+    piece = carried.piece.columns(own)
+    renumbered = Piece(np.arange(len(own)), piece.leaves, piece.dims)
+    return Carried(renumbered, carried.node, Ends(carried.last.source[own], carried.last.position[own]))
+
+
+def _carried(state: Mapping[str, Any]) -> Carried:
+    lanes, leaves = np.array(state["lanes"], np.int64), list(state["leaves"])
+    sizes = [tuple(leaf.shape)[dim] for leaf, dim in zip(leaves, state["dims"], strict=True)]
+    if any(size != len(lanes) for size in sizes) or not len(lanes) == len(state["source"]) == len(state["position"]):
+        raise StateError(f"the state names {len(lanes)} lanes, and its tensors have {sizes}; it was changed since")
+    last = Ends(np.array(state["source"], np.int64), np.array(state["position"], np.int64))
+    return Carried(Piece(lanes, leaves, list(state["dims"])), from_plain(state["structure"]), last)
+
+
+def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One carried state of all ranks, out of each rank's own, saved after the same batch.
+
+    A rank of any number loads it and takes its own lanes from it. Merge the loaders' states with
+    `stream_dataloader.merge_states`, and keep the number of all ranks' lanes together.
+
+    Args:
+        states: What each rank's `RecurrentState.state_dict()` returned, in any order.
+
+    Raises:
+        StateError: One is no state; a rank is missing or there twice; or ranks have other lanes or models.
+
+    Example:
+        >>> from stream_dataloader.recurrent import RecurrentState
+        >>> ranks = [RecurrentState(rank=rank, world_size=2).state_dict() for rank in range(2)]
+        >>> merge_states(ranks)["world_size"]
+        1
+    """
+    listed = list(states)
+    if not listed:
+        raise StateError("there is no state to merge; pass the state_dict() of each rank")
+    for state in listed:
+        check_state(state)
+    listed.sort(key=lambda state: int(state["rank"]))
+    first, found = listed[0], [state["rank"] for state in listed]
+    if found != list(range(first["world_size"])) or any(s["world_size"] != first["world_size"] for s in listed):
+        sizes = sorted({state["world_size"] for state in listed})
+        raise StateError(
+            f"the states are those of ranks {found} of {sizes}; pass each rank's own once; where the "
+            "loaders were told rank= and world_size=, RecurrentState has to be told, too"
+        )
+    count = len(first["lanes"])
+    for state in listed:
+        for name in ("structure", "dims"):
+            if state[name] != first[name]:
+                raise StateError(f"rank {state['rank']} has {name} {state[name]}, and rank 0 {first[name]}")
+        if list(state["lanes"]) != list(range(count)):
+            raise StateError(
+                f"rank {state['rank']} has {_told(state['lanes'])}, and rank 0 {_told(first['lanes'])}; merge states "
+                "that were saved after the same batch of all ranks' lanes"
+            )
+    leaves = [_joined([state["leaves"][i] for state in listed], dim) for i, dim in enumerate(first["dims"])]
+    return {
+        **first,
+        "rank": 0,
+        "world_size": 1,
+        "lanes": list(range(count * len(listed))),
+        "source": [source for state in listed for source in state["source"]],
+        "position": [position for state in listed for position in state["position"]],
+        "leaves": leaves,
+    }
+
+
+def _joined(leaves: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    shapes = [tuple(leaf.shape) for leaf in leaves]
+    if len({(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}) > 1:
+        raise StateError(f"the ranks' states have shapes {shapes}; merge those of one model")
+    return torch.cat([leaf.to(leaves[0].device) for leaf in leaves], dim)
+
+
+def _told(lanes: Sequence[int]) -> str:
+    numbers = list(lanes)
+    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"lanes {numbers[0]} to {numbers[-1]}"
+    return f"lanes {numbers}"
+
+
+class LoadedLanes:
+    """The lanes of a loaded state. They must be those of the batches that follow, no more and no fewer."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._all: set[int] = set(lanes.tolist())
+        self._fed: set[int] = set()
+
+    def check(self, window: Window, *, whole: bool) -> None:
+        """Raise if a batch cannot go on from the state.
+
+        Args:
+            window: The batch.
+            whole: It has all lanes, or is a micro-batch of one that has; the parts of idle lanes may not come.
+
+        Raises:
+            StateError: It has other lanes.
+        """
+        lanes = set(window.lanes.tolist())
+        again = whole and not lanes.isdisjoint(self._fed) and self._fed != self._all
+        if lanes <= self._all and not again:
+            return
+        got = sorted(lanes | self._fed)
+        raise StateError(
+            f"the state was saved with {_told(sorted(self._all))}, and the batches have {_told(got)}; build the "
+            "dataset with the batch_size that it had, or call reset() to begin anew"
+        )
+
+    def feed(self, window: Window) -> bool:
+        """Note a batch; whether all lanes have been fed now."""
+        self._fed.update(window.lanes.tolist())
+        return self._fed == self._all

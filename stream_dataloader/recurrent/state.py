@@ -1,0 +1,365 @@
+"""`RecurrentState`: carries a model's state from batch to batch, lane by lane.
+
+Guarantees: a lane's state goes to the batch that continues the lane, and to no other; where a stream starts, nothing of
+the stream before it is left; no tensor is changed in place; a saved state and the loader's go on bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stream_dataloader._items.structure import children_of
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.errors import StateError
+from stream_dataloader.recurrent.burn_in import BurnIn, BurnInAt
+from stream_dataloader.recurrent.checkpoint import LoadedLanes, Place, as_state, of_rank, of_store
+from stream_dataloader.recurrent.finite import FiniteCheck, error_of, told_of
+from stream_dataloader.recurrent.initial import Initial
+from stream_dataloader.recurrent.layout import Layout, compare, dims_of, layout_for, layout_of, told
+from stream_dataloader.recurrent.order import LaneOrder
+from stream_dataloader.recurrent.store import LaneStore, Piece, moved, with_idle, zeros_like
+from stream_dataloader.recurrent.tree import blended, check_same, put_together, take_apart
+from stream_dataloader.recurrent.window import LaneBooks, Window, check_no_start_inside
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["RecurrentState"]
+
+NonFinite = Literal["raise", "reset", "keep"]
+
+
+class RecurrentState:
+    """Carries the state of a recurrent model from batch to batch.
+
+    A state is a tensor with a row for each lane, or a tuple, list, dict or dataclass of them, None included: what
+    `torch.nn.LSTM` returns, a list of layers, maps `(B, C, H, W)`. It is kept by lane number, so batches, the parts of
+    `loader.parts()` and micro-batches (`StreamBatch.split_lanes`) will do. Use one for each loader. It is to be called
+    outside of `torch.compile`, and outside of the module that DistributedDataParallel wraps.
+
+    Args:
+        initial: What a lane's state is where its stream starts. None: zeros. Or the state of one lane, with size 1 in
+            the dimension of the lanes; it is learnt if its tensors are Parameters. Or a function of the batch that
+            returns the state of its B lanes; where gradients are on it is called for each batch, on all ranks alike.
+        batch_dim: The dimension of the lanes: 1 for `torch.nn.LSTM` and `GRU`, 0 for cells and convolutions; or, in the
+            structure of the state, one for each tensor. None: the one dimension that has the right size; if several
+            have it, that is an error.
+        detach_every: Number of windows that a gradient goes back. With more than 1, add up losses until `after` returns
+            True, and then call `backward()`.
+        nonfinite: What to do if a lane goes on with NaN or infinity in its state. `"raise"`: `NonFiniteStateError`.
+            `"reset"`: give the lane the initial value, with a warning. `"keep"`: nothing; it is not looked for.
+            `before` looks at a sum that `after` had computed. On a CUDA device it waits for that, which by then is most
+            likely done.
+        burn_in: Number of steps that count as burn-in, see `loss_mask`.
+        burn_in_at: `"start"`: of each stream. `"window"`: of each window.
+        packed: The model begins anew where `batch.is_start` is set inside a window, as `masked_rnn` and `linear_scan`
+            do. Without it a stream that starts inside a window is an error.
+        rank: Which rank this process is, for checkpoints; needs `world_size`. None: torch.distributed is asked.
+        world_size: Number of ranks.
+
+    Raises:
+        TypeError: An option has the wrong type.
+        ValueError: An option is out of range, or the initial state cannot be one, or cannot learn.
+
+    Example:
+        >>> import torch
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader.recurrent import RecurrentState
+        >>> def counting(n):
+        ...     return (torch.ones(1) for _ in range(n))
+        >>> loader = StreamDataLoader(StreamDataset([5, 2, 3], counting, 2, time_steps=2))
+        >>> carry = RecurrentState(batch_dim=0)
+        >>> for batch in loader:
+        ...     count = carry.before(batch)  # None at first: the model begins with zeros
+        ...     count = batch.data.sum(0) + (0 if count is None else count)
+        ...     _ = carry.after(batch, count)
+        ...     print(count.flatten().tolist(), batch.reset.tolist())
+        [2.0, 2.0] [True, True]
+        [4.0, 2.0] [False, True]
+        [5.0, 3.0] [False, False]
+    """
+
+    def __init__(
+        self,
+        initial: Any = None,
+        *,
+        batch_dim: Any = None,
+        detach_every: int = 1,
+        nonfinite: NonFinite = "raise",
+        burn_in: int = 0,
+        burn_in_at: BurnInAt = "start",
+        packed: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if batch_dim is not None and not isinstance(batch_dim, (int, list)) and children_of(batch_dim) is None:
+            raise TypeError(f"batch_dim must be an integer, or a structure of them, and is {batch_dim!r}")
+        if isinstance(detach_every, bool) or not isinstance(detach_every, int):
+            raise TypeError(f"detach_every must be an integer, and is {detach_every!r}")
+        if detach_every < 1:
+            raise ValueError(f"detach_every is {detach_every}, and must be at least 1")
+        if nonfinite not in get_args(NonFinite):
+            raise ValueError(
+                f"nonfinite is {nonfinite!r}, and must be one of {', '.join(map(repr, get_args(NonFinite)))}"
+            )
+        self._initial = Initial(initial, batch_dim)
+        self._batch_dim = batch_dim
+        self._detach_every = detach_every
+        self._nonfinite = nonfinite
+        self._burn_in = BurnIn(burn_in, burn_in_at)
+        self._packed = packed
+        self._place = Place(rank, world_size)
+        self._layout: Layout | None = None
+        self._store = LaneStore()
+        self._order = LaneOrder()
+        self._loaded: LoadedLanes | None = None  # until all of them have been fed
+        self._seen: tuple[weakref.ref[StreamBatch], Window] | None = None
+
+    def before(self, batch: StreamBatch) -> Any:
+        """The state to call the model with: each lane's as `after` kept it, or the initial value where a stream starts.
+
+        Nothing changes by asking. The tensors may be those that are kept: do not change them in place.
+
+        Args:
+            batch: A batch, part or micro-batch, on any device.
+
+        Returns:
+            A state of the batch's B lanes. None if the initial value is zeros and no state has been seen yet, which
+            torch's networks and cells take for zeros.
+
+        Raises:
+            StateError: A lane does not go on where its state stopped: a batch is left out, repeated, or of another
+                loader.
+            NonFiniteStateError: A lane would go on with NaN or infinity.
+            ValueError: A stream starts inside the window, and `packed` is not set.
+            TypeError: This is no `StreamBatch`.
+        """
+        window = self._checked(batch)
+        kept = self._kept(batch, window)
+        if kept is None or self._layout is None:
+            return self._first(batch)
+        fresh = window.starts | ~self._order.known(window) | self._not_finite(window, kept)
+        leaves = kept.leaves
+        if fresh.any() or self._initial.is_in_every_graph:
+            leaves = self._initial.blend(batch, self._layout.node, kept.leaves, kept.dims, fresh)
+        return put_together(self._layout.node, iter(leaves))
+
+    def after(self, batch: StreamBatch, state: Any) -> bool:
+        """Keep the state that the model returned, detached, for the batch that continues this one.
+
+        Lanes without an item in the batch keep the state that they had.
+
+        Args:
+            batch: The batch that `before` was given.
+            state: The state of its B lanes after the last time step.
+
+        Returns:
+            Whether gradients end here; with `detach_every` they do not after every window.
+
+        Raises:
+            StateError: As `before`; or the state has another structure or shape than the one before.
+            ValueError: It has not a row for each lane, or `batch_dim` has to say where.
+            TypeError: It holds something that is no tensor.
+        """
+        window = self._checked(batch)
+        node, leaves = take_apart(state)
+        layout = layout_for(self._layout, node, leaves, len(batch), self._batch_dim)
+        kept = self._kept(batch, window)
+        if not window.real.all():
+            leaves = with_idle(leaves, layout.dims, kept, window.real)
+        uncut = 1 + (0 if kept is None else kept.uncut)
+        if cut := uncut >= self._detach_every:
+            leaves, uncut = [leaf.detach().clone() for leaf in leaves], 0  # cloned: a view would hold all outputs
+        check = None if self._nonfinite == "keep" else FiniteCheck(leaves, layout.dims)
+        self._layout = layout
+        self._store.put(Piece(window.lanes, leaves, layout.dims, uncut, check))
+        self._order.advance(window)
+        if self._loaded is not None and self._loaded.feed(window):
+            self._loaded = None
+        return cut
+
+    def reset(self, lanes: Iterable[int] | None = None) -> None:
+        """Forget the state of lanes: each has the initial value before its next batch, wherever in its stream that is.
+
+        Args:
+            lanes: The lanes' numbers; None for all.
+
+        Raises:
+            ValueError: A number is negative.
+        """
+        self._loaded = None
+        if lanes is None:
+            self._store, self._layout = LaneStore(), None
+            self._order.forget(None)
+        else:
+            chosen = [int(lane) for lane in lanes]
+            if chosen and min(chosen) < 0:
+                raise ValueError(f"lane {min(chosen)} is reset, and lanes are numbered from 0")
+            self._order.forget(chosen)
+            self._store.drop(np.array(chosen, np.int64))
+
+    def to(self, device: torch.device | str | int) -> Self:
+        """Move what is kept, and a fixed initial state, to a device; Parameters go with their module.
+
+        Returns:
+            The object itself.
+        """
+        for piece in list(self._store):
+            self._store.put(moved(piece, torch.device(device)))
+        self._initial.to(torch.device(device))
+        return self
+
+    def burn_in_mask(self, batch: StreamBatch) -> torch.Tensor:
+        """`(T, B)` bool: the step is an item of the stream, and burn-in."""
+        return self._burn_in.mask(batch)
+
+    def loss_mask(self, batch: StreamBatch) -> torch.Tensor:
+        """`(T, B)` bool: the step is to count in the loss: `batch.mask` without the burn-in."""
+        return batch.mask & ~self._burn_in.mask(batch)
+
+    def burning_in(self, batch: StreamBatch) -> contextlib.AbstractContextManager[Any]:
+        """A context for the first `burn_in` time steps: no gradient if they are burn-in or padding in each lane.
+
+        With an initial state that may be learnt it does nothing, and `cut_burn_in` all: that leaves a gradient of zero,
+        which other ranks wait for.
+        """
+        if self._initial.is_in_every_graph or not self._burn_in.covers_head(batch):
+            return contextlib.nullcontext()
+        return torch.no_grad()
+
+    def cut_burn_in(self, batch: StreamBatch, state: Any, t: int) -> Any:
+        """The state before time step t, with the gradient cut in lanes for which step t - 1 is burn-in.
+
+        Args:
+            batch: The batch.
+            state: The state before step t.
+            t: A time step; 1 to T.
+
+        Raises:
+            ValueError: There is no such step; or the state is of another kind than those kept.
+        """
+        if not 1 <= t <= batch.time_steps:
+            raise ValueError(f"t is {t}, and must be 1 to {batch.time_steps}, the batch's time steps")
+        node, leaves = take_apart(state)
+        dims = layout_for(self._layout, node, leaves, len(batch), self._batch_dim).dims
+        burning = self._burn_in.mask(batch)[t - 1]
+        return put_together(node, iter(blended(burning, [leaf.detach() for leaf in leaves], leaves, dims)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept, as of the last batch that was passed to `after`: tensors, lists, numbers, names.
+
+        Save it with the loader's state as of the same batch, `batch.state_dict()`. Each rank saves its own;
+        `recurrent.merge_states` makes one of all of them. A learnt initial state is in the module's own state.
+
+        Raises:
+            StateError: Gradients go back beyond the last batch, and cannot be saved; or a class in the state's
+                structure could not be found again.
+        """
+        if self._store.uncut:
+            raise StateError(
+                f"gradients go back {self._store.uncut} of {self._detach_every} windows (detach_every), which cannot "
+                "be saved; save after a call of after() that returned True"
+            )
+        node = None if self._layout is None else self._layout.node
+        return as_state(of_store(self._store, self._order, node), *self._place.now())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; what was kept is forgotten.
+
+        Args:
+            state: What `state_dict()` returned on this rank, with the same number of ranks; or what `merge_states` made
+                of all ranks' states, whose number may have been another. What it holds is not copied. Where its
+                tensors are in host memory and batches are not, they are moved with the first batch.
+
+        Raises:
+            StateError: It is no state, that of another model, or has not this rank's lanes.
+        """
+        carried = of_rank(state, *self._place.now())
+        known = self._layout
+        if carried is None:
+            self._store, self._order, self._layout, self._loaded = LaneStore(), LaneOrder(), None, None
+            return
+        piece = carried.piece
+        layout = layout_of(carried.node, piece.leaves, piece.dims)
+        if known is None and self._initial.node is not None:
+            known = layout_of(self._initial.node, self._initial.leaves, self._initial.dims)
+        if known is not None:
+            compare(known, layout, "the state was saved with")
+        if self._batch_dim is not None:
+            dims = dims_of(carried.node, piece.leaves, len(piece.lanes), self._batch_dim, "the saved state")
+            if dims != list(piece.dims):
+                raise StateError(
+                    f"the state was saved with lanes in dimensions {piece.dims}, and batch_dim says {dims}"
+                )
+        check = None if self._nonfinite == "keep" else FiniteCheck(piece.leaves, piece.dims)
+        self._store, self._layout = LaneStore(), layout
+        self._store.put(Piece(piece.lanes, piece.leaves, piece.dims, check=check))
+        self._order = LaneOrder.of(piece.lanes, carried.last)
+        self._loaded = LoadedLanes(piece.lanes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_seen": None}
+
+    def __repr__(self) -> str:
+        if self._layout is None:
+            return "RecurrentState(nothing kept)"
+        return f"RecurrentState({len(self._store.lanes)} lanes: {told(self._layout)})"
+
+    def _checked(self, batch: StreamBatch) -> Window:
+        """The window of a batch that may be continued here."""
+        if self._seen is not None and self._seen[0]() is batch:
+            window = self._seen[1]
+        else:
+            if not isinstance(batch, StreamBatch):
+                raise TypeError(
+                    "a state is carried by StreamBatch, which says what lanes read, and this is a "
+                    f"{type(batch).__name__}; build the loader without collate_fn"
+                )
+            books = LaneBooks.of(batch)
+            if not self._packed:
+                check_no_start_inside(books)
+            window = Window.of(books)
+            self._seen = weakref.ref(batch), window
+        if self._loaded is not None:
+            self._loaded.check(window, whole="_state" in batch.__dict__)
+        self._order.check(window, f"batch {batch.step} of epoch {batch.epoch}")
+        return window
+
+    def _kept(self, batch: StreamBatch, window: Window) -> Piece | None:
+        """What is kept for the lanes of a batch."""
+        kept = self._store.get(window.lanes)
+        device = batch.mask.device
+        if kept is not None and self._loaded is not None and device.type != "cpu":
+            return moved(kept, device)
+        return kept
+
+    def _first(self, batch: StreamBatch) -> Any:
+        """The state of a batch of which no lane has one."""
+        like = next(iter(self._store), None)
+        if not self._initial.is_zero:
+            node, leaves = self._initial.begin(batch)
+            if like is not None and self._layout is not None:
+                check_same(self._layout.node, node, "the state", "initial")
+                leaves = [leaf.to(one) for leaf, one in zip(leaves, like.leaves, strict=True)]
+            return put_together(node, iter(leaves))
+        if like is None or self._layout is None:
+            return None
+        zeros = (zeros_like(leaf, dim, len(batch)) for leaf, dim in zip(like.leaves, like.dims, strict=True))
+        return put_together(self._layout.node, zeros)
+
+    def _not_finite(self, window: Window, kept: Piece) -> npt.NDArray[np.bool_]:
+        """Which lanes go on with a state that is not finite."""
+        if kept.check is None or not (bad := kept.check.bad() & window.goes_on).any():
+            return np.zeros(len(window.lanes), np.bool_)
+        if self._nonfinite == "raise":
+            raise error_of(bad, window)
+        warnings.warn(f"{told_of(bad, window)}; it begins anew with the initial value", RuntimeWarning, stacklevel=3)
+        return bad

@@ -1,0 +1,83 @@
+"""What a batch asks of the lanes' states: which lanes start, which read nothing, where each goes on and stops."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_dataloader.batch import StreamBatch
+
+
+class LaneBooks(NamedTuple):
+    """A batch's bookkeeping as arrays in host memory, with the names and shapes that it has in the batch."""
+
+    lane: npt.NDArray[np.int64]
+    is_start: npt.NDArray[np.bool_]
+    source: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batch: StreamBatch) -> LaneBooks:
+        """Those of a batch; one that was moved remembers them, see `StreamBatch.host`."""
+        there = batch if batch.mask.device.type == "cpu" else batch.host
+        return cls(there.lane.numpy(), there.is_start.numpy(), there.source.numpy(), there.position.numpy())
+
+
+class Ends(NamedTuple):
+    """A time step of each lane: of which stream it is, and where in it."""
+
+    source: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+
+
+class Window(NamedTuple):
+    """A batch, lane by lane.
+
+    Attributes:
+        lanes: The lanes' numbers.
+        real: The lane has an item, be it one read again.
+        starts: A stream starts at the lane's first item.
+        goes_on: The lane's first item is not the first one of its stream.
+        first: The lane's first item.
+        last: Its last one.
+        time_steps: Number of time steps, T.
+    """
+
+    lanes: npt.NDArray[np.int64]
+    real: npt.NDArray[np.bool_]
+    starts: npt.NDArray[np.bool_]
+    goes_on: npt.NDArray[np.bool_]
+    first: Ends
+    last: Ends
+    time_steps: int
+
+    @classmethod
+    def of(cls, books: LaneBooks) -> Window:
+        """That of a batch's bookkeeping."""
+        there = books.source >= 0
+        time_steps, lanes = there.shape
+        rows = np.arange(lanes)
+        begin = 0 if there[0].all() else there.argmax(0)  # a loader pads the end only, others may pad the front
+        stop = -1 if there[-1].all() else time_steps - 1 - there[::-1].argmax(0)
+        real = there[begin, rows]
+        starts = books.is_start[begin, rows]
+        first = Ends(books.source[begin, rows], books.position[begin, rows])
+        last = Ends(books.source[stop, rows], books.position[stop, rows])
+        return cls(books.lane, real, starts, real & ~starts, first, last, time_steps)
+
+
+def check_no_start_inside(books: LaneBooks) -> None:
+    """Raise if a stream starts after the first time step.
+
+    Raises:
+        ValueError: One does; says where.
+    """
+    if books.is_start[1:].any():
+        t, row = np.argwhere(books.is_start[1:])[0] + [1, 0]
+        raise ValueError(
+            f"lane {books.lane[row]} starts source {books.source[t, row]} at t = {t}, inside the window; a state given "
+            'at t = 0 does not get there; build the dataset with windows="aligned", or say packed=True if the '
+            "model begins anew at batch.is_start"
+        )

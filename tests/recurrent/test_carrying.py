@@ -1,0 +1,451 @@
+"""`RecurrentState.before` and `after`: what they give, keep and refuse."""
+
+import copy
+import dataclasses
+import itertools
+import typing
+
+import pytest
+import torch
+from torch import nn
+
+from stream_dataloader import NonFiniteStateError, StateError, StreamDataLoader, StreamDataset
+from stream_dataloader.recurrent import RecurrentState, linear_scan, masked_rnn
+
+
+def ones(length):
+    return (torch.ones(1) for _ in range(length))
+
+
+def loader_of(lengths, lanes=2, time_steps=2, **options):
+    return StreamDataLoader(StreamDataset(lengths, ones, lanes, time_steps=time_steps, **options))
+
+
+def counted(batch, count):
+    """A state `(B, 1)` that counts a stream's items; the model of most tests here."""
+    return batch.data.sum(0) + (0 if count is None else count)
+
+
+def run(carry, batches):
+    """The states after each batch, as lists."""
+    found = []
+    for batch in batches:
+        state = counted(batch, carry.before(batch))
+        carry.after(batch, state)
+        found.append(state.flatten().tolist())
+    return found
+
+
+@dataclasses.dataclass
+class Pair:
+    left: torch.Tensor
+    right: typing.Any
+
+
+class Named(typing.NamedTuple):
+    h: torch.Tensor
+    c: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: x,
+        lambda x: (x, 2 * x),
+        lambda x: [x, None, (x, x)],
+        lambda x: {"z": x, "a": [x, {"b": x}]},
+        lambda x: Pair(x, (x, None)),
+        lambda x: Named(x, x),
+    ],
+)
+def test_a_state_comes_back_in_its_structure(wrap):
+    carry, batches = RecurrentState(batch_dim=0), iter(loader_of([5, 2, 4]))
+    first = next(batches)
+    assert carry.before(first) is None
+    carry.after(first, wrap(torch.tensor([[2.0], [3.0]])))
+    state = carry.before(next(batches))  # in which lane 1 starts a stream
+    assert repr(state) == repr(wrap(torch.tensor([[2.0], [0.0]])))
+
+
+def test_dicts_may_come_in_another_order_of_keys():
+    carry, batches = RecurrentState(batch_dim=0), iter(loader_of([4, 4]))
+    carry.after(next(batches), {"a": torch.full((2, 1), 1.0), "b": torch.full((2, 1), 2.0)})
+    batch = next(batches)
+    assert carry.before(batch)["b"].tolist() == [[2], [2]]
+    carry.after(batch, {"b": torch.zeros(2, 1), "a": torch.zeros(2, 1)})
+
+
+def test_lanes_without_an_item_keep_what_they_had():
+    carry, states = RecurrentState(batch_dim=0), []
+    for batch in loader_of([6, 1, 2]):
+        state = counted(batch, carry.before(batch))
+        idle = (batch.source < 0).all(0)
+        states.append((idle.tolist(), state.flatten().tolist()))
+        carry.after(batch, state.masked_fill(idle[:, None], float("nan")))
+    assert [idle for idle, _ in states] == [[False, False], [False, False], [False, True]]
+    assert states[-1][1] == [6, 2]
+    assert carry.state_dict()["leaves"][0].tolist() == [[6], [2]]  # no NaN of the lane that idled
+
+
+def test_nothing_changes_by_asking_and_nothing_is_changed_in_place():
+    carry, given = RecurrentState(batch_dim=0), []
+    for batch in loader_of([5, 2, 4, 1, 3]):
+        state = carry.before(batch)
+        assert state is None or torch.equal(state, carry.before(batch))
+        new = counted(batch, state)
+        given += [(tensor, tensor.clone()) for tensor in (state, new) if tensor is not None]
+        carry.after(batch, new)
+    assert len(given) > 6
+    assert all(torch.equal(tensor, copy) for tensor, copy in given)
+
+
+def test_what_is_kept_is_no_view_of_what_the_model_returned():
+    carry, batches = RecurrentState(batch_dim=0), iter(loader_of([4, 4]))
+    outputs = torch.ones(9, 2, 1)
+    carry.after(next(batches), outputs[-1])
+    outputs.zero_()
+    kept = carry.before(next(batches))
+    assert kept.tolist() == [[1], [1]]
+    assert kept.untyped_storage().nbytes() == 2 * 4
+
+
+def test_a_given_state_begins_each_stream():
+    for given in (torch.tensor([[10.0]]), lambda batch: torch.full((len(batch), 1), 10.0)):
+        assert run(RecurrentState(given, batch_dim=0), loader_of([5, 2, 4])) == [[12, 12], [14, 12], [15, 14]]
+
+
+def test_a_function_of_the_batch_sees_it():
+    carry = RecurrentState(lambda batch: 100.0 * batch.source[0][:, None], batch_dim=0)
+    assert run(carry, loader_of([5, 2, 4])) == [[2, 102], [4, 202], [5, 204]]
+
+
+def test_a_learnt_state_gets_the_gradient_of_the_streams_that_start():
+    start = nn.Parameter(torch.full((1, 1), 3.0))
+    carry, gradients = RecurrentState(start, batch_dim=0), []
+    for batch in loader_of([5, 2, 4]):
+        start.grad = None
+        state = counted(batch, carry.before(batch))
+        (state * torch.tensor([[1.0], [10.0]])).sum().backward()
+        gradients.append(start.grad.item())  # also where no stream starts, which DistributedDataParallel needs
+        carry.after(batch, state)
+    assert gradients == [11, 10, 0]
+
+
+def test_an_initial_state_is_contiguous_as_cudnn_wants_it():
+    start = nn.Parameter(torch.zeros(2, 1, 3))
+    carry = RecurrentState((start, start), batch_dim=1)
+    lstm = nn.LSTM(1, 3, 2)
+    for batch in loader_of([5, 2, 4]):
+        state = carry.before(batch)
+        assert all(tensor.is_contiguous() for tensor in state)
+        carry.after(batch, lstm(batch.data, state)[1])
+
+
+def test_an_initial_state_that_cannot_learn_is_refused():
+    frozen = nn.Parameter(torch.zeros(1, 3), requires_grad=False)
+    with pytest.raises(ValueError, match=r"initial\[1\] is a Parameter with requires_grad=False.*requires_grad_\(\)"):
+        RecurrentState((torch.zeros(1, 3), frozen))
+    with pytest.raises(
+        ValueError, match=r"initial was computed from other tensors \(MulBackward0\).*the Parameter itself"
+    ):
+        RecurrentState(nn.Parameter(torch.zeros(1, 3)) * 2)
+
+
+def test_an_initial_state_is_of_one_lane():
+    with pytest.raises(ValueError, match=r"initial is \(2, 8, 3\), which has not 1 lane in dimension 1"):
+        RecurrentState(torch.zeros(2, 8, 3), batch_dim=1)
+    with pytest.raises(
+        ValueError, match=r"initial is \(2, 8, 3\), and no dimension has the size 1.*function of the batch"
+    ):
+        RecurrentState(torch.zeros(2, 8, 3))
+    batch = next(iter(loader_of([2, 2])))
+    for size in (4, 1):
+        carry = RecurrentState(torch.zeros(1, size), batch_dim=0)
+        carry.before(batch)
+        carry.after(batch, torch.zeros(2, 5))
+        with pytest.raises(ValueError, match=rf"initial value of state is \(1, {size}\), which does not fit \(2, 5\)"):
+            carry.before(next(iter(loader_of([2, 2]))))
+
+
+def test_the_dimension_of_lanes_is_found_or_asked_for():
+    batch = next(iter(loader_of([2, 2, 2], lanes=3)))
+    carry = RecurrentState()
+    carry.after(batch, (torch.zeros(2, 3, 4), torch.zeros(3, 4)))
+    assert repr(carry) == "RecurrentState(3 lanes: state[0] (2, B, 4), state[1] (B, 4))"
+    with pytest.raises(
+        ValueError, match=r"state is \(3, 3, 4\), and the lanes, 3 of them, may be dimension 0 or 1.*batch_dim"
+    ):
+        RecurrentState().after(batch, torch.zeros(3, 3, 4))
+    with pytest.raises(ValueError, match=r"state\['a'\] is \(2, 4\), and no dimension has the size 3"):
+        RecurrentState().after(batch, {"a": torch.zeros(2, 4)})
+    with pytest.raises(
+        ValueError, match=r"state is \(2, 3, 4\), which has not 3 lanes in dimension 0.*dimension 1 has"
+    ):
+        RecurrentState(batch_dim=0).after(batch, torch.zeros(2, 3, 4))
+    carry = RecurrentState(batch_dim={"lstm": 1, "map": -3})
+    carry.after(batch, {"lstm": (torch.zeros(3, 3, 4),) * 2, "map": torch.zeros(3, 3, 5)})
+    assert "state['map'] (B, 3, 5)" in repr(carry)
+    with pytest.raises(ValueError, match=r"batch_dim is \{'other': 1\}, and the state there is dict"):
+        RecurrentState(batch_dim={"other": 1}).after(batch, {"lstm": torch.zeros(3, 3, 4)})
+
+
+def test_what_is_no_tensor_is_refused():
+    batch = next(iter(loader_of([2, 2])))
+    with pytest.raises(TypeError, match=r"state\[1\] is a int; a state may hold tensors"):
+        RecurrentState().after(batch, (torch.zeros(2, 1), 7))
+
+
+def test_a_state_without_a_tensor_is_refused():
+    for nothing in ((), None, [None]):
+        with pytest.raises(ValueError, match="holds no tensor"):
+            RecurrentState().after(next(iter(loader_of([2, 2]))), nothing)
+
+
+def test_lanes_that_are_reset_begin_with_the_initial_value():
+    batches, carry = list(loader_of([9, 9])), RecurrentState(torch.full((1, 1), 10.0), batch_dim=0)
+    assert run(carry, batches[:2]) == [[12, 12], [14, 14]]
+    carry.reset([1])
+    assert run(carry, batches[2:4]) == [[16, 12], [18, 14]]
+
+
+def test_lanes_that_cannot_be_are_not_reset():
+    with pytest.raises(ValueError, match="lane -1 is reset, and lanes are numbered from 0"):
+        RecurrentState().reset([0, -1])
+
+
+def test_another_structure_or_shape_than_before_is_refused():
+    carry, batches = RecurrentState(batch_dim=0), iter(loader_of([6, 6]))
+    carry.after(next(batches), (torch.zeros(2, 4), torch.zeros(2, 4)))
+    batch = next(batches)
+    with pytest.raises(ValueError, match="keeps its structure"):
+        carry.after(batch, torch.zeros(2, 4))
+    with pytest.raises(StateError, match=r"state\[1\] is \(3, 4\), and the batch has 2 lanes"):
+        carry.after(batch, (torch.zeros(2, 4), torch.zeros(3, 4)))
+    with pytest.raises(StateError, match=r"returned state\[1\] of shape \(1, 5\), and here it is \(1, 4\)"):
+        carry.after(batch, (torch.zeros(2, 4), torch.zeros(2, 5)))
+
+
+def test_gradients_go_back_as_many_windows_as_are_asked_for():
+    gru = nn.GRU(1, 3).double()
+    data = torch.randn(8, 2, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def gradients(time_steps, detach_every):
+        carry, found, losses = RecurrentState(batch_dim=1, detach_every=detach_every), [], []
+        for batch in loader_of([8, 8], time_steps=time_steps):
+            window = data[time_steps * batch.step :][:time_steps]
+            output, state = gru(window, carry.before(batch))
+            losses.append(output.square().sum())
+            if carry.after(batch, state):
+                gru.zero_grad()
+                sum(losses).backward()
+                losses.clear()
+                found.append(torch.cat([p.grad.flatten() for p in gru.parameters()]))
+        assert not losses
+        return torch.stack(found)
+
+    torch.testing.assert_close(gradients(2, 2), gradients(4, 1), rtol=0, atol=1e-12)
+    assert not torch.allclose(gradients(4, 1)[-1], gradients(2, 1)[-1])
+
+
+def test_the_dtype_is_that_of_what_the_model_returned():
+    carry, cell = RecurrentState(nn.Parameter(torch.zeros(1, 3)), batch_dim=0), nn.GRUCell(1, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        for batch in loader_of([5, 2, 4]):
+            state = carry.before(batch)
+            assert state.dtype == (torch.float32 if batch.step == 0 else torch.bfloat16)
+            carry.after(batch, cell(batch.data[0], state).to(torch.bfloat16))
+
+
+def test_a_batch_left_out_or_given_twice_is_found():
+    batches, carry = list(loader_of([9, 9])), RecurrentState(batch_dim=0)
+    run(carry, batches[:2])
+    text = (
+        r"lane 0 goes on with source 0 at position 6 in batch 3 of epoch 0, and the state kept for it is that after "
+        r"source 0, position 3; pass each batch"
+    )
+    with pytest.raises(StateError, match=text):
+        carry.before(batches[3])
+    with pytest.raises(StateError, match="position 2 in batch 1 of epoch 0"):
+        carry.after(batches[1], torch.zeros(2, 1))
+    assert run(carry, batches[2:]) == [[6, 6], [8, 8], [9, 9]]
+
+
+def test_a_batch_of_another_loader_is_found():
+    carry, others = RecurrentState(batch_dim=0), list(loader_of([3, 9, 9], shuffle=True, seed=3))
+    run(carry, list(loader_of([9, 9]))[:2])
+    with pytest.raises(StateError, match="have a RecurrentState for each loader"):
+        carry.before(others[2])
+
+
+def test_streams_that_go_on_without_a_state_are_found_unless_that_is_meant():
+    batches, carry = list(loader_of([9, 9])), RecurrentState(batch_dim=0)
+    with pytest.raises(StateError, match=r"lane 0 goes on with source 0 at position 4 .* no state is kept.*reset\(\)"):
+        carry.before(batches[2])
+    carry.reset()
+    assert run(carry, batches[2:4]) == [[2, 2], [4, 4]]
+    with pytest.raises(StateError, match="source 0, position 7"):
+        carry.before(batches[1])
+    carry.reset([1])
+    assert run(carry, batches[4:]) == [[5, 1]]
+
+
+def test_epochs_may_be_numbered_in_any_way():
+    batches, carry = list(loader_of([9, 9])), RecurrentState(batch_dim=0)
+    cut = [dataclasses.replace(batch, epoch=batch.step // 2, step=batch.step % 2) for batch in batches]
+    assert run(carry, cut) == run(RecurrentState(batch_dim=0), batches)
+
+
+def test_a_new_epoch_begins_anew_also_after_one_was_left():
+    loader, carry = loader_of([5, 2, 4]), RecurrentState(batch_dim=0)
+    run(carry, [next(iter(loader))])
+    first = run(carry, loader)
+    assert first == run(carry, loader) == [[2, 2], [4, 2], [5, 4]]
+
+
+def test_endless_lanes_go_on():
+    loader = loader_of([5, 2, 4], padding_mode="cycle", seed=0)
+    carry = RecurrentState(batch_dim=0)
+    for batch in itertools.islice(loader, 30):
+        state = counted(batch, carry.before(batch))
+        carry.after(batch, state)
+        assert state.flatten().tolist() == (batch.position.max(0).values + 1).tolist()
+
+
+def test_states_go_on_over_the_borders_of_epochs_of_n_batches():
+    dataset = StreamDataset([5, 20, 9], ones, 2, time_steps=2, padding_mode="cycle", seed=0)
+    loader = StreamDataLoader(dataset, batches_per_epoch=3)
+    carry, went_on = RecurrentState(batch_dim=0), 0
+    for _ in range(5):
+        for batch in loader:
+            state = counted(batch, carry.before(batch))
+            carry.after(batch, state)
+            went_on += batch.step > 0 and batch.step % 3 == 0 and not batch.reset.any()
+            assert state.flatten().tolist() == (batch.position.max(0).values + 1).tolist()
+    assert went_on
+
+
+def test_a_stream_that_starts_inside_a_window_needs_a_model_that_sees_it():
+    batches = iter(loader_of([3, 4, 3, 4], windows="packed"))
+    carry = RecurrentState(batch_dim=0)
+    run(carry, [next(batches)])
+    batch = next(batches)
+    with pytest.raises(ValueError, match=r"lane 0 starts source 2 at t = 1, inside the window.*packed=True"):
+        carry.before(batch)
+
+
+def test_what_a_collate_fn_returns_cannot_be_followed():
+    loader = StreamDataLoader(StreamDataset([2], ones, 1, time_steps=2), collate_fn=lambda windows: windows[0])
+    with pytest.raises(TypeError, match="this is a Tensor; build the loader without collate_fn"):
+        RecurrentState().before(next(iter(loader)))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_lane_that_goes_on_with_nan_is_named(bad):
+    carry, batches = RecurrentState(batch_dim=0), list(loader_of([3, 9, 2]))
+    run(carry, batches[:1])
+    carry.after(batches[1], torch.tensor([[1.0], [bad]]))
+    with pytest.raises(NonFiniteStateError, match="lane 1 goes on with source 1 at position 4") as caught:
+        carry.before(batches[2])
+    assert (caught.value.lane, caught.value.source_index, caught.value.position) == (1, 1, 4)
+    assert isinstance(caught.value, FloatingPointError)
+    carry.reset([caught.value.lane])
+    assert carry.before(batches[2]).tolist() == [[0], [0]]  # a stream starts in lane 0
+
+
+def test_a_lane_with_nan_begins_anew_if_asked():
+    carry, batches = RecurrentState(torch.full((1, 1), 7.0), batch_dim=0, nonfinite="reset"), list(loader_of([9, 9]))
+    carry.after(batches[0], torch.tensor([[1.0], [float("nan")]]))
+    with pytest.warns(RuntimeWarning, match="lane 1 goes on with source 1 at position 2.*begins anew"):
+        assert carry.before(batches[1]).tolist() == [[1], [7]]
+
+
+def test_nan_of_a_stream_that_ended_does_not_count_nor_large_numbers():
+    carry, batches = RecurrentState(batch_dim=0), list(loader_of([2, 9, 2]))
+    carry.after(batches[0], torch.tensor([[float("nan")], [1.0]]))
+    assert carry.before(batches[1]).tolist() == [[0], [1]]
+    carry.after(batches[1], torch.full((2, 1), 2.0**127))  # their sum is infinite
+    assert carry.before(batches[2])[1].item() == 2.0**127
+
+
+def test_nan_may_be_kept():
+    carry, batches = RecurrentState(batch_dim=0, nonfinite="keep"), list(loader_of([9, 9]))
+    carry.after(batches[0], torch.tensor([[1.0], [float("nan")]]))
+    assert carry.before(batches[1]).isnan().tolist() == [[False], [True]]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool, torch.float16, torch.float64])
+def test_states_of_any_dtype_are_carried(dtype):
+    carry = RecurrentState(batch_dim=0)
+    for batch in loader_of([5, 2, 4]):
+        state = carry.before(batch)
+        assert state is None or state.dtype == dtype
+        carry.after(batch, torch.ones(2, 3, dtype=dtype))
+
+
+def test_no_number_on_the_device_is_looked_at():
+    """Tensors on "meta" have no numbers: to ask for one is an error, as it would be a wait on an accelerator."""
+    carry = RecurrentState(batch_dim=1, nonfinite="keep")
+    lstm = nn.LSTM(1, 3, 2, device="meta")
+    for batch in loader_of([5, 2, 4, 1]):
+        for micro in batch.to("meta").split_lanes(1 + batch.step % 2):
+            carry.after(micro, lstm(micro.data, carry.before(micro))[1])
+    assert "2 lanes" in repr(carry)
+    with pytest.raises(StateError, match="position 2 in batch 1"):
+        carry.before(list(loader_of([5, 5]))[1].to("meta"))
+
+
+def test_a_carry_can_be_copied():
+    carry, batches = RecurrentState(batch_dim=0), list(loader_of([9, 9]))
+    run(carry, batches[:2])
+    copied = copy.deepcopy(carry)
+    assert run(carry, batches[2:]) == run(copied, batches[2:]) == [[6, 6], [8, 8], [9, 9]]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"detach_every": 0}, ValueError, "detach_every is 0, and must be at least 1"),
+        ({"detach_every": 1.5}, TypeError, "detach_every must be an integer"),
+        ({"nonfinite": "ignore"}, ValueError, "'raise', 'reset', 'keep'"),
+        ({"burn_in": -1}, ValueError, "burn_in is -1"),
+        ({"burn_in": "2"}, TypeError, "burn_in must be an integer"),
+        ({"burn_in_at": "end"}, ValueError, "'start', 'window'"),
+        ({"batch_dim": "first"}, TypeError, "batch_dim must be an integer, or a structure of them, and is 'first'"),
+        ({"initial": 3}, TypeError, "initial is a int"),
+        ({"rank": 1}, ValueError, "give both, or neither"),
+        ({"rank": 2, "world_size": 2}, ValueError, "rank is 2, and there are 2 ranks"),
+    ],
+)
+def test_wrong_options_are_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        RecurrentState(**options)
+
+
+class Compiled(nn.Module):
+    """A scan and a cell, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.decay, self.cell = nn.Parameter(torch.rand(3)), nn.LSTMCell(3, 2)
+
+    def forward(self, data, state, is_start):
+        h, cell = state
+        scanned, h = linear_scan(self.decay, data.expand(-1, -1, 3), h, is_start)
+        output, cell = masked_rnn(self.cell, scanned, cell, is_start)
+        return output, (h, cell)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_needs_no_break_in_its_graph():
+    torch.manual_seed(0)
+    model = Compiled()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    start = (torch.zeros(1, 3), (torch.zeros(1, 2), torch.zeros(1, 2)))
+    carries = [RecurrentState(start, batch_dim=0, packed=True) for _ in range(2)]
+    for batch in loader_of([9, 2, 4, 3], time_steps=3, windows="packed"):
+        outputs = []
+        for function, carry in zip((compiled, model), carries, strict=True):
+            output, state = function(batch.data, carry.before(batch), batch.is_start)
+            carry.after(batch, state)
+            outputs.append(output)
+        torch.testing.assert_close(*outputs)

@@ -1,0 +1,269 @@
+"""A resumed run is bit-identical, the state included; with another number of workers and ranks, too."""
+
+import dataclasses
+import io
+import typing
+
+import pytest
+import torch
+from torch import nn
+
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset, merge_states, recurrent
+from stream_dataloader.recurrent import RecurrentState
+
+LENGTHS = [7, 3, 5, 1, 4, 2, 6, 3, 5, 2]
+
+
+def open_numbers(length):
+    return (torch.tensor([length / 7 + t]) for t in range(length))
+
+
+def loader_of(workers=0, lanes=4, rank=None, world_size=None, **options):
+    dataset = StreamDataset(
+        LENGTHS, open_numbers, lanes, lengths=LENGTHS, time_steps=2, shuffle=True, seed=5, **options
+    )
+    return StreamDataLoader(dataset, workers, groups=4 if rank is not None else None, rank=rank, world_size=world_size)
+
+
+def carry_of(**options):
+    return RecurrentState(batch_dim=1, **options)
+
+
+def step(gru, batch, carry):
+    output, state = gru(batch.data, carry.before(batch))
+    carry.after(batch, state)
+    return output.detach()
+
+
+def gru_of():
+    torch.manual_seed(0)
+    return nn.GRU(1, 3, 2)
+
+
+def through_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_a_run_that_is_resumed_after_each_batch_is_bit_identical():
+    gru, carry = gru_of(), carry_of()
+    whole = [step(gru, batch, carry) for batch in loader_of()]
+    assert len(whole) > 5
+    state = through_file({"loader": loader_of().state_dict(), "carry": carry_of().state_dict()})
+    for i, expected in enumerate(whole):
+        loader, carry = loader_of(workers=i % 3), carry_of()
+        loader.load_state_dict(state["loader"])
+        carry.load_state_dict(state["carry"])
+        batches = iter(loader)
+        batch = next(batches)
+        assert torch.equal(step(gru, batch, carry), expected)
+        state = through_file({"loader": batch.state_dict(), "carry": carry.state_dict()})
+        del batches
+
+
+def test_the_state_is_that_of_the_last_batch_passed_to_after():
+    gru, carry, loader = gru_of(), carry_of(), loader_of(workers=1)
+    batches = iter(loader)
+    used = next(batches)
+    step(gru, used, carry)
+    carried = carry.state_dict()
+    ahead = next(batches)
+    carry.before(ahead)
+    assert carry.state_dict()["position"] == carried["position"]
+    assert all(map(torch.equal, carry.state_dict()["leaves"], carried["leaves"]))
+    resumed, loader = carry_of(), loader_of()
+    resumed.load_state_dict(carried)
+    loader.load_state_dict(ahead.state_dict())  # one batch too far
+    with pytest.raises(StateError, match="save both states as of the same batch"):
+        resumed.before(next(iter(loader)))
+
+
+@dataclasses.dataclass
+class Pair:
+    left: torch.Tensor
+    right: typing.Any
+
+
+class Named(typing.NamedTuple):
+    h: torch.Tensor
+
+
+def test_structures_are_saved_as_plain_data():
+    batch = next(iter(loader_of()))
+    h = torch.ones(2, 4, 3)
+    for state in (h, [h, None, (h, h)], {"b": h, "a": [Named(h)]}, Pair(h, {1: h})):
+        carry, resumed = carry_of(), carry_of()
+        carry.after(batch, state)
+        resumed.load_state_dict(through_file(carry.state_dict()))
+        assert repr(resumed) == repr(carry)
+        again = resumed.state_dict()
+        assert again["structure"] == carry.state_dict()["structure"]
+
+
+def test_a_class_that_cannot_be_found_again_is_refused():
+    @dataclasses.dataclass
+    class Local:
+        h: torch.Tensor
+
+    carry = carry_of()
+    carry.after(next(iter(loader_of())), Local(torch.ones(2, 4, 3)))
+    with pytest.raises(StateError, match=r"Local, which cannot be found again.*top level of a module"):
+        carry.state_dict()
+    carry = carry_of()
+    carry.after(next(iter(loader_of())), Pair(torch.ones(2, 4, 3), None))
+    state = carry.state_dict()
+    state["structure"]["type"] = "os:system"
+    with pytest.raises(StateError, match="os:system, and no dataclass or named tuple"):
+        carry_of().load_state_dict(state)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 1), (2, 4), (2, 2)])
+def test_any_number_of_ranks_takes_up_a_state(before, after):
+    gru, carry = gru_of(), carry_of()
+    whole = [step(gru, batch, carry) for batch in loader_of(rank=0, world_size=1)]
+
+    def ranks(count):
+        places = [{"rank": rank, "world_size": count} for rank in range(count)]
+        return [(loader_of(lanes=4 // count, **place), carry_of(**place)) for place in places]
+
+    def run(ranks, steps=None):
+        found = []
+        for batches in zip(*(loader for loader, _ in ranks), strict=True):
+            own = [step(gru, batch, carry) for batch, (_, carry) in zip(batches, ranks, strict=True)]
+            found.append(torch.cat(own, 1))
+            if len(found) == steps:
+                break
+        return found
+
+    first = ranks(before)
+    found = run(first, 3)
+    states = merge_states([loader.state_dict() for loader, _ in first])
+    carried = recurrent.merge_states(reversed([through_file(carry.state_dict()) for _, carry in first]))
+    second = ranks(after)
+    for loader, carry in second:
+        loader.load_state_dict(states)
+        carry.load_state_dict(carried)
+    found += run(second)
+    for one, other in zip(found, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)  # products of other sizes are rounded otherwise
+    if before == after:
+        third = carry_of(rank=1, world_size=2)
+        third.load_state_dict(first[1][1].state_dict())  # its own will do
+
+
+def saved(lanes=4, hidden=3, rank=0, world_size=1):
+    carry = carry_of(rank=rank, world_size=world_size)
+    carry.after(next(iter(loader_of(lanes=lanes))), torch.zeros(2, lanes, hidden))
+    return carry.state_dict()
+
+
+def test_ranks_that_do_not_fit_are_refused():
+    with pytest.raises(StateError, match=r"rank 1 of 2, and this is rank 0 of 1; load all ranks' together"):
+        carry_of().load_state_dict(saved(rank=1, world_size=2))
+    with pytest.raises(StateError, match="has 4 lanes, lanes 0 to 3, which 3 ranks cannot share evenly"):
+        carry_of(rank=0, world_size=3).load_state_dict(saved())
+    with pytest.raises(StateError, match=r"ranks \[1\] of \[2\]; pass each rank's own once"):
+        recurrent.merge_states([saved(rank=1, world_size=2)])
+    with pytest.raises(StateError, match="rank 1 has lanes 0 to 2, and rank 0 lanes 0 to 3"):
+        recurrent.merge_states([saved(world_size=2), saved(lanes=3, rank=1, world_size=2)])
+    with pytest.raises(StateError, match="have shapes"):
+        recurrent.merge_states([saved(world_size=2), saved(hidden=4, rank=1, world_size=2)])
+    with pytest.raises(StateError, match="no state to merge"):
+        recurrent.merge_states([])
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (None, "a NoneType; pass a state_dict"),
+        ({"leaves": []}, "a dict; pass a state_dict"),
+        ({"version": 7}, "version 7, and this library reads version 1"),
+        (loader_of().state_dict(), "the state has no 'rank'; pass what the state_dict"),
+        ({**saved(), "lanes": [0, 1, 2]}, r"names 3 lanes, and its tensors have \[4\]"),
+    ],
+)
+def test_what_is_no_state_is_refused(state, text):
+    with pytest.raises(StateError, match=text):
+        carry_of().load_state_dict(state)
+
+
+def test_a_state_of_another_shape_is_refused():
+    carry = RecurrentState(torch.zeros(2, 1, 5), batch_dim=1)
+    with pytest.raises(StateError, match=r"saved with state of shape \(2, 1, 3\), and here it is \(2, 1, 5\)"):
+        carry.load_state_dict(saved())
+    carry = carry_of()
+    carry.after(next(iter(loader_of())), (torch.zeros(2, 4, 3),) * 2)
+    with pytest.raises(
+        StateError, match=r"saved with \['state'\], and here the state is \['state\[0\]', 'state\[1\]'\]"
+    ):
+        carry.load_state_dict(saved())
+    carry = carry_of()
+    carry.load_state_dict(saved())
+    with pytest.raises(StateError, match=r"returned state of shape \(2, 1, 5\), and here it is \(2, 1, 3\)"):
+        carry.after(next(iter(loader_of())), torch.zeros(2, 4, 5))
+
+
+def test_a_state_with_lanes_in_another_dimension_is_refused():
+    carry = carry_of()
+    carry.after(next(iter(loader_of())), torch.zeros(4, 4, 3))
+    with pytest.raises(StateError, match=r"lanes in dimensions \[1\], and batch_dim says \[0\]"):
+        RecurrentState(batch_dim=0).load_state_dict(carry.state_dict())
+
+
+@pytest.mark.parametrize("lanes", [3, 5])
+def test_a_state_of_another_batch_size_is_refused(lanes):
+    carry = carry_of()
+    carry.load_state_dict(saved(lanes=4))
+    gru, batches = gru_of(), loader_of(lanes=lanes)
+    text = f"saved with lanes 0 to 3, and the batches have lanes 0 to {lanes - 1}; build the dataset"
+    with pytest.raises(StateError, match=text):
+        [step(gru, batch, carry) for batch in batches]
+    carry.reset()
+    assert len([step(gru, batch, carry) for batch in loader_of(lanes=lanes)]) > 3
+
+
+def test_micro_batches_and_parts_go_on_from_a_state():
+    gru, carry = gru_of(), carry_of()
+    whole = [step(gru, batch, carry) for batch in loader_of()]
+    for form in ("micro-batches", "parts"):
+        loader, carry = loader_of(workers=2), carry_of()
+        for batch in loader:
+            step(gru, batch, carry)
+            if batch.step == 2:
+                break
+        resumed, carried = loader_of(workers=2), carry_of()
+        resumed.load_state_dict(loader.state_dict())
+        carried.load_state_dict(carry.state_dict())
+        outputs = {}
+        for batch in resumed if form == "micro-batches" else resumed.parts():
+            for part in batch.split_lanes(3 if form == "micro-batches" else 1):
+                output = step(gru, part, carried)
+                outputs.setdefault(part.step, {}).update(zip(part.lane.tolist(), output.unbind(1), strict=True))
+        for number, lanes in outputs.items():
+            for lane, output in lanes.items():
+                torch.testing.assert_close(output, whole[number][:, lane], rtol=0, atol=1e-6)
+
+
+def test_gradients_that_go_back_cannot_be_saved():
+    carry, gru, told = carry_of(detach_every=2), gru_of(), []
+    for batch in loader_of():
+        _, state = gru(batch.data, carry.before(batch))
+        if carry.after(batch, state):
+            carry.state_dict()
+        else:
+            with pytest.raises(StateError, match=r"go back 1 of 2 windows \(detach_every\)"):
+                carry.state_dict()
+        told.append(batch.step)
+    assert len(told) > 3
+
+
+def test_a_loaded_state_follows_the_batches_to_their_device():
+    carry, batches = carry_of(nonfinite="keep"), iter(loader_of())
+    carry.after(next(batches), torch.zeros(2, 4, 3))
+    resumed = carry_of(nonfinite="keep")
+    resumed.load_state_dict(carry.state_dict())
+    batch = next(batches)
+    assert resumed.before(batch.to("meta")).device.type == "meta"
+    assert carry.to("meta").before(batch).device.type == "meta"

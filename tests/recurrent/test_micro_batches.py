@@ -1,0 +1,101 @@
+"""`StreamBatch.split_lanes`."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.recurrent import RecurrentState
+from stream_dataloader.testing import batch_key
+
+
+def open_items(length):
+    for t in range(length):
+        yield {"x": torch.tensor([length + t / 8]), "name": f"{length}/{t}", "deep": (np.int64(t), [t])}
+
+
+def batches_of(workers=0, **options):
+    return StreamDataLoader(StreamDataset([7, 3, 5, 1, 4, 2, 6], open_items, 5, time_steps=2, **options), workers)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_micro_batches_are_the_batch_lane_by_lane(count):
+    for batch in batches_of(mark_ends=True):
+        parts = batch.split_lanes(count)
+        assert [len(part) for part in parts] == {1: [5], 2: [3, 2], 3: [2, 2, 1], 5: [1] * 5}[count]
+        for name in ("reset", "worker_id", "lane"):
+            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name))
+        for name in ("is_start", "mask", "source", "position", "is_last"):
+            assert torch.equal(torch.cat([getattr(part, name) for part in parts], 1), getattr(batch, name))
+        assert torch.equal(torch.cat([part.data["x"] for part in parts], 1), batch.data["x"])
+        assert torch.equal(torch.cat([part.data["deep"][0] for part in parts], 1), batch.data["deep"][0])
+        for t in range(2):
+            assert [name for part in parts for name in part.data["name"][t]] == batch.data["name"][t]
+            assert [item for part in parts for item in part.data["deep"][1][t]] == batch.data["deep"][1][t]
+        assert all((part.step, part.epoch) == (batch.step, batch.epoch) for part in parts)
+        assert parts[-1].state_dict() == batch.state_dict()
+        assert parts[0].data["x"].data_ptr() == batch.data["x"].data_ptr()  # nothing is copied
+        assert batch_key(parts[0].split_lanes(1)[0]) == batch_key(parts[0])
+
+
+@pytest.mark.parametrize(("count", "error"), [(0, ValueError), (6, ValueError), (2.0, TypeError), (True, TypeError)])
+def test_a_number_that_is_none_is_refused(count, error):
+    with pytest.raises(error, match="micro-batches"):
+        next(iter(batches_of())).split_lanes(count)
+
+
+def test_a_state_is_carried_by_micro_batches_however_lanes_are_split():
+    gru = nn.GRU(1, 3, 2).double()
+    whole, split, splits = RecurrentState(batch_dim=1), RecurrentState(batch_dim=1), [1, 3, 3, 2, 5, 4, 1]
+    for batch in batches_of(workers=2):
+        data = batch.data["x"].double()
+        expected, state = gru(data, whole.before(batch))
+        whole.after(batch, state)
+        outputs = []
+        for micro in batch.split_lanes(splits[batch.step % len(splits)]):
+            output, state = gru(micro.data["x"].double(), split.before(micro))
+            split.after(micro, state)
+            outputs.append(output)
+        torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=0, atol=1e-9)
+
+
+def test_lanes_may_come_in_any_order():
+    gru, carry, other = nn.GRU(1, 3).double(), RecurrentState(batch_dim=1), RecurrentState(batch_dim=1)
+    for batch in batches_of():
+        expected, state = gru(batch.data["x"].double(), carry.before(batch))
+        carry.after(batch, state)
+        for micro in reversed(batch.split_lanes(2 + batch.step % 3)):
+            output, state = gru(micro.data["x"].double(), other.before(micro))
+            other.after(micro, state)
+            torch.testing.assert_close(output, expected[:, micro.lane], rtol=0, atol=1e-9)
+
+
+def test_parts_of_torchs_own_dataloader_can_be_split_and_carried():
+    gru, carry, outputs = nn.GRU(1, 3).double(), RecurrentState(batch_dim=1), {}
+    dataset = batches_of().dataset
+    for part in DataLoader(dataset, batch_size=None, num_workers=2):
+        for micro in part.split_lanes(2):
+            output, state = gru(micro.data["x"].double(), carry.before(micro))
+            carry.after(micro, state)
+            real = micro.source >= 0
+            places = zip(micro.source[real].tolist(), micro.position[real].tolist(), strict=True)
+            outputs.update(zip(places, output[real], strict=True))
+    assert len(outputs) == 28
+    for index, length in enumerate([7, 3, 5, 1, 4, 2, 6]):
+        alone, _ = gru(torch.stack([item["x"] for item in open_items(length)]).double())
+        found = torch.stack([outputs[index, t] for t in range(length)])
+        torch.testing.assert_close(found, alone, rtol=0, atol=1e-9)
+
+
+def test_micro_batches_of_a_moved_batch_keep_their_flags_in_host_memory():
+    for batch in batches_of():
+        there = {"x": batch.data["x"]}
+        parts = dataclasses.replace(batch, data=there).to("meta").split_lanes(3)
+        for part, expected in zip(parts, batch.split_lanes(3), strict=True):
+            assert part.data["x"].device.type == "meta"
+            for name in ("reset", "is_start", "mask", "source", "position", "lane", "worker_id"):
+                assert torch.equal(getattr(part.host, name), getattr(expected, name))
