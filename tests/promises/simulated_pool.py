@@ -5,7 +5,7 @@ lanes and parts. A worker runs from one *pause* to the next: its streams pause a
 it waits for a decision on a ticket. So the order in which workers move is a list of numbers, and a run that fails can
 be run again.
 
-What this knows of the engine's insides is here: `SimulatedPool.start` and `_Worker._read`.
+What this knows of the engine's insides is here: `SimulatedLoader._start_anew`, `SimulatedPool.start` and `_Worker._read`.
 """
 
 import itertools
@@ -48,18 +48,19 @@ class SimulatedLoader(StreamDataLoader):
         self.prefetch, self.deaths, self.order = prefetch, 0, ()
         super().__init__(dataset, num_workers, max_restarts=max_restarts)
 
-    def _new_pool(self):
-        return SimulatedPool(self)
+    def _start_anew(self):
+        super()._start_anew()
+        self._starter.pool = self._simulated = SimulatedPool(self)
 
     def move(self, worker):
         """Let a worker go on to its next pause."""
-        if self._pool.feed is not None:
-            self._pool.feed.move(worker)
+        if self._simulated.feed is not None:
+            self._simulated.feed.move(worker)
 
     def kill(self, worker, *, noticed_late):
         """Let a worker die where it stands; noticed late, what others have sent is received before that is known."""
-        if self._pool.feed is not None:
-            self._pool.feed.kill(worker, noticed_late)
+        if self._simulated.feed is not None:
+            self._simulated.feed.kill(worker, noticed_late)
 
 
 class SimulatedPool:
@@ -69,7 +70,7 @@ class SimulatedPool:
         self.owner, self.feed, self._loader = os.getpid(), None, loader
 
     def start(self, epoch, **reading):
-        dataset, workers = self._loader._reading, self._loader.num_workers
+        dataset, workers = self._loader._ranks.reading, self._loader.num_workers
         session = SessionKey(os.getpid(), -1, next(_sessions))
 
         def open_reader(worker, closed):
