@@ -1,39 +1,59 @@
 """Trains with Accelerate: gradients are accumulated, and a run that was interrupted goes on at the very next batch.
 
     python examples/accelerate_loop.py [--epochs 2] [--stop-after 6] [--workers 1]
+    torchrun --nproc-per-node 2 examples/accelerate_loop.py
 
 Three runs: one whole, one that is left in the middle of an epoch, and one that goes on from its checkpoint. The losses
-of the last two are those of the first. It is for one process: a checkpoint of Accelerate's holds one rank's buffers.
+of the last two are those of the first. Each rank reads lanes of its own, and carries their states.
 """
 
 import argparse
 import tempfile
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from byte_model import TEXTS, ByteGRU, text_loader
 
 from stream_dataloader.integrations.accelerate import prepare
+from stream_dataloader.recurrent import RecurrentState, merge_states
 
 ACCUMULATED = 4  # batches for one step of the optimizer
 
 
+class OfAllRanks:
+    """The carried states of all ranks, as one rank writes the checkpoint."""
+
+    def __init__(self, carry: RecurrentState) -> None:
+        self._carry = carry
+
+    def state_dict(self) -> dict[str, Any]:
+        """One state of all lanes; all ranks call it."""
+        return merge_states(gather_object([self._carry.state_dict()]))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take this rank's lanes from it."""
+        self._carry.load_state_dict(state)
+
+
 def train(options: argparse.Namespace, folder: str, *, stop: bool = False, resume: bool = False) -> list[float]:
     """Train, and return the loss of each batch."""
-    accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATED)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=ACCUMULATED)
     set_seed(0)
-    model = ByteGRU()
+    model, carry = ByteGRU(), RecurrentState(batch_dim=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     model, optimizer = accelerator.prepare(model, optimizer)
     loader = prepare(accelerator, text_loader(TEXTS, options.workers))  # the one line for streams
+    accelerator.register_for_checkpointing(OfAllRanks(carry))
     if resume:
         accelerator.load_state(folder)
     losses: list[float] = []
     for _ in range(loader.epoch, options.epochs):  # the epoch to go on with
         for batch in loader:
             with accelerator.accumulate(model):  # the last batches of an epoch count, also if they are fewer
-                loss = model(**batch.data, reset=batch.reset)["loss"]
+                loss, _, hidden = model(**batch.data, hidden=carry.before(batch))
+                carry.after(batch, hidden)
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -52,7 +72,9 @@ def main() -> None:
     parser.add_argument("--stop-after", type=int, default=6, help="batches after which the second run is left")
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as own:
+        Accelerator(cpu=not torch.cuda.is_available())  # the ranks meet
+        (folder,) = broadcast_object_list([own])  # that of the first rank
         whole = train(options, folder)
         head = train(options, folder, stop=True)
         tail = train(options, folder, resume=True)

@@ -1,8 +1,9 @@
-"""What the examples of trainers share: Python's documentation as streams of bytes, and a GRU that carries its state.
+"""What the examples of trainers share: Python's documentation as streams of bytes, and a GRU whose state is carried.
 
     python examples/byte_model.py
 
-By itself it shows a few batches and what the model makes of them. See `accelerate_loop.py` and `hf_trainer.py`.
+By itself it shows a few batches and what the model makes of them. See `accelerate_loop.py`,
+`lightning_module.py` and `hf_trainer.py`.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
+from stream_dataloader.recurrent import RecurrentState
 
 LANES = 8
 PADDED = -100  # the label that torch's cross entropy leaves out
@@ -42,7 +44,29 @@ def text_loader(texts: list[bytes], num_workers: int = 0, *, shuffle: bool = Tru
 
 
 class ByteGRU(nn.Module):
-    """Predicts the next byte. It keeps the state of its lanes from batch to batch, and checkpoints hold it.
+    """Predicts the next byte. Its state goes in and comes out, so that whoever trains it carries it.
+
+    Args:
+        features: Size of the state.
+    """
+
+    def __init__(self, features: int = 32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, features)
+        self.gru = nn.GRU(features, features)
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(features, 256)
+
+    def forward(self, input_ids: Tensor, labels: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, the scores `(T, B, 256)` of bytes `(T, B)`, and the state `(1, B, features)` after them."""
+        features, hidden = self.gru(self.embedding(input_ids), hidden)
+        scores = self.head(self.dropout(features))
+        loss = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=PADDED)
+        return loss, scores, hidden
+
+
+class ByteGRUWithState(ByteGRU):
+    """The same for trainers that call a model with a batch alone: it keeps its state, and checkpoints hold it.
 
     Args:
         lanes: Number of lanes.
@@ -50,11 +74,7 @@ class ByteGRU(nn.Module):
     """
 
     def __init__(self, lanes: int = LANES, features: int = 32) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(256, features)
-        self.gru = nn.GRU(features, features)
-        self.dropout = nn.Dropout(0.1)
-        self.head = nn.Linear(features, 256)
+        super().__init__(features)
         self.hidden: Tensor
         self.hidden_aside: Tensor
         # a buffer goes to the device with the weights, and is saved with them: a run that goes on needs the state too
@@ -62,28 +82,26 @@ class ByteGRU(nn.Module):
         # an evaluation in the middle of training reads other streams, with a state of its own
         self.register_buffer("hidden_aside", torch.zeros(1, lanes, features), persistent=False)
 
-    def forward(self, input_ids: Tensor, labels: Tensor, reset: Tensor) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, labels: Tensor, reset: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         """The loss and the scores `(T, B, 256)` of bytes `(T, B)`; `reset` is `(B,)`."""
         hidden = self.hidden if self.training else self.hidden_aside
         # a lane that starts a new text must know nothing of the one before
-        hidden = hidden.masked_fill(reset[:, None], 0.0)
-        features, hidden = self.gru(self.embedding(input_ids), hidden)
+        loss, scores, hidden = super().forward(input_ids, labels, hidden.masked_fill(reset[:, None], 0.0))
         # the value goes on to the next batch, the gradient does not: truncated back-propagation through time
         if self.training:
             self.hidden = hidden.detach()
         else:
             self.hidden_aside = hidden.detach()
-        scores = self.head(self.dropout(features))
-        loss = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=PADDED)
         return {"loss": loss, "logits": scores}
 
 
 def main() -> None:
     """Show a few batches, and the loss of a model that has learned nothing."""
     torch.manual_seed(0)
-    model = ByteGRU()
+    model, carry = ByteGRU(), RecurrentState(batch_dim=1)
     for batch in islice(text_loader(TEXTS), 3):
-        loss = model(**batch.data, reset=batch.reset)["loss"]
+        loss, _, hidden = model(**batch.data, hidden=carry.before(batch))
+        carry.after(batch, hidden)
         start = bytes(batch.data["input_ids"][:, 0].tolist()).decode(errors="replace")
         print(f"batch {batch.step}: loss {loss:.3f}, lane 0 reads {start!r}")
 

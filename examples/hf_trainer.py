@@ -11,7 +11,7 @@ import argparse
 import tempfile
 from typing import Any
 
-from byte_model import TEXTS, ByteGRU, text_loader
+from byte_model import TEXTS, ByteGRUWithState, text_loader
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
 from stream_dataloader.integrations.transformers import ModelInputs, StreamTrainer
@@ -44,7 +44,7 @@ def train(options: argparse.Namespace, folder: str, *, stop: bool = False, resum
     )
     set_seed(0)
     trainer = StreamTrainer(
-        ByteGRU(),
+        ByteGRUWithState(),
         args,
         train_dataset=text_loader(TEXTS[:24], options.workers),
         eval_dataset=text_loader(TEXTS[24:], shuffle=False),

@@ -5,7 +5,8 @@ lanes and parts. A worker runs from one *pause* to the next: its streams pause a
 it waits for a decision on a ticket. So the order in which workers move is a list of numbers, and a run that fails can
 be run again.
 
-What this knows of the engine's insides is here: `SimulatedLoader._start_anew`, `SimulatedPool.start` and `_Worker._read`.
+What this knows of the engine's insides is here: `SimulatedLoader._start_anew`, `SimulatedPool.start` and
+`_Worker._read`.
 """
 
 import itertools

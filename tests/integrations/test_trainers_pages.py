@@ -42,15 +42,27 @@ def test_a_block_prints_what_follows_it(code, output, tmp_path):
     assert run(tmp_path / "program.py", tmp_path) == output
 
 
+SHORT = ["--epochs", "1", "--workers", "0"]
+ACCELERATE, LIGHTNING = (ROOT / "examples" / name for name in ("accelerate_loop.py", "lightning_module.py"))
+TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
 @pytest.mark.parametrize(
-    ("name", "arguments"),
-    [("accelerate_loop.py", ["--epochs", "1", "--workers", "0"]), ("hf_trainer.py", ["--stop-after", "9"])],
+    ("program", "ranks"),
+    [
+        ([ACCELERATE, *SHORT], 1),
+        ([LIGHTNING, *SHORT], 1),
+        ([ROOT / "examples" / "hf_trainer.py", "--stop-after", "9"], 1),
+        pytest.param([*TWO, ACCELERATE, *SHORT, "--stop-after", "4"], 2, marks=pytest.mark.slow),
+        pytest.param([LIGHTNING, *SHORT, "--ranks", "2"], 2, marks=pytest.mark.slow),
+    ],
+    ids=["accelerate", "lightning", "trainer", "accelerate-2", "lightning-2"],
 )
-def test_an_example_goes_on_with_the_same_losses(name, arguments, tmp_path):
-    output = run(ROOT / "examples" / name, tmp_path, *arguments)
-    assert output.endswith("the same losses: True\n")
-    first, last = re.search(r"loss ([\d.]+) to ([\d.]+)", output).groups()
-    assert float(last) < float(first)
+def test_an_example_goes_on_with_the_same_losses(program, ranks, tmp_path):
+    output = run(program[0], tmp_path, *program[1:])
+    assert output.count("the same losses: True\n") == ranks
+    for first, last in re.findall(r"loss ([\d.]+) to ([\d.]+)", output):
+        assert float(last) < float(first)
 
 
 def test_the_shared_model_shows_batches(tmp_path):
