@@ -21,6 +21,7 @@ from stream_dataloader._items.layout import (
     is_dense,
 )
 from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader.conventions import Conventions
 
 __all__ = ["StreamBatch"]
 
@@ -29,7 +30,7 @@ Kept = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
-class StreamBatch:
+class StreamBatch(Conventions):
     """One batch: B lanes of T time steps. Each lane continues where it stopped in the batch before.
 
     A *part* (from `loader.parts()`, or from torch's own `DataLoader` over a `StreamDataset`) is a `StreamBatch` too. It

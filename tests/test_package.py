@@ -23,6 +23,8 @@ ROOMS = [
     "_options",
     "_state",
     "_items",
+    "segments",
+    "conventions",
     "batch",
     "_assembly",
     "_reading",
@@ -46,9 +48,11 @@ STREAM_ROOMS = ["_media", "cache", "images", "array", "text", "video", "audio", 
 #: What users import: these paths stay.
 PUBLIC = {
     "stream_dataloader": stream_dataloader.__all__,
+    "stream_dataloader.conventions": ["Conventions"],
     "stream_dataloader.errors": ["StreamError", "WorkerError"],
     "stream_dataloader.protocols": ["CollateFn", "OnError", "ReadsInto", "Stream", "StreamFactory"],
     "stream_dataloader.recurrent": ["RecurrentState", "linear_scan", "masked_rnn", "merge_states"],
+    "stream_dataloader.segments": ["Segments"],
     "stream_dataloader.streams": [
         "ArrayStream",
         "AudioStream",

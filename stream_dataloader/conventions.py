@@ -1,0 +1,249 @@
+"""A batch's bookkeeping under the names, and in the layouts, that others' models and kernels take.
+
+A batch is Time x Batch. Most of these consumers take Batch x Time, or all lanes end to end in one row. So each method
+is named after what its consumer calls it, and returns the shape and dtype that its consumer takes.
+
+Guarantee: nothing is looked at that would make the host wait for a device. Only `segments` and `cu_seqlens` have a
+length that follows from the data: they are made of `batch.host`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+
+from stream_dataloader.segments import Segments, begins_segment, find_segments
+
+__all__ = ["Conventions"]
+
+
+class _Fields(Protocol):
+    """What a batch has."""
+
+    @property
+    def is_start(self) -> torch.Tensor: ...
+    @property
+    def source(self) -> torch.Tensor: ...
+    @property
+    def position(self) -> torch.Tensor: ...
+    @property
+    def host(self) -> _Fields: ...
+
+
+class Conventions:
+    """Methods of `StreamBatch` that are named after what others call it.
+
+    All results are new tensors on the batch's device. A guide has them in one table, with the mistakes that are easily
+    made: `docs/guides/conventions.md`.
+    """
+
+    def is_first(self: _Fields) -> torch.Tensor:
+        """Dreamer's flag: the recurrent state, and the action before, are zeroed ahead of this step.
+
+        It is `is_start`. Padding is not marked. Dreamer's `is_last` is the field `is_last`, transposed. Its
+        `is_terminal` is the data's to say: a stream may end without its episode being over.
+
+        Source: Hafner and others, Mastering Diverse Control Tasks through World Models, Nature 2025; `dreamerv3`,
+        `RSSM._observe`.
+
+        Returns:
+            `(B, T)` bool.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> dataset = StreamDataset([2, 4], range, batch_size=1, time_steps=3, windows="packed")
+            >>> [batch.is_first().int().tolist() for batch in StreamDataLoader(dataset)]
+            [[[1, 0, 1]], [[0, 0, 0]]]
+        """
+        return _rows(self.is_start)
+
+    def is_init(self: _Fields) -> torch.Tensor:
+        """The flag of torchrl: the first step of a trajectory, as its `InitTracker` writes it.
+
+        It is `is_start`. Padding is not marked. In recurrent mode `LSTMModule` and `GRUModule` do not zero the state at
+        t = 0. So give them the carried state at t = 0 only, times `~batch.reset`, and zeros at all other steps.
+
+        Source: torchrl 0.14, `torchrl.envs.InitTracker`, `torchrl.modules.LSTMModule`.
+
+        Returns:
+            `(B, T, 1)` bool, for a TensorDict of batch size `(B, T)`.
+        """
+        return _rows(self.is_start).unsqueeze(-1)
+
+    def prev_exists(self: _Fields) -> torch.Tensor:
+        """The flag of temporal memories in driving: the frame before is of the same scene, so the memory is kept.
+
+        It is 0 where a stream starts, else 1; also 1 in padding. It is a factor: StreamPETR multiplies its memory by
+        it, computes `1 - prev_exists`, and makes its memory with the dtype of it. A bool would not do.
+
+        Source: Wang and others, Exploring Object-Centric Temporal Modeling for Efficient Multi-View 3D Object
+        Detection, ICCV 2023; `StreamPETRHead.pre_update_memory`. BEVFormer's `prev_bev_exists` is the same flag.
+
+        Returns:
+            `(B, T)` float32; frame t takes `[:, t]`.
+        """
+        return (~_rows(self.is_start)).float()
+
+    def seq_idx(self: _Fields) -> torch.Tensor:
+        """Mamba-2's number of the sequence that each step is of: the count of starts so far in its lane's window.
+
+        The numbers say what becomes of the carried state: `initial_states` belongs to sequence 0. A lane that goes on
+        has 0 up to its first start, and a lane that starts at t = 0 has no 0, so that its state begins anew. Do not
+        shift or renumber them. Padding has the number of the step before it.
+
+        Source: Dao and Gu, Transformers are SSMs, ICML 2024; mamba_ssm 2.3, `mamba_chunk_scan_combined(...,
+        initial_states=, seq_idx=)`.
+
+        Returns:
+            `(B, T)` int32, contiguous.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> dataset = StreamDataset([4, 3, 1], range, batch_size=1, time_steps=5, windows="packed")
+            >>> [batch.seq_idx().tolist() for batch in StreamDataLoader(dataset)]
+            [[[1, 1, 1, 1, 2]], [[0, 0, 1, 1, 1]]]
+        """
+        return _rows(self.is_start.cumsum(0, dtype=torch.int32))
+
+    def done(self: _Fields) -> torch.Tensor:
+        """The flag of reinforcement learning: the step is the last of its stream.
+
+        It is `is_last`. Padding is not marked. Whether an episode was over there (torchrl's `terminated`) or cut off
+        (`truncated`) is the data's to say.
+
+        Source: torchrl 0.14, the entries `done` and `("next", "done")`; LeRobot's `next.done`.
+
+        Returns:
+            `(B, T, 1)` bool, for a TensorDict of batch size `(B, T)`.
+
+        Raises:
+            ValueError: The dataset was made without `mark_ends=True`. That a stream ends is known only from its next
+                item, so it costs one item of foresight.
+        """
+        is_last: torch.Tensor | None = getattr(self, "is_last", None)
+        if is_last is None:
+            raise ValueError(
+                "this batch does not say where streams end, so there is no done(); make the dataset with "
+                "StreamDataset(..., mark_ends=True)"
+            )
+        return _rows(is_last).unsqueeze(-1)
+
+    def segments(self: _Fields) -> Segments:
+        """Where the lanes, laid end to end by `flatten_lanes`, are cut, and which segments continue a carried state.
+
+        It is made of `host`. So it waits for a device only if `host` does.
+        """
+        return _segments(self)
+
+    def cu_seqlens(self: _Fields) -> torch.Tensor:
+        """The places where kernels for sequences of different lengths cut the lanes, laid end to end.
+
+        Each lane's t = 0 begins a segment, also if its stream goes on: what is before it in the row is another lane.
+        So do a stream's start, and padding, so that an attention that is not causal does not look at it. No segment is
+        longer than T: `max_seqlen=batch.time_steps` needs no look at the data.
+
+        Source: flash-attention 2, `flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, ...)`;
+        flash-linear-attention 0.5, `chunk_gated_delta_rule(..., cu_seqlens=)` and others.
+
+        Returns:
+            `(N + 1,)` int32, from 0 to `B * T`. N follows from the data; the same `segments` have the rest.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> dataset = StreamDataset([5, 2], range, batch_size=2, time_steps=3)
+            >>> [batch.cu_seqlens().tolist() for batch in StreamDataLoader(dataset)]
+            [[0, 3, 5, 6], [0, 2, 3, 6]]
+        """
+        return _segments(self).cu_seqlens
+
+    def position_ids(self: _Fields, within: Literal["segment", "stream"] = "segment") -> torch.Tensor:
+        """The steps' positions, for the lanes laid end to end.
+
+        Args:
+            within: `"segment"` counts from 0 in each segment of `cu_seqlens`, as flash-linear-attention's
+                `prepare_position_ids` and transformers' `DataCollatorWithFlattening` do. `"stream"` counts from the
+                start of the stream, which may be many windows ago; 0 in padding. Give `cu_seqlens` along with it:
+                transformers finds the cuts by what positions look like, and misses some of them.
+
+        Returns:
+            `(1, B * T)` int64.
+
+        Raises:
+            ValueError: `within` is neither.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> dataset = StreamDataset([5, 2], range, batch_size=2, time_steps=3)
+            >>> for batch in StreamDataLoader(dataset):
+            ...     print(batch.position_ids().tolist(), batch.position_ids("stream").tolist())
+            [[0, 1, 2, 0, 1, 0]] [[0, 1, 2, 0, 1, 0]]
+            [[0, 1, 0, 0, 1, 2]] [[3, 4, 0, 0, 0, 0]]
+        """
+        if within == "stream":
+            return _rows(self.position.clamp(min=0)).reshape(1, -1)
+        if within != "segment":
+            raise ValueError(f'within must be "segment" or "stream", and is {within!r}')
+        step = torch.arange(len(self.is_start), device=self.is_start.device).unsqueeze(1)
+        begins = begins_segment(self.is_start, self.source < 0)
+        begun = torch.where(begins, step, 0).cummax(0).values
+        return _rows(step - begun).reshape(1, -1)
+
+    def flatten_lanes(self: _Fields, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the batch with its lanes laid end to end in one row, as `cu_seqlens` counts them.
+
+        Args:
+            tensor: `(T, B, ...)`: the data or a leaf of it, `mask`, or what a model made of them.
+
+        Returns:
+            `(1, B * T, ...)`: lane 0's T steps, then lane 1's, and so on. flash-attention takes it without the leading
+            1: `[0]`.
+
+        Raises:
+            TypeError: `tensor` is none.
+            ValueError: It is not `(T, B, ...)`.
+        """
+        steps, lanes = _checked(tensor, tuple(self.is_start.shape), "(T, B, ...)", "flatten_lanes")
+        return tensor.transpose(0, 1).reshape(1, lanes * steps, *tensor.shape[2:])
+
+    def unflatten_lanes(self: _Fields, tensor: torch.Tensor) -> torch.Tensor:
+        """The inverse of `flatten_lanes`.
+
+        Args:
+            tensor: `(1, B * T, ...)`.
+
+        Returns:
+            `(T, B, ...)`, a view where torch can make one.
+
+        Raises:
+            TypeError: `tensor` is none.
+            ValueError: It is not `(1, B * T, ...)`.
+        """
+        steps, lanes = self.is_start.shape
+        _checked(tensor, (1, lanes * steps), "(1, B * T, ...)", "unflatten_lanes")
+        return tensor.reshape(lanes, steps, *tensor.shape[2:]).transpose(0, 1)
+
+
+def _segments(batch: _Fields) -> Segments:
+    host = batch.host
+    return find_segments(host.is_start, host.source < 0, batch.is_start.device)
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """`(T, B)` as `(B, T)`, in memory of its own, in that order."""
+    return tensor.T.clone(memory_format=torch.contiguous_format)
+
+
+def _checked(tensor: object, shape: tuple[int, ...], form: str, method: str) -> tuple[int, ...]:
+    """`shape`, which the tensor's first dimensions must be.
+
+    Raises:
+        TypeError, ValueError: They are not.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"{method} takes a tensor {form}, and is given a {type(tensor).__name__}; give each leaf by itself"
+        )
+    if tuple(tensor.shape[:2]) != shape:
+        raise ValueError(f"{method} takes a tensor {form} that begins with {shape}, and is given {tuple(tensor.shape)}")
+    return shape

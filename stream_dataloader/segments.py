@@ -1,0 +1,135 @@
+"""Segments: a batch's lanes laid end to end in one row, cut where nothing may flow from one step to the next.
+
+Kernels for sequences of different lengths take such a row, and `cu_seqlens`, the places where it is cut. Lane b is at
+`[b * T, (b + 1) * T)` of the row.
+
+    lane 0  a a a . .      lane 1  b b C C C      (T = 5; a and b go on from the batch before, C starts, . is padding)
+
+    row     a a a . . b b C C C      cu_seqlens  0 3 5 7 10      continues  1 0 1 0
+
+Guarantee: no segment has steps of two lanes, of two streams, or both of a stream and of padding. A segment that begins
+its lane and goes on with a stream is told apart from one that starts it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Segments"]
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The segments of a batch's lanes laid end to end, from `batch.segments()`. N is their number.
+
+    All tensors are on the batch's device. N follows from the data, so it changes from batch to batch.
+
+    `continues` and `last` are for kernels that take a state for each segment and return one. Such a kernel is
+    `fla.ops.gated_delta_rule.chunk_gated_delta_rule` of flash-linear-attention 0.5: `initial_state` and `final_state`
+    are `(N, ...)`. `to_segments` and `to_lanes` make the one of the state of the lanes, and the other way round.
+
+    Example:
+        >>> import torch
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> dataset = StreamDataset([6, 1, 3], range, batch_size=2, time_steps=4, windows="packed")
+        >>> for batch in StreamDataLoader(dataset):
+        ...     segments = batch.segments()
+        ...     print(segments.cu_seqlens.tolist(), segments.row.tolist(), segments.continues.tolist())
+        [0, 4, 5, 8] [0, 1, 1] [False, False, False]
+        [0, 2, 4, 8] [0, 0, 1] [True, False, False]
+    """
+
+    cu_seqlens: torch.Tensor
+    """`(N + 1,)` int32: segment n is at `[cu_seqlens[n], cu_seqlens[n + 1])` of the row."""
+
+    row: torch.Tensor
+    """`(N,)` int64: the row of the batch that the segment is of, `0 ... B - 1`."""
+
+    continues: torch.Tensor
+    """`(N,)` bool: the segment goes on with the stream that its lane read in the batch before."""
+
+    is_padding: torch.Tensor
+    """`(N,)` bool: no item was read for any step of the segment."""
+
+    last: torch.Tensor
+    """`(B,)` int64: the segment that each lane ends with, apart from padding. Its final state is the lane's."""
+
+    def to_segments(self, state: torch.Tensor | None, start: torch.Tensor | float = 0) -> torch.Tensor | None:
+        """The segments' initial states, of the states that the lanes had after the batch before.
+
+        Args:
+            state: `(B, ...)`, what `to_lanes` returned. None, for the first batch: the result is None, which kernels
+                take for zeros.
+            start: What a stream starts with, `(1, ...)` or a number.
+
+        Returns:
+            `(N, ...)`: the lane's state where the segment continues a stream, else `start`.
+
+        Raises:
+            ValueError: `state` is not of B lanes.
+        """
+        if state is None:
+            return None
+        if len(state) != len(self.last):
+            raise ValueError(
+                f"the batch has {len(self.last)} lanes, and the state is {tuple(state.shape)}; its first dimension "
+                "must be the lanes, as to_lanes returns it"
+            )
+        carried = state.index_select(0, self.row)
+        goes_on = self.continues.reshape(-1, *[1] * (state.ndim - 1))
+        return torch.where(goes_on, carried, torch.as_tensor(start, dtype=state.dtype, device=state.device))
+
+    def to_lanes(self, state: torch.Tensor) -> torch.Tensor:
+        """The lanes' states after the batch, of the final states of the segments.
+
+        Args:
+            state: `(N, ...)`.
+
+        Returns:
+            `(B, ...)`. Of a lane without an item it is of no meaning: what this lane reads next starts anew.
+
+        Raises:
+            ValueError: `state` is not of N segments.
+        """
+        if len(state) != len(self.row):
+            raise ValueError(
+                f"the batch has {len(self.row)} segments, and the state is {tuple(state.shape)}; its first dimension "
+                "must be the segments, as the kernel that was given this cu_seqlens returns it"
+            )
+        return state.index_select(0, self.last)
+
+
+def begins_segment(is_start: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    """`(T, B)` bool: a segment begins at the step. A window's first step begins one, also if its stream goes on."""
+    changed = padding[1:] != padding[:-1]
+    return torch.cat([torch.ones_like(is_start[:1]), is_start[1:] | changed])
+
+
+def find_segments(is_start: torch.Tensor, padding: torch.Tensor, device: torch.device) -> Segments:
+    """The segments of `(T, B)` flags in host memory, put on `device`."""
+    steps, lanes = is_start.shape
+    first = begins_segment(is_start, padding).T.reshape(-1).nonzero().reshape(-1)
+    count = len(first)
+    row = first // steps
+    is_padding = padding.T.reshape(-1)[first]
+    started = is_start.T.reshape(-1)[first]
+    rank = torch.arange(count) + count * ~is_padding  # of a lane, real segments are above padding, then the latest
+    last = torch.zeros(lanes, dtype=torch.int64).scatter_reduce(0, row, rank, "amax") % max(count, 1)
+    found: dict[str, Any] = {
+        "cu_seqlens": torch.cat([first, first.new_tensor([steps * lanes])]).to(torch.int32),
+        "row": row,
+        "continues": (first % steps == 0) & ~started & ~is_padding,
+        "is_padding": is_padding,
+        "last": last,
+    }
+    return Segments(**{name: _put(tensor, device) for name, tensor in found.items()})
+
+
+def _put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` on a device."""
+    if device.type == "cuda":  # from pageable memory, the copy may wait for all that the device was told to do
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

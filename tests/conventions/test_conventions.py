@@ -1,0 +1,306 @@
+"""A batch under others' names: their definitions, written as plain loops, give each stream what it gives alone.
+
+The recurrence is the same everywhere: h = 0.9 h + x, from 0 at a stream's start. What differs is how a consumer is told
+where streams start and what the state before a window is.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
+
+LENGTHS = [13, 4, 1, 9, 22, 3, 5, 8, 2, 17, 6, 1, 1, 11]
+STEPS, LANES = 5, 4
+WINDOWS = pytest.mark.parametrize("windows", ["aligned", "packed"])
+ALL_WINDOWS = pytest.mark.parametrize("windows", ["aligned", "packed", "the streams' own"])
+
+
+def value(source, position):
+    return np.sin(1.0 + 10 * source + position)
+
+
+def open_stream(length):
+    source = get_stream_info().source_index
+    return (value(source, i) for i in range(length))
+
+
+def open_windows(length):
+    """Windows of 5, 2, 5, 2, ... steps: those of 2 are padded while the stream goes on."""
+    source, first = get_stream_info().source_index, 0
+    while first < length:
+        steps = STEPS if first % 7 == 0 else 2
+        yield np.array([value(source, i) for i in range(first, min(length, first + steps))])
+        first += steps
+
+
+def batches_of(windows="packed"):
+    options = {"fill_value": 1e6, "shuffle": True, "seed": 3}
+    if windows == "the streams' own":
+        return list(StreamDataLoader(StreamDataset(LENGTHS, open_windows, LANES, **options)))
+    return list(
+        StreamDataLoader(StreamDataset(LENGTHS, open_stream, LANES, time_steps=STEPS, windows=windows, **options))
+    )
+
+
+def alone():
+    """What each stream gives by itself, by source and position."""
+    outputs = {}
+    for source, length in enumerate(LENGTHS):
+        h = 0.0
+        for i in range(length):
+            h = 0.9 * h + value(source, i)
+            outputs[source, i] = h
+    return outputs
+
+
+def differing(batch, outputs):
+    """How many items have other outputs `(T, B)` than their stream has alone."""
+    expected, wrong = alone(), 0
+    for t, b in (batch.source >= 0).nonzero().tolist():
+        where = batch.source[t, b].item(), batch.position[t, b].item()
+        wrong += abs(outputs[t, b].item() - expected[where]) > 1e-6
+    return wrong
+
+
+def sequences(data, seq_idx, initial):
+    """Mamba-2, as its kernels have it: index 0 goes on from the initial state, any change of index starts at zero."""
+    h, index, outputs = initial.clone(), torch.zeros(len(data), dtype=torch.int32), []
+    for t in range(data.shape[1]):
+        h = torch.where(seq_idx[:, t] == index, h, 0.0)
+        index = seq_idx[:, t]
+        h = 0.9 * h + data[:, t]
+        outputs.append(h)
+    return torch.stack(outputs, 1), h
+
+
+def varlen(row, cu_seqlens, initial):
+    """flash-linear-attention: each sequence goes on from its initial state, and has a final one."""
+    assert row.shape[0] == 1
+    outputs, final = torch.zeros_like(row), torch.zeros(len(cu_seqlens) - 1, dtype=row.dtype)
+    for n, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
+        h = 0.0 if initial is None else initial[n]
+        for i in range(begin, end):
+            h = 0.9 * h + row[0, i]
+            outputs[0, i] = h
+        final[n] = h
+    return outputs, final
+
+
+def attention(x, cu_seqlens, causal):
+    """flash-attention, one head of size 1, queries, keys and values alike: no look beyond a sequence."""
+    outputs = torch.zeros_like(x)
+    for begin, end in pairwise(cu_seqlens.tolist()):
+        for i in range(begin, end):
+            keys = x[begin : i + 1 if causal else end]
+            outputs[i] = torch.softmax(keys * x[i], 0) @ keys
+    return outputs
+
+
+@WINDOWS
+def test_dreamer_zeroes_its_state_at_is_first(windows):
+    carry = torch.zeros(LANES)
+    for batch in batches_of(windows):
+        is_first, data, outputs = batch.is_first(), batch.data.T, []
+        assert is_first.dtype == torch.bool
+        assert is_first.shape == (LANES, STEPS)
+        for t in range(STEPS):
+            carry = 0.9 * carry * ~is_first[:, t] + data[:, t]
+            outputs.append(carry)
+        assert not differing(batch, torch.stack(outputs))
+
+
+@WINDOWS
+def test_streampetr_refreshes_its_memory_by_prev_exists(windows):
+    memory, start = None, torch.full((1, 3), 2.0)  # the first frame's memory is not zero there
+    begun = {(source, 0): 0.9 * 2 + value(source, 0) for source in range(len(LENGTHS))}
+    for batch in batches_of(windows):
+        prev_exists = batch.prev_exists()
+        assert prev_exists.dtype == torch.float32
+        for t in range(STEPS):
+            x = prev_exists[:, t]
+            memory = x.new_zeros(LANES, 3) if memory is None else memory * x.view(-1, 1)
+            memory = memory + (1 - x).view(-1, 1) * start
+            memory = 0.9 * memory + batch.data[t].unsqueeze(1)
+            for b in range(LANES):
+                if batch.is_start[t, b]:
+                    assert memory[b].tolist() == pytest.approx([begun[batch.source[t, b].item(), 0]] * 3)
+        assert prev_exists[(batch.source < 0).T].all()
+
+
+@WINDOWS
+def test_mamba_goes_on_in_sequence_0_and_starts_anew_in_all_others(windows):
+    state = shifted = torch.zeros(LANES, dtype=torch.float64)
+    wrong = 0
+    for batch in batches_of(windows):
+        seq_idx, data = batch.seq_idx(), batch.data.T
+        assert seq_idx.dtype == torch.int32
+        assert seq_idx.is_contiguous()
+        outputs, state = sequences(data, seq_idx, state)
+        assert not differing(batch, outputs.T)
+        renumbered, shifted = sequences(data, seq_idx - seq_idx[:, :1], shifted)
+        wrong += differing(batch, renumbered.T)
+    assert wrong  # numbers from 0 in each lane give started lanes the state of the stream before
+
+
+@ALL_WINDOWS
+def test_segments_go_on_from_the_lanes_states_and_give_them_back(windows):
+    state = None
+    for batch in batches_of(windows):
+        segments, row = batch.segments(), batch.flatten_lanes(batch.data)
+        outputs, final = varlen(row, batch.cu_seqlens(), segments.to_segments(state))
+        state = segments.to_lanes(final)
+        assert not differing(batch, batch.unflatten_lanes(outputs))
+
+
+def test_segments_that_begin_at_starts_only_run_from_lane_to_lane():
+    batches = batches_of("packed")
+    wrong = 0
+    for batch in batches:
+        starts = batch.is_start.T.reshape(-1).nonzero().flatten().tolist()
+        cut = torch.tensor([*dict.fromkeys([0, *starts]), LANES * STEPS])
+        outputs, _ = varlen(batch.flatten_lanes(batch.data), cut, None)
+        wrong += differing(batch, batch.unflatten_lanes(outputs)) > 0
+    assert wrong > len(batches) / 2
+
+
+def test_a_reset_at_t_0_alone_is_wrong_in_packed_windows():
+    h, wrong = torch.zeros(LANES), 0
+    for batch in batches_of("packed"):
+        h, outputs = h * ~batch.reset, []
+        for x in batch.data:
+            h = 0.9 * h + x
+            outputs.append(h)
+        wrong += differing(batch, torch.stack(outputs))
+    assert wrong
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@ALL_WINDOWS
+def test_attention_looks_at_its_own_stream_in_the_window_and_never_at_padding(windows, causal):
+    for batch in batches_of(windows):
+        outputs = attention(batch.flatten_lanes(batch.data)[0], batch.cu_seqlens(), causal)
+        outputs = batch.unflatten_lanes(outputs.unsqueeze(0))
+        for t, b in (batch.source >= 0).nonzero().tolist():
+            own = batch.source[:, b] == batch.source[t, b]
+            if causal:
+                own &= batch.position[:, b] <= batch.position[t, b]
+            keys = batch.data[own, b]
+            assert torch.allclose(outputs[t, b], torch.softmax(keys * batch.data[t, b], 0) @ keys)
+
+
+@ALL_WINDOWS
+def test_segments_are_of_one_lane_and_one_stream_and_told_apart(windows):
+    for batch in batches_of(windows):
+        segments = batch.segments()
+        cuts = segments.cu_seqlens
+        assert cuts.dtype == torch.int32
+        assert cuts[0] == 0
+        assert cuts[-1] == batch.mask.numel()
+        assert (cuts.diff() > 0).all()
+        assert cuts.diff().max() <= batch.time_steps
+        source, position = (batch.flatten_lanes(field)[0] for field in (batch.source, batch.position))
+        lane = batch.flatten_lanes(torch.arange(LANES).expand(batch.time_steps, LANES))[0]
+        of_lane = {}
+        for n, (begin, end) in enumerate(pairwise(cuts.tolist())):
+            assert set(lane[begin:end].tolist()) == {segments.row[n].item()}
+            assert len(set(source[begin:end].tolist())) == 1
+            assert bool(segments.is_padding[n]) == bool(source[begin] < 0)
+            assert bool(segments.continues[n]) == bool(position[begin] > 0)
+            if segments.is_padding[n]:
+                of_lane.setdefault(lane[begin].item(), n)
+            else:
+                of_lane[lane[begin].item()] = n
+                assert position[begin:end].tolist() == list(range(position[begin], position[begin] + end - begin))
+        assert segments.last.tolist() == [of_lane[b] for b in range(LANES)]
+
+
+@WINDOWS
+def test_position_ids_count_in_segments_or_in_streams(windows):
+    for batch in batches_of(windows):
+        counted = [i for length in batch.cu_seqlens().diff().tolist() for i in range(length)]
+        assert batch.position_ids().tolist() == [counted]
+        assert batch.position_ids("stream").tolist() == batch.flatten_lanes(batch.position.clamp(min=0)).tolist()
+        assert batch.position_ids().dtype == batch.position_ids("stream").dtype == torch.int64
+
+
+@WINDOWS
+def test_flags_of_reinforcement_learning_have_a_last_dimension(windows):
+    for batch in batches_of(windows):
+        assert batch.is_init().shape == (LANES, STEPS, 1)
+        assert batch.is_init().squeeze(-1).T.equal(batch.is_start)
+        with pytest.raises(ValueError, match="mark_ends=True"):
+            batch.done()
+
+
+def test_parts_have_their_own_lanes():
+    dataset = StreamDataset(LENGTHS, open_stream, LANES, time_steps=STEPS, windows="packed")
+    state = {}
+    for part in StreamDataLoader(dataset, num_workers=2).parts():
+        segments = part.segments()
+        assert segments.last.shape == (2,)
+        initial = segments.to_segments(state.get(part.worker))
+        outputs, final = varlen(part.flatten_lanes(part.data), segments.cu_seqlens, initial)
+        state[part.worker] = segments.to_lanes(final)
+        assert not differing(part, part.unflatten_lanes(outputs))
+
+
+def test_a_moved_batch_answers_on_its_device_by_what_it_keeps_in_host_memory():
+    batch = batches_of()[1]
+    there = batch.to("meta")  # a device that cannot be looked at
+    for name in ("is_first", "is_init", "prev_exists", "seq_idx", "cu_seqlens", "position_ids"):
+        answer, here = getattr(there, name)(), getattr(batch, name)()
+        assert answer.device.type == "meta"
+        assert (answer.shape, answer.dtype) == (here.shape, here.dtype)
+    segments = there.segments()
+    assert {getattr(segments, name).device.type for name in ("row", "continues", "is_padding", "last")} == {"meta"}
+    assert segments.to_segments(torch.zeros(LANES, 2, device="meta")).shape == (len(segments.row), 2)
+
+
+def test_results_are_the_callers_own():
+    batch = batches_of()[0]
+    before = batch.is_start.clone()
+    batch.is_first().fill_(True)
+    batch.is_init().fill_(True)
+    batch.position_ids("stream").fill_(7)
+    assert batch.is_start.equal(before)
+    assert not (batch.position == 7).all()
+
+
+def test_lanes_are_laid_end_to_end_and_back_whatever_the_shape():
+    batch = batches_of()[0]
+    images = torch.rand(STEPS, LANES, 3, 2)
+    row = batch.flatten_lanes(images)
+    assert row.shape == (1, LANES * STEPS, 3, 2)
+    assert row[0, STEPS + 2].equal(images[2, 1])
+    assert batch.unflatten_lanes(row).equal(images)
+
+
+def test_streams_start_with_a_value_of_the_users():
+    batch = batches_of()[1]
+    segments, carried = batch.segments(), torch.arange(2.0 * LANES).reshape(LANES, 2) + 1
+    start = torch.tensor([[0.5, 0.25]], requires_grad=True)
+    initial = segments.to_segments(carried, start)
+    for n, goes_on in enumerate(segments.continues.tolist()):
+        assert initial[n].tolist() == (carried[segments.row[n]].tolist() if goes_on else [0.5, 0.25])
+    initial.sum().backward()
+    assert start.grad.tolist() == [[float((~segments.continues).sum())] * 2]
+
+
+def test_what_is_no_tensor_of_the_batch_is_refused():
+    batch = batches_of()[0]
+    segments = batch.segments()
+    with pytest.raises(ValueError, match=r"begins with \(5, 4\), and is given \(4, 5\)"):
+        batch.flatten_lanes(torch.zeros(4, 5))
+    with pytest.raises(TypeError, match="a dict; give each leaf by itself"):
+        batch.flatten_lanes({"x": torch.zeros(5, 4)})
+    with pytest.raises(ValueError, match=r"begins with \(1, 20\), and is given \(20, 3\)"):
+        batch.unflatten_lanes(torch.zeros(20, 3))
+    with pytest.raises(ValueError, match='"segment" or "stream", and is \'lane\''):
+        batch.position_ids("lane")
+    with pytest.raises(ValueError, match=r"4 lanes, and the state is \(3, 2\)"):
+        segments.to_segments(torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=rf"{len(segments.row)} segments, and the state is \(99,\)"):
+        segments.to_lanes(torch.zeros(99))
