@@ -18,6 +18,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", r
 #: Blocks that cannot run here, by page, and why. They are marked `py` instead of `python`.
 CANNOT_RUN = {
     "docs/guides/camera.md": "needs cameras in the network",
+    "docs/guides/conventions.md": "needs torchrl, transformers or kernels for a GPU",
     "docs/guides/lightning.md": "needs Lightning",
     "docs/guides/remote.md": "needs a store in the network",
     "docs/guides/huggingface.md": "needs Accelerate and transformers; tests/integrations runs it",

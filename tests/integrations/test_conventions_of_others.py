@@ -1,0 +1,169 @@
+"""The real packages take what a batch says under their names: torchrl's modules, transformers' models and collator."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings are theirs
+
+LENGTHS = [13, 4, 1, 9, 22, 3, 5, 8, 2, 17, 6, 1, 1, 11]
+STEPS, LANES, WIDTH = 5, 4, 6
+WINDOWS = pytest.mark.parametrize("windows", ["aligned", "packed"])
+
+
+def features(source):
+    return torch.randn(LENGTHS[source], WIDTH, generator=torch.Generator().manual_seed(source))
+
+
+def tokens(source):
+    return torch.randint(90, (LENGTHS[source],), generator=torch.Generator().manual_seed(source))
+
+
+def open_features(length):
+    return iter(features(get_stream_info().source_index))
+
+
+def open_tokens(length):
+    return iter(tokens(get_stream_info().source_index))
+
+
+def batches_of(open_stream, windows):
+    dataset = StreamDataset(LENGTHS, open_stream, LANES, time_steps=STEPS, windows=windows, shuffle=True, seed=3)
+    return list(StreamDataLoader(dataset))
+
+
+def differing(batch, outputs, expected):
+    """How many items have other outputs `(T, B, ...)` than `expected[source]` has at their position."""
+    wrong = 0
+    for t, b in (batch.source >= 0).nonzero().tolist():
+        source, position = batch.source[t, b].item(), batch.position[t, b].item()
+        wrong += not torch.allclose(outputs[t, b], expected[source][position], atol=1e-5)
+    return wrong
+
+
+@WINDOWS
+@pytest.mark.parametrize("backend", ["pad", "scan"])
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@torch.no_grad()
+def test_torchrl_gives_each_stream_what_it_has_alone(kind, backend, windows):
+    rl = pytest.importorskip("torchrl.modules")
+    from tensordict import TensorDict
+
+    torch.manual_seed(0)
+    names = ["h", "c"] if kind == "lstm" else ["h"]
+    module = (rl.LSTMModule if kind == "lstm" else rl.GRUModule)(
+        input_size=WIDTH,
+        hidden_size=8,
+        num_layers=2,
+        in_keys=["x", *names],
+        out_keys=["y", *(("next", name) for name in names)],
+        recurrent_backend=backend,
+        default_recurrent_mode=True,
+    )
+    network = module.lstm if kind == "lstm" else module.gru
+
+    alone = [network(features(source).unsqueeze(0))[0][0] for source in range(len(LENGTHS))]
+
+    def run(batches, keep):
+        carried, wrong = {name: torch.zeros(LANES, 2, 8) for name in names}, 0
+        for batch in batches:
+            states = torch.zeros(LANES, STEPS, len(names), 2, 8)
+            states[:, 0] = torch.stack([keep(batch, carried[name]) for name in names], 1)
+            values = {name: states[:, :, i] for i, name in enumerate(names)}
+            given = {"x": batch.data.transpose(0, 1), "is_init": batch.is_init(), **values}
+            answer = module(TensorDict(given, [LANES, STEPS]))
+            carried = {name: answer["next", name][:, -1] for name in names}
+            wrong += differing(batch, answer["y"].transpose(0, 1), alone)
+        return wrong
+
+    batches = batches_of(open_features, windows)
+    assert not run(batches, lambda batch, state: state * ~batch.reset.view(-1, 1, 1))
+    if backend == "pad":  # which is the default; it does not zero the state at `is_init`
+        assert run(batches, lambda batch, state: state)
+
+
+@WINDOWS
+def test_torchrl_counts_trajectories_by_is_init(windows):
+    utils = pytest.importorskip("torchrl.objectives.value.utils")
+    for batch in batches_of(open_features, windows):
+        begins = batch.is_start.clone()
+        begins[0] = True
+        counted = utils._get_num_per_traj_init(batch.is_init().squeeze(-1))
+        assert counted.tolist() == begins.T.reshape(-1).nonzero().flatten().diff(append=torch.tensor([20])).tolist()
+
+
+def test_the_collator_of_transformers_flattens_windows_alike():
+    transformers = pytest.importorskip("transformers")
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    for batch in batches_of(open_tokens, "packed"):
+        row = batch.flatten_lanes(batch.data)
+        theirs = collate([{"input_ids": row[0, a:b].tolist()} for a, b in pairwise(batch.cu_seqlens().tolist())])
+        assert theirs["input_ids"].equal(row)
+        assert theirs["position_ids"].equal(batch.position_ids())
+        for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+            assert theirs[name].flatten().equal(batch.cu_seqlens())
+            assert theirs[name].dtype == batch.cu_seqlens().dtype
+        assert theirs["max_length_q"] <= batch.time_steps
+
+
+@WINDOWS
+def test_flash_attention_in_transformers_sees_all_cuts_by_positions_in_segments_and_not_by_those_in_streams(windows):
+    utils = pytest.importorskip("transformers.modeling_flash_attention_utils")
+    missed = 0
+    for batch in batches_of(open_tokens, windows):
+        (cuts, _), _ = utils.prepare_fa_kwargs_from_position_ids(batch.position_ids())
+        assert cuts.equal(batch.cu_seqlens())
+        (cuts, _), _ = utils.prepare_fa_kwargs_from_position_ids(batch.position_ids("stream"))
+        missed += not set(batch.cu_seqlens().tolist()) <= set(cuts.tolist())
+    assert missed
+
+
+@WINDOWS
+@pytest.mark.parametrize("attention", ["sdpa", "given cuts"])
+@torch.no_grad()
+def test_a_model_of_transformers_attends_within_segments(attention, windows):
+    transformers = pytest.importorskip("transformers")
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def by_cuts(module, query, key, value, attention_mask, *, cu_seq_lens_q, cu_seq_lens_k, scaling, **kwargs):
+        """What flash-attention's kernel does: each sequence by itself."""
+        spans = zip(pairwise(cu_seq_lens_q.tolist()), pairwise(cu_seq_lens_k.tolist()), strict=True)
+        parts = [
+            scaled_dot_product_attention(
+                query[:, :, a:b], key[:, :, c:d], value[:, :, c:d], is_causal=True, scale=scaling, enable_gqa=True
+            )
+            for (a, b), (c, d) in spans
+        ]
+        return torch.cat(parts, 2).transpose(1, 2), None
+
+    transformers.AttentionInterface.register("given cuts", by_cuts)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=90,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation=attention,
+    )
+    model = transformers.LlamaModel(config).eval()
+
+    def run(input_ids, position_ids, cuts):
+        lengths = {"max_length_q": STEPS, "max_length_k": STEPS}
+        return model(
+            input_ids, position_ids=position_ids, cu_seq_lens_q=cuts, cu_seq_lens_k=cuts, use_cache=False, **lengths
+        ).last_hidden_state
+
+    for batch in batches_of(open_tokens, windows):
+        within = "segment" if attention == "sdpa" else "stream"  # rotary: only differences of positions count
+        outputs = run(batch.flatten_lanes(batch.data), batch.position_ids(within), batch.cu_seqlens())
+        outputs = batch.unflatten_lanes(outputs)
+        for b in range(LANES):
+            for source in set(batch.source[:, b].tolist()) - {-1}:
+                own = batch.source[:, b] == source
+                alone = run(batch.data[own, b].unsqueeze(0), None, torch.tensor([0, int(own.sum())]))
+                assert torch.allclose(outputs[own, b], alone[0], atol=1e-5)
