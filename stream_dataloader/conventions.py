@@ -24,6 +24,8 @@ class _Fields(Protocol):
     @property
     def is_start(self) -> torch.Tensor: ...
     @property
+    def is_last(self) -> torch.Tensor | None: ...
+    @property
     def source(self) -> torch.Tensor: ...
     @property
     def position(self) -> torch.Tensor: ...
@@ -118,16 +120,21 @@ class Conventions:
             `(B, T, 1)` bool, for a TensorDict of batch size `(B, T)`.
 
         Raises:
-            ValueError: The dataset was made without `mark_ends=True`. That a stream ends is known only from its next
-                item, so it costs one item of foresight.
+            ValueError: The dataset was made without `mark_ends=True`. That a stream ends is known only when its next
+                item is asked for, so it costs one item of foresight.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> dataset = StreamDataset([2, 4], range, 1, time_steps=3, windows="packed", mark_ends=True)
+            >>> [batch.done().squeeze(-1).int().tolist() for batch in StreamDataLoader(dataset)]
+            [[[0, 1, 0]], [[0, 0, 1]]]
         """
-        is_last: torch.Tensor | None = getattr(self, "is_last", None)
-        if is_last is None:
+        if self.is_last is None:
             raise ValueError(
                 "this batch does not say where streams end, so there is no done(); make the dataset with "
                 "StreamDataset(..., mark_ends=True)"
             )
-        return _rows(is_last).unsqueeze(-1)
+        return _rows(self.is_last).unsqueeze(-1)
 
     def segments(self: _Fields) -> Segments:
         """Where the lanes, laid end to end by `flatten_lanes`, are cut, and which segments continue a carried state.

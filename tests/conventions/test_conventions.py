@@ -36,8 +36,8 @@ def open_windows(length):
         first += steps
 
 
-def batches_of(windows="packed"):
-    options = {"fill_value": 1e6, "shuffle": True, "seed": 3}
+def batches_of(windows="packed", **more):
+    options = {"fill_value": 1e6, "shuffle": True, "seed": 3, **more}
     if windows == "the streams' own":
         return list(StreamDataLoader(StreamDataset(LENGTHS, open_windows, LANES, **options)))
     return list(
@@ -235,6 +235,17 @@ def test_flags_of_reinforcement_learning_have_a_last_dimension(windows):
             batch.done()
 
 
+@ALL_WINDOWS
+def test_done_marks_the_last_item_of_each_stream(windows):
+    marked = []
+    for batch in batches_of(windows, mark_ends=True):
+        done = batch.done()
+        assert (done.shape, done.dtype) == ((LANES, batch.time_steps, 1), torch.bool)
+        source, position = batch.source.T[done.squeeze(-1)], batch.position.T[done.squeeze(-1)]
+        marked += zip(source.tolist(), position.tolist(), strict=True)
+    assert sorted(marked) == [(source, length - 1) for source, length in enumerate(LENGTHS)]
+
+
 def test_parts_have_their_own_lanes():
     dataset = StreamDataset(LENGTHS, open_stream, LANES, time_steps=STEPS, windows="packed")
     state = {}
@@ -248,9 +259,9 @@ def test_parts_have_their_own_lanes():
 
 
 def test_a_moved_batch_answers_on_its_device_by_what_it_keeps_in_host_memory():
-    batch = batches_of()[1]
+    batch = batches_of(mark_ends=True)[1]
     there = batch.to("meta")  # a device that cannot be looked at
-    for name in ("is_first", "is_init", "prev_exists", "seq_idx", "cu_seqlens", "position_ids"):
+    for name in ("is_first", "is_init", "done", "prev_exists", "seq_idx", "cu_seqlens", "position_ids"):
         answer, here = getattr(there, name)(), getattr(batch, name)()
         assert answer.device.type == "meta"
         assert (answer.shape, answer.dtype) == (here.shape, here.dtype)

@@ -30,9 +30,9 @@ def open_tokens(length):
     return iter(tokens(get_stream_info().source_index))
 
 
-def batches_of(open_stream, windows):
-    dataset = StreamDataset(LENGTHS, open_stream, LANES, time_steps=STEPS, windows=windows, shuffle=True, seed=3)
-    return list(StreamDataLoader(dataset))
+def batches_of(open_stream, windows, **options):
+    options = {"time_steps": STEPS, "shuffle": True, "seed": 3, **options}
+    return list(StreamDataLoader(StreamDataset(LENGTHS, open_stream, LANES, windows=windows, **options)))
 
 
 def differing(batch, outputs, expected):
@@ -93,6 +93,22 @@ def test_torchrl_counts_trajectories_by_is_init(windows):
         begins[0] = True
         counted = utils._get_num_per_traj_init(batch.is_init().squeeze(-1))
         assert counted.tolist() == begins.T.reshape(-1).nonzero().flatten().diff(append=torch.tensor([20])).tolist()
+
+
+@WINDOWS
+def test_returns_of_torchrl_end_at_done(windows):
+    functional = pytest.importorskip("torchrl.objectives.value.functional")
+    lasts = 0
+    for batch in batches_of(open_features, windows, mark_ends=True):
+        reward, done, value = batch.data[..., :1].transpose(0, 1), batch.done(), torch.zeros(LANES, STEPS, 1)
+        advantage, _ = functional.vec_generalized_advantage_estimate(0.9, 0.5, value, value, reward, done, done)
+        for b in range(LANES):
+            total = 0.0
+            for t in reversed(range(STEPS)):  # what comes after the end of a stream does not count
+                total = reward[b, t].item() + 0.45 * total * (not done[b, t])
+                assert advantage[b, t].item() == pytest.approx(total, abs=1e-5)
+        lasts += done.sum()
+    assert lasts == len(LENGTHS)
 
 
 def test_the_collator_of_transformers_flattens_windows_alike():
