@@ -61,26 +61,28 @@ class Segments:
         """The segments' initial states, of the states that the lanes had after the batch before.
 
         Args:
-            state: `(B, ...)`, what `to_lanes` returned. None, for the first batch: the result is None, which kernels
-                take for zeros.
+            state: `(B, ...)`, what `to_lanes` returned; for a structure of tensors, call this for each. None, for the
+                first batch, stands for lanes that all start.
             start: What a stream starts with, `(1, ...)` or a number.
 
         Returns:
-            `(N, ...)`: the lane's state where the segment continues a stream, else `start`.
+            `(N, ...)`: the lane's state where the segment continues a stream, else `start`. None, which kernels take
+            for zeros, if neither `state` nor another `start` is given.
 
         Raises:
-            ValueError: `state` is not of B lanes.
+            TypeError: `state` is no tensor.
+            ValueError: It is not of B lanes; or it is None, and `start` is a number, which does not tell the shape.
         """
         if state is None:
-            return None
-        if len(state) != len(self.last):
-            raise ValueError(
-                f"the batch has {len(self.last)} lanes, and the state is {tuple(state.shape)}; its first dimension "
-                "must be the lanes, as to_lanes returns it"
-            )
+            if isinstance(start, torch.Tensor):
+                return start.expand(len(self.row), *start.shape[1:])
+            if start == 0:
+                return None
+            raise ValueError(f"without a state, start must be a tensor (1, ...), and is {start!r}, which has no shape")
+        _check_first(state, len(self.last), "lanes", "as to_lanes returns it")
         carried = state.index_select(0, self.row)
         goes_on = self.continues.reshape(-1, *[1] * (state.ndim - 1))
-        return torch.where(goes_on, carried, torch.as_tensor(start, dtype=state.dtype, device=state.device))
+        return torch.where(goes_on, carried, start.to(state) if isinstance(start, torch.Tensor) else start)
 
     def to_lanes(self, state: torch.Tensor) -> torch.Tensor:
         """The lanes' states after the batch, of the final states of the segments.
@@ -92,14 +94,21 @@ class Segments:
             `(B, ...)`. Of a lane without an item it is of no meaning: what this lane reads next starts anew.
 
         Raises:
-            ValueError: `state` is not of N segments.
+            TypeError: `state` is no tensor.
+            ValueError: It is not of N segments.
         """
-        if len(state) != len(self.row):
-            raise ValueError(
-                f"the batch has {len(self.row)} segments, and the state is {tuple(state.shape)}; its first dimension "
-                "must be the segments, as the kernel that was given this cu_seqlens returns it"
-            )
+        _check_first(state, len(self.row), "segments", "as a kernel returns it that was given this cu_seqlens")
         return state.index_select(0, self.last)
+
+
+def _check_first(state: object, count: int, what: str, how: str) -> None:
+    if not isinstance(state, torch.Tensor):
+        raise TypeError(f"the state must be a tensor, and is a {type(state).__name__}; give each tensor by itself")
+    if state.shape[:1] != (count,):
+        raise ValueError(
+            f"the batch has {count} {what}, and the state is {tuple(state.shape)}; its first dimension must be the "
+            f"{what}, {how}"
+        )
 
 
 def begins_segment(is_start: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:

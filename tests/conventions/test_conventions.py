@@ -296,6 +296,8 @@ def test_streams_start_with_a_value_of_the_users():
     initial = segments.to_segments(carried, start)
     for n, goes_on in enumerate(segments.continues.tolist()):
         assert initial[n].tolist() == (carried[segments.row[n]].tolist() if goes_on else [0.5, 0.25])
+    assert segments.to_segments(None, start).tolist() == [[0.5, 0.25]] * len(segments.row)
+    assert segments.to_segments(None) is None
     initial.sum().backward()
     assert start.grad.tolist() == [[float((~segments.continues).sum())] * 2]
 
@@ -315,3 +317,7 @@ def test_what_is_no_tensor_of_the_batch_is_refused():
         segments.to_segments(torch.zeros(3, 2))
     with pytest.raises(ValueError, match=rf"{len(segments.row)} segments, and the state is \(99,\)"):
         segments.to_lanes(torch.zeros(99))
+    with pytest.raises(TypeError, match="is a tuple; give each tensor by itself"):
+        segments.to_lanes((torch.zeros(99), torch.zeros(99)))
+    with pytest.raises(ValueError, match=r"start must be a tensor .* and is 0\.5"):
+        segments.to_segments(None, 0.5)
