@@ -67,11 +67,11 @@ def test_torchrl_gives_each_stream_what_it_has_alone(kind, backend, windows):
 
     alone = [network(features(source).unsqueeze(0))[0][0] for source in range(len(LENGTHS))]
 
-    def run(batches, keep):
+    def run(batches, keep, given_at=slice(0, 1)):
         carried, wrong = {name: torch.zeros(LANES, 2, 8) for name in names}, 0
         for batch in batches:
             states = torch.zeros(LANES, STEPS, len(names), 2, 8)
-            states[:, 0] = torch.stack([keep(batch, carried[name]) for name in names], 1)
+            states[:, given_at] = torch.stack([keep(batch, carried[name]) for name in names], 1).unsqueeze(1)
             values = {name: states[:, :, i] for i, name in enumerate(names)}
             given = {"x": batch.data.transpose(0, 1), "is_init": batch.is_init(), **values}
             answer = module(TensorDict(given, [LANES, STEPS]))
@@ -79,10 +79,14 @@ def test_torchrl_gives_each_stream_what_it_has_alone(kind, backend, windows):
             wrong += differing(batch, answer["y"].transpose(0, 1), alone)
         return wrong
 
+    def started_zeroed(batch, state):
+        return state * ~batch.reset.view(-1, 1, 1)
+
     batches = batches_of(open_features, windows)
-    assert not run(batches, lambda batch, state: state * ~batch.reset.view(-1, 1, 1))
+    assert not run(batches, started_zeroed)
     if backend == "pad":  # which is the default; it does not zero the state at `is_init`
         assert run(batches, lambda batch, state: state)
+        assert bool(run(batches, started_zeroed, slice(None))) == (windows == "packed")
 
 
 @WINDOWS
