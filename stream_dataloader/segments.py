@@ -21,7 +21,7 @@ import torch
 __all__ = ["Segments"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Segments:
     """The segments of a batch's lanes laid end to end, from `batch.segments()`. N is their number.
 
@@ -37,9 +37,9 @@ class Segments:
         >>> dataset = StreamDataset([6, 1, 3], range, batch_size=2, time_steps=4, windows="packed")
         >>> for batch in StreamDataLoader(dataset):
         ...     segments = batch.segments()
-        ...     print(segments.cu_seqlens.tolist(), segments.row.tolist(), segments.continues.tolist())
-        [0, 4, 5, 8] [0, 1, 1] [False, False, False]
-        [0, 2, 4, 8] [0, 0, 1] [True, False, False]
+        ...     print(segments, segments.cu_seqlens.tolist(), segments.continues.tolist())
+        Segments(3 of 2 lanes, device='cpu') [0, 4, 5, 8] [False, False, False]
+        Segments(3 of 2 lanes, device='cpu') [0, 2, 4, 8] [True, False, False]
     """
 
     cu_seqlens: torch.Tensor
@@ -75,7 +75,7 @@ class Segments:
         """
         if state is None:
             if isinstance(start, torch.Tensor):
-                return start.expand(len(self.row), *start.shape[1:])
+                return start.expand(len(self), *start.shape[1:])
             if start == 0:
                 return None
             raise ValueError(f"without a state, start must be a tensor (1, ...), and is {start!r}, which has no shape")
@@ -97,8 +97,15 @@ class Segments:
             TypeError: `state` is no tensor.
             ValueError: It is not of N segments.
         """
-        _check_first(state, len(self.row), "segments", "as a kernel returns it that was given this cu_seqlens")
+        _check_first(state, len(self), "segments", "as a kernel returns it that was given this cu_seqlens")
         return state.index_select(0, self.last)
+
+    def __len__(self) -> int:
+        """Number of segments, N."""
+        return len(self.row)
+
+    def __repr__(self) -> str:
+        return f"Segments({len(self)} of {len(self.last)} lanes, device={str(self.row.device)!r})"
 
 
 def _check_first(state: object, count: int, what: str, how: str) -> None:
