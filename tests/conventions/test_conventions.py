@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader.recurrent import RecurrentState
 
 LENGTHS = [13, 4, 1, 9, 22, 3, 5, 8, 2, 17, 6, 1, 1, 11]
 STEPS, LANES = 5, 4
@@ -45,20 +46,20 @@ def batches_of(windows="packed", **more):
     )
 
 
-def alone():
+def alone(start):
     """What each stream gives by itself, by source and position."""
     outputs = {}
     for source, length in enumerate(LENGTHS):
-        h = 0.0
+        h = start
         for i in range(length):
             h = 0.9 * h + value(source, i)
             outputs[source, i] = h
     return outputs
 
 
-def differing(batch, outputs):
+def differing(batch, outputs, start=0.0):
     """How many items have other outputs `(T, B)` than their stream has alone."""
-    expected, wrong = alone(), 0
+    expected, wrong = alone(start), 0
     for t, b in (batch.source >= 0).nonzero().tolist():
         where = batch.source[t, b].item(), batch.position[t, b].item()
         wrong += abs(outputs[t, b].item() - expected[where]) > 1e-6
@@ -153,6 +154,18 @@ def test_segments_go_on_from_the_lanes_states_and_give_them_back(windows):
         outputs, final = varlen(row, batch.cu_seqlens(), segments.to_segments(state))
         state = segments.to_lanes(final)
         assert not differing(batch, batch.unflatten_lanes(outputs))
+
+
+@ALL_WINDOWS
+def test_segments_start_with_the_value_of_a_recurrent_state_and_give_back_what_it_keeps(windows):
+    start = torch.full((1,), 3.0, dtype=torch.float64)
+    carry = RecurrentState(start, batch_dim=0, packed=True)
+    for batch in batches_of(windows):
+        segments, row = batch.segments(), batch.flatten_lanes(batch.data)
+        initial = segments.to_segments(carry.before(batch), start)
+        outputs, final = varlen(row, segments.cu_seqlens, initial)
+        carry.after(batch, segments.to_lanes(final))
+        assert not differing(batch, batch.unflatten_lanes(outputs), 3.0)
 
 
 def test_segments_that_begin_at_starts_only_run_from_lane_to_lane():
