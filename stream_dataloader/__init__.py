@@ -3,6 +3,7 @@
 from stream_dataloader._schedule.rules import split_batch_size, split_dataset_sizes
 from stream_dataloader._state.plain import merge_states, split_state
 from stream_dataloader.batch import StreamBatch
+from stream_dataloader.batch_sampler import LaneBatchSampler, LaneIndex
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import (
@@ -31,6 +32,8 @@ __all__ = [
     "EmptySourcesError",
     "FailureLimitError",
     "ItemError",
+    "LaneBatchSampler",
+    "LaneIndex",
     "LengthError",
     "NonFiniteStateError",
     "OpenError",

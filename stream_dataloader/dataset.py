@@ -11,13 +11,14 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.data import IterableDataset
 
 from stream_dataloader import _options as options
 from stream_dataloader._items.fill import check_fill
+from stream_dataloader._map_style.streams import map_style
 from stream_dataloader._memory.pickling import by_value, spawning
 from stream_dataloader._reading.early import declares_early
 from stream_dataloader._reading.fingerprint import fingerprint_of
@@ -28,6 +29,12 @@ from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader._schedule.step_count import steps_of_groups
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from stream_dataloader._map_style.group_ids import Order
+    from stream_dataloader._map_style.streams import MapStyleOptions
 
 __all__ = ["StreamDataset"]
 
@@ -158,6 +165,51 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.session_table = SessionTable(self.rules)
         self._iterations = 0  # in this process
         self.epoch_request = (0, 0)  # how often an epoch was set, and the last one
+
+    @classmethod
+    def from_map_style(
+        cls,
+        dataset: Any,
+        groups: Iterable[Any],
+        batch_size: int,
+        *,
+        order: Order | None = None,
+        allow_partial: bool = False,
+        allow_repeats: bool = False,
+        **others: Unpack[MapStyleOptions],
+    ) -> Self:
+        """Read a map-style dataset: each group of indices is a source, and an item is `dataset[i]`.
+
+        The items of a window come by one call of `dataset.__getitems__`, if there is one: a stream fetches `time_steps`
+        items at once. Lengths are known, so `len(loader)` is exact, and going on from a saved state reads nothing
+        again. The dataset is pickled once for each worker, or inherited by fork. `sources[i]` is the i-th group: a
+        `range`, or an array of indices.
+
+        Args:
+            dataset: Any dataset with `__getitem__` and `__len__`.
+            groups: The group id of each index, numbers or strings: equal ones in a row are a group. Or the groups
+                themselves: lists of indices, arrays or ranges.
+            batch_size: Number of lanes B.
+            order: Puts scattered ids together: a sort key for each index (its time, say), or a function of the index.
+                `range(len(dataset))` keeps the order of indices. Groups come in the order of their first index.
+            allow_partial: Leave out indices that are in no group, which is an error otherwise.
+            allow_repeats: Read indices again that are in several groups, which is an error otherwise.
+            **others: The options of `StreamDataset`, but for `sources`, `open_stream` and `lengths`.
+
+        Raises:
+            ValueError: The groups do not fit the dataset, or as for `StreamDataset`.
+            TypeError: It is no map-style dataset, or as for `StreamDataset`.
+
+        Example:
+            >>> from stream_dataloader import StreamDataset, StreamDataLoader
+            >>> letters = list("abcdefg")
+            >>> words = ["x", "x", "x", "y", "y", "z", "z"]
+            >>> dataset = StreamDataset.from_map_style(letters, words, batch_size=2, time_steps=2)
+            >>> [batch.data for batch in StreamDataLoader(dataset)]
+            [[['a', 'd'], ['b', 'e']], [['c', 'f'], [None, 'g']]]
+        """
+        made = map_style(dataset, groups, others, order=order, allow_partial=allow_partial, allow_repeats=allow_repeats)
+        return cls(batch_size=batch_size, **made)
 
     def _check_rules(self, **given: Any) -> Rules:
         return options.check_rules(**given)

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from stream_dataloader._items.structure import Misfit
 from stream_dataloader._reading.positions import keeps_state, seeks_items, takes_start, warn_of_unused
 from stream_dataloader._schedule.rules import NONE
 from stream_dataloader.errors import ItemError, OpenError, ReadError, StreamError, detached, shorten
@@ -220,6 +221,10 @@ class OpenedStream:
         """
         try:
             count = self._opened.read_into(out)
+        except Misfit as misfit:  # of a stream that takes its items apart as a lane does
+            raise self.error(
+                ItemError, f"{misfit}; all items of a stream must share structure, dtypes and shapes"
+            ) from None
         except Exception as error:
             if not self._retries:
                 raise self.error(ReadError, f"the stream's read_into raised {_text(error)}") from error

@@ -57,6 +57,7 @@ class Order:
     ) -> None:
         self._epoch, self._cycles, self._rules = epoch, rules.padding_mode == "cycle", rules
         self._groups = rules.groups
+        self._draws: dict[int, int] = {}  # in a pass, by group
         self._returned = returned_by_group(rules, returned)
         cursors = cursors or [0] * rules.groups.count
         self.first = [cursor - len(again) for cursor, again in zip(cursors, self._returned, strict=True)]
@@ -74,7 +75,9 @@ class Order:
     def __getitem__(self, grant: int) -> Assignment:
         """What a grant stands for; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
         count, group = divmod(grant, self._groups.total)
-        draws = NEVER if self._rules.endless_mix else self._groups.share(group, self._rules.draws)
+        if (draws := self._draws.get(group)) is None:
+            draws = NEVER if self._rules.endless_mix else self._groups.share(group, self._rules.draws)
+            self._draws[group] = draws
         turn, index = divmod(count, draws)
         index = index * self._groups.total + group
         epoch = self._epoch + turn if self._cycles else self._epoch

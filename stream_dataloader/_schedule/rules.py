@@ -96,6 +96,8 @@ class Rules:
     Attributes:
         lanes: Number of lanes of all groups that are hosted here; one group's lanes follow the other's.
         draws: Number of grants in a pass of all groups: one a source, and more where exhausted lists start again.
+        lanes_of_a_group: How many of the lanes each group has.
+        shares: Number of grants in a pass, of each group hosted here.
     """
 
     num_sources: int
@@ -111,23 +113,25 @@ class Rules:
     mix: Mix | None = None
     groups: Groups = ALONE
     draws: int = field(init=False)
+    # kept, as each ticket's decision asks for them
+    lanes_of_a_group: int = field(init=False, repr=False, compare=False)
+    shares: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "draws", self.num_sources if self.mix is None else self.mix.draws)
+        groups, draws = self.groups, self.num_sources if self.mix is None else self.mix.draws
+        object.__setattr__(self, "draws", draws)
+        object.__setattr__(self, "lanes_of_a_group", self.lanes // groups.count)
+        hosted = range(groups.first, groups.first + min(groups.count, self.lanes))  # more groups are refused elsewhere
+        object.__setattr__(self, "shares", tuple(groups.share(group, draws) for group in hosted))
 
     @property
     def endless_mix(self) -> bool:
         """Whether each list of a mix starts again on its own, so that there is no pass over all of them."""
         return self.padding_mode == "cycle" and self.mix is not None and self.mix.exhausted == "repeat"
 
-    @property
-    def lanes_of_a_group(self) -> int:
-        """How many of the lanes each group has."""
-        return self.lanes // self.groups.count
-
     def draws_of(self, lane: int) -> int:
         """Number of grants in a pass of a lane's group."""
-        return self.groups.share(self.groups.first + lane // self.lanes_of_a_group, self.draws)
+        return self.shares[lane // self.lanes_of_a_group]
 
     @property
     def _dealt_anew(self) -> bool:
@@ -158,7 +162,7 @@ class Rules:
         """
         hosted = lane // self.lanes_of_a_group
         cursor = int(cursors[hosted])
-        left = self.draws_of(lane) - cursor
+        left = self.shares[hosted] - cursor
         if ahead:
             refused = self.padding_mode != "cycle" and left <= TAIL_SOURCES_PER_LANE * self.lanes_of_a_group
         else:

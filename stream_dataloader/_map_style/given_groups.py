@@ -1,0 +1,225 @@
+"""What a user gives as groups: ids, lists of indices, ranges or lengths, made into `IndexGroups`.
+
+Guarantee: each index is one of the dataset's, and is in exactly one group, unless the user asks for something else;
+what does not fit is an error that names the value, the limit and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_dataloader import _options as options
+from stream_dataloader._map_style.group_ids import IDS, Order, groups_of_ids, is_group
+from stream_dataloader._map_style.index_groups import IndexGroups, smallest_dtype
+from stream_dataloader._schedule.rules import IntArray
+from stream_dataloader.errors import shorten
+
+#: What a flat list of numbers is.
+Numbers = Literal["ids", "lengths"]
+
+
+def groups_of(
+    given: Any,
+    dataset_length: int | None,
+    *,
+    order: Order | None = None,
+    numbers: Numbers | None = None,
+    allow_partial: bool = False,
+    allow_repeats: bool = False,
+) -> IndexGroups:
+    """The groups that a user gives.
+
+    Args:
+        given: Group ids, one for each index; lists of indices, or ranges, one for each group; or lengths.
+        dataset_length: Number of items of the dataset; None: one more than the largest index.
+        order: Sort keys, which scattered ids need.
+        numbers: What a flat list of integers is; None: it may be either, which is an error.
+        allow_partial: Some indices may be in no group.
+        allow_repeats: Indices may come several times.
+
+    Raises:
+        ValueError: The groups do not fit the dataset, or each other.
+        TypeError: They are no groups at all.
+    """
+    allow_partial = options.flag("allow_partial", allow_partial)
+    allow_repeats = options.flag("allow_repeats", allow_repeats)
+    if numbers is not None:
+        options.choice("numbers", numbers, Numbers)
+    listed = _listed(given)
+    if len(listed) == 0:
+        raise ValueError("groups is empty; give at least one group")
+    if is_group(listed[0]):
+        if order is not None:
+            raise ValueError("order= sorts the indices of equal ids, and groups are lists of indices; sort those")
+        groups = _groups_of_lists(listed, dataset_length)
+    else:
+        numbers = numbers or _told_apart(listed)
+        if numbers == "lengths":
+            if order is not None:
+                raise ValueError("order= sorts the indices of equal ids, and groups are lengths")
+            groups = _groups_of_lengths(listed, dataset_length)
+        else:
+            groups = groups_of_ids(listed, dataset_length, order)
+    if dataset_length is not None and not allow_partial:
+        _check_cover(groups)
+    if not allow_repeats:
+        _check_repeats(groups)
+    return groups
+
+
+def _listed(given: Any) -> Any:
+    """`given` as something with a length and numbered entries."""
+    if isinstance(given, (str, bytes, Mapping, set, frozenset)) or not isinstance(given, Iterable):
+        raise TypeError(
+            f"groups is {shorten(given)}, a {type(given).__name__}; give {IDS}, or a list of lists of indices or ranges"
+        )
+    if hasattr(given, "numpy") and not isinstance(given, np.ndarray):  # a tensor
+        given = given.numpy()
+    if isinstance(given, np.ndarray):
+        if given.ndim == 0:
+            raise TypeError(f"groups is {shorten(given)}, one number; give {IDS}")
+        return given
+    return given if isinstance(given, (list, tuple, range)) else list(given)
+
+
+def _told_apart(listed: Any) -> Numbers:
+    if isinstance(listed[0], (int, np.integer)) and not isinstance(listed[0], bool):
+        raise ValueError(
+            f"groups_or_lengths is a flat list of integers, {shorten(listed, 60)}, which may be the group of "
+            "each index "
+            'or the length of each group; say which: numbers="ids" or numbers="lengths"'
+        )
+    return "ids"
+
+
+# lengths --------------------------------------------------------------------------------------------------------------
+
+
+def _groups_of_lengths(listed: Any, dataset_length: int | None) -> IndexGroups:
+    lengths = options.check_lengths(listed, len(listed))
+    assert lengths is not None
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    total = int(offsets[-1])
+    if dataset_length is not None and total > dataset_length:
+        raise ValueError(
+            f"the lengths add up to {total}, and the dataset has {dataset_length} items; correct them, or, if "
+            "this is a "
+            'flat list of ids, say numbers="ids"'
+        )
+    return IndexGroups(offsets, offsets[:-1], None, total if dataset_length is None else dataset_length)
+
+
+# lists of indices -----------------------------------------------------------------------------------------------------
+
+
+def _groups_of_lists(listed: Any, dataset_length: int | None) -> IndexGroups:
+    counts = np.empty(len(listed), np.int64)
+    arrays: list[npt.NDArray[Any]] = []
+    ranges = all(type(group) is range and group.step == 1 for group in listed)
+    for number, group in enumerate(listed):
+        if not ranges:
+            arrays.append(_indices_of(number, group))
+        counts[number] = len(group)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    if ranges:
+        starts, stops = (np.array([getattr(group, name) for group in listed], np.int64) for name in ("start", "stop"))
+        has_some = counts > 0
+        firsts = np.where(has_some, starts, 0)
+        largest = int(stops[has_some].max(initial=0)) - 1
+        _check_range(listed, firsts, np.where(has_some, stops - 1, -1), has_some, dataset_length)
+        return IndexGroups(offsets, firsts, None, largest + 1 if dataset_length is None else dataset_length)
+    indices = np.concatenate(arrays)
+    length = int(indices.max(initial=-1)) + 1 if dataset_length is None else dataset_length
+    for wrong in (indices < 0, indices >= length):
+        if wrong.any():
+            place = int(wrong.argmax())
+            number = int(np.searchsorted(offsets, place, "right")) - 1
+            _refuse(f"groups[{number}][{place - int(offsets[number])}]", int(indices[place]), dataset_length)
+    return IndexGroups(offsets, None, indices.astype(smallest_dtype(length)), length)
+
+
+def _indices_of(number: int, group: Any) -> npt.NDArray[Any]:
+    if isinstance(group, range):
+        return np.arange(group.start, group.stop, group.step)
+    if not is_group(group):
+        raise TypeError(
+            f"groups[{number}] is {shorten(group)}, a {type(group).__name__}, and groups[0] a list of indices; give "
+            f"lists of indices only, or {IDS}"
+        )
+    try:
+        array = np.asarray(group)
+    except ValueError:
+        array = np.empty((0, 0))
+    if not len(group):
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(f"groups[{number}] is {shorten(group, 80)}, and must be a flat list of integers, indices")
+    return array
+
+
+def _check_range(
+    listed: Any, firsts: IntArray, lasts: IntArray, has_some: npt.NDArray[np.bool_], dataset_length: int | None
+) -> None:
+    wrong = has_some & (firsts < 0)
+    if dataset_length is not None:
+        wrong |= lasts >= dataset_length
+    if wrong.any():
+        number = int(wrong.argmax())
+        index = int(firsts[number] if firsts[number] < 0 else lasts[number])
+        _refuse(f"groups[{number}], {listed[number]},", index, dataset_length, verb="has index")
+
+
+def _refuse(what: str, index: int, length: int | None, verb: str = "is") -> None:
+    """Raise for an index that no item has."""
+    if index < 0:
+        limit = "from 0" if length is None else f"from 0 to {length - 1}"
+        raise ValueError(
+            f"{what} {verb} {index}, and indices count {limit}; a negative index does not count from the end, give the "
+            "index itself"
+        )
+    raise ValueError(
+        f"{what} {verb} {index}, and the dataset has {length} items, so indices count from 0 to {(length or 0) - 1}; "
+        "leave the index out, or give the dataset that the groups were made for"
+    )
+
+
+# all of the dataset, and once -----------------------------------------------------------------------------------------
+
+
+def _check_cover(groups: IndexGroups) -> None:
+    """Refuse groups that leave items of the dataset out."""
+    length, flat = groups.dataset_length, groups.flat
+    if flat is None:
+        missing = np.arange(groups.total, length)
+    else:
+        missing = np.flatnonzero(np.bincount(flat, minlength=length) == 0)
+    if len(missing):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(
+            f"no group has index {int(missing[0])}{more}, and the dataset has {length} items; put each in a group, or "
+            "pass allow_partial=True to leave them out"
+        )
+
+
+def _check_repeats(groups: IndexGroups) -> None:
+    """Refuse groups in which an index comes twice."""
+    flat = groups.flat
+    if flat is None or not len(flat):
+        return
+    counts = np.bincount(flat)
+    if counts.max() <= 1:
+        return
+    index = int((counts > 1).argmax())
+    offsets = np.concatenate([[0], np.cumsum(groups.lengths)])
+    numbers = [int(np.searchsorted(offsets, place, "right")) - 1 for place in np.flatnonzero(flat == index)[:2]]
+    where = (
+        f"twice in groups[{numbers[0]}]" if numbers[0] == numbers[1] else f"in groups[{numbers[0]}] and [{numbers[1]}]"
+    )
+    raise ValueError(
+        f"index {index} is {where}, and so would be read twice in an epoch; take it out of one, or pass "
+        "allow_repeats=True"
+    )

@@ -1,0 +1,251 @@
+"""The assignment of an epoch of known lengths, replayed without reading: which item each cell of each batch holds.
+
+::
+
+    lengths 3 2 4        places of items, the sources put one after the other:   0 1 2 | 3 4 | 5 6 7 8
+    T = 2, two lanes     step        0         1         2                          -: padding
+                         lane 0      0 1       2 -       5 6 ...
+                         lane 1      3 4       5 6       7 8
+
+Sources change hands at events: a lane that is out of data takes its next one. Events are worked through in order of
+time, each ticket decided at once, and what lies between two events is written as a whole.
+
+Guarantee: a pure function of rules, order and lengths; a replay that begins at the place of another gives the same
+cells as that one from there on, padding too.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.reservations import Reservations, next_grant
+from stream_dataloader._schedule.rules import NONE, IntArray, Rules
+from stream_dataloader.errors import EmptySourcesError
+
+#: What a cell holds: an item that is read for the first time this epoch, a stream's first item.
+FRESH, START = 1, 2
+
+#: Steps are replayed several at once: a lane costs a few microseconds, however many cells it fills.
+_LEAST_CELLS = 1 << 15
+_LEAST_CELLS_OF_A_LANE = 1 << 8
+_MOST_CELLS = 1 << 20
+#: At first only so many, as whoever waits for the first batch may want no more.
+_FIRST_STEPS = 8
+
+
+class LanePlace(NamedTuple):
+    """Where a lane stands between two steps.
+
+    Attributes:
+        grant: Number of its open source's grant; `NONE` if there is none.
+        items: Items it holds of that source so far.
+        draws_without_item: Sources that it took since it had an item.
+        idle: No source is left for it.
+        reserved: Grants of its reservations; None if it reserves no more.
+    """
+
+    grant: int
+    items: int
+    draws_without_item: int
+    idle: bool
+    reserved: tuple[int, ...] | None
+
+
+class ReplayPlace(NamedTuple):
+    """Where a replay stands between two steps.
+
+    Attributes:
+        step: The step that comes next.
+        cursors: Grants given so far, by group hosted.
+        lanes: One place a lane.
+    """
+
+    step: int
+    cursors: tuple[int, ...]
+    lanes: tuple[LanePlace, ...]
+
+
+class Cells(NamedTuple):
+    """What the cells of some steps hold.
+
+    Attributes:
+        places: `(steps, T, lanes)`, the place of each cell's item, counted over all sources put one after the other. A
+            cell without an item repeats the place before it in its window; in a window without any it has place 0.
+        kinds: `(steps, T, lanes)`, `FRESH` and `START`, added up; 0 is padding, or an item that is read again.
+    """
+
+    places: IntArray
+    kinds: npt.NDArray[np.uint8]
+
+
+class _Run(NamedTuple):
+    """A source in a lane: its items fill cells `[begin, end)`, counted over the lane's epoch.
+
+    Attributes:
+        place: The place of its first item.
+    """
+
+    grant: int
+    begin: int
+    end: int
+    place: int
+    fresh: bool
+
+
+class Replay:
+    """Replays one epoch, from its beginning or from a place in it.
+
+    Args:
+        rules: Deterministic ones, with `time_steps`.
+        order: The order in which sources are handed out.
+        lengths: `(num_sources,)`, items of each source.
+        place: Where to begin; None at the epoch's beginning.
+
+    Attributes:
+        step: The step that comes next.
+    """
+
+    def __init__(self, rules: Rules, order: Order, lengths: IntArray, place: ReplayPlace | None = None) -> None:
+        assert rules.time_steps is not None
+        assert rules.deterministic
+        self._rules, self._order, self._lengths = rules, order, lengths
+        self._window: int = rules.time_steps
+        self._firsts = np.cumsum(lengths) - lengths  # the place of each source's first item
+        place = place or _beginning(rules)
+        self.step = place.step
+        self._eager = _FIRST_STEPS
+        self._cursors = list(place.cursors)
+        self._reserved = [Reservations[int](rules.lookahead, lane.reserved) for lane in place.lanes]
+        self._draws = [lane.draws_without_item for lane in place.lanes]
+        self._idle = [lane.idle for lane in place.lanes]
+        begin = self.step * self._window
+        self._runs = [None if lane.grant == NONE else self._run(lane.grant, begin - lane.items) for lane in place.lanes]
+        self._times = [  # when each lane is out of data next: a heap
+            (self.step if run is None else self._step_behind(run)) * rules.lanes + lane
+            for lane, run in enumerate(self._runs)
+            if not self._idle[lane]
+        ]
+        heapq.heapify(self._times)
+
+    def place(self) -> ReplayPlace:
+        """Where it stands."""
+        cell = self.step * self._window
+        lanes = []
+        for lane, run in enumerate(self._runs):
+            # a source whose last item fills a window's last cell is open until the lane looks for one more item
+            grant, items = (run.grant, min(cell, run.end) - run.begin) if run and run.end >= cell else (NONE, 0)
+            reserved = self._reserved[lane].held
+            lanes.append(LanePlace(grant, items, self._draws[lane], self._idle[lane], reserved))
+        return ReplayPlace(self.step, tuple(self._cursors), tuple(lanes))
+
+    def skip_to(self, step: int) -> None:
+        """Go on to a step, and do not look at the cells before."""
+        for _ in self._events(step):
+            pass
+        self.step = step
+
+    def read(self, most: int) -> Cells:
+        """The cells of the next steps, `most` at most.
+
+        Raises:
+            EmptySourcesError: With `"cycle"`, no source has an item.
+        """
+        window, lanes = self._window, self._rules.lanes
+        steps = max(_LEAST_CELLS // (window * lanes), _LEAST_CELLS_OF_A_LANE // window)
+        steps = max(1, min(most, steps, _MOST_CELLS // (window * lanes), self._eager))
+        self._eager *= 2
+        shape = lanes, steps * window
+        block = _Block(self.step * window, window, np.zeros(shape, np.int64), np.zeros(shape, np.uint8))
+        for lane, run in enumerate(self._runs):
+            if run is not None and run.end > block.first:
+                block.write(lane, run)
+        for lane, run in self._events(self.step + steps):
+            block.write(lane, run)
+        self.step += steps
+        return block.by_step()
+
+    def _events(self, stop: int) -> Iterator[tuple[int, _Run]]:
+        """Each source that a lane takes before a step, and has an item: the lane, and what the source fills."""
+        lanes, window, packed = self._rules.lanes, self._window, self._rules.windows == "packed"
+        times, runs, draws = self._times, self._runs, self._draws
+        while times and times[0] < stop * lanes:
+            step, lane = divmod(times[0], lanes)
+            grant = self._next_grant(lane)
+            if grant == NONE:
+                heapq.heappop(times)
+                draws[lane] += 1
+                self._idle[lane], runs[lane] = True, None
+                continue
+            before = runs[lane]
+            run = self._run(grant, before.end if packed and before is not None else step * window)
+            if run.end > run.begin:
+                runs[lane], draws[lane] = run, 0
+                heapq.heapreplace(times, self._step_behind(run) * lanes + lane)
+                yield lane, run
+            else:
+                draws[lane] += 1
+
+    def _next_grant(self, lane: int) -> int:
+        rules, draws = self._rules, self._draws[lane]
+        if draws:  # else there was an item just now
+            if rules.padding_mode == "cycle" and draws >= rules.most_draws(lane) + rules.lookahead:
+                raise EmptySourcesError(
+                    f"lane {lane} drew {draws} sources in a row, of {rules.num_sources} there are, and none has "
+                    "an item; "
+                    'padding_mode="cycle" would go on for ever',
+                    lane=lane,
+                )
+            if rules.padding_mode == "data" and draws >= rules.draws_of(lane):
+                return NONE
+        return next_grant(self._reserved[lane], functools.partial(rules.decide, lane, self._cursors))
+
+    def _run(self, grant: int, begin: int) -> _Run:
+        source, _, _, fresh = self._order[grant]
+        return _Run(grant, begin, begin + int(self._lengths[source]), int(self._firsts[source]), fresh)
+
+    def _step_behind(self, run: _Run) -> int:
+        """The step in which the lane needs another source."""
+        return (run.end if self._rules.windows == "packed" else run.end + self._window - 1) // self._window
+
+
+class _Block(NamedTuple):
+    """The cells of some steps, while they are written: each lane's in a row, from cell `first` of the epoch on."""
+
+    first: int
+    window: int
+    places: IntArray
+    kinds: npt.NDArray[np.uint8]
+
+    def write(self, lane: int, run: _Run) -> None:
+        """Write what lies in the block of a run, and pad the rest of its last window, which a next run overwrites."""
+        begin, end = max(run.begin - self.first, 0), min(run.end - self.first, self.places.shape[1])
+        if begin >= end:
+            return
+        places, kinds = self.places[lane], self.kinds[lane]
+        place = run.place + self.first - run.begin
+        places[begin:end] = np.arange(place + begin, place + end)
+        padded = -(-end // self.window) * self.window
+        places[end:padded] = place + end - 1
+        kinds[begin:end] = FRESH * run.fresh
+        if run.begin >= self.first:
+            kinds[begin] |= START
+
+    def by_step(self) -> Cells:
+        lanes = len(self.places)
+        shape = lanes, -1, self.window
+        return Cells(
+            np.ascontiguousarray(self.places.reshape(shape).transpose(1, 2, 0)),
+            np.ascontiguousarray(self.kinds.reshape(shape).transpose(1, 2, 0)),
+        )
+
+
+def _beginning(rules: Rules) -> ReplayPlace:
+    lane = LanePlace(NONE, 0, 0, False, () if rules.lookahead else None)
+    return ReplayPlace(0, (0,) * rules.groups.count, (lane,) * rules.lanes)

@@ -1,0 +1,197 @@
+"""`LaneBatchSampler`: coherent lanes for torch's own `DataLoader`, and for frameworks that build one themselves.
+
+Guarantees: the rows are those of a `StreamDataLoader` over the same groups; ranks have as many batches as each other,
+and no index in common; `len` is exact; a state says where the trainer is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import Sampler
+
+from stream_dataloader import _options as options
+from stream_dataloader._map_style.given_groups import groups_of
+from stream_dataloader._sampling.lane_index import LaneIndex
+from stream_dataloader._sampling.position import SamplerPosition
+from stream_dataloader.protocols import PaddingMode, Schedule, Windows
+
+if TYPE_CHECKING:
+    from stream_dataloader._map_style.given_groups import Numbers
+    from stream_dataloader._map_style.group_ids import Order
+
+__all__ = ["LaneBatchSampler", "LaneIndex"]
+
+
+class LaneBatchSampler(Sampler[list[int]]):
+    """Draws the indices of batches in which row b goes on where row b of the batch before stopped.
+
+    A batch is a list of `T * B` indices, time-major: those of all lanes at t = 0, then at t = 1. So what torch's
+    `DataLoader` collates has a first axis of `T * B`, to be viewed as `(T, B, ...)`. Each is a `LaneIndex`, which says
+    its lane and time step, whether its group starts there, and whether it is padding. Pass it as `batch_sampler=`, and
+    nothing else about batches.
+
+    A cell without an item cannot be left out of a list of indices. It repeats the index before it in its window; in a
+    window without any, it is the first index of the first group. Its `mask` is False.
+
+    Args:
+        groups_or_lengths: Groups of indices, as for `StreamDataset.from_map_style`: lists of indices, arrays or ranges;
+            or a flat list with the group id of each index. Or the lengths of consecutive groups, a flat list too.
+        batch_size: Number of lanes B on this rank.
+        time_steps: Time steps T of a window.
+        numbers: What a flat list of integers is: `"ids"` or `"lengths"`. Ids that are strings need no word.
+        windows: `"aligned"` or `"packed"`, as for `StreamDataset`, like the options that follow up to `seed`.
+        padding_mode: What a lane does when no group is left. With `"cycle"`, the default, batches never end; pass
+            `batches_per_epoch` to trainers that count them.
+        shuffle: Draw the groups in a new order each epoch.
+        schedule: `"listed"`, `"longest_first"` or `"balanced"`.
+        lookahead: Number of groups that each lane reserves.
+        seed: Seeds the order; None draws it from torch's generator. Several ranks must be given the same.
+        rank: Which rank this process is; needs `world_size`. None: torch.distributed is asked, if it is initialised.
+        world_size: Number of ranks.
+        groups: Number of groups that ranks share the epoch's order by, see `StreamDataLoader`. (Not those of indices.)
+        batches_per_epoch: Number n of batches of an epoch; needs `"cycle"`. The endless run is drawn in epochs of n
+            batches, each of which goes on where the one before stopped.
+        order: Puts scattered ids together: a sort key for each index, or a function of the index.
+        dataset_length: Number of items of the dataset, to check the groups by; None: one more than the largest index.
+        allow_partial: Leave out indices that are in no group, which is an error otherwise.
+        allow_repeats: Draw indices again that are in several groups, which is an error otherwise.
+
+    Raises:
+        ValueError: An option's value is out of range, unknown, or does not go with another.
+        TypeError: An option is of the wrong type.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> from stream_dataloader import LaneBatchSampler
+        >>> letters = list("abcdefgh")
+        >>> sampler = LaneBatchSampler([3, 2, 3], 2, 2, numbers="lengths", padding_mode="zeros")
+        >>> loader = DataLoader(letters, batch_sampler=sampler, collate_fn="".join)
+        >>> len(loader), list(loader)
+        (3, ['adbe', 'cfcg', 'ahah'])
+    """
+
+    def __init__(
+        self,
+        groups_or_lengths: Iterable[Any],
+        batch_size: int,
+        time_steps: int = 1,
+        *,
+        numbers: Numbers | None = None,
+        windows: Windows = "aligned",
+        padding_mode: PaddingMode = "cycle",
+        shuffle: bool = False,
+        schedule: Schedule = "listed",
+        lookahead: int | None = None,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        groups: int | None = None,
+        batches_per_epoch: int | None = None,
+        order: Order | None = None,
+        dataset_length: int | None = None,
+        allow_partial: bool = False,
+        allow_repeats: bool = False,
+    ) -> None:
+        if dataset_length is not None:
+            dataset_length = options.integer("dataset_length", dataset_length, 0)
+        found = groups_of(
+            groups_or_lengths,
+            dataset_length,
+            order=order,
+            numbers=numbers,
+            allow_partial=allow_partial,
+            allow_repeats=allow_repeats,
+        )
+        rules = options.check_rules(
+            num_sources=len(found),
+            batch_size=batch_size,
+            padding_mode=padding_mode,
+            windows=windows,
+            time_steps=options.integer("time_steps", time_steps, 1, 2**31),
+            lookahead=lookahead,
+            shuffle=shuffle,
+            schedule=schedule,
+            seed=int(torch.randint(2**62, ()).item()) if seed is None else seed,
+            deterministic=True,
+            has_lengths=True,
+        )
+        options.check_ranks(groups, rank, world_size, None)
+        self.batch_size = rules.lanes
+        self.time_steps: int = rules.time_steps or 1
+        self.batches_per_epoch = _check_epoch(batches_per_epoch, rules.padding_mode)
+        self._position = SamplerPosition(
+            found, rules, groups, (rank, world_size), self.batches_per_epoch, seed_is_given=seed is not None
+        )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Draw the next epoch, which begins with the first `next`."""
+        yield from self._position.begin().batches()
+
+    def __len__(self) -> int:
+        """Number of batches of the epoch that began last; of the one that comes, if none did or `set_epoch` was called.
+
+        It is exact. Shuffled epochs may have numbers that differ, but with `batches_per_epoch`.
+
+        Raises:
+            TypeError: There is no end.
+        """
+        total = self._position.total()
+        if total is None:
+            raise TypeError('padding_mode="cycle" has no last batch, so there is no len(); pass batches_per_epoch=')
+        return total
+
+    def __bool__(self) -> bool:
+        """Always true; Python would ask `len`, which may not be known."""
+        return True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch that the next iteration draws; later iterations count on from it.
+
+        Without it the first epoch is 0, and each iteration takes the next number with its first `next`. With
+        `batches_per_epoch` the number of the epoch that comes anyhow changes nothing, and 0 begins the run anew. Any
+        other number is given to the epoch that comes, with a `RuntimeWarning`: the run goes on where it stands.
+        """
+        self._position.set_epoch(epoch)
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Where the sampler stands; plain data.
+
+        A loader with workers draws batches ahead of those that the trainer has used, and the sampler cannot know how
+        many that are. So say it: `state_dict(step)` is the state after `step` batches of the epoch, however many were
+        drawn.
+
+        Args:
+            step: Number of the epoch's batches that the trainer has used, with those before a resume. None: all that
+                were drawn.
+
+        Raises:
+            ValueError: So many were not drawn, or the sampler went on from a state behind that.
+        """
+        return self._position.state_dict(step)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state with the next `iter()`; with the cost of a lookup a lane.
+
+        The sampler adopts the state's seed and groups. What `merge_states` made of several ranks' states will do on any
+        number of ranks that share its groups evenly. A state of a `StreamDataLoader` over the same groups
+        (`StreamDataset.from_map_style`) will do, too.
+
+        Raises:
+            StateError: The state is of other groups, of a dataset of another length, or of other options; says which.
+        """
+        self._position.load_state_dict(state)
+
+
+def _check_epoch(value: Any, padding_mode: PaddingMode) -> int | None:
+    if value is None:
+        return None
+    number = options.integer("batches_per_epoch", value, 1)
+    if padding_mode != "cycle":
+        raise ValueError(
+            f'batches_per_epoch is {number}, which needs padding_mode="cycle", as only an endless run has so many '
+            f'batches every time, and padding_mode is {padding_mode!r}; pass "cycle", or leave the number out'
+        )
+    return number

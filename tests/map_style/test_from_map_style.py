@@ -1,0 +1,454 @@
+"""`StreamDataset.from_map_style`: groups of indices of a map-style dataset are streams."""
+
+import itertools
+import json
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from helpers import START_METHODS, random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from stream_dataloader import (
+    ItemError,
+    ReadError,
+    StateError,
+    StreamDataLoader,
+    StreamDataset,
+    get_stream_info,
+    interleave,
+)
+from stream_dataloader.testing import batch_key, check_resume
+
+
+class Numbers(Dataset):
+    """Item i is [i]; `broken` raise."""
+
+    def __init__(self, count, broken=()):
+        self.count, self.broken = count, broken
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        assert type(index) is int
+        if index in self.broken:
+            raise OSError(f"item {index} is gone")
+        return torch.tensor([index])
+
+
+class ManyNumbers(Numbers):
+    """The same, several by one call; notes the calls."""
+
+    def __init__(self, count, broken=()):
+        super().__init__(count, broken)
+        self.calls = []
+
+    def __getitems__(self, indices):
+        self.calls.append(indices)
+        return [self[index] for index in indices]
+
+
+def rows(loader):
+    return [batch.data[..., 0].T.tolist() for batch in loader]
+
+
+def test_each_group_is_a_stream():
+    dataset = StreamDataset.from_map_style(Numbers(9), [0, 0, 0, 7, 7, 5, 5, 5, 5], 2, time_steps=2, fill_value=-1)
+    loader = StreamDataLoader(dataset)
+    assert len(loader) == 3
+    assert rows(loader) == [[[0, 1], [3, 4]], [[2, -1], [5, 6]], [[-1, -1], [7, 8]]]
+    assert list(dataset.sources) == [range(3), range(3, 5), range(5, 9)]
+
+
+IDS = [4, 4, 4, 9, 9, 2]
+SAME = [
+    IDS,
+    tuple(IDS),
+    np.array(IDS),
+    torch.tensor(IDS),
+    ["d", "d", "d", "a", "a", "c"],
+    ["d", "d", "d", 1, 1, (2, "x")],
+    [range(3), range(3, 5), range(5, 6)],
+    [[0, 1, 2], [3, 4], [5]],
+    [torch.arange(3), np.array([3, 4]), (5,)],
+    iter([range(3), range(3, 5), range(5, 6)]),
+]
+
+
+@pytest.mark.parametrize("groups", SAME, ids=[str(number) for number in range(len(SAME))])
+def test_groups_are_the_same_however_they_are_given(groups):
+    dataset = StreamDataset.from_map_style(Numbers(6), groups, 1, time_steps=2, fill_value=-1, seed=0)
+    assert rows(StreamDataLoader(dataset)) == [[[0, 1]], [[2, -1]], [[3, 4]], [[5, -1]]]
+    expected = StreamDataset.from_map_style(Numbers(6), IDS, 1, time_steps=2)
+    assert dataset.fingerprint == expected.fingerprint
+    assert list(dataset.sources) == list(expected.sources)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        [5, 4, 3, 2, 1, 0],
+        lambda index: -index,
+        np.array([5.0, 4, 3, 2, 1, 0]),
+        list("fedcba"),
+        [(9 - i,) for i in range(6)],
+    ],
+)
+def test_scattered_ids_are_put_together_in_the_order_of_keys(order):
+    dataset = StreamDataset.from_map_style(Numbers(6), ["x", "y", "x", "z", "y", "x"], 1, order=order, time_steps=3)
+    assert [list(source) for source in dataset.sources] == [[5, 2, 0], [4, 1], [3]]
+
+
+def test_lists_may_leave_out_and_repeat_where_that_is_asked_for():
+    groups = [[3, 1, 3], [], [0, 1]]
+    dataset = StreamDataset.from_map_style(
+        Numbers(5), groups, 1, time_steps=3, fill_value=-1, allow_partial=True, allow_repeats=True
+    )
+    assert rows(StreamDataLoader(dataset)) == [[[3, 1, 3]], [[0, 1, -1]]]
+
+
+WRONG = [
+    ([0, 0, 1], ValueError, r"groups has 3 ids, and the dataset 6 items; give one id for each item"),
+    ([3, 3], ValueError, r"they add up to 6: if they are the lengths of consecutive groups"),
+    ([0, 1, 0, 1, 1, 1], ValueError, r"id 0 at index 0, and, with other ids between, again at index 2.*order="),
+    ([0, 0, 0, None, 1, 1], ValueError, r"groups\[3\] is None"),
+    ([0.5, 0.5, float("nan"), 1.0, 1.0, 1.0], ValueError, r"groups\[2\] is nan"),
+    ([range(5)], ValueError, r"no group has index 5, and the dataset has 6 items.*allow_partial=True"),
+    ([[0], [2, 4]], ValueError, r"no group has index 1 and 2 more, and the dataset has 6 items.*allow_partial=True"),
+    ([range(4), range(3, 6)], ValueError, r"index 3 is in groups\[0\] and \[1\].*allow_repeats=True"),
+    ([[0, 1, 2, 1], [3, 4, 5]], ValueError, r"index 1 is twice in groups\[0\].*allow_repeats=True"),
+    (
+        [[0, 1], [2, -1]],
+        ValueError,
+        r"groups\[1\]\[1\] is -1, and indices count from 0 to 5; a negative index does not",
+    ),
+    ([[0, 1], [2, 6]], ValueError, r"groups\[1\]\[1\] is 6, and the dataset has 6 items, so indices count from 0 to 5"),
+    ([range(3), range(3, 9)], ValueError, r"groups\[1\], range\(3, 9\), has index 8, and the dataset has 6 items"),
+    ([range(-2, 3)], ValueError, r"groups\[0\], range\(-2, 3\), has index -2"),
+    ([range(3), 4], TypeError, r"groups\[1\] is 4, a int, and groups\[0\] a list of indices"),
+    ([0, [1]] * 3, TypeError, r"groups\[1\] is \[1\], a list, and groups\[0\] 0"),
+    ([["a"]], TypeError, r"groups\[0\] is \['a'\], and must be a flat list of integers"),
+    ([[0.5]], TypeError, "must be a flat list of integers"),
+    ([[[0], [1, 2]]], TypeError, "must be a flat list of integers"),
+    ([], ValueError, "groups is empty"),
+    ("abc", TypeError, "groups is 'abc', a str"),
+    ({0: [1]}, TypeError, "a dict"),
+    (3, TypeError, "groups is 3, a int"),
+]
+
+
+@pytest.mark.parametrize(("groups", "kind", "text"), WRONG)
+def test_groups_that_do_not_fit_are_refused(groups, kind, text):
+    with pytest.raises(kind, match=text):
+        StreamDataset.from_map_style(Numbers(6), groups, 1, time_steps=2)
+
+
+def test_orders_that_do_not_fit_are_refused():
+    for order, text in [
+        ([1, 2], "order has 2 sort keys, and there are 3 indices"),
+        ([1, 2, float("nan")], r"order\[2\] is nan"),
+        ([1, "a", None], "cannot be compared"),
+        (5, "order is 5, a int"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=text):
+            StreamDataset.from_map_style(Numbers(3), [0, 1, 0], 1, order=order, time_steps=1)
+    with pytest.raises(ValueError, match="groups are lists of indices; sort those"):
+        StreamDataset.from_map_style(Numbers(3), [range(3)], 1, order=[1, 2, 3], time_steps=1)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return itertools.count()
+
+
+class NoLength(Dataset):
+    def __getitem__(self, index):
+        return index
+
+
+def test_what_is_no_map_style_dataset_is_refused():
+    for dataset, text in [
+        (Endless(), "has no items by index"),
+        (NoLength(), "without __len__"),
+        (5, "a int, which has"),
+    ]:
+        with pytest.raises(TypeError, match=text):
+            StreamDataset.from_map_style(dataset, [0], 1, time_steps=1)
+    with pytest.raises(TypeError, match="leave lengths= out"):
+        StreamDataset.from_map_style(Numbers(1), [0], 1, time_steps=1, lengths=[1])
+
+
+@pytest.mark.parametrize("windows", ["aligned", "packed"])
+def test_a_windows_items_come_by_one_call(windows):
+    numbers = ManyNumbers(40)
+    dataset = StreamDataset.from_map_style(numbers, [range(17), range(17, 40)], 2, time_steps=4, windows=windows)
+    batches = list(StreamDataLoader(dataset))
+    assert sorted(itertools.chain(*numbers.calls)) == list(range(40))
+    assert len(numbers.calls) <= 2 * len(batches)
+    if windows == "aligned":
+        assert sorted(numbers.calls)[:3] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@dataclass
+class Sample:
+    image: torch.Tensor
+    label: int
+
+
+KINDS = {
+    "tensor": lambda i: torch.full((2, 3), i, dtype=torch.uint8),
+    "bfloat16": lambda i: torch.full((2,), i, dtype=torch.bfloat16),
+    "array": lambda i: np.full((2, 3), i, np.float32),
+    "number": lambda i: i,
+    "dict": lambda i: {"y": i, "x": torch.full((2,), i), "nested": (np.int16(i), torch.tensor(i))},
+    "dataclass": lambda i: Sample(torch.full((2,), i), i),
+    "text": lambda i: {"text": f"item {i}", "x": torch.tensor(i)},
+    "large": lambda i: torch.full((600, 300), i),
+    "grad": lambda i: torch.full((2,), float(i), requires_grad=True),
+}
+
+
+class Kinds(Dataset):
+    def __init__(self, make, count=11):
+        self.make, self.count = make, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.make(index)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("many", [False, True])
+def test_items_of_any_kind_are_those_of_a_stream(kind, many):
+    groups, make = [range(4), range(4, 5), range(5, 11)], KINDS[kind]
+    source = Kinds(make)
+    if many:
+        source = Subset(source, range(11))  # which has __getitems__
+    ours = StreamDataset.from_map_style(source, groups, 2, time_steps=3, seed=0, windows="packed")
+    plain = StreamDataset(groups, lambda group: map(make, group), 2, time_steps=3, seed=0, windows="packed")
+    for batch, expected in zip(StreamDataLoader(ours), StreamDataLoader(plain), strict=True):
+        assert batch_key(batch) == batch_key(expected)
+
+
+@random_cases(1000, 60)
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=12), st.data())
+def test_all_options_are_as_for_sources(lengths, data):
+    ends = list(itertools.accumulate(lengths))
+    groups = [range(end - length, end) for length, end in zip(lengths, ends, strict=True)]
+    options = {
+        "time_steps": data.draw(st.integers(1, 4)),
+        "padding_mode": data.draw(st.sampled_from(["zeros", "data"])),
+        "windows": data.draw(st.sampled_from(["aligned", "packed"])),
+        "shuffle": data.draw(st.booleans()),
+        "schedule": data.draw(st.sampled_from(["listed", "balanced", "longest_first"])),
+        "lookahead": data.draw(st.integers(0, 2)),
+        "seed": 3,
+    }
+    lanes = data.draw(st.integers(1, 4))
+    kind = data.draw(st.sampled_from([Numbers, ManyNumbers]))
+    ours = StreamDataLoader(StreamDataset.from_map_style(kind(ends[-1]), groups, lanes, **options))
+    plain = StreamDataLoader(StreamDataset(groups, open_numbers, lanes, lengths=lengths, **options))
+    assert len(ours) == len(plain)
+    assert [batch_key(batch) for batch in ours] == [batch_key(batch) for batch in plain]
+
+
+def open_numbers(group):
+    for index in group:
+        yield torch.tensor([index])
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_workers_of_any_start_method_read_the_same(method):
+    groups = [[3, 1, 2], [0, 4], [9, 8, 7, 6, 5]]
+
+    def loader(workers, **options):
+        dataset = StreamDataset.from_map_style(ManyNumbers(10), groups, 2, time_steps=2, seed=0)
+        return StreamDataLoader(dataset, workers, **options)
+
+    expected = [batch_key(batch) for batch in loader(0)]
+    assert [batch_key(batch) for batch in loader(2, multiprocessing_context=method)] == expected
+
+
+def test_resume_reads_nothing_again():
+    numbers = ManyNumbers(50)
+    dataset = StreamDataset.from_map_style(numbers, [range(30), range(30, 50)], 2, time_steps=3, seed=0)
+    loader = StreamDataLoader(dataset)
+    batches = list(itertools.islice(loader, 4))
+    state = json.loads(json.dumps(batches[-1].state_dict()))
+    numbers.calls.clear()
+    loader.load_state_dict(state)
+    assert next(iter(loader)).data[..., 0].T.tolist() == [[12, 13, 14], [42, 43, 44]]
+    assert sorted(numbers.calls)[0][0] == 12
+    assert min(itertools.chain(*(call for call in numbers.calls if call[0] >= 30))) == 42
+
+
+def test_every_state_resumes():
+    def make(workers):
+        groups = [[2, 0, 1], [3], [9, 8, 4, 6, 5, 7], [11, 10]]
+        return StreamDataLoader(
+            StreamDataset.from_map_style(ManyNumbers(12), groups, 2, time_steps=2, windows="packed", seed=1),
+            workers,
+        )
+
+    check_resume(make)
+
+
+@pytest.mark.parametrize("named", [None, "mine"])
+def test_a_dataset_whose_length_changed_does_not_take_the_state(named):
+    def loader(count):
+        dataset = StreamDataset.from_map_style(
+            Numbers(count), [range(4), range(4, count)], 2, time_steps=2, seed=0, fingerprint=named
+        )
+        return StreamDataLoader(dataset)
+
+    before = loader(9)
+    next(iter(before))
+    with pytest.raises(StateError, match=r"9 indices in 2 groups, of a dataset of 9 items.*10 indices in 2 groups"):
+        loader(10).load_state_dict(before.state_dict())
+
+
+@pytest.mark.parametrize("kind", [Numbers, ManyNumbers])
+@pytest.mark.parametrize("broken", [0, 4, 5, 6, 9])
+def test_an_error_comes_at_its_own_item(kind, broken):
+    dataset = StreamDataset.from_map_style(kind(10, [broken]), [range(10)], 1, time_steps=4, seed=0)
+    loader = StreamDataLoader(dataset)
+    with pytest.raises(ReadError, match=rf"item {broken}, .*item {broken} is gone") as caught:
+        list(loader)
+    assert isinstance(caught.value.__cause__, OSError)
+    skipping = StreamDataset.from_map_style(
+        kind(10, [broken]), [range(10)], 1, time_steps=4, on_error="skip", fill_value=-1
+    )
+    with pytest.warns(RuntimeWarning, match="skipped the rest"):
+        read = rows(StreamDataLoader(skipping))
+    assert [item for batch in read for item in batch[0] if item >= 0] == list(range(broken))
+
+
+@pytest.mark.parametrize("odd", [1, 4, 5])
+def test_an_item_that_differs_is_an_error_of_its_own_place(odd):
+    def make(index):
+        return torch.zeros(2 + (index == odd))
+
+    dataset = StreamDataset.from_map_style(Kinds(make), [range(11)], 1, time_steps=4)
+    with pytest.raises(
+        ItemError, match=rf"item {odd}, .*float32 \(3,\), and was float32 \(2,\); all items of a stream"
+    ):
+        list(StreamDataLoader(dataset))
+
+
+class Flaky(ManyNumbers):
+    """Fails once for each index in `broken`."""
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            self.broken.remove(index)
+            raise OSError("once")
+        return torch.tensor([index])
+
+
+def test_an_item_that_breaks_once_is_fetched_again():
+    dataset = StreamDataset.from_map_style(Flaky(10, [2, 7]), [range(10)], 1, time_steps=4, seed=0, fill_value=-1)
+    assert [item for batch in rows(StreamDataLoader(dataset)) for item in batch[0] if item >= 0] == list(range(10))
+
+
+class Few(ManyNumbers):
+    def __getitems__(self, indices):
+        return super().__getitems__(indices)[1:]
+
+
+class Stops(Numbers):
+    def __getitem__(self, index):
+        if index == 5:
+            raise StopIteration
+        return super().__getitem__(index)
+
+
+def test_too_few_items_and_a_stop_are_errors():
+    for numbers, text in [(Few(8), "was given 1 indices.*and returned 0"), (Stops(8), "StopIteration at index 5")]:
+        dataset = StreamDataset.from_map_style(numbers, [range(8)], 1, time_steps=4)
+        with pytest.raises(ReadError, match=text):
+            list(StreamDataLoader(dataset))
+
+
+class Noisy(Numbers):
+    def __getitem__(self, index):
+        info = get_stream_info()
+        return torch.tensor([index, info.source_index, info.lane])
+
+
+def test_a_dataset_knows_which_stream_it_is_read_for():
+    dataset = StreamDataset.from_map_style(Noisy(6), [0, 0, 0, 1, 1, 1], 2, time_steps=3)
+    (batch,) = StreamDataLoader(dataset)
+    assert batch.data.transpose(0, 1).flatten(0, 1).tolist() == [[i, i // 3, i // 3] for i in range(6)]
+
+
+def test_without_time_steps_an_item_is_a_window():
+    dataset = StreamDataset.from_map_style([torch.arange(3) + 10 * i for i in range(4)], [0, 0, 1, 1], 2)
+    assert [batch.data.T.tolist() for batch in StreamDataLoader(dataset)] == [
+        [[0, 1, 2], [20, 21, 22]],
+        [[10, 11, 12], [30, 31, 32]],
+    ]
+
+
+def test_ends_are_marked_without_an_item_more():
+    numbers = ManyNumbers(9)
+    dataset = StreamDataset.from_map_style(numbers, [range(4), range(4, 9)], 2, time_steps=2, mark_ends=True)
+    ends = [batch.is_last.T.tolist() for batch in StreamDataLoader(dataset)]
+    assert ends == [[[False] * 2] * 2, [[False, True], [False, False]], [[False] * 2, [True, False]]]
+    assert sorted(itertools.chain(*numbers.calls)) == list(range(9))
+
+
+def test_two_datasets_are_mixed_by_weight():
+    one = StreamDataset.from_map_style(Numbers(4), [0, 0, 1, 1], 1, time_steps=2, seed=0)
+    two = StreamDataset.from_map_style(ManyNumbers(2), [0, 0], 1, time_steps=2)
+    loader = StreamDataLoader(interleave([one, two], [2, 1]))
+    assert len(loader) == 3
+    assert sorted(rows(loader)) == [[[0, 1]], [[0, 1]], [[2, 3]]]
+
+
+def test_a_subclass_is_built_as_itself():
+    class Own(StreamDataset):
+        pass
+
+    assert type(Own.from_map_style(Numbers(1), [0], 1, time_steps=1)) is Own
+
+
+class Pickles:
+    """A large dataset; counts how often it is pickled."""
+
+    count = 0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.tensor([index])
+
+    def __reduce__(self):
+        Pickles.count += 1
+        return Pickles, ()
+
+
+@pytest.mark.slow
+def test_a_dataset_is_pickled_once_for_each_worker():
+    Pickles.count = 0
+    dataset = StreamDataset.from_map_style(Pickles(), [0, 0, 1, 1], 2, time_steps=1)
+    assert len(list(StreamDataLoader(dataset, 2, multiprocessing_context="spawn"))) == 2
+    assert Pickles.count == 2
+
+
+def test_a_million_groups_are_a_few_arrays():
+    count = 1_000_000
+    ids = np.arange(2 * count) // 2
+    dataset = StreamDataset.from_map_style(Numbers(2 * count), ids, 2, time_steps=2, shuffle=True)
+    assert len(pickle.dumps(dataset.sources)) < 17 * count
+    assert dataset.sources[count - 1] == range(2 * count - 2, 2 * count)
+    again = pickle.loads(pickle.dumps(dataset.sources))
+    assert again.fingerprint == dataset.fingerprint
+    assert len(next(iter(StreamDataLoader(dataset))).data) == 2

@@ -1,0 +1,378 @@
+"""`LaneBatchSampler` draws the rows that a `StreamDataLoader` reads, over the same groups."""
+
+import contextlib
+import itertools
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from helpers import random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+from stream_dataloader import (
+    EmptySourcesError,
+    LaneBatchSampler,
+    LaneIndex,
+    RankError,
+    StateError,
+    StreamDataLoader,
+    StreamDataset,
+    merge_states,
+)
+
+
+class Numbers(Dataset):
+    """Item i is i."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return np.int64(index)
+
+
+def ranges(lengths):
+    return [range(end - length, end) for length, end in zip(lengths, itertools.accumulate(lengths), strict=True)]
+
+
+@st.composite
+def cases(draw, modes=("zeros", "data", "drop", "cycle")):
+    """Lengths, options of a schedule, lanes a group, groups, ranks."""
+    lengths = draw(st.lists(st.integers(0, 9), min_size=1, max_size=20))
+    total = draw(st.integers(1, min(4, len(lengths))))
+    mode = draw(st.sampled_from(modes))
+    lanes = draw(st.integers(1, 4))
+    if mode == "drop":
+        lanes = min(lanes, len(lengths) // total)
+    if mode == "cycle":
+        lengths = [max(length, 1) for length in lengths]
+    options = {
+        "time_steps": draw(st.integers(1, 5)),
+        "padding_mode": mode,
+        "windows": draw(st.sampled_from(["aligned", "packed"])),
+        "shuffle": draw(st.booleans()),
+        "schedule": draw(st.sampled_from(["listed", "longest_first", "balanced"])),
+        "lookahead": draw(st.integers(0, 2)),
+        "seed": draw(st.integers(0, 1 << 30)),
+    }
+    world_size = draw(st.sampled_from([size for size in range(1, total + 1) if total % size == 0]))
+    return lengths, options, lanes * total // world_size, total, world_size
+
+
+def sampler_of(case, rank=0, **others):
+    lengths, options, lanes, total, world_size = case
+    return LaneBatchSampler(
+        lengths, lanes, numbers="lengths", groups=total, rank=rank, world_size=world_size, **options, **others
+    )
+
+
+def loader_of(case, rank=0, **others):
+    lengths, options, lanes, total, world_size = case
+    dataset = StreamDataset.from_map_style(Numbers(sum(lengths)), ranges(lengths), lanes, fill_value=-1, **options)
+    return StreamDataLoader(dataset, groups=total, rank=rank, world_size=world_size, **others)
+
+
+def check_rows(batch, indices, lengths):
+    """The indices are those of a batch, and a cell that it pads has a valid index that is masked."""
+    steps, lanes = batch.mask.shape
+    assert len(indices) == steps * lanes
+    for number, index in enumerate(indices):
+        t, lane = divmod(number, lanes)
+        assert (index.t, index.lane) == (t, lane)
+        assert (index.mask, index.is_start) == (batch.mask[t, lane], batch.is_start[t, lane])
+        if batch.source[t, lane] >= 0:
+            assert index == batch.data[t, lane]
+        else:
+            assert 0 <= index < sum(lengths)
+            assert t == 0 or index == indices[number - lanes]
+
+
+@random_cases(3000, 100)
+@given(cases())
+def test_rows_are_those_of_a_loader(case):
+    lengths, options, *_, world_size = case
+    if not sum(lengths):
+        assert list(sampler_of(case)) == []
+        return
+    for rank in range(world_size):
+        sampler, loader = sampler_of(case, rank), loader_of(case, rank)
+        if options["padding_mode"] == "cycle":
+            read = zip(itertools.islice(loader, 12), sampler, strict=False)
+        else:
+            assert len(sampler) == len(loader)
+            read = zip(_until_unreadable(loader), sampler, strict=False)
+        for number, (batch, indices) in enumerate(read):
+            check_rows(batch, indices, lengths)
+            assert sampler.state_dict(number + 1) == batch.state_dict()
+
+
+def _until_unreadable(loader):
+    """A loader's batches; one of a rank that never has an item cannot make any, as it does not know what to pad."""
+    with contextlib.suppress(RankError):
+        yield from loader
+
+
+@random_cases(2000, 60)
+@given(cases(), st.data())
+def test_a_state_as_of_any_batch_goes_on_from_there(case, data):
+    _, options, *_, world_size = case
+    rank = data.draw(st.integers(0, world_size - 1))
+    whole = list(itertools.islice(sampler_of(case, rank), 12))
+    sampler = sampler_of(case, rank)
+    drawn = list(itertools.islice(sampler, data.draw(st.integers(0, len(whole)))))
+    step = data.draw(st.integers(0, len(drawn)))
+    state = json.loads(json.dumps(sampler.state_dict(step if drawn else None)))
+    resumed = sampler_of(case, rank)
+    resumed.load_state_dict(state)
+    if step == len(whole) and options["padding_mode"] != "cycle":
+        expected = sampler_of(case, rank)
+        expected.set_epoch(1)
+        assert plain(resumed) == plain(expected)
+        return
+    tail = list(itertools.islice(resumed, len(whole) - step))
+    assert plain(tail) == plain(whole[step:])
+    assert resumed.state_dict(len(whole)) == sampler_after(case, rank, len(whole)).state_dict()
+
+
+def sampler_after(case, rank, steps):
+    sampler = sampler_of(case, rank)
+    list(itertools.islice(sampler, steps))
+    return sampler
+
+
+def plain(batches):
+    return [[(int(i), i.lane, i.t, i.is_start, i.mask) for i in batch] for batch in batches]
+
+
+@random_cases(1000, 40)
+@given(cases(modes=("zeros", "drop")))
+def test_ranks_are_disjoint_and_have_equal_steps(case):
+    lengths, options, *_, world_size = case
+    ranks = [list(sampler_of(case, rank)) for rank in range(world_size)]
+    assert len({len(batches) for batches in ranks}) == 1
+    read = [int(index) for batches in ranks for batch in batches for index in batch if index.mask]
+    assert len(read) == len(set(read))
+    if options["padding_mode"] == "zeros":
+        assert sorted(read) == list(range(sum(lengths)))
+
+
+@random_cases(500, 30)
+@given(cases(modes=("cycle",)), st.integers(1, 6), st.data())
+def test_epochs_of_n_batches_are_the_endless_run(case, n, data):
+    endless = list(itertools.islice(sampler_of(case), 3 * n))
+    sampler = sampler_of(case, batches_per_epoch=n)
+    assert len(sampler) == n
+    epochs = [list(sampler) for _ in range(3)]
+    assert [len(epoch) for epoch in epochs] == [n] * 3
+    assert plain(itertools.chain(*epochs)) == plain(endless)
+    used = data.draw(st.integers(0, n))
+    state = json.loads(json.dumps(sampler.state_dict(used)))
+    resumed = sampler_of(case, batches_per_epoch=n)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(2 if used < n else 3)
+    assert plain(resumed) == (plain(epochs[2][used:]) if used < n else plain(sampler))
+
+
+def test_epochs_of_n_batches_have_the_states_of_a_loader():
+    case = [5, 3, 8, 1], {"time_steps": 2, "padding_mode": "cycle", "shuffle": True, "seed": 3}, 2, 1, 1
+    sampler, loader = sampler_of(case, batches_per_epoch=4), loader_of(case, batches_per_epoch=4)
+    for _ in range(3):
+        assert sampler.state_dict() == loader.state_dict()
+        list(sampler)
+        for used, batch in enumerate(loader):
+            assert sampler.state_dict(used + 1) == batch.state_dict()
+    halfway = sampler_of(case, batches_per_epoch=4)
+    halfway.load_state_dict(loader.state_dict())
+    assert plain(halfway) == plain(sampler)
+
+
+def test_states_pass_between_ranks_and_to_a_loader():
+    lengths, options = [5, 3, 8, 1, 4, 6, 2, 7], {"time_steps": 2, "padding_mode": "zeros", "shuffle": True, "seed": 3}
+    whole = list(sampler_of((lengths, options, 4, 4, 1)))
+    states = [sampler_after((lengths, options, 2, 4, 2), rank, 3).state_dict() for rank in range(2)]
+    merged = merge_states(states)
+    for rank in range(4):
+        sampler = sampler_of((lengths, options, 1, 4, 4), rank)
+        sampler.load_state_dict(merged)
+        rows = [[[*batch[rank::4]] for batch in whole[3:]], [list(batch) for batch in sampler]]
+        assert rows[0] == rows[1]
+    loader = loader_of((lengths, options, 4, 4, 1))
+    loader.load_state_dict(merged)
+    for batch, indices in zip(loader, whole[3:], strict=True):
+        check_rows(batch, indices, lengths)
+
+
+def test_each_iteration_takes_the_next_epoch():
+    sampler = LaneBatchSampler([4, 3, 5, 2], 2, 2, numbers="lengths", padding_mode="zeros", shuffle=True, seed=5)
+    epochs = [list(sampler) for _ in range(3)]
+    assert epochs[0] != epochs[1]
+    sampler.set_epoch(1)
+    assert list(sampler) == epochs[1]
+    assert list(sampler) == epochs[2]
+
+
+class Marked(Dataset):
+    """An item says what its index knows."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor([index, index.lane, index.t, index.is_start, index.mask])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_own_loader_hands_the_indices_to_the_dataset(workers):
+    sampler = LaneBatchSampler([5, 3, 4], 2, 2, numbers="lengths", padding_mode="zeros")
+    loader = DataLoader(Marked(), batch_sampler=sampler, num_workers=workers)
+    assert len(loader) == 4
+    found = torch.stack(list(loader)).unflatten(1, (2, 2))  # (steps, T, B, 5)
+    assert found[..., 0, :].tolist() == [
+        [[0, 0, 0, 1, 1], [1, 0, 1, 0, 1]],
+        [[2, 0, 0, 0, 1], [3, 0, 1, 0, 1]],
+        [[4, 0, 0, 0, 1], [4, 0, 1, 0, 0]],
+        [[0, 0, 0, 0, 0], [0, 0, 1, 0, 0]],
+    ]
+    assert found[..., 1, :].flatten(0, 1).tolist() == [
+        *([5, 1, 0, 1, 1], [6, 1, 1, 0, 1], [7, 1, 0, 0, 1], [7, 1, 1, 0, 0]),
+        *([8, 1, 0, 1, 1], [9, 1, 1, 0, 1], [10, 1, 0, 0, 1], [11, 1, 1, 0, 1]),
+    ]
+
+
+def test_a_loader_that_fetches_ahead_resumes_where_the_trainer_was():
+    def build():
+        sampler = LaneBatchSampler([30, 20, 25], 2, 2, numbers="lengths", padding_mode="zeros", seed=0)
+        return sampler, DataLoader(Marked75(), batch_sampler=sampler, num_workers=2, prefetch_factor=3)
+
+    whole = [batch.tolist() for batch in build()[1]]
+    sampler, loader = build()
+    iterator = iter(loader)
+    used = [next(iterator).tolist() for _ in range(4)]
+    state = sampler.state_dict(4)
+    assert sampler.state_dict()["step"] > 4
+    del iterator
+    sampler, loader = build()
+    sampler.load_state_dict(state)
+    assert used + [batch.tolist() for batch in loader] == whole
+    assert len(whole) == len(sampler)
+
+
+class Marked75(Marked):
+    def __len__(self):
+        return 75
+
+
+def test_a_batch_is_a_list_of_plain_integers_to_c_code():
+    batch = next(iter(LaneBatchSampler([[4, 2], [9, 7, 8]], 2, 2, padding_mode="zeros", allow_partial=True)))
+    assert isinstance(batch, list)
+    assert len(batch) == 4
+    assert batch == [4, 9, 2, 7]
+    assert torch.tensor(batch).tolist() == np.asarray(batch).tolist() == json.loads(json.dumps(batch)) == [4, 9, 2, 7]
+    assert [type(index) for index in (*batch, batch[-1], *batch[1:3], *batch.copy())] == [LaneIndex] * 11
+    assert (batch[-1].lane, batch[-1].t, batch[0].is_start, batch[-1].is_start) == (1, 1, True, False)
+    with pytest.raises(IndexError):
+        batch[4]
+    again = pickle.loads(pickle.dumps(batch))
+    assert plain([again]) == plain([batch])
+    assert len(pickle.dumps(batch)) < 200
+    one = pickle.loads(pickle.dumps(batch[1]))
+    assert (one, one.lane, one.t, one.is_start, one.mask) == (9, 1, 0, True, True)
+
+
+def test_a_pickled_sampler_goes_on_where_it_stood():
+    sampler = LaneBatchSampler([4, 3, 5, 2], 2, 2, numbers="lengths", batches_per_epoch=3, shuffle=True, seed=5)
+    list(sampler)
+    assert plain(pickle.loads(pickle.dumps(sampler))) == plain(sampler)
+
+
+def test_strings_are_ids_and_scattered_ids_need_an_order():
+    ids = ["b", "a", "b", "a", "a"]
+    with pytest.raises(ValueError, match=r"id 'b' at index 0, and, with other ids between, again at index 2.*order="):
+        LaneBatchSampler(ids, 2)
+    sampler = LaneBatchSampler(ids, 2, order=[3, 1, 2, 5, 4], padding_mode="zeros")
+    assert list(map(list, sampler)) == [[2, 1], [0, 4], [2, 3]]
+
+
+WRONG = [
+    (([5, 3],), {}, ValueError, r"flat list of integers, \[5, 3\].*numbers=\"ids\" or numbers=\"lengths\""),
+    (([5, 3],), {"numbers": "sizes"}, ValueError, "numbers is 'sizes', and must be one of 'ids', 'lengths'"),
+    (([5, -3],), {"numbers": "lengths"}, ValueError, r"lengths\[1\] is -3"),
+    (([5, 3],), {"numbers": "lengths", "dataset_length": 7}, ValueError, "add up to 8, and the dataset has 7"),
+    (([5, 3],), {"numbers": "lengths", "dataset_length": 9}, ValueError, "index 8.*allow_partial=True"),
+    (([[0, 1], [1]],), {}, ValueError, r"index 1 is in groups\[0\] and \[1\].*allow_repeats=True"),
+    (([5, 3],), {"numbers": "lengths", "batches_per_epoch": 2, "padding_mode": "zeros"}, ValueError, "needs padding"),
+    (([5, 3],), {"numbers": "lengths", "time_steps": 0}, ValueError, "time_steps is 0, and must be at least 1"),
+    (([5, 3],), {"numbers": "lengths", "time_steps": None}, TypeError, "time_steps must be an integer"),
+    (([5, 3],), {"numbers": "lengths", "rank": 1}, ValueError, "give both, or neither"),
+    (([5, 3],), {"numbers": "lengths", "rank": 0, "world_size": 3}, ValueError, "2 sources for 3 groups"),
+    (([5, 3],), {"numbers": "lengths", "rank": 0, "world_size": 2, "shuffle": True}, ValueError, "same seed="),
+]
+
+
+@pytest.mark.parametrize(("given", "options", "kind", "text"), WRONG)
+def test_what_does_not_fit_is_refused(given, options, kind, text):
+    with pytest.raises(kind, match=text):
+        LaneBatchSampler(*given, 2, **options)
+
+
+def test_states_that_do_not_fit_are_refused():
+    sampler = LaneBatchSampler([5, 3], 2, numbers="lengths", padding_mode="zeros")
+    list(itertools.islice(sampler, 2))
+    with pytest.raises(ValueError, match="step 3 is not known: 2 batches of epoch 0 were drawn"):
+        sampler.state_dict(3)
+    grown = LaneBatchSampler([5, 4], 2, numbers="lengths", padding_mode="zeros")
+    with pytest.raises(StateError, match=r"8 indices in 2 groups, of a dataset of 8 items.*9 indices in 2 groups"):
+        grown.load_state_dict(sampler.state_dict())
+    other = LaneBatchSampler([5, 3], 2, 2, numbers="lengths", padding_mode="zeros")
+    with pytest.raises(StateError, match="time_steps 1, and the dataset has 2"):
+        other.load_state_dict(sampler.state_dict())
+
+
+def test_endless_empty_groups_are_an_error_and_endless_batches_have_no_len():
+    with pytest.raises(EmptySourcesError, match="none has an item"):
+        next(iter(LaneBatchSampler([0, 0], 1, numbers="lengths")))
+    with pytest.raises(TypeError, match="no last batch"):
+        len(LaneBatchSampler([1, 2], 1, numbers="lengths"))
+
+
+def test_len_is_that_of_the_epoch_a_trainer_is_in():
+    lengths = [9, 1, 8, 2, 7, 3, 1, 1]
+    sampler = LaneBatchSampler(lengths, 2, 2, numbers="lengths", padding_mode="zeros", shuffle=True, seed=1)
+    counts = []
+    for epoch in range(6):
+        sampler.set_epoch(epoch)
+        told = len(sampler)
+        counts.append(len(list(sampler)))
+        assert told == counts[-1] == len(sampler)  # also when all was fetched, and not all used
+    assert len(set(counts)) > 1
+
+
+def test_ranks_are_asked_of_torch_distributed(monkeypatch):
+    def build(**options):
+        return LaneBatchSampler([5, 3, 4, 6], 2, 2, numbers="lengths", padding_mode="zeros", seed=0, **options)
+
+    expected, late = plain(build(rank=1, world_size=2)), build()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda _group=None: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda _group=None: 2)
+    assert plain(late) == expected
+
+
+def test_another_number_for_a_running_epoch_is_told():
+    sampler = LaneBatchSampler([1, 2], 1, numbers="lengths", batches_per_epoch=2)
+    first = list(sampler)
+    sampler.set_epoch(1)
+    list(sampler)
+    sampler.set_epoch(7)
+    with pytest.warns(RuntimeWarning, match=r"set_epoch\(7\) was called, and epoch 2 comes next"):
+        list(sampler)
+    sampler.set_epoch(0)
+    assert list(sampler) == first
