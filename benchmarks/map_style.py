@@ -1,12 +1,10 @@
 """What map-style datasets cost: read as streams, against torch's own `DataLoader`, and drawn as indices.
 
 - `streams`: items a second of `StreamDataset.from_map_style` with two workers, against torch's `DataLoader` with as
-many
-  and a plain sequential batch sampler over the same dataset, the same number of items a batch; items are (3, 64, 64)
-  uint8 tensors that cost nothing.
+  many workers and a plain sequential batch sampler over the same dataset, the same number of items a batch. Items
+  are (3, 64, 64) uint8 tensors that cost nothing.
 - `indices`: indices a second of `LaneBatchSampler`, against torch's `BatchSampler(SequentialSampler)`: as the main
-process
-  makes them, batch by batch, and with each index made into the `LaneIndex` that a worker hands to the dataset.
+  process makes them, batch by batch, and with each index made into the `LaneIndex` that a worker hands to the dataset.
 
 All contenders of a section take turns; see `interleaved`. Run it as
 `python benchmarks/map_style.py [--quick] [--json PATH] [--only SECTION]`.

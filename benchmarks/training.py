@@ -1,9 +1,10 @@
-"""What it costs to train with the loader: a model's state carried from batch to batch, against the model's own time.
+"""What it costs to train with the loader: to carry a model's state, and to read a map-style dataset in lanes.
 
     python benchmarks/training.py [--quick] [--json PATH]
 
 The model is an LSTM of two layers of 256 on 64 lanes. One contender calls it on a loader's batches, the other calls
 `RecurrentState.before` and `after` for the same batches. They take turns, so that a ratio holds on a busy machine.
+The other figures are those of `map_style`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 from interleaved import Result, figure, print_table, ratio, take_turns, write_json
+from map_style import MEASURES
 
 from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
 from stream_dataloader.recurrent import RecurrentState
@@ -78,7 +80,7 @@ def carried(name: str, time_steps: int, rounds: int, count: int, micro_batches: 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="What carrying a state costs.")
+    parser = argparse.ArgumentParser(description="What training with the loader costs.")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
@@ -87,6 +89,7 @@ def main() -> None:
         *carried("RecurrentState, LSTM 2 x 256, 64 lanes, 16 time steps", 16, rounds, count),
         *carried("the same, in 4 micro-batches", 16, rounds, count, micro_batches=4),
         *carried("the same, one time step a batch", 1, rounds, 4 * count),
+        *(result for measure in MEASURES.values() for result in measure(options.quick)),
     ]
     print_table(results)
     if options.json:
