@@ -24,6 +24,8 @@ from stream_dataloader.errors import (
     WorkerTimeoutError,
 )
 from stream_dataloader.interleaved import interleave
+from stream_dataloader.member_lanes import side_by_side
+from stream_dataloader.sectioning import sections
 from stream_dataloader.stream_info import StreamInfo, get_stream_info
 
 __version__ = "0.1.0"
@@ -53,6 +55,8 @@ __all__ = [
     "get_stream_info",
     "interleave",
     "merge_states",
+    "sections",
+    "side_by_side",
     "split_batch_size",
     "split_dataset_sizes",
     "split_state",

@@ -59,7 +59,8 @@ class StreamBatch(Conventions):
     """`(T, B)` int64: index into `sources`; -1 is padding."""
 
     position: torch.Tensor
-    """`(T, B)` int64: index of the time step within its stream; -1 is padding."""
+    """`(T, B)` int64: index of the time step within its stream; -1 is padding. Of sections, too, it is counted from the
+    source's beginning."""
 
     worker_id: torch.Tensor
     """`(B,)` int64: the worker that reads the lane; 0 with `num_workers=0`."""

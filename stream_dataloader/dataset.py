@@ -26,9 +26,11 @@ from stream_dataloader._reading.plan import Opening, ReadingPlan
 from stream_dataloader._reading.sessions import SessionTable
 from stream_dataloader._reading.sources import is_safe_anywhere, sources_of
 from stream_dataloader._schedule.rules import IntArray, Rules
+from stream_dataloader._schedule.sections import Cut, Cuts, Lengths
 from stream_dataloader._schedule.step_count import steps_of_groups
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
+from stream_dataloader.sectioning import Sections, check_sections, told
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -93,6 +95,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         mark_ends: Mark the last time step of each stream in `batch.is_last`. To know whether a stream goes on behind a
             window, its next item is taken one step ahead, unless `lengths` tells. All else in the batches stays the
             same. States may be loaded with or without it. With a `collate_fn` it has no effect.
+        sections: Cuts sources into shorter streams, at places drawn anew in each epoch or at fixed ones: what
+            `sections(lengths, steps)` returns. None reads sources whole.
 
     Raises:
         ValueError: An option's value is out of range, unknown, or does not go with another.
@@ -129,11 +133,19 @@ class StreamDataset(IterableDataset[StreamBatch]):
         retries: int = 0,
         fingerprint: str | None = None,
         mark_ends: bool = False,
+        sections: Sections | None = None,
     ) -> None:
         super().__init__()
         self.open_stream = options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
         self.sources: Sequence[Any] = sources_of(options.check_sources(sources))
+        self.sections = check_sections(sections, time_steps)
+        if self.sections is not None:
+            lengths = self.sections.resolve(lengths)
         self.lengths = options.check_lengths(lengths, len(self.sources))
+        seed = int(torch.randint(2**62, ()).item()) if seed is None else options.integer("seed", seed, 0)
+        self.cuts: Cuts | None = None  # what the schedule hands out in place of the sources
+        if self.sections is not None and self.lengths is not None:
+            self.cuts = Cuts([Cut(self.lengths, self.sections.steps, jitter=self.sections.jitter)], seed)
         if time_steps is not None:  # else it may be an idle lane's window, of any type
             check_fill(fill_value)
         self.fill_value = fill_value
@@ -150,7 +162,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.given_lookahead = lookahead
         self._steps: tuple[int, list[int]] | None = None  # of the epoch that was asked for last
         self.rules = self._check_rules(
-            num_sources=len(self.sources),
+            num_sources=len(self.sources) if self.cuts is None else len(self.cuts),
             batch_size=batch_size,
             padding_mode=padding_mode,
             windows=windows,
@@ -158,7 +170,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             lookahead=lookahead,
             shuffle=shuffle,
             schedule=schedule,
-            seed=int(torch.randint(2**62, ()).item()) if seed is None else seed,
+            seed=seed,
             deterministic=deterministic,
             has_lengths=lengths is not None,
         )
@@ -225,11 +237,13 @@ class StreamDataset(IterableDataset[StreamBatch]):
             rules=self.rules,
             sources=self.sources,
             openings=self._openings(),
+            list_starts=self._list_starts(),
             lengths=self.lengths,
             fill_value=self.fill_value,
             on_error=self.on_error,
             retries=self.retries,
             mark_ends=self.mark_ends,
+            cuts=self.cuts,
         )
 
     def _openings(self) -> tuple[Opening, ...]:
@@ -238,6 +252,15 @@ class StreamDataset(IterableDataset[StreamBatch]):
         if early is None:
             early = declares_early(self.open_stream) and is_safe_anywhere(self.sources)
         return (Opening(self.open_stream, early_in_workers=early, early_locally=self.open_early is True),)
+
+    def _list_starts(self) -> tuple[int, ...]:
+        """The index of the first source of each list of them."""
+        return (0,)
+
+    @property
+    def scheduled_lengths(self) -> Lengths | None:
+        """The number of items of what the schedule hands out, sources or sections, if that is known."""
+        return self.lengths if self.cuts is None else self.cuts
 
     @property
     def batch_size(self) -> int:
@@ -262,6 +285,11 @@ class StreamDataset(IterableDataset[StreamBatch]):
         """Tells one array of lengths from another: they may decide which lane reads which source."""
         return None if self.lengths is None else hashlib.blake2b(self.lengths.tobytes(), digest_size=16).hexdigest()
 
+    @property
+    def sections_told(self) -> str | None:
+        """How sources are cut, for saved states; None if they are read whole."""
+        return None if self.cuts is None else "; ".join(map(told, self.cuts.lists))
+
     def under(self, rules: Rules) -> StreamDataset:
         """The same dataset under other rules: this one if the rules are its own, else a copy that shares the rest."""
         if rules == self.rules:
@@ -271,6 +299,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         other.rules = rules
         other.session_table = SessionTable(rules)
         other._steps = None
+        other.cuts = None if self.cuts is None else self.cuts.under(rules.seed)
         return other
 
     def steps_of_groups(self, epoch: int) -> list[int]:
@@ -283,10 +312,11 @@ class StreamDataset(IterableDataset[StreamBatch]):
             raise TypeError(
                 'padding_mode="cycle" has no last batch, so there is no len(); pass batches_per_epoch= to the loader'
             )
-        if self.lengths is None or (self.lengths < 0).any():
+        lengths = self.scheduled_lengths
+        if lengths is None or self.lengths is None or (self.lengths < 0).any():
             raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")
         if self._steps is None or self._steps[0] != epoch:
-            self._steps = epoch, steps_of_groups(self.rules, epoch, self.lengths)
+            self._steps = epoch, steps_of_groups(self.rules, epoch, lengths)
         return self._steps[1]
 
     def __iter__(self) -> Iterator[StreamBatch]:

@@ -9,7 +9,9 @@ See `_schedule.mix` for the order of the draws.
 from __future__ import annotations
 
 import operator
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -20,6 +22,7 @@ from stream_dataloader._reading.plan import Opening
 from stream_dataloader._reading.sources import JoinedSources
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray, Rules
+from stream_dataloader._schedule.sections import Cut, Cuts
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import Exhausted, OnError, PaddingMode, StreamFactory, Windows
@@ -55,13 +58,13 @@ class _Factories:
         factories: One a list.
     """
 
-    def __init__(self, mix: Mix, factories: Sequence[StreamFactory]) -> None:
-        self._mix = mix
+    def __init__(self, starts: Sequence[int], factories: Sequence[StreamFactory]) -> None:
+        self._starts = tuple(starts)
         self.factories = tuple(factories)
 
     def of(self, index: int) -> StreamFactory:
         """The factory of the source of an index."""
-        return self.factories[self._mix.locate(index)[0]]
+        return self.factories[bisect_right(self._starts, index) - 1]
 
     def __call__(self, source: Any) -> Any:
         raise TypeError(
@@ -84,20 +87,25 @@ class InterleavedDataset(StreamDataset):
     ) -> None:
         self._mix = mix
         self.weights = mix.weights
+        self._starts = tuple(accumulate((len(dataset.sources) for dataset in datasets[:-1]), initial=0))
         self._lists = [(dataset.sources, dataset._fingerprint) for dataset in datasets]
         openings = [opening for dataset in datasets for opening in dataset._openings()]
         self._early = [(opening.early_in_workers, opening.early_locally) for opening in openings]
         super().__init__(
             JoinedSources(dataset.sources for dataset in datasets),
-            _Factories(mix, [opening.factory for opening in openings]),
+            _Factories(self._starts, [opening.factory for opening in openings]),
             seed=seed,
             shuffle=shuffle,
             **shared,
         )
         self.lengths = _joined_lengths(datasets)
+        self.cuts = _joined_cuts(datasets, self._starts, self.rules.seed)
 
     def _check_rules(self, **given: Any) -> Rules:
-        return options.check_rules(**given, mix=self._mix)
+        return options.check_rules(**{**given, "num_sources": self._mix.starts[-1]}, mix=self._mix)
+
+    def _list_starts(self) -> tuple[int, ...]:
+        return self._starts
 
     def factory_of(self, index: int) -> StreamFactory:
         """The factory that opens a source, by its index: the `open_stream` of its dataset."""
@@ -123,7 +131,8 @@ class InterleavedDataset(StreamDataset):
         if not 0 <= index < len(self.sources):
             padding = ", which stands for padding," if index == -1 else ""
             raise IndexError(f"source {index}{padding} is none of the {len(self.sources)} sources")
-        return self._mix.locate(index)
+        number = bisect_right(self._starts, index) - 1
+        return number, index - self._starts[number]
 
     @property
     def fingerprint(self) -> str:
@@ -197,7 +206,7 @@ def interleave(
     if exhausted is None:
         exhausted = "repeat" if agreed.get("padding_mode") == "cycle" else "drop"
     mix = options.check_mix(
-        sizes=[len(dataset.sources) for dataset in listed],
+        sizes=[dataset.rules.num_sources for dataset in listed],
         weights=weights,
         exhausted=exhausted,
         shuffles=[dataset.rules.shuffle for dataset in listed],
@@ -282,3 +291,18 @@ def _joined_lengths(datasets: Sequence[StreamDataset]) -> IntArray | None:
     if all(dataset.lengths is None for dataset in datasets):
         return None
     return np.concatenate([np.full(len(d.sources), -1, np.int64) if d.lengths is None else d.lengths for d in datasets])
+
+
+def _joined_cuts(datasets: Sequence[StreamDataset], starts: Sequence[int], seed: int) -> Cuts | None:
+    """How each dataset's sources are cut; None if none is."""
+    if all(dataset.cuts is None for dataset in datasets):
+        return None
+    lists = []
+    for dataset, first in zip(datasets, starts, strict=True):
+        if dataset.lengths is None:
+            lists.append(Cut(np.full(len(dataset.sources), -1, np.int64), None, jitter=False, first=first))
+        else:
+            own = dataset.sections
+            steps, jitter = (None, False) if own is None else (own.steps, own.jitter)
+            lists.append(Cut(dataset.lengths, steps, jitter=jitter, first=first))
+    return Cuts(lists, seed)

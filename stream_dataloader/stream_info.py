@@ -10,16 +10,22 @@ import threading
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from numpy.random import Generator, SeedSequence, default_rng
 
 __all__ = ["StreamInfo", "get_stream_info"]
 
-_ORDER, _STREAM, _POSITION = range(3)  # part of each key, so that no two purposes share random numbers
+_ORDER, _STREAM, _POSITION, _CUTS = range(4)  # part of each key, so that no two purposes share random numbers
 
 
 def order_rng(seed: int, epoch: int, *part: int) -> Generator:
     """The generator that shuffles an epoch, or a part of it with an order of its own."""
     return default_rng(SeedSequence(seed, spawn_key=(_ORDER, epoch, *part)))
+
+
+def cuts_key(seed: int, epoch: int) -> int:
+    """64 random bits, from which it is drawn where the sources of an epoch are cut into sections."""
+    return int(SeedSequence(seed, spawn_key=(_CUTS, epoch)).generate_state(1, np.uint64)[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +41,8 @@ class StreamInfo:
         seed: The dataset's seed.
         repeat: How often the source was handed out before in this epoch as something new. Always 0, except with
             `interleave(..., exhausted="repeat")`.
+        start: The first item that is read of the source, and
+        stop: the item behind the last, if the dataset cuts its sources into `sections`; else 0 and None.
     """
 
     source_index: int
@@ -43,11 +51,18 @@ class StreamInfo:
     worker_id: int
     seed: int
     repeat: int = 0
+    start: int = 0
+    stop: int | None = None
 
     @cached_property
     def rng(self) -> Generator:
-        """A generator seeded from (seed, epoch, source), for draws that are made while the stream opens."""
+        """A generator seeded from (seed, epoch, source), for draws that are made while the stream opens.
+
+        Of a section it is seeded from `start` too, so each section of a source has draws of its own.
+        """
         key = (_STREAM, self.epoch, self.source_index, *self._again)
+        if self.start:
+            key = (*key[:3], self.repeat, self.start)
         return default_rng(SeedSequence(self.seed, spawn_key=key))
 
     def rng_at(self, position: int) -> Generator:

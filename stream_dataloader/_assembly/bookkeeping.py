@@ -67,7 +67,7 @@ class Bookkeeping(NamedTuple):
         position.fill(-1)
         mask.fill(False)
         is_start.fill(False)
-        for lane, t, steps, index, begin, fresh in runs:
+        for lane, t, steps, index, begin, fresh, starts in runs:
             row = lane - first_lane
             if steps == 1:  # the least work for the most frequent case
                 source[t, row], position[t, row], mask[t, row] = index, begin, fresh
@@ -76,13 +76,13 @@ class Bookkeeping(NamedTuple):
                 source[t:end, row] = index
                 position[t:end, row] = np.arange(begin, begin + steps)
                 mask[t:end, row] = fresh
-            if begin == 0:
+            if starts:
                 is_start[t, row] = True
 
     def _write_one_a_lane(self, runs: Sequence[Run]) -> None:
         """All lanes at once: each has one run, from t = 0."""
         _, _, *rest = zip(*runs, strict=True)
-        steps, indices, begins, fresh = map(np.array, rest)
+        steps, indices, begins, fresh, starts = map(np.array, rest)
         t = np.arange(len(self.source))[:, None]
         real = t < steps
         source, position, mask, is_start = self
@@ -92,4 +92,4 @@ class Bookkeeping(NamedTuple):
         np.copyto(source, indices, where=real)
         np.add(t, begins, out=position, where=real)
         np.logical_and(real, fresh, out=mask)
-        is_start[0] = begins == 0
+        is_start[0] = starts

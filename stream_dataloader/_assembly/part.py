@@ -18,7 +18,17 @@ MESSAGE_BYTES = 1 << 20  # a message carries several parts only up to so much
 
 
 class Run(NamedTuple):
-    """Consecutive steps of one stream in one lane's window."""
+    """Consecutive steps of one stream in one lane's window.
+
+    Attributes:
+        lane: The lane.
+        t: The first time step in the window.
+        steps: How many there are.
+        source: Index of the stream's source.
+        position: Index of the first step within its source.
+        fresh: They are read for the first time.
+        starts: The stream starts with the first step.
+    """
 
     lane: int
     t: int
@@ -26,10 +36,12 @@ class Run(NamedTuple):
     source: int
     position: int
     fresh: bool
+    starts: bool
 
     def continues(self, last: Run) -> bool:
         """Whether this is what comes next of the same stream, in the same lane."""
-        return self.lane == last.lane and self.source == last.source and self.position == last.position + last.steps
+        goes_on = self.position == last.position + last.steps and not self.starts
+        return self.lane == last.lane and self.source == last.source and goes_on
 
 
 class Sink(Protocol):

@@ -8,6 +8,7 @@ from typing import Any
 from stream_dataloader._ranks.ranks import Ranks, known_steps
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import Rules
+from stream_dataloader._schedule.sections import Cuts, lengths_in
 from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._state.rest import has_rest
 from stream_dataloader._state.snapshot import Snapshot
@@ -36,9 +37,13 @@ class EpochEnds:
             steps = self._known_steps(epoch)
             return steps is not None and place.step >= steps
         rules = self._ranks.reading.rules
+        scheduled = self._ranks.reading.scheduled_lengths
         if self._order is None or self._order[:2] != (rules, epoch):
-            self._order = rules, epoch, Order(rules, epoch, lengths)
-        return not has_rest(place, rules, self._order[2], lengths, functools.partial(self._known_steps, epoch))
+            self._order = rules, epoch, Order(rules, epoch, scheduled)
+        starts = scheduled.starts(epoch) if isinstance(scheduled, Cuts) else None
+        known = lengths_in(scheduled, epoch)
+        assert known is not None
+        return not has_rest(place, rules, self._order[2], known, functools.partial(self._known_steps, epoch), starts)
 
     def _known_steps(self, epoch: int) -> int | None:
         """Number of steps of an epoch, for all ranks, if no stream can change it."""

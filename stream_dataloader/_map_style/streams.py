@@ -22,6 +22,8 @@ from stream_dataloader._map_style.given_groups import groups_of
 from stream_dataloader._map_style.group_ids import Order
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, Windows
+from stream_dataloader.sectioning import Sections
+from stream_dataloader.stream_info import get_stream_info
 
 _STACKED_BYTES = 1 << 19
 
@@ -44,6 +46,7 @@ class MapStyleOptions(TypedDict, total=False):
     retries: int
     fingerprint: str | None
     mark_ends: bool
+    sections: Sections | None
 
 
 class OpenGroup:
@@ -71,6 +74,9 @@ class OpenGroup:
             indices: Its indices.
             start: How many of them to pass over.
         """
+        info = get_stream_info()
+        if info is not None and info.stop is not None:  # of a section: what is behind it need not be fetched
+            indices = indices[: info.stop]
         return GroupStream(self.dataset, indices, start, self._time_steps)
 
 

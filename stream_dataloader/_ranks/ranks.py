@@ -167,7 +167,7 @@ class Ranks:
 
 def identity_of(dataset: StreamDataset) -> SourceIdentity:
     """What tells a dataset's list of sources from others."""
-    return SourceIdentity(dataset.fingerprint, dataset.lengths_fingerprint)
+    return SourceIdentity(dataset.fingerprint, dataset.lengths_fingerprint, dataset.sections_told)
 
 
 def known_steps(dataset: StreamDataset, epoch: int) -> list[int] | None:

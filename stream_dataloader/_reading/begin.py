@@ -30,7 +30,7 @@ def read_locally(
         resume: Where in the epoch to begin; None at its beginning.
     """
     share = Share(
-        queue=local_queue(plan.rules, epoch, plan.lengths, resume),
+        queue=local_queue(plan.rules, epoch, plan.scheduled_lengths, resume),
         lanes=range(plan.rules.lanes),
         worker_id=0,
         whole_windows=whole_windows,
@@ -77,7 +77,7 @@ def read_as_worker(
         session,
         worker.id,
         workers=len(split_batch_size(total, worker.num_workers)),
-        lengths=plan.lengths,
+        lengths=plan.scheduled_lengths,
         epoch=epoch,
         resume=resume,
         closed=closed,

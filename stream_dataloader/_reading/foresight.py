@@ -38,6 +38,8 @@ class Foresight:
         self._lengths = None if plan.rules.time_steps is None else plan.lengths
 
     def _promised(self, stream: OpenedStream) -> int:
+        if stream.stop is not None:  # a section's end is known
+            return stream.stop
         return -1 if self._lengths is None else int(self._lengths[stream.info.source_index])
 
     def has_ended(self, stream: OpenedStream, position: int, error: StreamError | None) -> bool:
@@ -45,10 +47,10 @@ class Foresight:
 
         Args:
             stream: The stream.
-            position: How many time steps were read of it.
+            position: The time step behind the last that was read of it.
             error: Why it is left, if not for its end.
         """
-        return position > 0 and (error is None or position == self._promised(stream))
+        return position > stream.begin and (error is None or position == self._promised(stream))
 
     def ends(self, stream: OpenedStream, layout: Layout, position: int) -> bool:
         """Whether a stream that filled its window ends with it; takes its next item ahead if that must be known.

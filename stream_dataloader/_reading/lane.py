@@ -130,7 +130,8 @@ class Lane:
                 run_as(before)
             self.keeps_state = stream.keeps_state
             if count := self._position - position:
-                runs.append(Run(self.index, t, count, stream.info.source_index, position, stream.fresh))
+                starts = position == stream.begin
+                runs.append(Run(self.index, t, count, stream.info.source_index, position, stream.fresh, starts))
                 t += count
                 self._draws_without_item = 0
                 if self._unmet is not None:
@@ -252,7 +253,9 @@ class Lane:
             self._stream = self._take(time)
         self._draws_without_item += 1
         self.idle = self._stream is None
-        self.fresh = self._stream is not None and self._stream.fresh
+        self.fresh = False
+        if self._stream is not None:
+            self.fresh, self._position = self._stream.fresh, self._stream.begin
         return self._stream
 
     def _resumed_stream(self, start: LaneState) -> OpenedStream | None:

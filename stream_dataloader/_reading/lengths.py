@@ -21,8 +21,8 @@ class Lengths:
         self._lengths = lengths
 
     def of(self, stream: OpenedStream) -> int:
-        """How many items a stream is to have; -1 if that is unknown."""
-        return int(self._lengths[stream.info.source_index])
+        """How many items of the source a stream is to be read up to; -1 if that is unknown."""
+        return int(self._lengths[stream.info.source_index]) if stream.stop is None else stream.stop
 
     def next_item(self, stream: OpenedStream) -> object:
         """The next item of a stream; see `OpenedStream.next_item`.
@@ -45,7 +45,7 @@ class Lengths:
             has = "only" if ended else "at least"
             raise stream.error(
                 LengthError,
-                f"the stream has {has} {stream.items} items, and lengths[{index}] is {promised}; correct it, or build "
-                "the dataset without lengths",
+                f"the stream has {has} {stream.items} items, and lengths[{index}] is {self._lengths[index]}; correct "
+                "it, or build the dataset without lengths",
                 handed_out=not ended,
             )

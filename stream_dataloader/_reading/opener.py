@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from stream_dataloader._reading.plan import ReadingPlan
+from stream_dataloader._reading.section_stream import SectionStream
 from stream_dataloader._reading.share import Share
 from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._schedule.rules import NONE, PENDING
@@ -122,23 +123,35 @@ class Opener:
         return self._open(reservation.lane, grant)
 
     def _open(self, lane: int, grant: int) -> OpenedStream | None:
-        return None if grant == NONE else self._open_grant(self._queue.order.grant(grant), lane, 0, None)
+        return None if grant == NONE else self._open_grant(self._queue.order.grant(grant), lane, None, None)
 
     def source(self, grant: int) -> int:
         """The source that a grant stands for."""
-        return self._queue.order[grant].source
+        number = self._queue.order[grant].source
+        return number if self._plan.cuts is None else self._plan.cuts.source(number)
 
     def open_at(self, grant: int, lane: int, items: int, state: Any) -> OpenedStream:
         """Open a stream that was being read before where it stood; see `OpenedStream.open`."""
         return self._open_grant(grant, lane, items, state)
 
-    def _open_grant(self, grant: int, lane: int, items: int, state: Any) -> OpenedStream:
-        """Open the stream of a grant for a lane, at an item, with the stream's state there or None."""
+    def _open_grant(self, grant: int, lane: int, items: int | None, state: Any) -> OpenedStream:
+        """Open the stream of a grant for a lane, at an item, with the stream's state there or None.
+
+        Args:
+            items: How many items of the source come before; None: it is read from where it begins.
+        """
         plan, share = self._plan, self._share
         index, epoch, repeat, fresh = self._queue.order[grant]
-        info = StreamInfo(index, epoch, lane, share.worker_id, plan.rules.seed, repeat)
+        kind: Callable[..., OpenedStream] = OpenedStream
+        place: tuple[int, int | None] = 0, None
+        if plan.cuts is not None:
+            section = plan.cuts.section(index, epoch)
+            index = section.source
+            if section.stop >= 0:
+                kind, place = functools.partial(SectionStream, section=section), (section.start, section.stop)
+        info = StreamInfo(index, epoch, lane, share.worker_id, plan.rules.seed, repeat, *place)
         stream_of = functools.partial(
-            OpenedStream, info, fresh, factory=plan.opening(index).factory, retries=plan.retries, grant=grant
+            kind, info, fresh, factory=plan.opening(index).factory, retries=plan.retries, grant=grant
         )
         try:
             stream: OpenedStream = stream_of(plan.sources[index])
@@ -149,13 +162,13 @@ class Opener:
             stream.fail(failure)
             return stream
         if share.recovery.killers.get(index) == -1:
-            stream.items = items
+            stream.items = stream.begin if items is None else items
             stream.fail(stream.error(OpenError, "its worker died twice over opening it"))
             return stream
         board = share.board
         board.opening[share.worker_id] = index + 1
         try:
-            stream.open(items, state)
+            stream.open(stream.begin if items is None else items, state)
         except BaseException as error:
             if not isinstance(error, Exception):  # sys.exit() in the factory, or before the first item
                 board.exiting[share.worker_id] = -index - 1

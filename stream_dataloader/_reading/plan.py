@@ -5,11 +5,13 @@ Guarantee: it does nothing by itself, and can be pickled if what the user gave c
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stream_dataloader._schedule.rules import IntArray, Rules
+from stream_dataloader._schedule.sections import Cuts, Lengths
 from stream_dataloader.errors import StreamError
 from stream_dataloader.protocols import OnError, StreamFactory
 
@@ -37,21 +39,31 @@ class ReadingPlan:
         rules: Who reads what and when.
         sources: All sources.
         openings: How they are opened, one a list that `rules.mix` draws from; one in all if there is no mix.
+        list_starts: The index of each list's first source.
         lengths: `(num_sources,)`, number of items of each source, -1 where it is unknown; None if all are.
         fill_value: Pads what no item is read for.
         on_error: Decides whether an error ends the epoch or the stream.
         retries: How often in a row a stream that breaks is opened again.
         mark_ends: Whether streams' last steps are marked.
+        cuts: The sections that sources are cut into; None if they are read whole. What the schedule then numbers is
+            sections, not sources.
     """
 
     rules: Rules
     sources: Sequence[Any]
     openings: tuple[Opening, ...]
+    list_starts: tuple[int, ...]
     lengths: IntArray | None
     fill_value: Any
     on_error: OnError
     retries: int
     mark_ends: bool = False
+    cuts: Cuts | None = None
+
+    @property
+    def scheduled_lengths(self) -> Lengths | None:
+        """The number of items of what the schedule hands out, sources or sections, if that is known."""
+        return self.lengths if self.cuts is None else self.cuts
 
     def opening(self, index: int) -> Opening:
         """How a source is opened, by its index."""
@@ -67,7 +79,7 @@ class ReadingPlan:
         return (lambda index: allowed[self._list_of(index)]) if any(allowed) else None
 
     def _list_of(self, index: int) -> int:
-        return 0 if self.rules.mix is None else self.rules.mix.locate(index)[0]
+        return bisect_right(self.list_starts, index) - 1
 
     def skips(self, error: StreamError) -> bool:
         """Whether a lane goes on with its next source after an error."""

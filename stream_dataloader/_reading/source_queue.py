@@ -21,7 +21,8 @@ import numpy.typing as npt
 from stream_dataloader._memory.fields import Carver
 from stream_dataloader._reading.sessions import FINISHED, LEFT, RUNNING, SessionKey, SessionRow, SessionTable, is_alive
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.rules import NEVER, PENDING, IntArray, Rules
+from stream_dataloader._schedule.rules import NEVER, PENDING, Rules
+from stream_dataloader._schedule.sections import Lengths
 from stream_dataloader._state.snapshot import Snapshot
 
 _FIRST_WAIT_SECONDS = 20e-6
@@ -153,7 +154,7 @@ class SourceQueue:
             delay = min(1.5 * delay, _LONGEST_WAIT_SECONDS)
 
 
-def local_queue(rules: Rules, epoch: int, lengths: IntArray | None, resume: Snapshot | None = None) -> SourceQueue:
+def local_queue(rules: Rules, epoch: int, lengths: Lengths | None, resume: Snapshot | None = None) -> SourceQueue:
     """The queue of a session without workers, in ordinary memory."""
     order = _order(rules, lengths, resume, epoch)
     row = SessionRow(Carver(), rules)
@@ -169,7 +170,7 @@ def join_session(
     worker: int,
     workers: int,
     *,
-    lengths: IntArray | None,
+    lengths: Lengths | None,
     epoch: int | None = None,
     resume: Snapshot | None = None,
     closed: Callable[[], bool] = lambda: False,
@@ -180,7 +181,7 @@ def join_session(
         table: The dataset's sessions.
         key: Names the session; the same for all of its workers.
         worker: This worker's number, below `workers`, the number of those with lanes.
-        lengths: Those of the dataset's sources, if they are known.
+        lengths: Those of the dataset's sources or sections, if they are known.
         epoch: The session's epoch; None takes the owner's next.
         resume: Where in the epoch it begins, the same for all workers; None at its beginning.
         closed: Whether the session was closed from outside; asked while waiting.
@@ -189,5 +190,5 @@ def join_session(
     return SourceQueue(row, worker, table.rules, order, table.locked, closed)
 
 
-def _order(rules: Rules, lengths: IntArray | None, resume: Snapshot | None, epoch: int) -> Order:
+def _order(rules: Rules, lengths: Lengths | None, resume: Snapshot | None, epoch: int) -> Order:
     return Order(rules, epoch, lengths, *(resume.cursors, resume.returned) if resume else ())

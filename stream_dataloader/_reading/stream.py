@@ -50,10 +50,15 @@ class OpenedStream:
         grant: The number of the grant it was opened for.
 
     Attributes:
-        items: Number of items handed out.
+        begin: The first item that is read of the source.
+        stop: The item behind the last that is read; None: the stream's end.
+        items: Number of items handed out, those before `begin` counted too.
         writes: Items can be written where they are wanted, by `read_into`.
         keeps_state: It has a `state`, and is opened again with that.
     """
+
+    begin: int = 0
+    stop: int | None = None
 
     def __init__(
         self,
@@ -91,12 +96,12 @@ class OpenedStream:
             state: What the iterator's `state_dict` returned there, if it has one.
         """
         self.items, self._state, self._state_item = items, state, items
-        if items:
+        if items != self.begin:
             return
         before = run_as(self.info)
         try:
             first = self.next_item()
-            self.items = 0
+            self.items = items
             self._ahead.append(first)
         except StreamError as error:
             self._error = error
@@ -129,11 +134,10 @@ class OpenedStream:
             begin = self._go_on(iterator)
         for position in range(begin, self.items):
             if next(iterator, END) is END:
-                raise self.error(
-                    ReadError,
-                    f"the stream ended at item {position}, and had {self.items} before it was opened again; has its "
-                    "source changed?",
-                )
+                before = f"had {self.items} before it was opened again; has its source changed?"
+                section = f"a section of it begins at item {self.items}; correct lengths="
+                why = before if self.items > self.begin else section
+                raise self.error(ReadError, f"the stream ended at item {position}, and {why}")
         return iterator
 
     def _go_on(self, iterator: Any) -> int:

@@ -15,10 +15,13 @@ from stream_dataloader._schedule.groups import ALONE, dealt_by_length
 from stream_dataloader._schedule.mix import DrawOrder, Latest, Mix
 from stream_dataloader._schedule.permutation import Permutation
 from stream_dataloader._schedule.rules import NEVER, IntArray, Rules
+from stream_dataloader._schedule.sections import Lengths, lengths_in
 from stream_dataloader.stream_info import order_rng
 
 #: Up to so many sources, a shuffled order is kept as an array: 32 MiB in each worker. Beyond it is computed by place.
 MOST_IN_MEMORY = 1 << 22
+
+_ALL = slice(None)
 
 #: Which source comes at which place.
 Listing: TypeAlias = IntArray | Permutation
@@ -39,7 +42,7 @@ class Order:
     Args:
         rules: Those of the dataset.
         epoch: The epoch's number.
-        lengths: Items of each source, if known.
+        lengths: Items of each source, or of each section in each epoch, if known.
         cursors: Grants given before this order is used, by group hosted.
         returned: Grants among them that are to be given again, first.
 
@@ -51,7 +54,7 @@ class Order:
         self,
         rules: Rules,
         epoch: int,
-        lengths: IntArray | None,
+        lengths: Lengths | None,
         cursors: Sequence[int] | None = None,
         returned: Sequence[int] = (),
     ) -> None:
@@ -99,7 +102,7 @@ def returned_by_group(rules: Rules, returned: Sequence[int]) -> list[list[int]]:
 class _MixedOrder:
     """The sources of several lists in the order in which they are handed out in one pass."""
 
-    def __init__(self, rules: Rules, mix: Mix, lengths: IntArray | None) -> None:
+    def __init__(self, rules: Rules, mix: Mix, lengths: Lengths | None) -> None:
         self._sizes, self._starts, self._endless = mix.sizes, mix.starts, rules.endless_mix
 
         def draws(epoch: int) -> DrawOrder:
@@ -109,8 +112,8 @@ class _MixedOrder:
             start, stop = mix.starts[number : number + 2]
             shuffle, schedule = mix.shuffles[number], mix.schedules[number]
             alone = replace(rules, num_sources=stop - start, shuffle=shuffle, schedule=schedule, mix=None, groups=ALONE)
-            known = None if lengths is None else lengths[start:stop]
-            return Latest(lambda key: epoch_order(alone, key[0], known, number + 1, key[1]), 2)
+            part = slice(start, stop)
+            return Latest(lambda key: epoch_order(alone, key[0], lengths, number + 1, key[1], part=part), 2)
 
         self._draws = Latest(draws, 2)
         self._orders = [orders(number) for number in range(len(mix.sizes))]
@@ -125,29 +128,38 @@ class _MixedOrder:
         return self._starts[number] + (place if order is None else int(order[place])), epoch, repeat
 
 
-def epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) -> Listing | None:
-    """The order of an epoch, or of a part of it, as a permutation of source indices; None stands for the list's own.
+def epoch_order(rules: Rules, epoch: int, lengths: Lengths | None, *key: int, part: slice = _ALL) -> Listing | None:
+    """The order of an epoch, or of a list in it, as a permutation of source indices; None stands for the list's own.
 
     The order of very many sources is computed place by place (`Permutation`), as an array would take too much memory.
 
     `"balanced"` is a random permutation in which a source's chance to come next is proportional to its
     length: sort by u ** (1 / w), u uniform (Efraimidis and Spirakis, Weighted random sampling with a
     reservoir, 2006), here by -log(u) / w, ascending.
+
+    Args:
+        lengths: Items of all sources, or of all sections.
+        key: Tells the list from others.
+        part: Where the list is among all sources.
     """
-    order = _epoch_order(rules, epoch, lengths, *part)
-    if lengths is None or rules.groups.total == 1 or (lengths < 0).any():
+    known = None
+    if rules.schedule != "listed" or rules.groups.total > 1:  # else nobody asks, and sections' are worked out first
+        known = lengths_in(lengths, epoch)
+        known = None if known is None else known[part]
+    order = _epoch_order(rules, epoch, known, *key, has_lengths=lengths is not None)
+    if known is None or rules.groups.total == 1 or (known < 0).any():
         return order
     order = np.arange(rules.num_sources) if order is None else np.asarray(order)
-    dealt: IntArray = dealt_by_length(order, lengths, rules.groups.total)
+    dealt: IntArray = dealt_by_length(order, known, rules.groups.total)
     return dealt
 
 
-def _epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *part: int) -> Listing | None:
+def _epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *key: int, has_lengths: bool) -> Listing | None:
     if rules.schedule == "listed" and not rules.shuffle:
         return None
-    rng = order_rng(rules.seed, epoch, *part)
+    rng = order_rng(rules.seed, epoch, *key)
     if rules.schedule == "listed":
-        if lengths is None and rules.num_sources > MOST_IN_MEMORY:
+        if not has_lengths and rules.num_sources > MOST_IN_MEMORY:
             return Permutation(rules.num_sources, rng)
         return rng.permutation(rules.num_sources)
     assert lengths is not None

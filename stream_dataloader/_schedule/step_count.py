@@ -13,15 +13,17 @@ from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.reservations import Reservations, next_grant
 from stream_dataloader._schedule.rules import NEVER, NONE, IntArray, Rules
+from stream_dataloader._schedule.sections import Lengths, lengths_in
 
 
-def steps_of_groups(rules: Rules, epoch: int, lengths: IntArray, order: Order | None = None) -> list[int]:
+def steps_of_groups(rules: Rules, epoch: int, lengths: Lengths, order: Order | None = None) -> list[int]:
     """For how many steps each group of all ranks has something new to read; with `"drop"`, for all of its lanes.
 
     The result is the same on every rank.
 
     Args:
-        lengths: `(num_sources,)`, items of each source: time steps, or windows if `time_steps` is None.
+        lengths: `(num_sources,)`, items of each source: time steps, or windows if `time_steps` is None; or the
+            sections.
         order: The order in which sources are handed out; None makes that of the rules.
     """
     assert rules.padding_mode != "cycle"
@@ -30,7 +32,9 @@ def steps_of_groups(rules: Rules, epoch: int, lengths: IntArray, order: Order | 
         replace(rules, lanes=rules.lanes_of_a_group, groups=Groups(rules.groups.total, group, 1))
         for group in range(rules.groups.total)
     ]
-    return [_steps_of(group, order, lengths) for group in alone]
+    known = lengths_in(lengths, epoch)
+    assert known is not None
+    return [_steps_of(group, order, known) for group in alone]
 
 
 def count_steps(rules: Rules, steps: Sequence[int]) -> int:

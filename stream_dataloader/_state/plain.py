@@ -21,10 +21,17 @@ VERSION = 1
 
 
 class SourceIdentity(NamedTuple):
-    """What tells a list of sources from others: fingerprints of the sources, and of their lengths if known."""
+    """What tells a list of sources from others.
+
+    Attributes:
+        fingerprint: That of the sources.
+        lengths: That of their lengths, if known.
+        sections: How they are cut; None if they are read whole.
+    """
 
     fingerprint: str
     lengths: str | None
+    sections: str | None = None
 
 
 def to_plain(
@@ -50,7 +57,7 @@ def to_plain(
         "epoch": epoch,
         "step": 0 if snapshot is None else snapshot.step,
         **{name: getattr(rules, name) for name in (*_COMPARED, "lanes_of_a_group")},
-        **identity._asdict(),
+        **{name: value for name, value in identity._asdict().items() if (name, value) != ("sections", None)},
         **({} if rules.mix is None else {"mix": _plain_mix(rules.mix)}),
     }
     returned = [[]] * groups.count if snapshot is None else returned_by_group(rules, snapshot.returned)
@@ -177,6 +184,7 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
         _compare(_COMPARED_IN_MIX, state["mix"], _plain_mix(rules.mix))
     saved_size = state["lanes_of_a_group"] * groups.count
     _compare({"batch_size": "batch_size"}, {"batch_size": saved_size}, {"batch_size": rules.lanes})
+    _compare({"sections": "sections"}, {"sections": state.get("sections")}, {"sections": identity.sections})
     _compare(_COMPARED, state, {name: getattr(rules, name) for name in _COMPARED})
     if state["fingerprint"] != identity.fingerprint:
         raise StateError(

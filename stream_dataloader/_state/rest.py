@@ -13,13 +13,21 @@ from stream_dataloader._schedule.rules import NONE, IntArray, Rules
 from stream_dataloader._state.snapshot import LaneState, Snapshot
 
 
-def has_rest(place: Snapshot, rules: Rules, order: Order, lengths: IntArray, count: Callable[[], int | None]) -> bool:
+def has_rest(
+    place: Snapshot,
+    rules: Rules,
+    order: Order,
+    lengths: IntArray,
+    count: Callable[[], int | None],
+    starts: IntArray | None = None,
+) -> bool:
     """Whether a batch comes behind `place`, for one rank that hosts all groups; True if that is not known.
 
     Args:
         order: That of the epoch, from its beginning.
-        lengths: `(num_sources,)`, items of each source.
+        lengths: `(num_sources,)`, items of each source, or of each section.
         count: How many steps the epoch has, if that is known.
+        starts: `(num_sources,)`, the first item of each section; None: sources are read whole.
     """
     if rules.padding_mode == "cycle":
         return True
@@ -28,8 +36,11 @@ def has_rest(place: Snapshot, rules: Rules, order: Order, lengths: IntArray, cou
         assignment = order[grant]
         return int(lengths[assignment.source]) if assignment.fresh else 0
 
+    def first(grant: int) -> int:
+        return 0 if starts is None else int(starts[order[grant].source])
+
     def in_hand(lane: LaneState) -> bool:
-        reads_on = lane.grant != NONE and items(lane.grant) > lane.after.items
+        reads_on = lane.grant != NONE and items(lane.grant) > lane.after.items - first(lane.grant)
         return reads_on or any(grant != NONE and items(grant) > 0 for grant in lane.reserved or ())
 
     if rules.padding_mode == "drop":  # ends where one lane idles

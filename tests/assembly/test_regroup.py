@@ -51,17 +51,17 @@ def regrouped(parts, slot=None, time_steps=TIME_STEPS):
 
 
 def full(lane, source, position=0, fresh=True):
-    return Run(lane, 0, TIME_STEPS, source, position, fresh)
+    return Run(lane, 0, TIME_STEPS, source, position, fresh, starts=position == 0)
 
 
-PACKED = [Run(0, 0, 1, 4, 7, True), Run(0, 1, 2, 5, 0, True), Run(1, 0, 3, 6, 2, False)]
+PACKED = [Run(0, 0, 1, 4, 7, True, False), Run(0, 1, 2, 5, 0, True, True), Run(1, 0, 3, 6, 2, False, False)]
 
 
 @pytest.mark.parametrize("kept", [(), (0,), (0, 1)], ids=["both sent", "one sent", "both in the slot"])
 def test_a_batch_is_the_same_however_its_parts_travelled(kept):
     pool = SlotPool(3, messages=2)
     pool.offer(Layout.of(cell(0, 0), windowed=False)[0], TIME_STEPS)
-    runs = [PACKED, [Run(2, 0, 2, 8, 0, True)]]
+    runs = [PACKED, [Run(2, 0, 2, 8, 0, True, True)]]
     parts = [part_of(worker, runs[worker], pool if worker in kept else None) for worker in (0, 1)]
     assert [part.contents.in_slot for part in parts] == [worker in kept for worker in (0, 1)]
     slot = SlotLeases(pool).lease(1, 0, whole_windows=False)
@@ -93,7 +93,7 @@ def test_a_worker_that_has_ended_leaves_padding(in_slot):
 
 @pytest.mark.parametrize("width", [2, 9])  # written one by one, and all at once
 def test_bookkeeping_is_the_same_written_in_either_way(width):
-    runs = [Run(10 + row, 0, 1 + row % 3, row, row % 2, row % 4 > 0) for row in range(width)]
+    runs = [Run(10 + row, 0, 1 + row % 3, row, row % 2, row % 4 > 0, row % 5 == 0) for row in range(width)]
     whole, apart = Bookkeeping.empty(TIME_STEPS, width), Bookkeeping.empty(TIME_STEPS, width)
     whole.write(runs, 10)
     for row, run in enumerate(runs):
@@ -101,7 +101,7 @@ def test_bookkeeping_is_the_same_written_in_either_way(width):
     for written, expected in zip(whole, apart, strict=True):
         assert written.tolist() == expected.tolist()
     assert whole.source.T.tolist() == [[row] * (1 + row % 3) + [-1] * (2 - row % 3) for row in range(width)]
-    assert whole.is_start[0].tolist() == [row % 2 == 0 for row in range(width)]
+    assert whole.is_start[0].tolist() == [row % 5 == 0 for row in range(width)]
 
 
 def of_width(source, position):
@@ -155,7 +155,7 @@ def test_a_window_that_a_stream_cut_comes_out_of_the_slot_as_it_went_in():
     given = [{"x": np.ones((4, 2))}, {"x": torch.ones(2, 2, dtype=torch.float64)}]
     for row, window in enumerate(given):
         writer.put_object(row, window)
-    contents = writer.finish([Run(0, 0, 1, 0, 0, True), Run(1, 0, 1, 1, 0, True)])
+    contents = writer.finish([Run(0, 0, 1, 0, 0, True, True), Run(1, 0, 1, 1, 0, True, True)])
     assert contents.in_slot
     part = Part(worker_id=0, step=0, fresh=True, lanes_read=0, told=TOLD, contents=contents)
     slot = SlotLeases(pool).lease(1, 0, whole_windows=True)

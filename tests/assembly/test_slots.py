@@ -185,7 +185,7 @@ def test_a_worker_writes_to_its_own_rows():
     layout = pool.geometry.layout
     block = writer.block(0, layout, STEPS)
     block.put_step(1, 0, (np.ones((150, 120)),))
-    assert writer.finish(0, block, [Run(3, 0, 1, source=8, position=0, fresh=True)]) == []
+    assert writer.finish(0, block, [Run(3, 0, 1, source=8, position=0, fresh=True, starts=True)]) == []
     slot = SlotLeases(pool).lease(1, 0, whole_windows=False)
     assert slot.columns[0][0, 3].all()
     assert not slot.columns[0][0, [0, 1, 2, 4]].any()

@@ -1,0 +1,195 @@
+"""Which sections the sources are cut into: pure functions of (seed, epoch, source), no torch, clock or lock.
+
+::
+
+    steps = 4, a source of 10 items             numbers of the sections       first = 3: 4 numbers for 10 items
+    jitter=False   0 1 2 3|4 5 6 7|8 9          3 4 5
+    jitter=True    0|1 2 3 4|5 6 7 8|9          3 4 5 6                       the first has 1, 2, 3 or 4 items
+                   0 1 2|3 4 5 6|7 8 9|         3 4 5 (6 is empty)            with equal chance
+
+Sections are what the schedule hands out, so each has a number; a source has the same numbers in every epoch, and where
+they begin and end is worked out when it is asked for. What a section needs does not grow with the number of sources.
+
+Guarantee: in each epoch every item of a source is in one section, and none has more than `steps` items. With jitter any
+`steps` places in a row of a source that is cut have one border, each of them with equal chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_dataloader._schedule.mix import Latest
+from stream_dataloader._schedule.rules import IntArray
+from stream_dataloader.stream_info import cuts_key
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: what SplitMix64 counts by
+
+
+class Section(NamedTuple):
+    """Items `[start, stop)` of a source.
+
+    Attributes:
+        source: Its index.
+        start: The first item.
+        stop: Behind the last item; -1: where the source ends, which is not known.
+        ends: The source ends with it.
+    """
+
+    source: int
+    start: int
+    stop: int
+    ends: bool
+
+
+class Bounds(NamedTuple):
+    """Where sections begin and end: arrays `(sections,)`."""
+
+    starts: IntArray
+    stops: IntArray
+
+
+class Cut:
+    """How one list of sources is cut.
+
+    Args:
+        lengths: `(sources,)`, items of each source; -1 is unknown, and is not cut.
+        steps: The most items of a section; None: sources stay whole.
+        jitter: Where they are cut is drawn anew in each epoch.
+        first: The index of the list's first source, among those of all lists.
+    """
+
+    def __init__(self, lengths: IntArray, steps: int | None, *, jitter: bool, first: int = 0) -> None:
+        self.lengths, self.steps, self.jitter, self.first = lengths, steps, jitter, first
+
+    @cached_property
+    def counts(self) -> IntArray:
+        """`(sources,)`, how many sections each has: one that fits in a section is not cut."""
+        if self.steps is None:
+            return np.ones(len(self.lengths), np.int64)
+        counts: IntArray = np.where(self.lengths > self.steps, -(-self.lengths // self.steps) + self.jitter, 1)
+        return counts
+
+    def bounds(self, sources: IntArray, places: IntArray, key: int) -> Bounds:
+        """Where some sections are.
+
+        Args:
+            sources: `(sections,)`, the source of each, counted within the list.
+            places: `(sections,)`, which of its source's sections it is.
+            key: The epoch's, see `cuts_key`.
+        """
+        lengths = self.lengths[sources]
+        if self.steps is None:
+            return Bounds(np.zeros_like(lengths), lengths)
+        steps = self.steps
+        offsets = _offsets(key, sources + self.first, steps) if self.jitter else np.full_like(lengths, steps)
+        offsets = np.where(lengths > steps, offsets, lengths)  # -1 stays -1
+        starts = np.where(places == 0, 0, np.minimum(offsets + (places - 1) * steps, lengths))
+        return Bounds(starts, np.minimum(offsets + places * steps, lengths))
+
+
+def _offsets(key: int, sources: IntArray, steps: int) -> IntArray:
+    """A number from 1 to `steps` for each source, drawn by the finalizer of SplitMix64.
+
+    Steele, Lea and Flood, Fast splittable pseudorandom number generators (2014): a source's number is found without
+    those of the sources before it.
+    """
+    value = np.uint64(key) + sources.astype(np.uint64) * _GOLDEN
+    value = (value ^ value >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ value >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    value = (value ^ value >> np.uint64(31)) >> np.uint64(32)  # 32 bits, and steps of at most 31: the product fits
+    offsets: npt.NDArray[np.uint64] = value * np.uint64(steps) >> np.uint64(32)
+    return offsets.astype(np.int64) + 1
+
+
+class Cuts:
+    """The sections of several lists of sources, numbered through.
+
+    Args:
+        lists: How each list is cut, in their order.
+        seed: What draws are seeded with, besides the epoch and the source.
+    """
+
+    def __init__(self, lists: Sequence[Cut], seed: int) -> None:
+        self._lists, self._seed = tuple(lists), seed
+        counts = np.concatenate([cut.counts for cut in self._lists])
+        self._firsts: IntArray = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)  # by source; the end is last
+        self._begins = [cut.first for cut in self._lists]
+        self._make_cache()
+
+    def _make_cache(self) -> None:
+        self._keys: Latest[int, int] = Latest(lambda epoch: cuts_key(self._seed, epoch), 2)
+        self._bounds: Latest[int, Bounds] = Latest(self._all_bounds, 1)
+
+    def under(self, seed: int) -> Cuts:
+        """The same under another seed."""
+        if seed == self._seed:
+            return self
+        other = object.__new__(Cuts)
+        other.__dict__.update(self.__dict__)
+        other._seed = seed
+        other._make_cache()
+        return other
+
+    def __len__(self) -> int:
+        """How many sections there are, empty ones too; the same in every epoch."""
+        return int(self._firsts[-1])
+
+    @property
+    def lists(self) -> tuple[Cut, ...]:
+        """How each list is cut."""
+        return self._lists
+
+    def sizes(self) -> list[int]:
+        """How many of them each list has."""
+        return [int(cut.counts.sum()) for cut in self._lists]
+
+    def source(self, number: int) -> int:
+        """The index of the source that a section is of."""
+        return int(np.searchsorted(self._firsts, number, side="right")) - 1
+
+    def section(self, number: int, epoch: int) -> Section:
+        """A section by its number."""
+        source = self.source(number)
+        cut = self._lists[int(np.searchsorted(self._begins, source, side="right")) - 1]
+        within, place = np.array([source - cut.first]), np.array([number - int(self._firsts[source])])
+        starts, stops = cut.bounds(within, place, self._keys[epoch])
+        start, stop, length = int(starts[0]), int(stops[0]), int(cut.lengths[within[0]])
+        return Section(source, start, stop, ends=stop == length and (start < stop or length == 0))
+
+    def starts(self, epoch: int) -> IntArray:
+        """`(sections,)`, the first item of each."""
+        return self._bounds[epoch].starts
+
+    def lengths(self, epoch: int) -> IntArray:
+        """`(sections,)`, the number of items of each; -1 is unknown."""
+        starts, stops = self._bounds[epoch]
+        return np.where(stops < 0, -1, stops - starts)
+
+    def _all_bounds(self, epoch: int) -> Bounds:
+        found = []
+        for cut in self._lists:
+            sources = np.repeat(np.arange(len(cut.lengths)), cut.counts)
+            places = np.arange(len(sources)) - np.repeat(np.cumsum(cut.counts) - cut.counts, cut.counts)
+            found.append(cut.bounds(sources, places, self._keys[epoch]))
+        return Bounds(*map(np.concatenate, zip(*found, strict=True)))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_keys", "_bounds")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._make_cache()
+
+
+#: The number of items of what the schedule hands out: the same in each epoch, or as it is cut in each.
+Lengths: TypeAlias = IntArray | Cuts
+
+
+def lengths_in(lengths: Lengths | None, epoch: int) -> IntArray | None:
+    """The lengths in an epoch; None if they are not known."""
+    return lengths.lengths(epoch) if isinstance(lengths, Cuts) else lengths

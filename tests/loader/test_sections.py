@@ -1,0 +1,552 @@
+"""Sources read in sections, against the serial model: each section is a stream of its own; items keep their names."""
+
+import collections
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from cases import cells, key
+from helpers import START_METHODS, random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+from serial_model import serial_batches
+
+from stream_dataloader import (
+    LengthError,
+    ReadError,
+    StateError,
+    StreamDataLoader,
+    StreamDataset,
+    get_stream_info,
+    interleave,
+    merge_states,
+    sections,
+)
+from stream_dataloader._schedule.order import Order
+from stream_dataloader.streams import ArrayStream
+from stream_dataloader.testing import check_resume
+
+# What is read: sources are (index, length). Items tell source, position, and a random draw that depends on both.
+
+
+def item(source, position):
+    info = get_stream_info()
+    assert info.source_index == source[0]
+    return np.array([source[0], position, info.rng_at(position).integers(1 << 20)])
+
+
+def starting(source, *, start=0):
+    for position in range(start, source[1]):
+        yield item(source, position)
+
+
+starting.open_early = True
+
+
+def forward(source):
+    yield from starting(source)
+
+
+@dataclass
+class Seeking:
+    """An iterator that goes to any item."""
+
+    source: tuple
+    position: int = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.position >= self.source[1]:
+            raise StopIteration
+        self.position += 1
+        return item(self.source, self.position - 1)
+
+    def seek_item(self, item):
+        self.position = item
+
+
+class Stateful(Seeking):
+    """Can only go where it was, and is read forward to a section's start."""
+
+    seek_item = None
+
+    def state_dict(self):
+        return {"at": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["at"]
+
+
+@dataclass
+class Writing:
+    """Writes several items at once into the batch."""
+
+    source: tuple
+    start: int = 0
+
+    def __iter__(self):
+        while self.start < self.source[1]:
+            self.start += 1
+            yield item(self.source, self.start - 1)
+
+    def read_into(self, out):
+        count = min(len(out), self.source[1] - self.start)
+        for row in out[:count]:
+            row[:] = item(self.source, self.start)
+            self.start += 1
+        return count
+
+
+FACTORIES = {"start": starting, "forward": forward, "seek": Seeking, "state": Stateful, "write": Writing}
+
+
+@dataclass
+class Case:
+    """A dataset with sections, small enough to be replayed by the model."""
+
+    lengths: list = field(default_factory=lambda: [11, 0, 3, 8, 20])
+    steps: int = 4
+    jitter: bool = True
+    factory: str = "start"
+    lanes: int = 2
+    time_steps: int = 3
+    windows: str = "aligned"
+    padding_mode: str = "zeros"
+    lookahead: int = 1
+    shuffle: bool = True
+    seed: int = 0
+
+    def dataset(self, **options):
+        given = {
+            "padding_mode": self.padding_mode,
+            "seed": self.seed,
+            "time_steps": self.time_steps,
+            "windows": self.windows,
+            "shuffle": self.shuffle,
+            "lookahead": self.lookahead,
+            "sections": sections(self.lengths, self.steps, jitter=self.jitter),
+        }
+        return StreamDataset(list(enumerate(self.lengths)), FACTORIES[self.factory], self.lanes, **(given | options))
+
+    def expected(self, dataset, epoch=0):
+        """What the model says, batch after batch, if each section is a source: in the batch it is not."""
+        cut = dataset.cuts
+        order = Order(dataset.rules, epoch, dataset.scheduled_lengths)
+        batches = serial_batches(
+            cut.lengths(epoch).tolist(),
+            lambda grant: order[grant].source,
+            self.lanes,
+            self.time_steps,
+            self.windows,
+            self.padding_mode,
+            self.lookahead,
+        )
+        for batch in batches:
+            yield [[cell and named(cut, epoch, cell) for cell in lane] for lane in batch]
+
+
+def named(cut, epoch, cell):
+    """A cell of the model with the item's own source and position."""
+    number, position, fresh = cell
+    section = cut.section(number, epoch)
+    return section.source, section.start + position, fresh
+
+
+def cases(modes=("zeros", "data", "drop"), factories=tuple(FACTORIES)):
+    def build(lengths, mode, lanes, **rest):
+        lengths[0] = max(lengths[0], 1) if mode == "cycle" else lengths[0]
+        return Case(lengths, lanes=1 if mode == "drop" else lanes, padding_mode=mode, **rest)
+
+    return st.builds(
+        build,
+        lengths=st.lists(st.integers(0, 25), min_size=1, max_size=8),
+        steps=st.integers(1, 9),
+        jitter=st.booleans(),
+        factory=st.sampled_from(factories),
+        lanes=st.integers(1, 5),
+        mode=st.sampled_from(modes),
+        time_steps=st.integers(1, 5),
+        windows=st.sampled_from(["aligned", "packed"]),
+        lookahead=st.integers(0, 3),
+        shuffle=st.booleans(),
+        seed=st.integers(0, 1 << 40),
+    )
+
+
+def sections_in(dataset, epoch):
+    return [dataset.cuts.section(number, epoch) for number in range(len(dataset.cuts))]
+
+
+def check_fields(batch, dataset):
+    """The fields agree with each other and with the items; a section's first item starts a stream, and no other."""
+    real = batch.source >= 0
+    assert (real == (batch.position >= 0)).all()
+    assert (batch.data[..., :2][real].numpy() == np.stack([batch.source[real], batch.position[real]], -1)).all()
+    starts = {(section.source, section.start) for section in sections_in(dataset, batch.epoch)}
+    where = list(zip(batch.source[real].tolist(), batch.position[real].tolist(), strict=True))
+    assert batch.is_start[real].tolist() == [place in starts for place in where]
+    assert not batch.is_start[~real].any()
+    if batch.is_last is not None:
+        ends = {(section.source, section.stop - 1) for section in sections_in(dataset, batch.epoch)}
+        assert batch.is_last[real].tolist() == [place in ends for place in where]
+        assert not batch.is_last[~real].any()
+    assert (batch.reset == batch.is_start[0]).all()
+
+
+@random_cases(600)
+@given(cases(), st.booleans())
+def test_batches_are_those_of_the_serial_model(case, mark_ends):
+    dataset = case.dataset(mark_ends=mark_ends)
+    loader = StreamDataLoader(dataset)
+    for epoch in range(2):
+        count, batches = len(loader), list(loader)
+        assert len(batches) == count
+        found = [[[cell and cell[:3] for cell in lane] for lane in cells(batch)] for batch in batches]
+        assert found == list(case.expected(dataset, epoch))
+        read = collections.Counter()
+        for batch in batches:
+            check_fields(batch, dataset)
+            read.update(cell[:2] for lane in cells(batch) for cell in lane if cell and cell[2])
+        everything = {(index, position) for index, length in enumerate(case.lengths) for position in range(length)}
+        assert set(read.values()) <= {1}
+        assert set(read) <= everything if case.padding_mode == "drop" else set(read) == everything
+
+
+@random_cases(60)
+@given(cases(factories=("start", "write")), st.integers(1, 3))
+@pytest.mark.filterwarnings("ignore:num_workers is")
+def test_workers_give_the_same_batches(case, num_workers):
+    alone = [key(batch) for batch in StreamDataLoader(case.dataset())]
+    assert [key(batch) for batch in StreamDataLoader(case.dataset(), num_workers)] == alone
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_any_start_method_gives_the_same_batches(method):
+    alone = [key(batch) for batch in StreamDataLoader(Case().dataset())]
+    loader = StreamDataLoader(Case().dataset(), 2, multiprocessing_context=method)
+    assert [key(batch) for batch in loader] == alone
+
+
+@random_cases(60)
+@given(cases())
+def test_it_resumes_exactly_in_the_middle_of_any_section(case):
+    def loader(num_workers):
+        return StreamDataLoader(case.dataset(), num_workers)
+
+    check_resume(loader, num_workers=(0,))
+
+
+@pytest.mark.parametrize("factory", ["start", "write"])
+def test_it_resumes_exactly_with_workers(factory):
+    case = Case([7, 0, 12, 2], factory=factory)
+    assert check_resume(lambda workers: StreamDataLoader(case.dataset(), workers), num_workers=(0, 1, 2)) > 8
+
+
+class Passes:
+    """The lengths of the sections of pass after pass, numbered through; as many as are asked for."""
+
+    def __init__(self, cut):
+        self.cut = cut
+
+    def __len__(self):
+        return len(self.cut)
+
+    def __getitem__(self, number):
+        turn, number = divmod(number, len(self.cut))
+        section = self.cut.section(number, turn)
+        return section.stop - section.start
+
+
+@random_cases(300)
+@given(cases(modes=("cycle",), factories=("start",)), st.integers(1, 12))
+def test_with_cycle_each_pass_is_cut_anew(case, steps):
+    dataset = case.dataset()
+    cut, order = dataset.cuts, Order(dataset.rules, 0, dataset.scheduled_lengths)
+    iterator = iter(StreamDataLoader(dataset))
+    batches = list(itertools.islice(iterator, steps))
+    iterator.close()
+    options = case.lanes, case.time_steps, case.windows, "cycle", case.lookahead
+    model = serial_batches(Passes(cut), lambda grant: grant // len(cut) * len(cut) + order[grant].source, *options)
+    for batch, expected in zip(batches, model, strict=False):
+        assert cells(batch) == [
+            [cell and named(cut, cell[0] // len(cut), (cell[0] % len(cut), *cell[1:])) for cell in lane]
+            for lane in expected
+        ]
+    assert len(batches) == steps
+
+
+def test_borders_move_from_epoch_to_epoch_and_stay_where_they_are_fixed():
+    def starts(jitter):
+        loader = StreamDataLoader(Case([40], steps=8, jitter=jitter, shuffle=False).dataset())
+        return [[batch.position[batch.is_start].tolist() for batch in loader] for _ in range(3)]
+
+    first, second, third = starts(jitter=True)
+    assert first != second != third
+    assert starts(jitter=False)[0] == starts(jitter=False)[2]
+
+
+def test_a_section_is_opened_at_its_first_item():
+    opened = []
+
+    def watched(source, *, start=0):
+        opened.append(start)
+        yield from starting(source, start=start)
+
+    dataset = StreamDataset([(0, 12)], watched, 1, time_steps=2, sections=sections([12], 4, jitter=False))
+    list(StreamDataLoader(dataset))
+    assert opened == [0, 4, 8]
+
+
+def test_a_stream_is_told_of_its_section_and_draws_for_it():
+    told, draws = [], []
+
+    def watched(source, *, start=0):
+        info = get_stream_info()
+        told.append((info.source_index, info.start, info.stop, start))
+        draws.append(int(info.rng.integers(1 << 40)))
+        yield from starting(source, start=start)
+
+    dataset = StreamDataset([(0, 9), (1, 2)], watched, 1, time_steps=2, sections=sections([9, 2], 4, jitter=False))
+    list(StreamDataLoader(dataset))
+    assert told == [(0, 0, 4, 0), (0, 4, 8, 4), (0, 8, 9, 8), (1, 0, 2, 0)]
+    assert len(set(draws)) == 4
+
+
+def test_random_draws_of_an_item_do_not_depend_on_where_its_source_is_cut():
+    def draws(**options):
+        batches = StreamDataLoader(Case().dataset(**options))
+        return {tuple(row[:2]): row[2] for batch in batches for row in batch.data[batch.mask].tolist()}
+
+    assert draws() == draws(sections=None) == draws(sections=sections(Case().lengths, 6, jitter=False))
+
+
+def test_sections_of_arrays_and_of_parts_of_them(tmp_path):
+    paths = [tmp_path / f"{number}.npy" for number in range(2)]
+    for number, path in enumerate(paths):
+        np.save(path, np.arange(100 * number, 100 * number + 50))
+    sources, lengths = [(paths[0], 0, 20), (paths[0], 30, 50), (paths[1], 5, 17)], [20, 20, 12]
+    dataset = StreamDataset(sources, ArrayStream(), 2, time_steps=4, sections=sections(lengths, 5), seed=1)
+    read = [int(value) for batch in StreamDataLoader(dataset) for value in batch.data[batch.mask]]
+    assert sorted(read) == [*range(20), *range(30, 50), *range(105, 117)]
+
+
+class Items:
+    """A map-style dataset that notes what it is asked for."""
+
+    def __init__(self, count):
+        self.count, self.asked = count, []
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return np.array([index])
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize(
+    "groups", [[range(11), range(11, 13), range(13, 40)], [[*range(0, 40, 2)], [*range(1, 40, 2)]]]
+)
+def test_groups_of_a_map_style_dataset_are_cut_and_no_item_is_fetched_twice(groups):
+    items = Items(40)
+    dataset = StreamDataset.from_map_style(items, groups, 2, time_steps=4, sections=sections(None, 5), seed=0)
+    loader = StreamDataLoader(dataset)
+    for _ in range(2):
+        count, items.asked = len(loader), []
+        batches = list(loader)
+        assert len(batches) == count
+        read = sorted(int(value) for batch in batches for value in batch.data[batch.mask])
+        assert read == sorted(items.asked) == list(range(40))
+    check_resume(lambda workers: StreamDataLoader(dataset, workers), num_workers=(0, 1))
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("jitter", [True, False])
+@pytest.mark.parametrize(("given", "found"), [(9, "only 9 items"), (13, "at least 13 items")])
+def test_a_stream_of_another_length_is_an_error(factory, jitter, given, found):
+    dataset = StreamDataset(
+        [(0, given)], FACTORIES[factory], 1, time_steps=3, sections=sections([12], 5, jitter=jitter)
+    )
+    with pytest.raises(LengthError, match=rf"{found}, and lengths\[0\] is 12") as caught:
+        list(StreamDataLoader(dataset))
+    assert caught.value.source_index == 0
+
+
+@pytest.mark.parametrize("factory", ["forward", "state"])
+def test_a_section_behind_a_streams_end_is_an_error(factory):
+    dataset = StreamDataset([(0, 2)], FACTORIES[factory], 1, time_steps=3, sections=sections([12], 5, jitter=False))
+    with pytest.raises(LengthError, match="only 2 items"):
+        list(StreamDataLoader(dataset))
+    dataset.on_error = "skip"
+    loader = StreamDataLoader(dataset)
+    with pytest.warns(RuntimeWarning, match="skipped"):
+        assert sum(int(batch.mask.sum()) for batch in loader) == 2
+    assert [type(failure) for failure in loader.failures] == [LengthError, ReadError, ReadError]
+    assert "lengths=" in str(loader.failures[1])
+
+
+def test_a_stream_that_breaks_is_opened_again_within_its_section():
+    broken = []
+
+    def breaking(source, *, start=0):
+        for position in range(start, source[1]):
+            if position in (5, 9) and position not in broken:
+                broken.append(position)
+                raise OSError("lost")
+            yield item(source, position)
+
+    dataset = StreamDataset(
+        [(0, 12)], breaking, 1, time_steps=2, sections=sections([12], 4, jitter=False), retries=1, seed=0
+    )
+    read = [cell for batch in StreamDataLoader(dataset) for cell in cells(batch)[0] if cell]
+    assert [position for _, position, _ in read] == list(range(12))
+    assert broken == [5, 9]
+
+
+def test_an_empty_section_marks_no_end_where_a_stream_was_cut_short():
+    def breaking(source, *, start=0):
+        for position in range(start, 3):
+            yield item(source, position)
+        raise OSError("lost")
+
+    cut = sections([4], 2)
+    seed = next(seed for seed in range(99) if cut.of(0, epoch=0, seed=seed) == [(0, 2), (2, 4)])  # and an empty one
+    options = {"windows": "packed", "mark_ends": True, "on_error": "skip", "time_steps": 8}
+    dataset = StreamDataset([(0, 4)], breaking, 1, sections=cut, seed=seed, **options)
+    with pytest.warns(RuntimeWarning, match="lost"):
+        (batch,) = StreamDataLoader(dataset)
+    assert batch.position[:4, 0].tolist() == [0, 1, 2, -1]
+    assert batch.is_start[:4, 0].tolist() == [True, False, True, False]
+    assert batch.is_last[:4, 0].tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("schedule", ["longest_first", "balanced"])
+def test_schedules_go_by_the_lengths_of_sections(schedule):
+    case = Case([30, 5, 9], steps=8)
+    dataset = case.dataset(schedule=schedule, lookahead=0)
+    order = Order(dataset.rules, 1, dataset.scheduled_lengths)
+    lengths = dataset.cuts.lengths(1)
+    drawn = [int(lengths[order[grant].source]) for grant in range(len(lengths))]
+    assert sorted(drawn) == sorted(lengths.tolist())
+    if schedule == "longest_first":
+        assert drawn == sorted(drawn, reverse=True)
+    loader = StreamDataLoader(dataset)
+    assert len(loader) == len(list(loader))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_ranks_share_the_sections(world_size):
+    case = Case([30, 5, 17, 9, 22], steps=6, lanes=4 // world_size)
+    ranks = [StreamDataLoader(case.dataset(), groups=2, rank=rank, world_size=world_size) for rank in range(world_size)]
+    read = [list(loader) for loader in ranks]
+    assert len({len(batches) for batches in read}) == 1
+    assert len(read[0]) == len(ranks[0])
+    places = [cell[:2] for batches in read for batch in batches for lane in cells(batch) for cell in lane if cell]
+    assert sorted(places) == [(source, p) for source, length in enumerate(case.lengths) for p in range(length)]
+    whole = merge_states(loader.state_dict() for loader in ranks)
+    StreamDataLoader(Case([30, 5, 17, 9, 22], steps=6, lanes=4).dataset(), groups=2).load_state_dict(whole)
+
+
+@random_cases(200)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(1, 15), min_size=1, max_size=5), st.sampled_from([None, 0, 1, 3, 6])),
+        min_size=2,
+        max_size=3,
+    ),
+    st.sampled_from(["drop", "repeat"]),
+    st.integers(0, 100),
+)
+def test_interleaved_datasets_may_be_cut_or_not(lists, exhausted, seed):
+    numbered, datasets, by_list = itertools.count(), [], []
+    for lengths, steps in lists:
+        sources = [(next(numbered), length) for length in lengths]
+        by_list.append({(number, p) for number, length in sources for p in range(length)})
+        cut = sections(lengths, steps) if steps else None
+        known = lengths if steps == 0 else None
+        datasets.append(
+            StreamDataset(sources, starting, 2, time_steps=3, shuffle=True, sections=cut, lengths=known, seed=0)
+        )
+    dataset = interleave(datasets, exhausted=exhausted, seed=seed)
+    loader = StreamDataLoader(dataset)
+    batches = list(loader)
+    read = collections.Counter(cell[:2] for batch in batches for lane in cells(batch) for cell in lane if cell)
+    assert set(read) == set().union(*by_list)
+    if exhausted == "drop":
+        assert set(read.values()) == {1}
+    for (source, position), _ in read.items():
+        number, index = dataset.locate(source)
+        assert (source, position) in by_list[number]
+        assert dataset.sources[source] == datasets[number].sources[index]
+    if all(steps is not None for _, steps in lists):
+        assert len(StreamDataLoader(dataset)) == len(batches)
+    check_resume(lambda workers: StreamDataLoader(dataset, workers), num_workers=(0,), epochs=1)
+
+
+def test_a_state_of_other_sections_is_refused():
+    case = Case()
+    iterator = iter(loader := StreamDataLoader(case.dataset()))
+    next(iterator)
+    state = loader.state_dict()
+    others = [
+        case.dataset(sections=None),
+        case.dataset(sections=sections(case.lengths, 5)),
+        case.dataset(sections=sections(case.lengths, 4, jitter=False)),
+        case.dataset(sections=sections([11, 0, 3, 8, 21], 4)),
+    ]
+    for dataset in others:
+        with pytest.raises(StateError, match="saved with sections 'steps=4, jitter=True"):
+            StreamDataLoader(dataset).load_state_dict(state)
+        with pytest.raises(StateError, match="sections"):
+            loader.load_state_dict(StreamDataLoader(dataset).state_dict())
+    StreamDataLoader(case.dataset()).load_state_dict(state)
+
+
+def test_a_loaded_seed_cuts_as_it_did():
+    first, second = Case(seed=1), Case(seed=2)
+    state = StreamDataLoader(first.dataset()).state_dict()
+    loader = StreamDataLoader(second.dataset())
+    loader.load_state_dict(state)
+    assert [key(batch) for batch in loader] == [key(batch) for batch in StreamDataLoader(first.dataset())]
+
+
+def test_states_of_datasets_without_sections_say_nothing_of_them():
+    assert "sections" not in StreamDataLoader(Case().dataset(sections=None)).state_dict()
+
+
+def test_the_datasets_own_lengths_will_do():
+    case = Case()
+    own = case.dataset(sections=sections(None, case.steps), lengths=case.lengths)
+    assert [key(b) for b in StreamDataLoader(own)] == [key(b) for b in StreamDataLoader(case.dataset())]
+    both = case.dataset(lengths=case.lengths)
+    assert both.lengths.tolist() == case.lengths
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"sections": 4}, TypeError, r"sections\(lengths, steps\)"),
+        ({"sections": sections(None, 4)}, ValueError, "takes the dataset's lengths"),
+        ({"sections": sections([1, 2], 4)}, ValueError, "lengths must be 5 integers"),
+        ({"lengths": [1] * 5}, ValueError, "give lengths to one of them only"),
+        ({"time_steps": None}, ValueError, "pass time_steps"),
+    ],
+)
+def test_sections_that_do_not_fit_are_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        Case().dataset(**options)
+
+
+def test_torchs_own_loader_reads_sections_too():
+    import torch
+
+    case = Case(lanes=2)
+    parts = list(torch.utils.data.DataLoader(case.dataset(), batch_size=None, num_workers=2))
+    read = [cell[:2] for part in parts for lane in cells(part) for cell in lane if cell]
+    assert sorted(read) == [(source, p) for source, length in enumerate(case.lengths) for p in range(length)]

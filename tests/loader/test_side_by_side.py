@@ -1,0 +1,413 @@
+"""Members side by side: each one's lanes are those that it has alone, whatever the others do."""
+
+import itertools
+import json
+import multiprocessing
+import pickle
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from cases import key
+from helpers import random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_dataloader import (
+    ItemError,
+    StaleIteratorError,
+    StateError,
+    StreamDataLoader,
+    StreamDataset,
+    StreamError,
+    get_stream_info,
+    sections,
+    side_by_side,
+)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Items tell member, source, position, and a draw of the epoch's."""
+
+    member: int
+
+    def __call__(self, source, *, start=0):
+        index, length = source
+        for position in range(start, length):
+            draw = get_stream_info().rng_at(position).integers(1 << 20)
+            yield np.array([self.member, index, position, draw])
+
+
+@dataclass
+class Member:
+    """One member, small enough to be read again and again."""
+
+    lengths: list = field(default_factory=lambda: [3, 5, 2])
+    lanes: int = 2
+    padding_mode: str = "zeros"
+    windows: str = "aligned"
+    shuffle: bool = True
+    known: bool = False
+    cut: bool = False
+
+    def dataset(self, number, time_steps):
+        return StreamDataset(
+            list(enumerate(self.lengths)),
+            Counting(number),
+            self.lanes,
+            self.padding_mode,
+            fill_value=-number,
+            seed=number,
+            time_steps=time_steps,
+            windows=self.windows,
+            shuffle=self.shuffle,
+            lengths=self.lengths if self.known else None,
+            sections=sections(self.lengths, 3) if self.cut else None,
+            mark_ends=True,
+        )
+
+
+@dataclass
+class Case:
+    members: list
+    ends_with: str | int = "first"
+    time_steps: int = 2
+
+    def datasets(self):
+        return [member.dataset(number, self.time_steps) for number, member in enumerate(self.members)]
+
+    def loader(self, num_workers=0, **options):
+        members = [(dataset, dataset.batch_size) for dataset in self.datasets()]
+        return side_by_side(members, num_workers, ends_with=self.ends_with, **options)
+
+    def expected(self, epochs, most=30):
+        """What each epoch is to hold: for each batch, each member's own batch or None. A model in ten lines."""
+        endless = [member.padding_mode == "cycle" for member in self.members]
+        alone = [StreamDataLoader(dataset) for dataset in self.datasets()]
+        runs = [iter(loader) if never else None for loader, never in zip(alone, endless, strict=True)]
+        for _ in range(epochs):
+            ending = [None if never else list(loader) for loader, never in zip(alone, endless, strict=True)]
+            counts = [len(batches) for batches in ending if batches is not None]
+            ends = {"first": min(counts, default=most), "longest": max(counts, default=most)}
+            count = ends[self.ends_with] if isinstance(self.ends_with, str) else len(ending[self.ends_with])
+            yield [
+                [
+                    next(run) if run else batches[step] if step < len(batches) else None
+                    for run, batches in zip(runs, ending, strict=True)
+                ]
+                for step in range(count)
+            ]
+
+
+def cases(*known):
+    @st.composite
+    def build(draw):
+        members = []
+        for _ in range(draw(st.integers(1, 3))):
+            lengths = draw(st.lists(st.integers(0, 7), min_size=1, max_size=6))
+            mode = draw(st.sampled_from(["zeros", "data", "drop", "cycle"]))
+            lengths[0] = max(1, lengths[0])
+            members.append(
+                Member(
+                    lengths,
+                    min(draw(st.integers(1, 3)), len(lengths)) if mode == "drop" else draw(st.integers(1, 3)),
+                    mode,
+                    draw(st.sampled_from(["aligned", "packed"])),
+                    draw(st.booleans()),
+                    draw(st.sampled_from(known or [False, True])),
+                    draw(st.booleans()),
+                )
+            )
+        ending = [number for number, member in enumerate(members) if member.padding_mode != "cycle"]
+        return Case(members, draw(st.sampled_from(["first", "longest", *ending])), draw(st.integers(1, 3)))
+
+    return build()
+
+
+FIELDS = ("data", "is_start", "is_last", "mask", "source", "position")
+
+
+def check(batch, members, case):
+    """A batch holds each member's own, or its padding."""
+    assert batch.member.tolist() == [m for m, member in enumerate(case.members) for _ in range(member.lanes)]
+    assert batch.lane.tolist() == list(range(len(batch)))
+    assert (batch.reset == batch.is_start[0]).all()
+    assert batch.mask.any()
+    for number, own in enumerate(members):
+        rows = batch.member == number
+        if own is None:
+            assert (batch.data[:, rows] == -number).all()
+            assert not batch.mask[:, rows].any()
+            assert not batch.is_start[:, rows].any()
+            assert not batch.is_last[:, rows].any()
+            assert (batch.source[:, rows] == -1).all()
+            assert (batch.position[:, rows] == -1).all()
+        else:
+            for name in FIELDS:
+                assert torch.equal(getattr(batch, name)[:, rows], getattr(own, name)), (number, name)
+
+
+@random_cases(400)
+@given(cases())
+def test_each_members_lanes_are_those_that_it_has_alone(case):
+    loader = case.loader()
+    for epoch, expected in enumerate(case.expected(3)):
+        batches = list(itertools.islice(loader, 30))
+        assert len(batches) == len(expected)
+        for step, (batch, members) in enumerate(zip(batches, expected, strict=True)):
+            assert (batch.step, batch.epoch) == (step, epoch)
+            check(batch, members, case)
+
+
+@random_cases(200)
+@given(cases(True))
+def test_len_is_exact_where_the_lengths_are_known(case):
+    loader = case.loader()
+    if all(member.padding_mode == "cycle" for member in case.members):
+        with pytest.raises(TypeError, match="pass batches_per_epoch="):
+            len(loader)
+        return
+    for _ in range(3):
+        count = len(loader)
+        iterator = iter(loader)
+        assert next(iterator, None) is None or len(loader) == count
+        assert len(list(iterator)) == max(count - 1, 0)
+
+
+@random_cases(150)
+@given(cases(), st.data())
+def test_it_resumes_exactly_after_any_batch(case, data):
+    """Each state is taken from a loader that was itself resumed, and goes through json."""
+
+    def keys(loader, most=25):
+        return [(key(batch), batch.member.tolist()) for batch in itertools.islice(loader, most)]
+
+    whole = case.loader()
+    endless = all(member.padding_mode == "cycle" for member in case.members)
+    expected = [keys(whole) for _ in range(1 if endless else 2)]
+    state = json.loads(json.dumps(case.loader().state_dict()))
+    for epoch, batches in enumerate(expected):
+        for step in range(len(batches) + 1):
+            if state["epoch"] > epoch:
+                assert step == len(batches)  # the end was known with the last batch
+                break
+            if data.draw(st.booleans()):
+                resumed = case.loader()
+                resumed.load_state_dict(state)
+                assert keys(resumed, 25 - step) == batches[step:]
+            loader = case.loader()
+            loader.load_state_dict(state)
+            assert json.loads(json.dumps(loader.state_dict())) == state
+            iterator = iter(loader)
+            if step == 25:
+                return
+            found = next(iterator, None)
+            if step < len(batches):
+                assert key(found) == batches[step][0]
+                assert found.state_dict() == loader.state_dict()
+            else:
+                assert found is None
+            state = json.loads(json.dumps(loader.state_dict()))
+    assert endless or state["epoch"] == len(expected)
+
+
+TWO = Case([Member([9, 4, 6, 3], 2), Member([2, 5, 1, 4], 3, "cycle", "packed", cut=True)])
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, [2, 0], [0, 3]])
+@pytest.mark.parametrize("keep", [False, True])
+def test_any_number_of_workers_gives_the_same_batches(num_workers, keep):
+    alone = TWO.loader()
+    expected = [key(batch) for _ in range(3) for batch in alone]
+    loader = TWO.loader(num_workers, persistent_workers=keep and 0 not in np.atleast_1d(num_workers))
+    assert [key(batch) for _ in range(3) for batch in loader] == expected
+    del loader
+    assert not multiprocessing.active_children()
+
+
+def test_a_state_goes_to_another_number_of_workers():
+    iterator = iter(loader := TWO.loader(2))
+    next(iterator)
+    state = loader.state_dict()
+    rest = [key(batch) for batch in iterator]
+    other = TWO.loader(1)
+    other.load_state_dict(state)
+    assert [key(batch) for batch in other] == rest
+    assert [key(batch) for batch in other] == [key(batch) for batch in loader]  # the endless member goes on, too
+
+
+def test_workers_are_numbered_over_all_members():
+    loader = TWO.loader([2, 3])
+    batch = next(iter(loader))
+    assert loader.num_workers == 5
+    assert batch.worker_id.tolist() == [0, 1, 2, 3, 4]
+    assert side_by_side([(d, 6) for d in TWO.datasets()], 4).num_workers == 4
+
+
+def test_an_endless_run_is_cut_into_epochs_of_n_batches():
+    case = Case([Member([9, 4], 2, "cycle"), Member([2, 5, 1], 1, "cycle", cut=True)])
+    run = [key(batch)[:-2] for batch in itertools.islice(case.loader(), 9)]
+    loader = case.loader(batches_per_epoch=3)
+    assert len(loader) == 3
+    assert [key(batch)[:-2] for _ in range(3) for batch in loader] == run
+    for step in range(1, 4):
+        iterator = iter(loader := case.loader(batches_per_epoch=3))
+        for _ in range(step):
+            next(iterator)
+        state, other = loader.state_dict(), case.loader(batches_per_epoch=3)
+        assert (state["epoch"], state["step"]) == divmod(step, 3)
+        other.load_state_dict(state)
+        assert [key(batch)[:-2] for _ in range(2) for batch in other] == run[step : 6 + step // 3 * 3]
+
+
+def test_an_older_iterator_that_has_not_begun_does_not_end_the_newer():
+    loader = TWO.loader()
+    older, newer = iter(loader), iter(loader)
+    next(newer)
+    with pytest.raises(StaleIteratorError):
+        next(older)
+    next(newer)
+
+
+def test_an_endless_member_goes_on_after_a_break():
+    loader, run = TWO.loader(), iter(StreamDataLoader(TWO.datasets()[1]))
+    for count in (1, 3, 2):
+        for batch in itertools.islice(loader, count):
+            assert torch.equal(batch.data[:, 2:], next(run).data)
+
+
+def test_a_set_epoch_begins_there_and_the_coming_one_changes_nothing():
+    loader, other = TWO.loader(), TWO.loader()
+    first = [key(batch) for batch in loader]
+    loader.set_epoch(1)
+    second = [key(batch) for batch in loader]
+    assert second == [key(batch) for _ in range(2) for batch in other][len(first) :]
+    loader.set_epoch(0)
+    assert [key(batch) for batch in loader] == first
+
+
+def test_states_of_earlier_batches_are_known():
+    iterator = iter(loader := TWO.loader())
+    batches = [next(iterator) for _ in range(3)]
+    assert [batch.state_dict() for batch in batches] == [loader.state_dict(step) for step in (1, 2, 3)]
+    assert loader.state_dict() == loader.state_dict(3)
+    with pytest.raises(ValueError, match="known are steps 0 to 3"):
+        loader.state_dict(4)
+
+
+def test_a_newer_iterator_ends_the_older():
+    loader = TWO.loader()
+    older = iter(loader)
+    next(older)
+    next(iter(loader))
+    with pytest.raises(StaleIteratorError):
+        next(older)
+
+
+def test_ranks_share_every_member():
+    members = [Member([9, 4, 6, 3, 2, 8], 2, known=True), Member([2, 5, 1, 4], 2, "cycle")]
+    batches = [list(Case(members).loader(rank=rank, world_size=2)) for rank in range(2)]
+    assert len(batches[0]) == len(batches[1]) > 0
+    cells = [tuple(cell) for own in batches for b in own for cell in b.data[:, :2][b.mask[:, :2]][:, 1:3].tolist()]
+    assert len(cells) == len(set(cells))
+
+
+def test_a_batch_keeps_its_members_wherever_it_goes():
+    batch = next(iter(TWO.loader()))
+    there = batch.to("meta")
+    assert there.member.device.type == "meta"
+    assert there.host.member.tolist() == batch.member.tolist()
+    assert pickle.loads(pickle.dumps(batch)).member.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_leaves_that_are_objects_and_keys_in_another_order():
+    def one(source):
+        for position in range(source):
+            yield {"x": np.float32(position), "name": f"a{position}"}
+
+    def other(source):
+        for position in range(source):
+            yield {"name": f"b{position}", "x": np.float32(-position)}
+
+    datasets = [StreamDataset([3], one, 1, time_steps=2), StreamDataset([2], other, 1, time_steps=2, fill_value=7)]
+    batches = list(side_by_side([(dataset, 1) for dataset in datasets], ends_with="longest"))
+    assert [batch.data["name"] for batch in batches] == [[["a0", "b0"], ["a1", "b1"]], [["a2", None], [None, None]]]
+    assert batches[1].data["x"].tolist() == [[2, 7], [0, 7]]
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        (np.zeros(3, np.float32), r"float32 \(3,\), and float32 \(2,\)"),
+        (np.zeros(2, np.int64), r"int64 \(2,\), and float32 \(2,\)"),
+        ({"x": np.zeros(2, np.float32)}, "in member 1"),
+    ],
+)
+def test_members_that_do_not_fit_beside_each_other_are_an_error(item, text):
+    datasets = [
+        StreamDataset([3], lambda n, item=item: itertools.repeat(item, n), 1, time_steps=2)
+        for item in (np.zeros(2, np.float32), item)
+    ]
+    loader = side_by_side([(dataset, 1) for dataset in datasets])
+    with pytest.raises(ItemError, match=f"members 0 and 1.*{text}"):
+        next(iter(loader))
+
+
+def test_an_error_in_a_member_is_raised_and_ends_the_epoch():
+    def broken(source):
+        yield from range(source)
+        raise OSError("lost")
+
+    good = StreamDataset([9], range, 1, time_steps=2)
+    bad = StreamDataset([3], broken, 1, time_steps=2)
+    iterator = iter(side_by_side([(good, 1), (bad, 1)], 2))
+    next(iterator)
+    with pytest.raises(StreamError, match="lost"):
+        next(iterator)
+    assert next(iterator, None) is None
+    assert not multiprocessing.active_children()
+
+
+def test_states_of_other_loaders_are_refused():
+    iterator = iter(loader := TWO.loader())
+    next(iterator)
+    state = loader.state_dict()
+    with pytest.raises(StateError, match="no state of a side_by_side loader"):
+        loader.load_state_dict(StreamDataLoader(TWO.datasets()[0]).state_dict())
+    with pytest.raises(StateError, match=r"ends_with 'first'.*'longest'"):
+        Case(TWO.members, "longest").loader().load_state_dict(state)
+    with pytest.raises(StateError, match=r"number of members 2.* 1"):
+        Case(TWO.members[:1]).loader().load_state_dict(state)
+    with pytest.raises(StateError, match=r"members\[1\]: .*other sources"):
+        Case([TWO.members[0], Member([2, 5, 1, 5], 3, "cycle", "packed")]).loader().load_state_dict(
+            {**state, "members": [state["members"][0], {**state["members"][1], "sections": None, "num_sources": 4}]}
+        )
+    with pytest.raises(StateError, match="not whole: it has no over"):
+        loader.load_state_dict({name: value for name, value in state.items() if name != "over"})
+
+
+ONE = Member().dataset(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("members", "options", "error", "text"),
+    [
+        ([], {}, ValueError, "members is empty"),
+        ([ONE], {}, TypeError, r"members\[0\] must be a StreamDataset and its number of lanes"),
+        ([(ONE, 0)], {}, ValueError, r"members\[0\]\[1\], the number of lanes, is 0"),
+        ([(ONE, 1), (Member().dataset(1, 3), 1)], {}, ValueError, r"time_steps=2, and members\[1\] time_steps=3"),
+        ([(StreamDataset([3], range, 1), 1)], {}, ValueError, "pass time_steps="),
+        ([(ONE, 1)], {"ends_with": "last"}, ValueError, "ends_with is 'last'"),
+        ([(ONE, 1)], {"batches_per_epoch": 3}, ValueError, r"members\[0\] ends by itself"),
+        ([(ONE, 1)], {"collate_fn": list}, TypeError, "no option 'collate_fn'"),
+        ([(ONE, 1)], {"ends_with": 1}, ValueError, "at most 0"),
+        ([(Member(padding_mode="cycle").dataset(0, 2), 1)], {"ends_with": 0}, ValueError, "never ends"),
+        ([(ONE, 1)], {"num_workers": [1, 1]}, ValueError, "num_workers has 2 numbers, and there are 1 members"),
+        ([(Member(padding_mode="drop").dataset(0, 2), 9)], {}, ValueError, "lower batch_size"),
+    ],
+)
+def test_what_cannot_be_put_side_by_side_is_refused(members, options, error, text):
+    with pytest.raises(error, match=text):
+        side_by_side(members, **options)
