@@ -30,7 +30,7 @@ from stream_dataloader._schedule.sections import Cut, Cuts, Lengths
 from stream_dataloader._schedule.step_count import steps_of_groups
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
-from stream_dataloader.sectioning import Sections, check_sections, told
+from stream_dataloader.sectioning import Sections, check_sections, described
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -286,9 +286,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return None if self.lengths is None else hashlib.blake2b(self.lengths.tobytes(), digest_size=16).hexdigest()
 
     @property
-    def sections_told(self) -> str | None:
+    def described_sections(self) -> str | None:
         """How sources are cut, for saved states; None if they are read whole."""
-        return None if self.cuts is None else "; ".join(map(told, self.cuts.lists))
+        return None if self.cuts is None else "; ".join(map(described, self.cuts.lists))
 
     def under(self, rules: Rules) -> StreamDataset:
         """The same dataset under other rules: this one if the rules are its own, else a copy that shares the rest."""

@@ -266,11 +266,11 @@ def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOp
     for name, option_of in _OPTION_OF.items():
         if name in agreed:
             continue
-        told = [(number, option_of(dataset)) for number, dataset in enumerate(datasets)]
+        found = [(number, option_of(dataset)) for number, dataset in enumerate(datasets)]
         if name == "lookahead":
-            told = [(number, option) for number, option in told if option is not None] or told  # None agrees with any
-        first, agreed[name] = told[0]
-        for number, option in told:
+            found = [one for one in found if one[1] is not None] or found  # None agrees with any
+        first, agreed[name] = found[0]
+        for number, option in found:
             if not _same(option, agreed[name]):
                 raise ValueError(
                     f"datasets[{first}] has {name}={shorten(agreed[name])} and datasets[{number}] has "

@@ -142,7 +142,7 @@ def check_sections(given: Any, time_steps: Any) -> Sections | None:
     return given
 
 
-def told(cut: Cut) -> str:
+def described(cut: Cut) -> str:
     """How a list is cut, as saved states have it."""
     lengths = hashlib.blake2b(cut.lengths.tobytes(), digest_size=16).hexdigest()
     return f"steps={cut.steps}, jitter={cut.jitter}, lengths={lengths}"

@@ -125,7 +125,7 @@ class Part(NamedTuple):
     Attributes:
         fresh: Something in it is read for the first time.
         lanes_read: How many of its lanes are not idle; counted where it matters, with `"drop"`.
-        told: What there is to know to go on from here another time.
+        reports: What there is to know to go on from here another time.
         contents: The windows.
         failures: Errors of streams that were skipped.
         faults: Errors of streams that were not; the worker sends no further part.
@@ -136,7 +136,7 @@ class Part(NamedTuple):
     step: int
     fresh: bool
     lanes_read: int
-    told: LaneReports
+    reports: LaneReports
     contents: Contents
     failures: Sequence[ErrorReport] = ()
     faults: Sequence[Fault] = ()
@@ -155,11 +155,11 @@ def unpack(packed: Sequence[Any]) -> list[Part]:
 
 def _brief(part: Part) -> Part | tuple[Any, ...]:
     """A part as its few numbers, without the names of classes, which are longer; itself if there is more to it."""
-    worker_id, step, fresh, lanes_read, told, contents, failures, faults, end = part
+    worker_id, step, fresh, lanes_read, reports, contents, failures, faults, end = part
     in_slot, time_steps, _, blocks, objects, layouts, ends = contents
     if not in_slot or blocks or objects or layouts or failures or faults or end:
         return part
-    taken, after, streams = told
+    taken, after, streams = reports
     brief = worker_id, step, fresh, lanes_read, time_steps, taken, after, streams
     return (*brief, ends) if ends else brief
 

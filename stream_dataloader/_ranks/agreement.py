@@ -47,7 +47,7 @@ class Steps(Protocol):
             RankError: There is no knowing.
         """
 
-    def tell_layout(self, layout: Any) -> None:
+    def note_layout(self, layout: Any) -> None:
         """Let other ranks know the layout of items."""
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class OwnSteps:
             "start torch.distributed, so that another rank can tell it"
         )
 
-    def tell_layout(self, layout: Any) -> None:
+    def note_layout(self, layout: Any) -> None:
         """See `Steps`."""
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class AgreedSteps:
         self._over = not delivered
         return delivered
 
-    def tell_layout(self, layout: Any) -> None:
+    def note_layout(self, layout: Any) -> None:
         """See `Steps`."""
         if self._layout is None and layout is not None:
             with self._news:

@@ -55,7 +55,7 @@ class Ranks:
         self._dataset = dataset
         self._timeout = timeout
         self._groups = groups
-        self._told = (rank, world_size, process_group)
+        self._given = (rank, world_size, process_group)
         self._seed = dataset.rules.seed
         self._place = RankPlace()
         self.reading = dataset
@@ -85,7 +85,7 @@ class Ranks:
     def _where(self) -> RankPlace:
         if self._place.world_size > 1 and not is_started():  # it was: this rank stays what it is
             return self._place._replace(connected=False)
-        return find_place(*self._told)
+        return find_place(*self._given)
 
     def load(self, state: Any) -> LoadedState:
         """What a state says of this rank's groups; its seed and number of groups are adopted at the next `find_place`.
@@ -116,13 +116,13 @@ class Ranks:
             return loaded.epoch, snapshot
         return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
 
-    def begin(self, epoch: int, step: int, told: Mapping[str, Any]) -> Steps:
+    def begin(self, epoch: int, step: int, terms: Mapping[str, Any]) -> Steps:
         """Begin an epoch together with all other ranks.
 
         Args:
             epoch: The epoch's number.
             step: The first step.
-            told: What must be alike on all ranks.
+            terms: What must be alike on all ranks.
 
         Raises:
             RankError: It is not, or a rank did not come.
@@ -142,7 +142,7 @@ class Ranks:
             return decided or OwnSteps()
         rendezvous = self._next_rendezvous()
         try:
-            rendezvous.begin({**told, "number of batches": count})
+            rendezvous.begin({**terms, "number of batches": count})
         except BaseException:
             rendezvous.close()
             raise
@@ -167,7 +167,7 @@ class Ranks:
 
 def identity_of(dataset: StreamDataset) -> SourceIdentity:
     """What tells a dataset's list of sources from others."""
-    return SourceIdentity(dataset.fingerprint, dataset.lengths_fingerprint, dataset.sections_told)
+    return SourceIdentity(dataset.fingerprint, dataset.lengths_fingerprint, dataset.described_sections)
 
 
 def known_steps(dataset: StreamDataset, epoch: int) -> list[int] | None:

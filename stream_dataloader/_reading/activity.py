@@ -132,16 +132,16 @@ class ActivityBoard:
             except Exception:  # it cannot be unpickled
                 return f"{index}"
 
-        told = []
+        words = []
         if activity.time >= 0:
             step, lane = divmod(activity.time, self._lanes)
             at = f"reading source {named(activity.source)}" if activity.source >= 0 else "between two sources"
-            told.append(f"in lane {lane}, step {step}, {at}")
+            words.append(f"in lane {lane}, step {step}, {at}")
         if activity.opening >= 0:
-            told.append(f"opening source {named(activity.opening)}")
+            words.append(f"opening source {named(activity.opening)}")
         if activity.open:
-            told.append(f"with source{'s' * (len(activity.open) > 1)} {', '.join(map(named, activity.open))} open")
-        return ", ".join(told) or "without a source"
+            words.append(f"with source{'s' * (len(activity.open) > 1)} {', '.join(map(named, activity.open))} open")
+        return ", ".join(words) or "without a source"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("_lanes", "_workers", "_memory")}

@@ -116,7 +116,7 @@ class PartReader:
             end = True
         except ValueError as error:  # fill_value
             record.fail(self.share.lanes.start, error, fresh=True)
-        told = self._tell(record)
+        reports = self._reports_of(record)
         if end or record.faults:
             self._ended = True
             self._queue.finish()
@@ -125,14 +125,14 @@ class PartReader:
             step=record.step,
             fresh=record.is_fresh,
             lanes_read=record.lanes_read if self.plan.rules.padding_mode == "drop" else 0,
-            told=told,
+            reports=reports,
             contents=contents,
             failures=[ErrorReport(failure) for failure in record.failures],
             faults=record.faults,
             end=end,
         )
 
-    def _tell(self, record: StepRecord) -> LaneReports:
+    def _reports_of(self, record: StepRecord) -> LaneReports:
         """What there is to know of the lanes after the step, to go on from there another time."""
         taken = tuple(self._taken)
         self._taken.clear()

@@ -36,7 +36,7 @@ class SamplerPosition:
         groups: What it draws.
         rules: By which rules, as if there were one rank.
         total_groups: Number of groups that ranks share; None: one a rank.
-        told: Rank and world size; both None: torch.distributed is asked.
+        given: Rank and world size; both None: torch.distributed is asked.
         length: Number of batches of an epoch that is a stretch of an endless run; None: epochs are scheduled ones.
         seed_is_given: The seed is the user's, and so every rank's.
     """
@@ -46,12 +46,12 @@ class SamplerPosition:
         groups: IndexGroups,
         rules: Rules,
         total_groups: int | None,
-        told: tuple[int | None, int | None],
+        given: tuple[int | None, int | None],
         length: int | None,
         *,
         seed_is_given: bool,
     ) -> None:
-        self._groups, self._total_groups, self._told = groups, total_groups, told
+        self._groups, self._total_groups, self._given = groups, total_groups, given
         self._length = length
         self._seed_is_given = seed_is_given
         self._rules = rules
@@ -70,7 +70,7 @@ class SamplerPosition:
             ValueError: Ranks or lanes cannot share the groups evenly, or ranks might have seeds that differ.
         """
         if not (self._place.world_size > 1 and not is_started()):  # else it was: this rank stays what it is
-            self._place = find_place(*self._told, None)
+            self._place = find_place(*self._given, None)
         return self._find_groups(self._total_groups)
 
     def _find_groups(self, total: int | None) -> Rules:

@@ -114,10 +114,10 @@ class Iteration:
         if self._output.collate_fn is None:
             batch = self._regrouped(self._regrouper, step, parts, slot)
             batch.remember(functools.partial(self._position.state, self.epoch, self._record()))
-            self._steps.tell_layout(judge.layout)
+            self._steps.note_layout(judge.layout)
             return self._output.finish(batch)
         windows = self._windows.of(parts, slot)
-        self._steps.tell_layout(judge.layout)
+        self._steps.note_layout(judge.layout)
         try:
             collated = self._output.collate_fn(windows)
         except StopIteration as error:  # would look like the epoch's end
@@ -179,7 +179,7 @@ class Iteration:
             self._progress.finished = True
             self.close()
             raise StopIteration
-        self._progress.advance([None if part is None else part.told for part in sent])
+        self._progress.advance([None if part is None else part.reports for part in sent])
         return parts, slot
 
     def _note_failures(self, parts: list[Part | None]) -> None:

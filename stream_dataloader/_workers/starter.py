@@ -74,8 +74,8 @@ class Starter:
         steps: Steps = OwnSteps()
         if not parts and not position.goes_on:
             try:
-                told = {} if self._ranks.alone else common(position.state(epoch, resume))
-                steps = self._ranks.begin(epoch, progress.step, told)
+                terms = {} if self._ranks.alone else common(position.state(epoch, resume))
+                steps = self._ranks.begin(epoch, progress.step, terms)
             except BaseException:
                 collector.close()
                 raise

@@ -46,19 +46,19 @@ class Places:
         begin = {}
         for loader in _ours(loaders):
             if loader in self._loaded:
-                begin[loader] = _told(self._loaded[loader])
+                begin[loader] = _giving(self._loaded[loader])
             elif (place := _place(loader, count.fetched)) is not None:
                 begin[loader] = place
             else:
-                begin[loader] = _told(loader.state_dict())
+                begin[loader] = _giving(loader.state_dict())
         self._after = {count.processed: begin}
         self._loaded = {}
 
     def turn(self, processed: int) -> None:
         """An epoch ended after `processed` batches, and the next one begins there."""
         places = self._after.get(processed)
-        told = None if places is None else {loader: _told(place()) for loader, place in places.items()}
-        self._after = {} if told is None else {processed: told, 0: told}
+        kept = None if places is None else {loader: _giving(place()) for loader, place in places.items()}
+        self._after = {} if kept is None else {processed: kept, 0: kept}
 
     def note(self, loaders: Iterable[Any], count: Count) -> None:
         """A batch is about to be trained on: remember where loaders stand."""
@@ -88,7 +88,7 @@ def _ours(loaders: Iterable[Any]) -> list[StreamDataLoader[Any]]:
     return [loader for loader in loaders if isinstance(loader, StreamDataLoader)]
 
 
-def _told(state: State) -> Callable[[], State]:
+def _giving(state: State) -> Callable[[], State]:
     return lambda: state
 
 

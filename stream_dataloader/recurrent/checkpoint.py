@@ -126,8 +126,8 @@ def of_rank(state: Any, rank: int, world_size: int) -> Carried | None:
     count = len(state["lanes"])
     if state["lanes"] != list(range(count)) or count % world_size:
         raise StateError(
-            f"the state has {count} lanes, {_told(state['lanes'])}, which {world_size} ranks cannot share evenly; have "
-            "as many lanes on all ranks together as there were"
+            f"the state has {count} lanes, {_named(state['lanes'])}, which {world_size} ranks cannot share evenly; "
+            "have as many lanes on all ranks together as there were"
         )
     own = np.arange(rank * count // world_size, (rank + 1) * count // world_size)
     piece = carried.piece.columns(own)
@@ -182,7 +182,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 raise StateError(f"rank {state['rank']} has {name} {state[name]}, and rank 0 {first[name]}")
         if list(state["lanes"]) != list(range(count)):
             raise StateError(
-                f"rank {state['rank']} has {_told(state['lanes'])}, and rank 0 {_told(first['lanes'])}; merge states "
+                f"rank {state['rank']} has {_named(state['lanes'])}, and rank 0 {_named(first['lanes'])}; merge states "
                 "that were saved after the same batch of all ranks' lanes"
             )
     leaves = [_joined([state["leaves"][i] for state in listed], dim) for i, dim in enumerate(first["dims"])]
@@ -204,7 +204,7 @@ def _joined(leaves: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat([leaf.to(leaves[0].device) for leaf in leaves], dim)
 
 
-def _told(lanes: Sequence[int]) -> str:
+def _named(lanes: Sequence[int]) -> str:
     numbers = list(lanes)
     if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"lanes {numbers[0]} to {numbers[-1]}"
@@ -234,7 +234,7 @@ class LoadedLanes:
             return
         got = sorted(lanes | self._fed)
         raise StateError(
-            f"the state was saved with {_told(sorted(self._all))}, and the batches have {_told(got)}; build the "
+            f"the state was saved with {_named(sorted(self._all))}, and the batches have {_named(got)}; build the "
             "dataset with the batch_size that it had, or call reset() to begin anew"
         )
 

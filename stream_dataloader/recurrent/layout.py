@@ -23,7 +23,7 @@ class Layout(NamedTuple):
     shapes: Sequence[tuple[int, ...]]
 
 
-def told(layout: Layout) -> str:
+def described(layout: Layout) -> str:
     """Names and shapes of the tensors, with B for the lanes."""
     named = zip(names_of(layout.node), layout.dims, layout.shapes, strict=True)
     return ", ".join(

@@ -23,7 +23,7 @@ from stream_dataloader.recurrent.burn_in import BurnIn, BurnInAt
 from stream_dataloader.recurrent.checkpoint import LoadedLanes, Place, as_state, of_rank, of_store
 from stream_dataloader.recurrent.finite import FiniteCheck, error_of, told_of
 from stream_dataloader.recurrent.initial import Initial
-from stream_dataloader.recurrent.layout import Layout, compare, dims_of, layout_for, layout_of, told
+from stream_dataloader.recurrent.layout import Layout, compare, described, dims_of, layout_for, layout_of
 from stream_dataloader.recurrent.order import LaneOrder
 from stream_dataloader.recurrent.store import LaneStore, Piece, moved, with_idle, zeros_like
 from stream_dataloader.recurrent.tree import blended, check_same, put_together, take_apart
@@ -311,7 +311,7 @@ class RecurrentState:
     def __repr__(self) -> str:
         if self._layout is None:
             return "RecurrentState(nothing kept)"
-        return f"RecurrentState({len(self._store.lanes)} lanes: {told(self._layout)})"
+        return f"RecurrentState({len(self._store.lanes)} lanes: {described(self._layout)})"
 
     def _checked(self, batch: StreamBatch) -> Window:
         """The window of a batch that may be continued here."""

@@ -20,7 +20,7 @@ from stream_dataloader.errors import ErrorReport
 TIME_STEPS = 3
 LANES = [range(2), range(2, 3)]  # two workers: lanes 0 and 1, and lane 2
 SOURCES = [f"source {i}" for i in range(9)]
-TOLD = LaneReports((), b"", {})
+REPORTS = LaneReports((), b"", {})
 
 
 def cell(source, position):
@@ -41,7 +41,7 @@ def part_of(worker, runs, pool=None, item=cell, step=0, time_steps=TIME_STEPS):
                 writer.met(layout)
             writer.put_step(row, run.t + i, layout, leaves)
     contents = writer.finish(runs)
-    return Part(worker_id=worker, step=step, fresh=True, lanes_read=0, told=TOLD, contents=contents)
+    return Part(worker_id=worker, step=step, fresh=True, lanes_read=0, reports=REPORTS, contents=contents)
 
 
 def regrouped(parts, slot=None, time_steps=TIME_STEPS):
@@ -157,7 +157,7 @@ def test_a_window_that_a_stream_cut_comes_out_of_the_slot_as_it_went_in():
         writer.put_object(row, window)
     contents = writer.finish([Run(0, 0, 1, 0, 0, True, True), Run(1, 0, 1, 1, 0, True, True)])
     assert contents.in_slot
-    part = Part(worker_id=0, step=0, fresh=True, lanes_read=0, told=TOLD, contents=contents)
+    part = Part(worker_id=0, step=0, fresh=True, lanes_read=0, reports=REPORTS, contents=contents)
     slot = SlotLeases(pool).lease(1, 0, whole_windows=True)
     array, tensor, idle = LaneWindows(LANES, None, "nothing", Judge(LANES, SOURCES)).of([part, None], slot)
     assert isinstance(array["x"], np.ndarray)
@@ -168,9 +168,9 @@ def test_a_window_that_a_stream_cut_comes_out_of_the_slot_as_it_went_in():
 
 
 def test_a_part_that_is_in_its_slot_is_sent_as_a_few_numbers():
-    told = LaneReports(((1, 5),), b"123", {1: "state"})
+    reports = LaneReports(((1, 5),), b"123", {1: "state"})
     brief = Part(
-        worker_id=1, step=4, fresh=True, lanes_read=2, told=told, contents=Contents(in_slot=True, time_steps=3)
+        worker_id=1, step=4, fresh=True, lanes_read=2, reports=reports, contents=Contents(in_slot=True, time_steps=3)
     )
     fault = Fault(2, True, ErrorReport(ValueError("broken")))
     others = [

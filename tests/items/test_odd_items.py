@@ -4,6 +4,7 @@ import collections
 import copy
 import dataclasses
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -51,7 +52,9 @@ def batches(sources, workers=0, transport="auto", lanes=None, collate_fn=None, *
 
 
 def quantized():
-    return torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.quint8)
+    with warnings.catch_warnings():  # torch 2.13 deprecates them, and says so once a process
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.quint8)
 
 
 ODD_TENSORS = {
