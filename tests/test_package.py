@@ -39,6 +39,8 @@ ROOMS = [
     "_device",
     "_workers",
     "dataloader",
+    "member_iteration",
+    "member_loader",
     "member_lanes",
     "__init__",
     "recurrent",
