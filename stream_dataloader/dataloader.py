@@ -142,8 +142,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._watch = FrameWatch() if dataset.rules.time_steps is None else None
         self._ranks = Ranks(dataset, self._settings.timeout, groups, rank, world_size, process_group)
         self._ranks.find_place()
-        self.batches_per_epoch = options.batches_per_epoch(batches_per_epoch, dataset.rules.padding_mode)
-        self._position = position_of(dataset, self._ranks, self.batches_per_epoch)
+        self._batches_per_epoch = options.batches_per_epoch(batches_per_epoch, dataset.rules.padding_mode)
+        self._position = position_of(dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
         self._turn = threading.RLock()  # held while an iterator is read
@@ -173,6 +173,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def batch_size(self) -> int:
         """Number of lanes, B."""
         return self.dataset.batch_size
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """Number of batches of an epoch, as the loader was built with it."""
+        return self._batches_per_epoch
 
     @property
     def failures(self) -> list[StreamError]:

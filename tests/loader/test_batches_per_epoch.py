@@ -303,6 +303,10 @@ def test_what_cannot_be_is_refused():
     for wrong in (2.5, True, "3"):
         with pytest.raises(TypeError, match="batches_per_epoch must be an integer"):
             loader_of(wrong)
+    loader = loader_of(3)
+    with pytest.raises(AttributeError, match="batches_per_epoch"):  # len would tell it, and epochs have 3 batches
+        loader.batches_per_epoch = 5
+    assert len(loader) == len(epoch(loader)) == 3
 
 
 @pytest.mark.parametrize("options", SETUPS, ids=str)
