@@ -149,7 +149,11 @@ class Rules:
         of n sources that has items is not among them with a probability of (1 - 1 / groups) ** (24 * groups), e ** -24.
         """
         passes = 3 if self.endless_mix else 2
-        return passes * self.draws_of(lane) * (12 * self.groups.total if self._dealt_anew else 1)
+        draws = passes * self.draws_of(lane) * (12 * self.groups.total if self._dealt_anew else 1)
+        if self.deterministic:
+            return draws
+        # others may take the source that has items, and a loaded state gives again first what they had taken ahead
+        return draws + 8 * self.lanes_of_a_group * (self.lookahead + 1)
 
     def decide(self, lane: int, cursors: IntArray | list[int], ahead: bool) -> int:
         """What the next ticket of a lane's group in order gets: its grant, or `NONE`.

@@ -1,5 +1,6 @@
 """Bad input: what the user sees. Nothing hangs, nothing is lost in silence."""
 
+import itertools
 import pickle
 import traceback
 from pathlib import Path
@@ -248,6 +249,18 @@ def test_an_epoch_without_any_item_is_empty(padding_mode, workers):
 def test_a_cycle_without_any_item_is_an_error(workers):
     with pytest.raises(EmptySourcesError, match="none yielded an item"):
         next(iter(StreamDataLoader(StreamDataset([0] * 5, range, 3, "cycle", time_steps=2), workers)))
+
+
+def test_without_determinism_a_state_may_give_back_many_empty_sources_and_that_is_no_error():
+    def build():
+        dataset = StreamDataset([0, 5, 0], range, 4, "cycle", time_steps=1, lookahead=2, deterministic=False)
+        return StreamDataLoader(dataset)
+
+    for step in range(1, 6):
+        state = list(itertools.islice(build(), step))[-1].state_dict()
+        loader = build()
+        loader.load_state_dict(state)
+        assert [batch.step for batch in itertools.islice(loader, 9)] == list(range(step, step + 9))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
