@@ -125,6 +125,17 @@ class PackedSnapshot(NamedTuple):
         return Snapshot(self.step, self.cursors, self.returned, tuple(lanes))
 
 
+def uncounted_lane(place: Snapshot) -> int | None:
+    """The first lane in whose stream windows were counted, not time steps, as for a `collate_fn`; None if there is none.
+
+    Only for streams that cut their own windows.
+    """
+    for lane, state in enumerate(place.lanes):
+        if state.grant != NONE and state.after.position and not state.after.first_window:
+            return lane
+    return None
+
+
 def beginning(rules: Rules) -> Snapshot:
     """Before the first step."""
     lane = LaneState(NONE, AT_START, _none_reserved(rules))

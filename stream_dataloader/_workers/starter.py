@@ -13,12 +13,14 @@ from stream_dataloader._ranks.agreement import OwnSteps, Steps
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._state.plain import common
+from stream_dataloader._state.snapshot import Snapshot, uncounted_lane
 from stream_dataloader._state.tracker import Progress
 from stream_dataloader._workers.collector import StepCollector
 from stream_dataloader._workers.feed import LocalFeed
 from stream_dataloader._workers.iteration import Iteration, Output
 from stream_dataloader._workers.pool import WorkerPool
 from stream_dataloader._workers.rescue import Rescue
+from stream_dataloader.errors import StateError
 
 
 class Starter:
@@ -55,10 +57,13 @@ class Starter:
             parts: It is not regrouped, and ranks do not wait for each other.
 
         Raises:
+            StateError: Time steps are wanted, and where it begins they were not counted.
             RankError: The ranks are not about to read the same, or one did not come.
         """
         epoch, resume = position.coming()
         reading, whole_windows = self._ranks.reading, output.collate_fn is not None
+        if resume is not None and not whole_windows and reading.rules.time_steps is None:
+            _check_counted(resume)
         if self._num_workers:
             if self.pool.owner != os.getpid():  # the loader was built before this process was forked
                 self.renew(self._settings)
@@ -89,3 +94,12 @@ class Starter:
         """The iteration that was started last is read on in another epoch."""
         if self._rescue is not None:
             self._rescue.begin_epoch()
+
+
+def _check_counted(place: Snapshot) -> None:
+    if (lane := uncounted_lane(place)) is not None:
+        raise StateError(
+            f"lane {lane} stands in a stream whose time steps were not counted: the state was saved by a loader with a "
+            "collate_fn, which takes windows as they are; load it into a loader with a collate_fn, or read the epoch "
+            "from its beginning, without the state"
+        )

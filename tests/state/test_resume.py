@@ -367,3 +367,22 @@ def test_a_state_is_small_and_plain():
     next(iter(loader))
     assert len(json.dumps(loader.state_dict())) < 2000
     assert batch_key(next(iter(loader)))["step"] == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_windows_that_were_not_counted_are_not_taken_for_time_steps(workers):
+    def open_windows(length):
+        for begin in range(0, length, 3):
+            yield torch.arange(begin, min(begin + 3, length))
+
+    dataset = StreamDataset([7, 9], open_windows, 2)
+    collated = StreamDataLoader(dataset, workers, collate_fn=list)
+    next(iter(collated))
+    state = collated.state_dict()
+    loader = StreamDataLoader(dataset, workers)
+    loader.load_state_dict(state)
+    with pytest.raises(StateError, match=r"lane 0 .* time steps were not counted: .* collate_fn"):
+        next(iter(loader))
+    again = StreamDataLoader(dataset, workers, collate_fn=list)
+    again.load_state_dict(state)
+    assert [window.tolist() for window in next(iter(again))] == [[3, 4, 5], [3, 4, 5]]
