@@ -126,7 +126,7 @@ class PackedSnapshot(NamedTuple):
 
 
 def uncounted_lane(place: Snapshot) -> int | None:
-    """The first lane in whose stream windows were counted, not time steps, as for a `collate_fn`; None if there is none.
+    """The first lane in whose stream windows were counted, not time steps, as for a `collate_fn`; None if none was.
 
     Only for streams that cut their own windows.
     """
