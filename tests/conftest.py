@@ -35,8 +35,26 @@ def pytest_configure(config):
         config.option.markexpr = "not slow"
 
 
+#: Of the streams' contracts, these start workers again and again. Of a few streams they are run always.
+CONTRACT_WITH_WORKERS = ("test_resumes", "test_workers_do_not_matter")
+CONTRACTS_ALWAYS_WHOLE = ("TestInMemory", "TestStrings")
+
+
+def takes_seconds(item):
+    """Where workers are started anew they take seconds to come: `--full` does that, the quick run has them forked."""
+    case = item.callspec.id if hasattr(item, "callspec") else ""
+    if "spawn" in case or "forkserver" in case:
+        return item.get_closest_marker("any_start_method") is None
+    owner = item.getparent(pytest.Class)
+    if owner is None or item.originalname not in CONTRACT_WITH_WORKERS:
+        return False
+    return owner.name not in CONTRACTS_ALWAYS_WHOLE
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
+        if takes_seconds(item):
+            item.add_marker("slow")
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("random")
 

@@ -99,6 +99,7 @@ def own_clips(tmp_path_factory):
     return result, base / "cache", base / "output"
 
 
+@pytest.mark.slow
 def test_own_clips_are_streamed_and_counted(own_clips):
     result, cache, _ = own_clips
     clips = sorted(cache.rglob("*.mp4"))
@@ -124,11 +125,13 @@ def test_film_shows_every_time_step_with_flashes_and_padding(own_clips):
     assert (np.abs(last.astype(int) - 128).max(axis=2) < 6).mean() > 0.5  # lanes without a source are grey
 
 
+@pytest.mark.slow
 def test_filmstrip_shows_six_batches(own_clips):
     _, _, output = own_clips
     assert cv2.imread(str(output / "grid.png")).shape == filmstrip_shape(6, lanes=4, width=240, height=180)
 
 
+@pytest.mark.slow
 def test_own_clips_are_made_once(own_clips):
     _, cache, _ = own_clips
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.mp4")}

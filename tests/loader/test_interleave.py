@@ -421,7 +421,7 @@ def test_any_state_resumes(mixture, taken, epoch):
 
 @pytest.mark.parametrize("exhausted", ["drop", "repeat"])
 @pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop", "cycle"])
-@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("lookahead", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_place_resumes(padding_mode, exhausted, lookahead):
     mixture = Mixture(
         [[4, 0, 9], [2, 2, 7, 1, 3], [5, 8, 6]],

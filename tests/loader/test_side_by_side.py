@@ -154,7 +154,10 @@ def check(batch, members, case):
 def test_each_members_lanes_are_those_that_it_has_alone(case):
     loader = case.loader()
     for epoch, expected in enumerate(case.expected(3)):
-        batches = list(itertools.islice(loader, 30))
+        ends = any(member.padding_mode != "cycle" for member in case.members)
+        batches = list(
+            itertools.islice(loader, len(expected) + ends)
+        )  # one more than there should be, if there is an end
         assert len(batches) == len(expected)
         for step, (batch, members) in enumerate(zip(batches, expected, strict=True)):
             assert (batch.step, batch.epoch) == (step, epoch)

@@ -67,7 +67,7 @@ def test_text_defaults_to_the_python_documentation():
     assert any("»" in window[1:] for windows in texts.values() for window in windows)
 
 
-@pytest.mark.parametrize("units", ["characters", "bytes"])
+@pytest.mark.parametrize("units", [pytest.param("characters", marks=pytest.mark.slow), "bytes"])
 def test_text_files_print_inputs_and_targets(tmp_path, units):
     contents = ["".join(chr(ord("a") + i % 26) for i in range(n)) for n in (400, 333)]
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
@@ -82,6 +82,7 @@ def test_text_files_print_inputs_and_targets(tmp_path, units):
     assert "batch 3" in run("text_files.py")
 
 
+@pytest.mark.slow
 def test_video_prints_shapes_and_resets(tmp_path):
     output = run("video.py", cache=tmp_path)
     batches = re.findall(r"^batch \d+: (.*) torch.uint8, reset \[(.*?)\] ?(.*)$", output, re.MULTILINE)
@@ -92,6 +93,7 @@ def test_video_prints_shapes_and_resets(tmp_path):
     assert re.search(r"^862 frames of 12 videos, 0 of them skipped$", output, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_per_worker_rnn_learns(workers):
     output = run("per_worker_rnn.py", "--workers", workers, "--steps", 60)
@@ -102,6 +104,7 @@ def test_per_worker_rnn_learns(workers):
         assert losses[-1] < 0.85 * losses[0]
 
 
+@pytest.mark.slow
 def test_cameras_are_read_side_by_side():
     output = run("camera.py", "--batches", 3)
     assert len(re.findall(r"^batch \d+: \(5, 2, 3, 60, 80\), dropped", output, re.MULTILINE)) == 3

@@ -79,6 +79,7 @@ def test_every_field_is_the_same_for_any_worker_count(padding_mode, windows):
     assert runs[0] == runs[1] == runs[2] == runs[3]
 
 
+@pytest.mark.any_start_method
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_every_field_is_the_same_for_any_start_method(method):
     case = Case([4, 0, 9, 2, 2, 7, 1], lanes=3, time_steps=3, shuffle=True)

@@ -73,7 +73,7 @@ def run(rank, port, prefix, who, known):
     return [len(list(loader)) for loader in (loader_for(known=known), loader_for([5, 5], known))]
 
 
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("known", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_ranks_that_are_started_again_on_the_same_store_meet(two, agent, known):
     for who in ([0], [0, 1], [1], [0, 1], [0], [0], [0, 1], [0, 1], [1], [0], [0, 1]):
         found = two.run(2, run, agent, f"again {known}", who, known)
@@ -193,7 +193,7 @@ def to_the_end(rank, ports, options, lengths, known):
     return found
 
 
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("known", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(("mode", "lengths", "steps"), [("drop", [3, 9], 3), ("zeros", [9, 3], 9)])
 def test_who_keeps_the_store_stays_until_the_others_have_read_the_end(two, mode, lengths, steps, known):
     port = free_port()

@@ -32,6 +32,7 @@ def ranks():
     processes.close()
 
 
+@pytest.mark.slow
 @random_cases(EXAMPLES, quick=5)
 @given(shared_cases(), st.data())
 def test_the_union_of_all_ranks_is_the_batch_of_one(ranks, drawn, data):
@@ -251,7 +252,7 @@ def four():
     processes.close()
 
 
-@pytest.mark.parametrize("way", ["numbers", "mesh", "group"])
+@pytest.mark.parametrize("way", ["numbers", *[pytest.param(way, marks=pytest.mark.slow) for way in ("mesh", "group")]])
 def test_model_parallel_ranks_read_the_same(four, way):
     found = four.run(4, twins, way)
     assert found[0] == found[1]
@@ -436,7 +437,7 @@ def save_and_go_on(rank, world_size, folder, step, workers):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [(2, 1), *[pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(4, 4), (4, 2), (1, 4)]]]
+    ("before", "after"), [pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(2, 1), (4, 4), (4, 2), (1, 4)]]
 )
 def test_distributed_checkpoints_are_dealt_out_to_other_world_sizes(ranks, tmp_path, before, after):
     saved = ranks.run(before, save_and_go_on, before, tmp_path, 3, 1)
@@ -480,6 +481,7 @@ def train(rank, world_size, epochs, seed):
     return steps
 
 
+@pytest.mark.slow
 def test_training_on_uneven_streams_never_hangs(ranks):
     epochs = EXAMPLES // 4 if FULL else 10
     found = ranks.run(4, train, 4, epochs, 0)
@@ -501,7 +503,7 @@ def started_again(rank, method, times):
     return steps
 
 
-@pytest.mark.parametrize(("kind", "times"), [("tcp", 3), ("file", 1)])
+@pytest.mark.parametrize(("kind", "times"), [pytest.param("tcp", 3, marks=pytest.mark.slow), ("file", 1)])
 def test_torch_distributed_may_be_started_again_and_with_a_file(tmp_path, kind, times):
     method = f"tcp://127.0.0.1:{rank_processes.free_port()}" if kind == "tcp" else f"file://{tmp_path}/store"
     processes = RankProcesses(2)
@@ -546,7 +548,7 @@ def read_epochs(rank, world_size, n, epochs, workers):
     return found, loader.state_dict()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_epochs_of_n_batches_are_alike_on_all_ranks_and_no_rank_waits_for_another(ranks, workers):
     found = ranks.run(2, read_epochs, 2, 3, [4, 1], workers)  # the second one stops after an epoch
     whole = StreamDataLoader(

@@ -77,6 +77,7 @@ def test_epochs_count_on_early_breaks_included(padding_mode, persistent, method)
             check_parts(list(parts), batches, 2)
 
 
+@pytest.mark.slow
 def test_many_short_iterations_reuse_the_shared_memory():
     dataset = CASE.dataset()
     for epoch in range(80):  # more than there are places for sessions

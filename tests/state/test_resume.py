@@ -66,7 +66,7 @@ def test_endless_epochs_resume(case, taken):
 
 @pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop", "cycle"])
 @pytest.mark.parametrize("windows", ["aligned", "packed"])
-@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("lookahead", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_place_resumes(padding_mode, windows, lookahead):
     case = Case(
         CASE.lengths,

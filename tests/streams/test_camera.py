@@ -256,7 +256,7 @@ def test_close_ends_the_reader(server, path, options):
     assert stream.read_into(None) == 0
 
 
-@pytest.mark.parametrize("backend", ["av", "opencv"])
+@pytest.mark.parametrize("backend", ["av", pytest.param("opencv", marks=pytest.mark.slow)])
 def test_a_reader_held_up_by_its_library_ends_by_its_time_limit_and_close_does_not_wait(server, backend, monkeypatch):
     monkeypatch.setattr("stream_dataloader.streams.camera.live._LONGEST_JOIN_SECONDS", 0.1)
     with opened(server.url("stalling.ts"), backend=backend, keep="all", timeout_seconds=3) as stream:

@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+import pytest
 from cases import key
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ def uneven(source):
         yield np.array([source, i])
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_however_messages_are_filled():
     dataset = StreamDataset(range(9), uneven, 3, time_steps=2)
     expected = [key(batch) for batch in StreamDataLoader(dataset)]

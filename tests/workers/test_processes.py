@@ -34,7 +34,7 @@ def run(script, folder, *, stdin=None, **options):
 # A worker that was kept
 
 
-@pytest.mark.parametrize("max_restarts", [0, 1])
+@pytest.mark.parametrize("max_restarts", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_kept_worker_that_dies_while_an_epoch_starts(max_restarts):
     case = Case([5, 3, 4, 2], lanes=2, time_steps=2)
     serial = StreamDataLoader(case.dataset())
