@@ -132,7 +132,7 @@ Holding.TestCase.settings = settings(random_cases(40), stateful_step_count=30)
 TestHolding = Holding.TestCase
 
 
-@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize("big", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_whole_epoch_may_be_kept(big):
     size = 300_000 if big else 4
     loader = loader_of((60,) * 4, open_stream=lambda n: count_up(n, size))

@@ -113,6 +113,7 @@ def test_own_clips_are_streamed_and_counted(own_clips):
     assert "12/12" in result.stderr
 
 
+@pytest.mark.slow
 def test_film_shows_every_time_step_with_flashes_and_padding(own_clips):
     result, _, output = own_clips
     frames = decode(output / "grid.mp4")
