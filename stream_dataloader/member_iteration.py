@@ -70,12 +70,14 @@ class MemberIteration:
     def __init__(self, loader: Members, epoch: int, place: Place) -> None:
         self._loader, self._epoch, self._place = loader, epoch, place
         self._batches: list[Iterator[Any]] = [iter(member) for member in loader.loaders]
-        self._closed = self.stale = False
+        self._closed = self._at_end = self.stale = False
 
     def __iter__(self) -> Iterator[SideBySideBatch]:
         return self
 
     def __next__(self) -> SideBySideBatch:
+        if self._at_end:  # an iterator that has ended stays so
+            raise StopIteration
         if self.stale:
             raise StaleIteratorError(NEWER_HAS_BEGUN)
         if self._closed:
@@ -86,6 +88,7 @@ class MemberIteration:
             self.close()
             raise
         if read is None:
+            self._at_end = True
             self.close()
             self._loader.ended()
             raise StopIteration

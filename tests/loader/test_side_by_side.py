@@ -179,6 +179,12 @@ def test_len_is_exact_where_the_lengths_are_known(case):
         assert len(list(iterator)) == max(count - 1, 0)
 
 
+def test_an_iterator_that_has_ended_stays_so():
+    loader = side_by_side([(StreamDataset([1, 0], range, 2, "drop", time_steps=1), 2)])
+    iterator = iter(loader)
+    assert [list(iterator), list(iterator)] == [[], []]
+
+
 @random_cases(150)
 @given(cases(), st.data())
 def test_it_resumes_exactly_after_any_batch(case, data):
