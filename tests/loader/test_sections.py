@@ -196,7 +196,7 @@ def check_fields(batch, dataset):
     assert (batch.reset == batch.is_start[0]).all()
 
 
-@random_cases(600)
+@random_cases(200)
 @given(cases(), st.booleans())
 def test_batches_are_those_of_the_serial_model(case, mark_ends):
     dataset = case.dataset(mark_ends=mark_ends)
@@ -215,7 +215,7 @@ def test_batches_are_those_of_the_serial_model(case, mark_ends):
         assert set(read) <= everything if case.padding_mode == "drop" else set(read) == everything
 
 
-@random_cases(60)
+@random_cases(30)
 @given(cases(factories=("start", "write")), st.integers(1, 3))
 @pytest.mark.filterwarnings("ignore:num_workers is")
 def test_workers_give_the_same_batches(case, num_workers):
@@ -230,7 +230,7 @@ def test_any_start_method_gives_the_same_batches(method):
     assert [key(batch) for batch in loader] == alone
 
 
-@random_cases(60)
+@random_cases(30)
 @given(cases())
 def test_it_resumes_exactly_in_the_middle_of_any_section(case):
     def loader(num_workers):
@@ -260,7 +260,7 @@ class Passes:
         return section.stop - section.start
 
 
-@random_cases(300)
+@random_cases(100)
 @given(cases(modes=("cycle",), factories=("start",)), st.integers(1, 12))
 def test_with_cycle_each_pass_is_cut_anew(case, steps):
     dataset = case.dataset()

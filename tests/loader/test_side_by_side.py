@@ -149,7 +149,7 @@ def check(batch, members, case):
                 assert torch.equal(getattr(batch, name)[:, rows], getattr(own, name)), (number, name)
 
 
-@random_cases(400)
+@random_cases(150)
 @given(cases())
 def test_each_members_lanes_are_those_that_it_has_alone(case):
     loader = case.loader()
@@ -164,7 +164,7 @@ def test_each_members_lanes_are_those_that_it_has_alone(case):
             check(batch, members, case)
 
 
-@random_cases(200)
+@random_cases(100)
 @given(cases(True))
 def test_len_is_exact_where_the_lengths_are_known(case):
     loader = case.loader()

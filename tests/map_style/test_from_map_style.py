@@ -237,7 +237,7 @@ def test_items_of_any_kind_are_those_of_a_stream(kind, many):
         assert batch_key(batch) == batch_key(expected)
 
 
-@random_cases(1000, 60)
+@random_cases(400, 30)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=12), st.data())
 def test_all_options_are_as_for_sources(lengths, data):
     ends = list(itertools.accumulate(lengths))

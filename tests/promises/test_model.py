@@ -348,4 +348,4 @@ def is_in(cell, broken):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(random_cases(500, 40), stateful_step_count=20)
+TestModel.settings = settings(random_cases(300, 40), stateful_step_count=20)

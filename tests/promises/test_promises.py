@@ -33,7 +33,7 @@ def check_promises(case, batches):
     assert all(batch.mask.any() for batch in batches)
 
 
-@random_cases(10_000)
+@random_cases(5_000)
 @given(cases(max_streams=14, max_length=7, max_lanes=5))
 def test_batches_in_process_are_those_of_the_serial_model(case):
     dataset = case.dataset()

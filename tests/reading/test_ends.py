@@ -56,7 +56,7 @@ def check_marks(batches, lengths):
 # In all modes
 
 
-@random_cases(500)
+@random_cases(200)
 @given(
     cases(max_streams=10, max_length=7, max_lanes=4, modes=("zeros", "data", "drop", "cycle")),
     st.booleans(),
@@ -86,7 +86,7 @@ class Windows:
             begin += steps
 
 
-@random_cases(300)
+@random_cases(120)
 @given(
     st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=8),
     st.integers(1, 3),

@@ -26,7 +26,7 @@ def ones_in_windows(length):
 
 
 @pytest.mark.filterwarnings("ignore:the iteration that went on from the loaded state was left")
-@random_cases(400)
+@random_cases(150)
 @given(st.data())
 def test_a_carried_count_is_the_position(data):
     lengths = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any), "lengths")

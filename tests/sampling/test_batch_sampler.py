@@ -95,7 +95,7 @@ def check_rows(batch, indices, lengths):
             assert t == 0 or index == indices[number - lanes]
 
 
-@random_cases(3000, 100)
+@random_cases(1000, 50)
 @given(cases())
 def test_rows_are_those_of_a_loader(case):
     lengths, options, *_, world_size = case
@@ -120,7 +120,7 @@ def _until_unreadable(loader):
         yield from loader
 
 
-@random_cases(2000, 60)
+@random_cases(600, 30)
 @given(cases(), st.data())
 def test_a_state_as_of_any_batch_goes_on_from_there(case, data):
     _, options, *_, world_size = case
@@ -152,7 +152,7 @@ def plain(batches):
     return [[(int(i), i.lane, i.t, i.is_start, i.mask) for i in batch] for batch in batches]
 
 
-@random_cases(1000, 40)
+@random_cases(400, 20)
 @given(cases(modes=("zeros", "drop")))
 def test_ranks_are_disjoint_and_have_equal_steps(case):
     lengths, options, *_, world_size = case
@@ -164,7 +164,7 @@ def test_ranks_are_disjoint_and_have_equal_steps(case):
         assert sorted(read) == list(range(sum(lengths)))
 
 
-@random_cases(500, 30)
+@random_cases(200, 15)
 @given(cases(modes=("cycle",)), st.integers(1, 6), st.data())
 def test_epochs_of_n_batches_are_the_endless_run(case, n, data):
     endless = list(itertools.islice(sampler_of(case), 3 * n))
