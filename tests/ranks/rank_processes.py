@@ -19,7 +19,7 @@ from stream_dataloader import StreamDataLoader
 
 MOST = 8
 #: Random cases; give more where scheduling, transport or resume change.
-EXAMPLES = int(os.environ.get("STREAM_DATALOADER_RANK_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("STREAM_DATALOADER_RANK_EXAMPLES", "20"))
 _groups = {}  # in a rank's process: the first n ranks
 
 
