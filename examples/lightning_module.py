@@ -25,7 +25,7 @@ from stream_dataloader.integrations.lightning import StreamEpochs
 from stream_dataloader.recurrent import RecurrentState, merge_states
 
 
-class ByteModule(LightningModule):
+class ByteModule(LightningModule):  # type: ignore[misc, unused-ignore]
     """Trains a `ByteGRU`, whose state goes on from batch to batch."""
 
     def __init__(self) -> None:
