@@ -135,8 +135,8 @@ def batches_per_epoch(value: Any, padding_mode: PaddingMode) -> int | None:
     if padding_mode != "cycle":
         raise ValueError(
             f'batches_per_epoch is {number}, which needs padding_mode="cycle", as only an endless run has so many '
-            f"batches for every epoch, and the dataset has padding_mode={padding_mode!r}; build the dataset with "
-            'padding_mode="cycle", or leave batches_per_epoch out'
+            f"batches for every epoch, and padding_mode is {padding_mode!r}; choose "
+            'padding_mode="cycle" (of the dataset, for a loader), or leave batches_per_epoch out'
         )
     return number
 

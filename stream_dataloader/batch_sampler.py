@@ -121,7 +121,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         options.check_ranks(groups, rank, world_size, None)
         self.batch_size = rules.lanes
         self.time_steps: int = rules.time_steps or 1
-        self.batches_per_epoch = _check_epoch(batches_per_epoch, rules.padding_mode)
+        self.batches_per_epoch = options.batches_per_epoch(batches_per_epoch, rules.padding_mode)
         self._position = SamplerPosition(
             found, rules, groups, (rank, world_size), self.batches_per_epoch, seed_is_given=seed is not None
         )
@@ -183,15 +183,3 @@ class LaneBatchSampler(Sampler[list[int]]):
             StateError: The state is of other groups, of a dataset of another length, or of other options; says which.
         """
         self._position.load_state_dict(state)
-
-
-def _check_epoch(value: Any, padding_mode: PaddingMode) -> int | None:
-    if value is None:
-        return None
-    number = options.integer("batches_per_epoch", value, 1)
-    if padding_mode != "cycle":
-        raise ValueError(
-            f'batches_per_epoch is {number}, which needs padding_mode="cycle", as only an endless run has so many '
-            f'batches every time, and padding_mode is {padding_mode!r}; pass "cycle", or leave the number out'
-        )
-    return number

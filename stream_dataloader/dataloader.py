@@ -24,7 +24,6 @@ from stream_dataloader._loader.settings import WorkerSettings, check_dataset
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.deferred import Deferred
-from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN, Output
 from stream_dataloader._workers.running import Kind, Running
 from stream_dataloader._workers.starter import Starter
@@ -285,7 +284,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         if (epoch := self._running.epoch) is None:
             self._find_place()
             epoch, _ = self._position.coming()
-        count = count_steps(self._ranks.reading.rules, self._ranks.reading.steps_of_groups(epoch))
+        count = self._ranks.reading.steps_of(epoch)
         self._kept_length.asked(epoch, count)
         return count
 

@@ -27,7 +27,7 @@ from stream_dataloader._reading.sessions import SessionTable
 from stream_dataloader._reading.sources import is_safe_anywhere, sources_of
 from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader._schedule.sections import Cut, Cuts, Lengths
-from stream_dataloader._schedule.step_count import steps_of_groups
+from stream_dataloader._schedule.step_count import count_steps, steps_of_groups
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 from stream_dataloader.sectioning import Sections, check_sections, described
@@ -318,6 +318,14 @@ class StreamDataset(IterableDataset[StreamBatch]):
         if self._steps is None or self._steps[0] != epoch:
             self._steps = epoch, steps_of_groups(self.rules, epoch, lengths)
         return self._steps[1]
+
+    def steps_of(self, epoch: int) -> int:
+        """Number of batches of an epoch.
+
+        Raises:
+            TypeError: As `steps_of_groups`.
+        """
+        return count_steps(self.rules, self.steps_of_groups(epoch))
 
     def __iter__(self) -> Iterator[StreamBatch]:
         """Iterate over the parts of this process's lanes, with torch's own `DataLoader` or without.

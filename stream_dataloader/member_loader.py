@@ -16,9 +16,8 @@ import torch
 
 from stream_dataloader import _options as options
 from stream_dataloader._assembly.beside import Joiner, SideBySideBatch
-from stream_dataloader._ranks.ranks import known_steps
+from stream_dataloader._ranks.ranks import known_count
 from stream_dataloader._reading.deferred import Deferred
-from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
@@ -143,14 +142,13 @@ class SideBySideLoader:
     @staticmethod
     def _steps(loader: StreamDataLoader[Any], epoch: int) -> int:
         loader._find_place()
-        return count_steps(loader._ranks.reading.rules, loader._ranks.reading.steps_of_groups(epoch))
+        return loader._ranks.reading.steps_of(epoch)
 
     @staticmethod
     def _sure_steps(loader: StreamDataLoader[Any], epoch: int) -> int:
-        steps = known_steps(loader._ranks.reading, epoch)
-        if steps is None:
+        if (count := known_count(loader._ranks.reading, epoch)) is None:
             raise TypeError
-        return count_steps(loader._ranks.reading.rules, steps)
+        return count
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iteration reads; later iterations count on from it.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from stream_dataloader._ranks.ranks import Ranks, known_steps
+from stream_dataloader._ranks.ranks import Ranks, known_count
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.sections import Cuts, lengths_in
-from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._state.rest import has_rest
 from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader.dataset import StreamDataset
@@ -47,9 +46,7 @@ class EpochEnds:
 
     def _known_steps(self, epoch: int) -> int | None:
         """Number of steps of an epoch, for all ranks, if no stream can change it."""
-        reading = self._ranks.reading
-        steps = known_steps(reading, epoch)
-        return None if steps is None else count_steps(reading.rules, steps)
+        return known_count(self._ranks.reading, epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_order": None}

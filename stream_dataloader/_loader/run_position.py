@@ -19,8 +19,9 @@ from stream_dataloader import _options as options
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.stretches import Stretches
 from stream_dataloader._ranks.ranks import Ranks
-from stream_dataloader._state.plain import LoadedState, StretchPlace
+from stream_dataloader._state.plain import LoadedState
 from stream_dataloader._state.snapshot import PackedSnapshot, Snapshot
+from stream_dataloader._state.stretch import StretchPlace, renamed, taken_up
 from stream_dataloader._state.tracker import Progress
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
@@ -145,11 +146,8 @@ class RunPosition(LoaderPosition):
     def _claim(self) -> _Coming:
         coming, own = self._coming(), self._by_itself()
         if coming.renamed:
-            number = coming.epoch.number
             warnings.warn(
-                f"set_epoch({number}) was called, and epoch {own.epoch.number} comes next. An endless run has no other "
-                f"place for epoch {number}: it goes on where it stands, and its next {self._length} batches are called "
-                f"epoch {number}. To go on where another loader stopped, load its state; set_epoch(0) begins anew",
+                renamed(coming.epoch.number, own.epoch.number, self._length, "loader"),
                 RuntimeWarning,
                 stacklevel=5,
             )
@@ -161,11 +159,8 @@ class RunPosition(LoaderPosition):
     def load(self, loaded: LoadedState, epoch: int, place: Snapshot | None, state: Mapping[str, Any]) -> None:
         """Go on with a run from a place in it; see `LoaderPosition.load`."""
         super().load(loaded, epoch, place, state)
-        number, delivered = loaded.stretch or (0, 0)
-        if delivered >= self._length:  # it was saved with more batches an epoch
-            number, delivered = number + 1, 0
         unnumbered = loaded.stretch is None and place is not None
-        self._origin = _Coming(epoch, place, StretchPlace(number, delivered), any_number=unnumbered)
+        self._origin = _Coming(epoch, place, taken_up(loaded.stretch, self._length), any_number=unnumbered)
         self._wanted = None
 
     def forget_place(self) -> None:
@@ -195,7 +190,7 @@ class RunPosition(LoaderPosition):
             stretch: Where in an epoch that is; None: where the coming epoch begins.
         """
         at = self._coming().epoch if stretch is None else stretch
-        return super().state(epoch, place) | {"stretch": {**at._asdict(), "batches_per_epoch": self._length}}
+        return super().state(epoch, place) | at.plain(self._length)
 
     def warn_of_rest(self) -> None:
         """Tell who looked at a batch of a loaded state that the rest of its epoch is not read as such."""

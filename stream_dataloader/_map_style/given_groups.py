@@ -89,9 +89,8 @@ def _listed(given: Any) -> Any:
 def _told_apart(listed: Any) -> Numbers:
     if isinstance(listed[0], (int, np.integer)) and not isinstance(listed[0], bool):
         raise ValueError(
-            f"groups_or_lengths is a flat list of integers, {shorten(listed, 60)}, which may be the group of "
-            "each index "
-            'or the length of each group; say which: numbers="ids" or numbers="lengths"'
+            f"groups_or_lengths is a flat list of integers, {shorten(listed, 60)}, which may be the group of each "
+            'index or the length of each group; say which: numbers="ids" or numbers="lengths"'
         )
     return "ids"
 
@@ -106,9 +105,8 @@ def _groups_of_lengths(listed: Any, dataset_length: int | None) -> IndexGroups:
     total = int(offsets[-1])
     if dataset_length is not None and total > dataset_length:
         raise ValueError(
-            f"the lengths add up to {total}, and the dataset has {dataset_length} items; correct them, or, if "
-            "this is a "
-            'flat list of ids, say numbers="ids"'
+            f"the lengths add up to {total}, and the dataset has {dataset_length} items; correct them, or, if this is "
+            'a flat list of ids, say numbers="ids"'
         )
     return IndexGroups(offsets, offsets[:-1], None, total if dataset_length is None else dataset_length)
 

@@ -55,9 +55,9 @@ def groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) -> 
         earlier = int(np.flatnonzero(runs == code)[0])
         raise ValueError(
             f"groups has id {shorten(_entry(ids, again))} at index {int(begins[earlier])}, and, with other ids "
-            "between, "
-            f"again at index {again}; if these are one group, say in which order its items come: order= a sort key for "
-            "each index, such as its time, or order=range(len(dataset)); else give them ids that differ"
+            f"between, again at index {again}; if these are one group, say in which order its items "
+            "come: order= a sort key for each index, such as its time, or order=range(len(dataset)); "
+            "else give them ids that differ"
         )
     return IndexGroups(np.append(begins, count), begins, None, count)
 
@@ -92,8 +92,7 @@ def _codes(ids: Any) -> IntArray:
         if is_group(group) and not isinstance(group, tuple):
             raise TypeError(
                 f"groups[{index}] is {shorten(group)}, a {type(group).__name__}, and groups[0] "
-                f"{shorten(_entry(ids, 0))};"
-                f" give {IDS}, or lists of indices only"
+                f"{shorten(_entry(ids, 0))}; give {IDS}, or lists of indices only"
             )
         try:
             if group is None or group != group:  # noqa: PLR0124 - NaN is no id: it differs from itself

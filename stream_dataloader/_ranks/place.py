@@ -66,6 +66,20 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
     return RankPlace(own, dist.get_world_size(group), peers, True)
 
 
+def place_now(before: RankPlace, rank: int | None, world_size: int | None, process_group: Any) -> RankPlace:
+    """This process's place; one of several ranks stays what it was when torch.distributed has ended.
+
+    Args:
+        before: The place that was found last.
+        rank: As given; see `find_place`, also for what follows.
+        world_size: As given.
+        process_group: As given.
+    """
+    if before.world_size > 1 and not is_started():
+        return before._replace(connected=False)
+    return find_place(rank, world_size, process_group)
+
+
 def default_store() -> Store:
     """The store that torch.distributed was started with."""
     return dist.distributed_c10d._get_default_store()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stream_dataloader import _options as options
 from stream_dataloader._ranks.agreement import AgreedSteps, CountedSteps, OwnSteps, Steps
 from stream_dataloader._ranks.meeting import counted_name
-from stream_dataloader._ranks.place import RankPlace, default_store, find_place, is_started, patience_of
+from stream_dataloader._ranks.place import RankPlace, default_store, patience_of, place_now
 from stream_dataloader._ranks.rendezvous import Rendezvous
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.step_count import count_steps
@@ -83,9 +83,7 @@ class Ranks:
         return True
 
     def _where(self) -> RankPlace:
-        if self._place.world_size > 1 and not is_started():  # it was: this rank stays what it is
-            return self._place._replace(connected=False)
-        return find_place(*self._given)
+        return place_now(self._place, *self._given)
 
     def load(self, state: Any) -> LoadedState:
         """What a state says of this rank's groups; its seed and number of groups are adopted at the next `find_place`.
@@ -111,7 +109,7 @@ class Ranks:
         if rules.padding_mode != "drop" and any(map(int.__lt__, snapshot.cursors, shares)):  # some are not begun
             return loaded.epoch, snapshot
         try:
-            count = count_steps(rules, self.reading.steps_of_groups(loaded.epoch))
+            count = self.reading.steps_of(loaded.epoch)
         except TypeError:  # lengths are not known, or there is no end
             return loaded.epoch, snapshot
         return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
@@ -178,6 +176,12 @@ def known_steps(dataset: StreamDataset, epoch: int) -> list[int] | None:
         return dataset.steps_of_groups(epoch)
     except TypeError:  # lengths are not known, or there is no end
         return None
+
+
+def known_count(dataset: StreamDataset, epoch: int) -> int | None:
+    """Number of batches of an epoch; None where it is not known, or a stream may change it."""
+    steps = known_steps(dataset, epoch)
+    return None if steps is None else count_steps(dataset.rules, steps)
 
 
 def _count(dataset: StreamDataset, epoch: int, step: int, place: RankPlace) -> int | None:

@@ -16,14 +16,15 @@ from typing import Any
 
 from stream_dataloader import _options as options
 from stream_dataloader._map_style.index_groups import IndexGroups
-from stream_dataloader._ranks.place import RankPlace, find_place, is_started
+from stream_dataloader._ranks.place import RankPlace, place_now
 from stream_dataloader._sampling.reading import EpochStart, SamplerReading
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.replay import LanePlace, ReplayPlace
 from stream_dataloader._schedule.rules import NONE, Rules
 from stream_dataloader._schedule.step_count import count_steps, steps_of_groups
-from stream_dataloader._state.plain import SourceIdentity, StretchPlace, from_plain, groups_of, to_plain
+from stream_dataloader._state.plain import SourceIdentity, from_plain, groups_of, to_plain
 from stream_dataloader._state.snapshot import AT_START, LaneState, Snapshot
+from stream_dataloader._state.stretch import StretchPlace, renamed, taken_up
 from stream_dataloader.errors import StateError
 
 _BEGINNING = EpochStart(0, None, 0, 0)
@@ -69,8 +70,7 @@ class SamplerPosition:
         Raises:
             ValueError: Ranks or lanes cannot share the groups evenly, or ranks might have seeds that differ.
         """
-        if not (self._place.world_size > 1 and not is_started()):  # else it was: this rank stays what it is
-            self._place = find_place(*self._given, None)
+        self._place = place_now(self._place, *self._given, None)
         return self._find_groups(self._total_groups)
 
     def _find_groups(self, total: int | None) -> Rules:
@@ -81,9 +81,8 @@ class SamplerPosition:
             options.check_groups(rules)
             if world_size > 1 and not self._seed_is_given and (rules.shuffle or rules.schedule == "balanced"):
                 raise ValueError(
-                    f"seed is None, and there are {world_size} ranks, which would each draw an order of their "
-                    "own; pass "
-                    "the same seed= on all ranks"
+                    f"seed is None, and there are {world_size} ranks, which would each draw an order of their own; "
+                    "pass the same seed= on all ranks"
                 )
             self._rules = rules
         return rules
@@ -96,13 +95,10 @@ class SamplerPosition:
         """The coming epoch begins, and what was set or loaded is used."""
         rules = self.find_rank()
         by_itself, start = self._by_itself(), self._coming()
-        renamed = self._length is not None and start.place is not None and start.number != by_itself.number
-        if renamed and not self._any_number:
+        differs = start.place is not None and start.number != by_itself.number
+        if self._length is not None and differs and not self._any_number:
             warnings.warn(
-                f"set_epoch({start.number}) was called, and epoch {by_itself.number} comes next. An endless run has no "
-                f"other place for epoch {start.number}: it goes on where it stands, and its next {self._length} "
-                f"batches are called epoch {start.number}. To go on where another sampler stopped, load its state; "
-                "set_epoch(0) begins anew",
+                renamed(start.number, by_itself.number, self._length, "sampler"),
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -162,9 +158,8 @@ class SamplerPosition:
         if reading is None or coming != self._by_itself():
             if step not in (None, coming.delivered):
                 raise ValueError(
-                    f"the state as of step {step} is not known: epoch {coming.number} has not begun, and begins "
-                    "at step "
-                    f"{coming.delivered}"
+                    f"the state as of step {step} is not known: epoch {coming.number} has not begun, and begins at "
+                    f"step {coming.delivered}"
                 )
             return self._plain(coming)
         batches = reading.fetched if step is None else step
@@ -178,8 +173,7 @@ class SamplerPosition:
         snapshot = None if start.place is None else _snapshot(start.place)
         state = to_plain(rules, start.run, snapshot, self._identity(), [0] * rules.groups.count)
         if self._length is not None:
-            at = StretchPlace(start.number, start.delivered)
-            state["stretch"] = {**at._asdict(), "batches_per_epoch": self._length}
+            state |= StretchPlace(start.number, start.delivered).plain(self._length)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -199,11 +193,8 @@ class SamplerPosition:
         self._any_number = False
         start = EpochStart(run, place, run, 0 if place is None else place.step)
         if self._length is not None:
-            number, delivered = stretch or (0, 0)
-            if delivered >= self._length:  # it was saved with more batches an epoch
-                number, delivered = number + 1, 0
             self._any_number = stretch is None and place is not None
-            start = EpochStart(run, place, number, delivered)
+            start = EpochStart(run, place, *taken_up(stretch, self._length))
         elif rules.padding_mode != "cycle" and start.delivered >= (self._total(start) or 0):  # behind the last batch
             start = EpochStart(run + 1, None, run + 1, 0)
         self._origin, self._reading, self._wanted = start, None, None

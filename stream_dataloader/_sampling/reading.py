@@ -84,10 +84,9 @@ class SamplerReading:
         """
         if not self.start.delivered <= batches <= self.fetched:
             raise ValueError(
-                f"the state as of step {batches} is not known: {self.fetched} batches of epoch "
-                f"{self.start.number} were "
-                f"drawn, and the first was number {self.start.delivered}; pass the number of this epoch's batches that "
-                f"the trainer has used, from {self.start.delivered} to {self.fetched}"
+                f"the state as of step {batches} is not known: {self.fetched} batches of epoch {self.start.number} "
+                f"were drawn, and the first was number {self.start.delivered}; pass the number of this "
+                f"epoch's batches that the trainer has used, from {self.start.delivered} to {self.fetched}"
             )
         step = self._first_step + batches
         before = [place for place in self._kept if place.step <= step]

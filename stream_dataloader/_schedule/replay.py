@@ -197,9 +197,8 @@ class Replay:
         if draws:  # else there was an item just now
             if rules.padding_mode == "cycle" and draws >= rules.most_draws(lane) + rules.lookahead:
                 raise EmptySourcesError(
-                    f"lane {lane} drew {draws} sources in a row, of {rules.num_sources} there are, and none has "
-                    "an item; "
-                    'padding_mode="cycle" would go on for ever',
+                    f"lane {lane} drew {draws} sources in a row, of {rules.num_sources} there are, and none has an "
+                    'item; padding_mode="cycle" would go on for ever',
                     lane=lane,
                 )
             if rules.padding_mode == "data" and draws >= rules.draws_of(lane):

@@ -15,6 +15,7 @@ from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.order import returned_by_group
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._state.snapshot import After, LaneState, Snapshot
+from stream_dataloader._state.stretch import StretchPlace, stretch_of
 from stream_dataloader.errors import StateError
 
 VERSION = 1
@@ -113,18 +114,6 @@ _COMPARED_IN_MIX = {
 }
 
 
-class StretchPlace(NamedTuple):
-    """A place in an epoch of n batches, which is a stretch of an endless run.
-
-    Attributes:
-        number: The epoch's.
-        delivered: How many of its batches were delivered.
-    """
-
-    number: int
-    delivered: int
-
-
 class LoadedState(NamedTuple):
     """What a state says.
 
@@ -216,16 +205,7 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
             tuple(grant for grants in returned for grant in grants),
             tuple(_lane_of(lane) for own in lanes for lane in own),
         )
-    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, list(failures), _stretch_of(state))
-
-
-def _stretch_of(state: Mapping[str, Any]) -> StretchPlace | None:
-    if "stretch" not in state:
-        return None
-    place = StretchPlace(int(state["stretch"]["number"]), int(state["stretch"]["delivered"]))
-    if min(place) < 0:
-        raise StateError(f"the state's place in an epoch is {place._asdict()}, which cannot be negative")
-    return place
+    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, list(failures), stretch_of(state))
 
 
 def _lane_of(lane: Mapping[str, Any]) -> LaneState:

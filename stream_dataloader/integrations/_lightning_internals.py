@@ -18,10 +18,9 @@ from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.combined_loader import _SUPPORTED_MODES
 
-from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.errors import StateError
-from stream_dataloader.integrations._lightning_places import Count
+from stream_dataloader.integrations._lightning_places import Count, stream_loaders
 
 #: Called by `setup_data` when loaders and their limits are known, right before it fetches from them.
 _BEFORE_FETCH = "_load_combined_loader_states"
@@ -82,11 +81,6 @@ def is_fitting(trainer: Any) -> bool:
 def is_stream_loader(loader: Any) -> bool:
     """Whether a loader is one of ours."""
     return isinstance(loader, StreamDataLoader)
-
-
-def stream_loaders(loaders: Iterable[Any]) -> list[StreamDataLoader[Any]]:
-    """Those of ours."""
-    return [loader for loader in loaders if is_stream_loader(loader)]
 
 
 def is_run(loader: StreamDataLoader[Any]) -> bool:
@@ -169,7 +163,7 @@ def length_of_coming(loader: Any) -> float:
     loader._kept_length.renewed()
     reading, (epoch, _) = loader._ranks.reading, loader._position.coming()
     try:
-        return count_steps(reading.rules, reading.steps_of_groups(epoch))
+        return int(reading.steps_of(epoch))
     except TypeError:
         return math.inf
 

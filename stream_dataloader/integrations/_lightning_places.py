@@ -39,12 +39,12 @@ class Places:
 
     def restart(self, loaders: Iterable[Any]) -> None:
         """A checkpoint was loaded: remember the states that it gave."""
-        self._loaded = {loader: loader.state_dict() for loader in _ours(loaders)}
+        self._loaded = {loader: loader.state_dict() for loader in stream_loaders(loaders)}
 
     def begin(self, loaders: Iterable[Any], count: Count) -> None:
         """Training begins: remember where loaders stand."""
         begin = {}
-        for loader in _ours(loaders):
+        for loader in stream_loaders(loaders):
             if loader in self._loaded:
                 begin[loader] = _giving(self._loaded[loader])
             elif (place := _place(loader, count.fetched)) is not None:
@@ -67,7 +67,7 @@ class Places:
         loaders = list(loaders)
         for number in range(count.ready - 1, count.fetched + 1):
             if number not in self._after or number == count.fetched:
-                places = {loader: _place(loader, count.fetched - number) for loader in _ours(loaders)}
+                places = {loader: _place(loader, count.fetched - number) for loader in stream_loaders(loaders)}
                 self._after[number] = {loader: place for loader, place in places.items() if place is not None}
         for number in [number for number in self._after if number < count.ready - 1]:
             del self._after[number]
@@ -75,7 +75,7 @@ class Places:
     def handed_over(self, loaders: Iterable[Any]) -> list[tuple[StreamDataLoader[Any], State]]:
         """Loaders that take the place of others, with the states that those ended with."""
         last = self._after[max(self._after)] if self._after else {}
-        pairs = zip(_ours(loaders), last.items(), strict=False)
+        pairs = zip(stream_loaders(loaders), last.items(), strict=False)
         return [(new, place()) for new, (old, place) in pairs if new is not old]
 
     def state_of(self, loader: StreamDataLoader[Any], processed: int) -> State | None:
@@ -84,7 +84,8 @@ class Places:
         return None if place is None else place()
 
 
-def _ours(loaders: Iterable[Any]) -> list[StreamDataLoader[Any]]:
+def stream_loaders(loaders: Iterable[Any]) -> list[StreamDataLoader[Any]]:
+    """Those of ours."""
     return [loader for loader in loaders if isinstance(loader, StreamDataLoader)]
 
 

@@ -19,7 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.integrations import _lightning_internals as internals
 from stream_dataloader.integrations._lightning_loops import Stage, Standing, standing_of, taken_up
-from stream_dataloader.integrations._lightning_places import Places, of_all_ranks
+from stream_dataloader.integrations._lightning_places import Places, of_all_ranks, stream_loaders
 
 __all__ = ["ExactResume", "StreamEpochs"]
 
@@ -107,12 +107,12 @@ class StreamEpochs(Callback):
         if stage is Stage.BETWEEN or not states:
             self._set_epoch(trainer, epoch)
         elif stage is Stage.AT_END:  # nothing is read of it, but Lightning asks for its length
-            for loader in internals.stream_loaders(combined.flattened):
+            for loader in stream_loaders(combined.flattened):
                 if not internals.is_run(loader):
                     loader.set_epoch(epoch)
 
     def _set_epoch(self, trainer: Trainer, epoch: int) -> None:
-        for loader in internals.stream_loaders(internals.train_loaders(trainer).flattened):
+        for loader in stream_loaders(internals.train_loaders(trainer).flattened):
             loader.set_epoch(0 if internals.overfits(trainer) else epoch)
             internals.forget_place(loader)
 

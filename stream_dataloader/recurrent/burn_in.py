@@ -6,10 +6,11 @@ Kapturowski, Ostrovski, Quan, Munos and Dabney: Recurrent Experience Replay in D
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
+from stream_dataloader import _options as options
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.recurrent.window import LaneBooks
 
@@ -29,13 +30,8 @@ class BurnIn:
     """
 
     def __init__(self, steps: int, at: BurnInAt) -> None:
-        if isinstance(steps, bool) or not isinstance(steps, int):
-            raise TypeError(f"burn_in must be an integer, and is {steps!r}, a {type(steps).__name__}")
-        if steps < 0:
-            raise ValueError(f"burn_in is {steps}, and must be at least 0")
-        if at not in get_args(BurnInAt):
-            raise ValueError(f"burn_in_at is {at!r}, and must be one of {', '.join(map(repr, get_args(BurnInAt)))}")
-        self.steps, self.at = steps, at
+        self.steps = options.integer("burn_in", steps, 0)
+        self.at: BurnInAt = options.choice("burn_in_at", at, BurnInAt)
 
     def mask(self, batch: StreamBatch) -> torch.Tensor:
         """`(T, B)` bool: the step is real and burn-in."""

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from stream_dataloader._items.structure import Node
+from stream_dataloader._ranks.place import RankPlace, place_now
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.order import LaneOrder
 from stream_dataloader.recurrent.store import Lanes, LaneStore, Piece
@@ -39,17 +39,15 @@ class Place:
     def __init__(self, rank: int | None, world_size: int | None) -> None:
         if (rank is None) != (world_size is None):
             raise ValueError(f"rank is {rank} and world_size {world_size}; give both, or neither")
-        self._place: tuple[int, int] | None = None
-        if rank is not None and world_size is not None:
-            if not 0 <= rank < world_size:
-                raise ValueError(f"rank is {rank}, and there are {world_size} ranks, numbered from 0")
-            self._place = rank, world_size
+        if rank is not None and world_size is not None and not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank}, and there are {world_size} ranks, numbered from 0")
+        self._given = rank, world_size
+        self._place = RankPlace()
 
     def now(self) -> tuple[int, int]:
         """This rank, and how many there are."""
-        if self._place is None and dist.is_available() and dist.is_initialized():
-            self._place = dist.get_rank(), dist.get_world_size()  # it stays that when torch.distributed ends
-        return self._place or (0, 1)
+        self._place = place_now(self._place, *self._given, None)
+        return self._place.rank, self._place.world_size
 
 
 class Carried(NamedTuple):

@@ -1,8 +1,7 @@
 """What a lane's state is where its stream starts: zeros, a given state, a learnt one, or a function of the batch.
 
 Guarantee: a learnt state is part of every batch's graph, also if no stream starts in it. So its gradient is there on
-    each
-rank, which DistributedDataParallel waits for.
+each rank, which DistributedDataParallel waits for.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from stream_dataloader import _options as options
 from stream_dataloader._items.structure import children_of
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
@@ -102,18 +103,10 @@ class RecurrentState:
     ) -> None:
         if batch_dim is not None and not isinstance(batch_dim, (int, list)) and children_of(batch_dim) is None:
             raise TypeError(f"batch_dim must be an integer, or a structure of them, and is {batch_dim!r}")
-        if isinstance(detach_every, bool) or not isinstance(detach_every, int):
-            raise TypeError(f"detach_every must be an integer, and is {detach_every!r}")
-        if detach_every < 1:
-            raise ValueError(f"detach_every is {detach_every}, and must be at least 1")
-        if nonfinite not in get_args(NonFinite):
-            raise ValueError(
-                f"nonfinite is {nonfinite!r}, and must be one of {', '.join(map(repr, get_args(NonFinite)))}"
-            )
         self._initial = Initial(initial, batch_dim)
         self._batch_dim = batch_dim
-        self._detach_every = detach_every
-        self._nonfinite = nonfinite
+        self._detach_every = options.integer("detach_every", detach_every, 1)
+        self._nonfinite = options.choice("nonfinite", nonfinite, NonFinite)
         self._burn_in = BurnIn(burn_in, burn_in_at)
         self._packed = packed
         self._place = Place(rank, world_size)

@@ -1,7 +1,7 @@
 """Structures of tensors: a model's state is a tensor, or a tuple, list, dict or dataclass of states; or None.
 
-Guarantee: `put_together` gives back what `take_apart` was given, of the same types; dicts are equal in any order of
-    keys.
+Guarantee: `put_together` gives back what `take_apart` was given, of the same types. Dicts are equal in any order of
+keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stream_dataloader._items.structure import LEAF, Node, children_of, step_to, types_of, unflatten
+from stream_dataloader._items.structure import LEAF, Node, children_of, leaf_paths, step_to, types_of, unflatten
 from stream_dataloader.errors import StateError
 
 #: Stands for a None within a state: a layer without one.
@@ -76,13 +76,7 @@ def put_together(node: Node, leaves: Iterator[Any]) -> Any:
 
 def names_of(node: Node, name: str = "state") -> list[str]:
     """How a user would write each tensor: `state[0]`, `state['conv']`."""
-    if node.type is None:
-        return [name]
-    return [
-        path
-        for key, child in zip(node.keys, node.children, strict=True)
-        for path in names_of(child, name + step_to(node.type, key))
-    ]
+    return leaf_paths(node, name)
 
 
 def shape_of(node: Node) -> str:

@@ -42,7 +42,6 @@ class Window(NamedTuple):
         goes_on: The lane's first item is not the first one of its stream.
         first: The lane's first item.
         last: Its last one.
-        time_steps: Number of time steps, T.
     """
 
     lanes: npt.NDArray[np.int64]
@@ -51,7 +50,6 @@ class Window(NamedTuple):
     goes_on: npt.NDArray[np.bool_]
     first: Ends
     last: Ends
-    time_steps: int
 
     @classmethod
     def of(cls, books: LaneBooks) -> Window:
@@ -65,7 +63,7 @@ class Window(NamedTuple):
         starts = books.is_start[begin, rows]
         first = Ends(books.source[begin, rows], books.position[begin, rows])
         last = Ends(books.source[stop, rows], books.position[stop, rows])
-        return cls(books.lane, real, starts, real & ~starts, first, last, time_steps)
+        return cls(books.lane, real, starts, real & ~starts, first, last)
 
 
 def check_no_start_inside(books: LaneBooks) -> None:

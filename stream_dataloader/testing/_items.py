@@ -24,6 +24,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def iterated(stream: Any) -> Iterator[Any]:
+    """Its items, as copies."""
     for item in stream:
         yield map_leaves(item, copied)
 
@@ -44,11 +45,13 @@ def copied(leaf: Any) -> Any:
 
 
 def close(stream: Any) -> None:
+    """Close it, if it can be closed."""
     if callable(close := getattr(stream, "close", None)):
         close()
 
 
 def assert_same(found: list[Any], expected: list[Any], source: Any, what: str) -> None:
+    """Raise an `AssertionError` that says where items of a source differ from those it should have."""
     for position, (one, other) in enumerate(zip(found, expected, strict=False)):
         same = map_leaves(one, leaf_key) == map_leaves(other, leaf_key)
         assert same, f"{source!r}, {what}: item {position} of those is another one"
@@ -56,6 +59,7 @@ def assert_same(found: list[Any], expected: list[Any], source: Any, what: str) -
 
 
 def shapes_of(item: Any) -> Any:
+    """Each leaf's dtype and shape; of one without them, its type."""
     return map_leaves(item, lambda leaf: (str(leaf.dtype), tuple(leaf.shape)) if hasattr(leaf, "shape") else type(leaf))
 
 

@@ -310,6 +310,7 @@ def test_a_dict_of_a_collate_fn_keeps_its_type_on_the_way_to_a_device():
     assert moved["x"].device.type == "meta"
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant", "ignore:TypedStorage")  # torch: once a process, while unpickling
 @pytest.mark.parametrize(("workers", "transport"), WAYS)
 def test_windows_go_to_a_collate_fn_as_they_are(workers, transport):
     window = collections.OrderedDict(b=np.arange(2), a=Own(1), graph=torch.eye(2).to_sparse(), q=quantized())

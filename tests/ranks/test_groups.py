@@ -258,7 +258,7 @@ def test_lengths_that_decide_who_reads_what_are_part_of_a_state():
 
 def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
     """torch.distributed may be started after the state is loaded: what counts is the rank that then begins."""
-    from stream_dataloader._ranks import ranks
+    from stream_dataloader._ranks import place
 
     def loader(lanes, **options):
         return StreamDataLoader(Case([6] * 8, lanes=lanes, time_steps=1).dataset(), groups=2, **options)
@@ -269,7 +269,7 @@ def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
         next(iterator)
     later = loader(2)
     later.load_state_dict(whole.state_dict())
-    monkeypatch.setattr(ranks, "find_place", lambda *_: ranks.RankPlace(1, 2))
+    monkeypatch.setattr(place, "find_place", lambda *_: place.RankPlace(1, 2))
     with pytest.raises(StateError, match="batch_size"):  # two groups had two lanes, one has one
         next(iter(later))
 
