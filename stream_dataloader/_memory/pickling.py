@@ -245,13 +245,37 @@ class Message:
 
 
 class Sealed(Message):
-    """A message that arrives as it is: its receiver reads it, and learns why it cannot."""
+    """A message that arrives as it is: its receiver reads it, and learns why it cannot.
+
+    It is unpickled as it arrives, while its sender is there: large items are fetched from that process, which may end
+    before they are read.
+    """
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return _sealed, (self._pickled,)
+        return Arrived, (self._pickled,)
 
 
-def _sealed(pickled: bytes) -> Sealed:
-    message = object.__new__(Sealed)
-    message._pickled = pickled
-    return message
+class Arrived:
+    """A message that has arrived.
+
+    Args:
+        pickled: It, as it was sent.
+    """
+
+    def __init__(self, pickled: bytes) -> None:
+        self._content: Any = None
+        self._error: Exception | None = None
+        try:
+            self._content = pickle.loads(pickled)
+        except Exception as error:
+            self._error = error
+
+    def read(self) -> Any:
+        """What it carries.
+
+        Raises:
+            Exception: What unpickling it raised.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._content

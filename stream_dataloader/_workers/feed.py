@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from stream_dataloader._assembly.part import Part, unpack
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._memory.pickling import Sealed
+from stream_dataloader._memory.pickling import Arrived
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._workers.processes import Crew
@@ -80,7 +80,7 @@ class WorkerFeed:
 
     def __init__(
         self,
-        iterator: Iterator[Sealed],
+        iterator: Iterator[Arrived],
         crew: Crew,
         method: str,
         slot: Callable[[int], Slot | None],
@@ -90,7 +90,7 @@ class WorkerFeed:
         board: ActivityBoard,
         sources: Sequence[Any],
     ) -> None:
-        self._iterator: Iterator[Sealed] | None = iterator
+        self._iterator: Iterator[Arrived] | None = iterator
         self._crew = crew
         self._method = method
         self._slot = slot
@@ -166,7 +166,7 @@ class WorkerFeed:
             suspects=frozenset().union(*suspects),
         )
 
-    def _next_message(self) -> Sealed:
+    def _next_message(self) -> Arrived:
         """What torch yields next; a timeout counts only if no worker started or got further meanwhile."""
         assert self._iterator is not None
         if not self._patience:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._memory.pickling import Sealed
+from stream_dataloader._memory.pickling import Arrived
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery
 from stream_dataloader._state.snapshot import Snapshot
@@ -166,7 +166,7 @@ class WorkerPool:
         if self._slot_leases is not None and not persistent and self._slot_leases.unfit:
             self._hire()  # items have changed: new workers, and slots that fit them
 
-    def _iterate(self, method: str) -> tuple[Iterator[Sealed], Crew]:
+    def _iterate(self, method: str) -> tuple[Iterator[Arrived], Crew]:
         """An iterator of torch's, and the workers that it has started or kept."""
         if self._init is not None:
             self._init.folder = shared_folder()
