@@ -15,6 +15,7 @@
     │   ├── WorkerDeathError               it was killed, or exited
     │   └── WorkerTimeoutError (TimeoutError)
     ├── RankError (RuntimeError)           ranks disagree, or one is missing
+    ├── StoreError (ValueError)            a store is damaged, unfinished, replaced, or not what was asked for
     ├── StateError (ValueError)            a state does not belong to what it is loaded for or used with
     └── StaleIteratorError (RuntimeError)  a newer `iter()` of the same loader has begun
 
@@ -42,6 +43,7 @@ __all__ = [
     "ReadError",
     "StaleIteratorError",
     "StateError",
+    "StoreError",
     "StreamDataLoaderError",
     "StreamError",
     "WorkerDeathError",
@@ -162,6 +164,10 @@ class RemoteTraceback(Exception):
 
 class StateError(StreamDataLoaderError, ValueError):
     """A state cannot be used: it belongs to other sources or options, to another batch, or is no state at all."""
+
+
+class StoreError(StreamDataLoaderError, ValueError):
+    """A store is damaged, unfinished, was replaced while it was read, or does not hold what was asked for."""
 
 
 class StaleIteratorError(StreamDataLoaderError, RuntimeError):

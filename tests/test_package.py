@@ -45,12 +45,16 @@ ROOMS = [
     "__init__",
     "recurrent",
     "streams",
+    "stores",
     "testing",
     "integrations",
     "cli",
     "__main__",
 ]
 STREAM_ROOMS = ["_media", "cache", "images", "array", "text", "video", "audio", "audiovisual", "camera", "__init__"]
+
+#: Rooms whose `__init__` lists what is public.
+LISTED = ["recurrent", "streams", "stores"]
 
 #: What users import: these paths stay.
 PUBLIC = {
@@ -80,7 +84,17 @@ PUBLIC = {
     "stream_dataloader.streams.images": ["ImageFolderStream"],
     "stream_dataloader.streams.text": ["TextStream"],
     "stream_dataloader.streams.video": ["VideoStream"],
-    "stream_dataloader.testing": ["StreamContract", "batch_key", "check_resume"],
+    "stream_dataloader.stores": [
+        "MemmapStore",
+        "OpenedStore",
+        "Store",
+        "StoreError",
+        "StoreInfo",
+        "inspect",
+        "open",
+        "verify",
+    ],
+    "stream_dataloader.testing": ["StoreContract", "StreamContract", "batch_key", "check_resume"],
 }
 
 
@@ -119,6 +133,14 @@ def test_streams_import_no_engine():
         if room_of(module) == "streams":
             rooms = {room_of(imported) for imported in imported_modules(path)}
             assert rooms <= {"streams", "errors", "protocols", "stream_info"}, (module, rooms)
+
+
+def test_stores_import_no_engine():
+    allowed = {"stores", "streams", "errors", "protocols", "stream_info", "_items", "_memory"}
+    for module, path in modules():
+        if room_of(module) == "stores":
+            rooms = {room_of(imported) for imported in imported_modules(path)}
+            assert rooms <= allowed, (module, rooms)
 
 
 def test_kinds_of_streams_import_only_what_stands_before_them():
@@ -168,7 +190,7 @@ def test_public_names_are_where_they_were(module):
         assert hasattr(importlib.import_module(module), name)
 
 
-@pytest.mark.parametrize("module", ["stream_dataloader", "stream_dataloader.recurrent", "stream_dataloader.streams"])
+@pytest.mark.parametrize("module", ["stream_dataloader", *(f"stream_dataloader.{room}" for room in LISTED)])
 def test_all_names_are_sorted_and_documented(module):
     package = importlib.import_module(module)
     assert package.__all__ == sorted(package.__all__)

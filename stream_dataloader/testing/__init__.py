@@ -1,10 +1,11 @@
 """Contracts that test users' loaders and streams, as they test the library's own.
 
-`streams` has the contract of a stream, `resume` that of a loader that continues from a state. It may import all of the
-package but `cli`; only tests import it. Open `resume` first.
+`streams` has the contract of a stream, `stores` that of a store, `resume` that of a loader that continues from a state.
+It may import all of the package but `cli`; only tests import it. Open `resume` first.
 """
 
 from stream_dataloader.testing.resume import batch_key, check_resume
+from stream_dataloader.testing.stores import StoreContract
 from stream_dataloader.testing.streams import StreamContract
 
-__all__ = ["StreamContract", "batch_key", "check_resume"]
+__all__ = ["StoreContract", "StreamContract", "batch_key", "check_resume"]

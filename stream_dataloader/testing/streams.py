@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -74,9 +75,14 @@ class StreamContract:
         """
         if num_workers is not None:
             self.num_workers = num_workers
+        return self._run_all({"open_stream": open_stream, "sources": sources})
+
+    def _run_all(self, given: Mapping[str, Any]) -> list[str]:
+        """Run all tests, each with those of the given things that it asks for; returns their names."""
         names = sorted(name for name in dir(self) if name.startswith("test_"))
         for name in names:
-            getattr(self, name)(open_stream, sources)
+            test = getattr(self, name)
+            test(*(given[wanted] for wanted in inspect.signature(test).parameters))
         return [name.removeprefix("test_") for name in names]
 
     def test_the_same_twice(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:

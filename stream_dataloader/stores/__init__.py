@@ -1,0 +1,113 @@
+"""Stores: many streams kept in one place, packed once and read at any step.
+
+::
+
+    stores.pack((paths, open_video), "clips.store")          # decode once
+    sources, open_stream = stores.open("clips.store")        # from then on, read at the speed of memory
+    dataset = StreamDataset(sources, open_stream, batch_size=8, time_steps=16, lengths=open_stream.lengths)
+
+A store is a factory that knows its streams; `open` finds out its format. Each format is a module of its own, which
+imports the packages it needs when it is first used. Each passes `testing.StoreContract`. They import of the package
+`errors`, `protocols`, `stream_info`, `_items`, `_memory` and `streams`. Open `_base/store.py` first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.formats import FORMATS, format_of
+from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
+
+if TYPE_CHECKING:
+    from stream_dataloader.stores.memmap import MemmapStore
+
+__all__ = [
+    "MemmapStore",
+    "OpenedStore",
+    "Store",
+    "StoreError",
+    "StoreInfo",
+    "inspect",
+    "open",
+    "verify",
+]
+
+#: Names that are imported when they are first used, and their modules.
+_MODULES = {
+    "MemmapStore": "memmap",
+}
+
+
+def open(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> OpenedStore:
+    """Open a store: the first two arguments of `StreamDataset`.
+
+    Args:
+        path: A folder, a file, or a URL where the format allows.
+        format: The store's format, one of `"memmap"`, `"tensordict"`, `"npy"`, `"lerobot"`, `"hdf5"`, `"zarr"`,
+            `"mds"`, `"tfds"`, `"lmdb"`, `"webdataset"`, `"parquet"`. None finds it out by the names of files.
+        options: Of the format's class: `stores.MemmapStore` and so on.
+
+    Returns:
+        The numbers of all streams, and the store, which opens them.
+
+    Raises:
+        FileNotFoundError: There is nothing at that path.
+        StoreError: The store is damaged, unfinished or of no known format.
+        ImportError: A package is missing that the format needs; names the extra to install.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import numpy as np
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset, stores
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> np.save(folder / "a.npy", np.arange(5))
+        >>> np.save(folder / "b.npy", np.arange(3))
+        >>> sources, open_stream = stores.open(folder)
+        >>> dataset = StreamDataset(sources, open_stream, batch_size=2, time_steps=3, lengths=open_stream.lengths)
+        >>> [batch.data.T.tolist() for batch in StreamDataLoader(dataset)]
+        [[[0, 1, 2], [0, 1, 2]], [[3, 4, 0], [0, 0, 0]]]
+    """
+    path = os.fspath(path)
+    name = format_of(path) if format is None else format
+    if name not in FORMATS:
+        raise ValueError(f"format is {format!r}; use one of {', '.join(map(repr, FORMATS))}, or None to have it found")
+    module = importlib.import_module(f"{__name__}.{FORMATS[name].module}")
+    store: Store = getattr(module, FORMATS[name].store)(path, **options)
+    return OpenedStore(store.sources, store)
+
+
+def inspect(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> StoreInfo:
+    """What a store holds: `stream-dataloader inspect` as a function. Arguments and errors are those of `open`."""
+    return open(path, format=format, **options).open_stream.info()
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    progress: Callable[[int, int], Any] | None = None,
+    **options: Any,
+) -> list[str]:
+    """Read all of a store, and compare it with its checksums: `stream-dataloader verify` as a function.
+
+    Args:
+        path: See `open`, which also tells the errors for a store that cannot be opened.
+        format: See `open`.
+        progress: Called with how many streams were read, and how many there are.
+        options: See `open`.
+
+    Returns:
+        What is wrong, a line each; empty if nothing is.
+    """
+    return open(path, format=format, **options).open_stream.verify(progress)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a format when it is first used, so that one does not need the packages of another."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

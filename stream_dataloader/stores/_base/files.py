@@ -1,0 +1,63 @@
+"""Small files that may hold anything: read with a limit, checked before anything is allocated for what they say.
+
+Guarantee: whatever a file holds, reading it takes no more memory than the file is long, and ends in an error that names
+the file, or in what was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from stream_dataloader.errors import StoreError
+
+__all__ = ["inside", "read_json"]
+
+_LARGEST_JSON_BYTES = 1 << 30
+
+
+def read_json(path: str, kind: type[Any] | None = None, most_bytes: int = _LARGEST_JSON_BYTES) -> Any:
+    """What a JSON file holds.
+
+    Args:
+        path: The file.
+        kind: What it has to hold: dict or list. None: anything.
+        most_bytes: A longer file is an error.
+
+    Raises:
+        StoreError: It is missing, too long, no JSON, or holds something else.
+    """
+    try:
+        with open(path, "rb") as file:
+            if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+                raise StoreError(f"{path} has {size:,} bytes, more than the {most_bytes:,} that it may have")
+            found = json.loads(file.read())
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing: the store is unfinished or damaged; write it anew") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{path} is no valid JSON ({error}): the store is damaged; write it anew") from None
+    if kind is not None and not isinstance(found, kind):
+        raise StoreError(f"{path} holds a {type(found).__name__} instead of a {kind.__name__}; write the store anew")
+    return found
+
+
+def inside(folder: str, name: Any, what: str) -> str:
+    """The path of a file that a store names, which has to lie in the store.
+
+    Args:
+        folder: The store's.
+        name: As the store says.
+        what: Who says so, for the error.
+
+    Raises:
+        StoreError: The name is none, absolute, or leads out of the folder by `..`.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise StoreError(f"{what} names a file {name!r}, which is no name; the store is damaged")
+    parts = name.replace("\\", "/").split("/")
+    if os.path.isabs(name) or ".." in parts or (len(name) > 1 and name[1] == ":"):
+        raise StoreError(f"{what} names a file {name!r}, which lies outside of the store; it is refused")
+    return os.path.join(folder, *parts)

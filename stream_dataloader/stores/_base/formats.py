@@ -1,0 +1,105 @@
+"""What kind of store lies at a path: told by names of files, without reading data.
+
+Guarantee: looking costs a listing of one folder at most, and needs no optional package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.streams.cache.file_cache import is_url
+
+__all__ = ["FORMATS", "Format", "format_of"]
+
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+
+class Format(NamedTuple):
+    """One format.
+
+    Attributes:
+        module: Where its store is, below `stores`.
+        store: The name of its class.
+        packer: The name of its `Packer`, or None if nothing can be packed into it.
+        recognise: Whether what lies at a path is of this format, by the path and the names in the folder.
+    """
+
+    module: str
+    store: str
+    packer: str | None
+    recognise: Callable[[str, frozenset[str]], bool]
+
+
+def _json(path: str, *names: str) -> object:
+    """A small JSON file; None if it is none."""
+    try:
+        with open(os.path.join(path, *names), encoding="utf-8") as file:
+            return json.loads(file.read(1 << 20))
+    except (OSError, ValueError):
+        return None
+
+
+def _has(path: str, key: str, *names: str) -> bool:
+    found = _json(path, *names)
+    return isinstance(found, dict) and key in found
+
+
+def _is_hdf5(path: str, _: frozenset[str]) -> bool:
+    if os.path.isfile(path):
+        with open(path, "rb") as file:
+            return file.read(8) == _HDF5_SIGNATURE or path.endswith((".h5", ".hdf5"))
+    return False
+
+
+def _is_zarr(path: str, names: frozenset[str]) -> bool:
+    return bool(names & {".zgroup", "zarr.json"}) or (path.rstrip("/").endswith((".zarr", ".zarr.zip")))
+
+
+def _suffixed(*suffixes: str) -> Callable[[str, frozenset[str]], bool]:
+    def recognise(path: str, names: frozenset[str]) -> bool:
+        return path.endswith(suffixes) or any(name.endswith(suffixes) for name in names)
+
+    return recognise
+
+
+#: By their names, in the order in which they are looked for.
+FORMATS: dict[str, Format] = {
+    "memmap": Format("memmap", "MemmapStore", "MemmapPacker", lambda _, names: "store.json" in names),
+    "lerobot": Format(
+        "lerobot", "LeRobotStore", None, lambda path, _: _has(path, "codebase_version", "meta", "info.json")
+    ),
+    "mds": Format("mds", "MdsStore", "MdsPacker", lambda path, _: _has(path, "shards", "index.json")),
+    "tfds": Format("tfds", "TfdsStore", None, lambda _, names: {"dataset_info.json", "features.json"} <= names),
+    "lmdb": Format("lmdb", "LmdbStore", "LmdbPacker", _suffixed("data.mdb", ".lmdb", ".mdb")),
+    "zarr": Format("zarr", "ZarrStore", None, _is_zarr),
+    "tensordict": Format("tensordict", "TensorDictStore", None, lambda path, _: _has(path, "_type", "meta.json")),
+    "hdf5": Format("hdf5", "Hdf5Store", None, _is_hdf5),
+    "webdataset": Format("webdataset", "WebDatasetStore", None, _suffixed(".tar", ".tar.gz", ".tgz")),
+    "parquet": Format("parquet", "ParquetStore", None, _suffixed(".parquet", ".arrow", ".feather")),
+    "npy": Format("npy", "NpyStore", None, _suffixed(".npy")),
+}
+
+
+def format_of(path: str) -> str:
+    """The name of a store's format.
+
+    Raises:
+        FileNotFoundError: There is nothing.
+        StoreError: It is none that is known; says how to name one.
+    """
+    names: frozenset[str] = frozenset()
+    if not is_url(path):
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"there is no store at {path}; give the path of a folder or a file")
+        names = frozenset(os.listdir(path)) if os.path.isdir(path) else frozenset()
+    found = next((name for name, format_ in FORMATS.items() if format_.recognise(path, names)), None)
+    if found is None:
+        raise StoreError(
+            f"{path} is no store of a known format; name it, if it is one: stores.open(path, format=...), one of "
+            f"{', '.join(FORMATS)}"
+        )
+    return found

@@ -1,0 +1,337 @@
+"""A store: streams that are kept in one place, and the factory that opens them.
+
+Guarantee: a store costs a worker what it reads, not what there is: it is sent to workers as its path and options, and
+each process reads the store's index by itself. A store that was replaced meanwhile is an error, never other data.
+
+Sources of every store are the numbers of its streams, 0 to `len(store) - 1`. A stream also has a key, which is its name
+in the format (`"demo_3"`, a path, a number): errors say it, `store.key(number)` tells it, `store.number(key)` finds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.numbers import StreamNumbers
+from stream_dataloader.stores._base.stream import Steps, StoreStream
+from stream_dataloader.streams._media.section import closed_on_error, section_of
+
+__all__ = ["Index", "OpenedStore", "Store", "StoreInfo"]
+
+
+class Index(Protocol):
+    """What a format knows of its streams without reading them; plain data, safe to inherit by fork.
+
+    Attributes:
+        fingerprint: Tells this content from any other; cheap to find, as every process does it when it opens the store.
+        lengths: Time steps of each stream, `(streams,)` int64; None if only reading tells.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def lengths(self) -> NDArray[np.int64] | None: ...
+
+    def __len__(self) -> int:
+        """How many streams there are."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreInfo:
+    """What a store holds, as `stream-dataloader inspect` shows it.
+
+    Attributes:
+        path: Where it lies.
+        format: The name of its format, as `stores.open(format=...)` takes it.
+        version: Of the format, as the store says; empty if it says none.
+        streams: How many there are.
+        steps: Time steps of all streams together; None if only reading tells.
+        leaves: Dtype and shape of each leaf of an item, by its name: `{"['image']": "uint8 (3, 240, 360)"}`.
+        disk_bytes: What the files take; None if they are remote.
+        metadata: What the store says of itself.
+    """
+
+    path: str
+    format: str
+    version: str = ""
+    streams: int
+    steps: int | None
+    leaves: Mapping[str, str]
+    disk_bytes: int | None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class OpenedStore(NamedTuple):
+    """What `stores.open` returns: the first two arguments of `StreamDataset`.
+
+    Attributes:
+        sources: The numbers of the store's streams.
+        open_stream: The store: a factory.
+    """
+
+    sources: StreamNumbers
+    open_stream: Store
+
+
+class Store(ABC):
+    """A store's streams: a factory for `StreamDataset` that knows what there is. Each format has a subclass.
+
+    A source is the number of a stream, or a section `(number, start, stop)` of it, `[start, stop)` in time steps.
+    Streams start at any step, `length` tells theirs, and they are opened ahead of need (`open_early`).
+
+    A subclass calls `super().__init__(path, **options)` with all options that it takes, each a plain value, and defines
+    `_read_index` and `_open_steps`; `key`, `metadata`, `info` and `check_stream` where it can do better.
+
+    Args:
+        path: Where the store lies.
+        options: What a process needs to open it again.
+    """
+
+    format: ClassVar[str]
+    open_early: ClassVar[bool] = True
+
+    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        self.path = os.fspath(path)
+        self._options = options
+        self._expected: str | None = None
+        self._lock = threading.Lock()
+        self._index: Any = None
+
+    @abstractmethod
+    def _read_index(self) -> Index:
+        """Read what `Index` says; once a process, or inherited by fork.
+
+        Raises:
+            StoreError: The store is damaged, unfinished, or none of this format; names the file and what is wrong.
+        """
+
+    @abstractmethod
+    def _open_steps(self, number: int) -> Steps:
+        """Open one stream; `number` is one there is."""
+
+    @property
+    def index(self) -> Any:
+        """What `_read_index` returned.
+
+        Raises:
+            StoreError: It cannot be read, or it is not what the process that made this store has read.
+        """
+        if self._index is None:
+            with self._lock:
+                if self._index is None:
+                    index = self._read_index()
+                    if self._expected is not None and index.fingerprint != self._expected:
+                        raise StoreError(
+                            f"{self.path} is another store now than when it was opened: it was replaced or written to; "
+                            "open it again, with stores.open"
+                        )
+                    self._index = index
+        return self._index
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_index": None, "_lock": None, "_expected": self.index.fingerprint}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close what this process has open for the index; streams that are open stay so, and the store can be used."""
+        self._expected = self._expected or (None if self._index is None else self._index.fingerprint)
+        self._index = None
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def sources(self) -> StreamNumbers:
+        """The numbers of all streams, for `StreamDataset`."""
+        return StreamNumbers(len(self), self.index.fingerprint)
+
+    @property
+    def lengths(self) -> NDArray[np.int64] | None:
+        """Time steps of each stream, `(streams,)`, for `StreamDataset(lengths=...)`; None if only reading tells."""
+        lengths: NDArray[np.int64] | None = self.index.lengths
+        return lengths
+
+    def key(self, number: int) -> str:
+        """A stream's name in the store's format."""
+        return str(self._check_number(number))
+
+    def number(self, key: str) -> int:
+        """Which stream has a key.
+
+        Raises:
+            KeyError: None has.
+        """
+        found = self._numbers.get(key)
+        if found is None:
+            raise KeyError(f"{self.path} has no stream {key!r}; it has {shorten(list(self._numbers), 120)}")
+        return found
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {self.key(number): number for number in range(len(self))}
+
+    def metadata(self, number: int) -> Mapping[str, Any]:
+        """What the store says of one stream."""
+        self._check_number(number)
+        return {}
+
+    def name_of(self, number: int) -> str:
+        """How errors call a stream: the store, its number and its key."""
+        key = self.key(number)
+        return f"{self.path}, stream {number}" + (f" ({key})" if key != str(number) else "")
+
+    def length(self, source: Any) -> int | None:
+        """How many time steps a source has; None if only reading tells.
+
+        Raises:
+            ValueError: There is no such source.
+        """
+        number, start, stop = self._section(source)
+        if self.lengths is None:
+            return None
+        return _bounds(self.name_of(number), int(self.lengths[number]), start, stop)[1] - start
+
+    def __call__(self, source: Any, *, start: int = 0) -> StoreStream:
+        """Open one stream.
+
+        Args:
+            source: Its number, or a section of it.
+            start: The first time step wanted, counted from the source's own first.
+
+        Raises:
+            ValueError: There is no such source, or it has fewer steps.
+            StoreError: The store is damaged.
+        """
+        number, first, stop = self._section(source)
+        steps = self._open_steps(number)
+        with closed_on_error(steps):
+            first, stop = _bounds(self.name_of(number), len(steps), first, stop)
+            start = operator.index(start)
+            if not 0 <= start <= stop - first:
+                raise ValueError(f"start is {start}, and {self.name_of(number)} has {stop - first} steps to read")
+            return StoreStream(steps, first, start, stop)
+
+    def info(self) -> StoreInfo:
+        """What the store holds."""
+        lengths = self.lengths
+        return StoreInfo(
+            path=self.path,
+            format=self.format,
+            version=self._version(),
+            streams=len(self),
+            steps=None if lengths is None else int(lengths.sum()),
+            leaves=self._leaves(),
+            disk_bytes=self._disk_bytes(),
+            metadata=self._metadata(),
+        )
+
+    def _version(self) -> str:
+        return ""
+
+    def _metadata(self) -> Mapping[str, Any]:
+        return {}
+
+    def _leaves(self) -> dict[str, str]:
+        """Dtype and shape of each leaf; here by reading the first step there is."""
+        from stream_dataloader._items.layout import Layout
+
+        for number in range(len(self)):
+            steps = self._open_steps(number)
+            try:
+                if len(steps):
+                    layout, _ = Layout.of(steps.item(0), windowed=False)
+                    names = [path.removeprefix("item") or "item" for path in layout.paths]
+                    return dict(zip(names, map(str, layout.specs), strict=True))
+            finally:
+                steps.close()
+        return {}
+
+    def _disk_bytes(self) -> int | None:
+        if os.path.isfile(self.path):
+            return os.stat(self.path).st_size
+        return sum(
+            os.stat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(self.path) for name in names
+        )
+
+    def verify(self, progress: Callable[[int, int], Any] | None = None) -> list[str]:
+        """Read everything, and compare it with the checksums that the format has.
+
+        Args:
+            progress: Called with how many streams were read, and how many there are.
+
+        Returns:
+            What is wrong, a line each; empty if nothing is.
+        """
+        return list(self._problems(progress))
+
+    def _problems(self, progress: Callable[[int, int], Any] | None) -> Iterator[str]:
+        for number in range(len(self)):
+            try:
+                self.check_stream(number)
+            except (OSError, ValueError) as error:
+                yield str(error)
+            if progress is not None:
+                progress(number + 1, len(self))
+
+    def check_stream(self, number: int) -> None:
+        """Read one stream, and compare it with its checksum if it has one.
+
+        Raises:
+            StoreError: It is damaged.
+            OSError: It cannot be read.
+        """
+        steps = self._open_steps(number)
+        try:
+            lengths = self.lengths
+            if lengths is not None and len(steps) != lengths[number]:
+                raise StoreError(f"{self.name_of(number)} has {len(steps)} steps, and the index says {lengths[number]}")
+            for index in range(len(steps)):
+                steps.item(index)
+        finally:
+            steps.close()
+
+    def _section(self, source: Any) -> tuple[int, int, int | None]:
+        number, start, stop = section_of(source)
+        for name, value in (("start", start), ("stop", stop)):
+            if isinstance(value, float):
+                raise TypeError(f"{name} is {value}; time steps of a store are counted, give an int")
+        return self._check_number(number), start, stop
+
+    def _check_number(self, number: Any) -> int:
+        try:
+            found = operator.index(number)
+        except TypeError:
+            raise TypeError(
+                f"{shorten(number)} is no number of a stream; {self.path} has streams 0 to {len(self) - 1}, and "
+                "number(key) finds one by its key"
+            ) from None
+        if not 0 <= found < len(self):
+            raise ValueError(f"{self.path} has no stream {found}; it has {len(self)}, numbered from 0")
+        return found
+
+    def __repr__(self) -> str:
+        options = "".join(
+            f", {name}={shorten(value, 60)}" for name, value in self._options.items() if value is not None
+        )
+        return f"{type(self).__name__}({self.path!r}{options})"
+
+
+def _bounds(name: str, length: int, start: int, stop: int | None) -> tuple[int, int]:
+    stop = length if stop is None else stop
+    if not 0 <= start <= stop <= length:
+        raise ValueError(f"steps {start} to {stop} were asked for, and {name} has {length}")
+    return start, stop

@@ -1,0 +1,240 @@
+"""Reads a memory-mapped store.
+
+Guarantee: opening takes the time and memory of a few pages, however many streams there are; a window is copied once,
+from the map into the batch. A file that is cut off while it is read is an error, not a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import weakref
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stream_dataloader._items.layout import as_array, as_tensor
+from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores.memmap.header import (
+    KEYS,
+    NOTES,
+    ROWS,
+    STREAMS,
+    VERSION,
+    Header,
+    LeafSpec,
+    check_table,
+    crc_of,
+    leaf_file,
+    read_header,
+    table_rows,
+)
+from stream_dataloader.stores.memmap.structure import classes_of
+
+__all__ = ["MemmapStore"]
+
+_CHECKED_AT_ONCE_BYTES = 1 << 22
+
+
+class MemmapStore(Store):
+    """A memory-mapped store, as `stores.pack` writes it; read at the speed of a copy.
+
+    Args:
+        path: Its folder.
+        leaves: Names of the leaves to read of items that are dicts; None reads all.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        StoreError: The store is unfinished, damaged or of another version, or has no such leaf.
+    """
+
+    format: ClassVar[str] = "memmap"
+
+    def __init__(self, path: str | os.PathLike[str], *, leaves: tuple[str, ...] | list[str] | None = None) -> None:
+        super().__init__(path, leaves=None if leaves is None else list(leaves))
+        self._wanted = None if leaves is None else list(leaves)
+        self._classes: dict[str, type] = {}
+        self._check_all = True
+        header = self.index.header
+        self._classes = {} if header.structure is None else classes_of(header.structure)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_check_all": False}
+
+    def _read_index(self) -> _MemmapIndex:
+        if not os.path.isdir(self.path):
+            raise FileNotFoundError(f"there is no store at {self.path}; give the folder that stores.pack wrote")
+        header = read_header(self.path, self._classes)
+        if (wanted := self._wanted) is not None:
+            names = header.structure.keys if header.structure is not None and header.structure.type is dict else ()
+            if not wanted or (missing := [name for name in wanted if name not in names]):
+                raise StoreError(f"{self.path} has no leaf {missing if wanted else wanted}; it has {list(names)}")
+        return _MemmapIndex(self.path, header, check_all=self._check_all)
+
+    def _open_steps(self, number: int) -> _MemmapSteps:
+        return _MemmapSteps(self.index, number, self._wanted)
+
+    def key(self, number: int) -> str:
+        return str(self.index.part(KEYS, self._check_number(number)).decode("utf-8", "backslashreplace"))
+
+    def metadata(self, number: int) -> Mapping[str, Any]:
+        text = self.index.part(NOTES, self._check_number(number))
+        found: Mapping[str, Any] = json.loads(text) if text else {}
+        return found
+
+    def _version(self) -> str:
+        return str(VERSION)
+
+    def _metadata(self) -> Mapping[str, Any]:
+        metadata: Mapping[str, Any] = self.index.header.metadata
+        return metadata
+
+    def _leaves(self) -> dict[str, str]:
+        header: Header = self.index.header
+        return dict(zip(header.names, map(str, header.leaves), strict=True))
+
+    def check_stream(self, number: int) -> None:
+        """Compare a stream with its checksums."""
+        index: _MemmapIndex = self.index
+        start, steps = int(index.table[0, number]), int(index.table[1, number])
+        for leaf, (spec, name) in enumerate(zip(index.header.leaves, index.header.names, strict=True)):
+            crc, rows = 0, index.leaf(leaf)
+            at_once = max(1, _CHECKED_AT_ONCE_BYTES // max(1, spec.step_bytes))
+            for first in range(start, start + steps, at_once):
+                index.check(leaf)
+                crc = crc_of(rows[first : min(first + at_once, start + steps)], crc)
+            if crc != index.table[len(ROWS) + leaf, number]:
+                raise StoreError(f"{self.name_of(number)}: {name} is damaged, its checksum is another; pack it anew")
+
+
+class _MemmapIndex:
+    """The tables of a store, and the maps of its leaves; inherited by fork, mapped anew otherwise."""
+
+    def __init__(self, path: str, header: Header, *, check_all: bool) -> None:
+        self.path = path
+        self.header = header
+        self.fingerprint = header.fingerprint
+        self._texts = {name: self._load(name, check_all) for name in (STREAMS, KEYS, NOTES)}
+        table = np.frombuffer(self._texts[STREAMS], "<i8")
+        if len(table) != table_rows(header) * header.streams:
+            raise StoreError(f"{path}/{STREAMS} is damaged: {len(table)} numbers for {header.streams} streams")
+        self.table: NDArray[np.int64] = table.reshape(table_rows(header), header.streams)
+        if check_all:
+            check_table(self.table, header, f"{path}/{STREAMS}")
+        self._files = [_LeafFile(path, leaf, spec, header.steps) for leaf, spec in enumerate(header.leaves)]
+
+    def _load(self, name: str, check: bool) -> Any:
+        """A file of the store, mapped."""
+        crc, size = self.header.checksums[name]
+        path = os.path.join(self.path, name)
+        try:
+            with open(path, "rb") as file:
+                found = os.fstat(file.fileno()).st_size
+                if found != size:
+                    raise StoreError(f"{path} is damaged: {found:,} bytes of {size:,}; pack the store anew")
+                mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        except FileNotFoundError:
+            raise StoreError(f"{path} is missing: the store is unfinished or damaged; pack it anew") from None
+        if check and crc_of(mapped) != crc:
+            raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
+        return mapped
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        lengths: NDArray[np.int64] = self.table[1]
+        return lengths
+
+    def __len__(self) -> int:
+        return self.header.streams
+
+    def part(self, name: str, number: int) -> bytes:
+        """A stream's key or metadata."""
+        stops = self.table[2 if name == KEYS else 3]
+        begin = int(stops[number - 1]) if number else 0
+        return bytes(self._texts[name][begin : int(stops[number])])
+
+    def leaf(self, leaf: int) -> Any:
+        """All steps of a leaf, `(steps, ...)`, in the map."""
+        return self._files[leaf].rows
+
+    def check(self, leaf: int) -> None:
+        """See `_LeafFile.check`."""
+        self._files[leaf].check()
+
+
+class _LeafFile:
+    """A leaf's file, mapped."""
+
+    def __init__(self, path: str, leaf: int, spec: LeafSpec, steps: int) -> None:
+        self._path = os.path.join(path, leaf_file(leaf))
+        self._bytes = steps * spec.step_bytes
+        shape = (steps, *spec.shape)
+        try:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise StoreError(f"{self._path} is missing: the store is unfinished or damaged; pack it anew") from None
+        weakref.finalize(self, os.close, self._fd).atexit = False
+        if (found := os.fstat(self._fd).st_size) != self._bytes:
+            raise StoreError(f"{self._path} is damaged: {found:,} bytes of {self._bytes:,}; pack the store anew")
+        flat: Any = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self._bytes else b""
+        self.rows = np.frombuffer(flat, spec.stored).reshape(shape)
+
+    def check(self) -> None:
+        """Reading mapped memory behind the file's end would kill the process (SIGBUS)."""
+        if (found := os.fstat(self._fd).st_size) < self._bytes:
+            raise OSError(f"{self._path} was cut off while it was read: {found:,} bytes are left of {self._bytes:,}")
+
+
+class _MemmapSteps:
+    """One stream's steps; see `Steps`."""
+
+    def __init__(self, index: _MemmapIndex, number: int, wanted: list[str] | None) -> None:
+        header = index.header
+        start, steps = int(index.table[0, number]), int(index.table[1, number])
+        assert header.structure is not None or not steps
+        self._index = index
+        self._steps = steps
+        self._structure = header.structure
+        self._leaves = list(range(len(header.leaves)))
+        if wanted is not None and header.structure is not None:
+            numbers = unflatten(header.structure, iter(self._leaves))
+            self._structure, self._leaves = flatten({name: numbers[name] for name in wanted})
+        self._dtypes = [header.leaves[leaf].dtype for leaf in self._leaves]
+        self._rows = [index.leaf(leaf)[start : start + steps] for leaf in self._leaves]
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def item(self, index: int) -> Any:
+        self._check()
+        assert self._structure is not None
+        leaves = [_owned(rows[index], dtype) for rows, dtype in zip(self._rows, self._dtypes, strict=True)]
+        return unflatten(self._structure, iter(leaves))
+
+    def read(self, start: int, out: Any) -> None:
+        self._check()
+        _, leaves = flatten(out)
+        for rows, leaf in zip(self._rows, leaves, strict=True):
+            target = as_array(leaf) if isinstance(leaf, torch.Tensor) else leaf
+            target[...] = rows[start : start + len(leaf)]
+
+    def _check(self) -> None:
+        for leaf in self._leaves:
+            self._index.check(leaf)
+
+    def close(self) -> None:
+        self._rows = []
+
+
+def _owned(row: Any, dtype: torch.dtype) -> Any:
+    """A copy of a step, as a tensor where NumPy lacks the dtype."""
+    copy = np.array(row, row.dtype.newbyteorder("="))
+    if dtype.is_floating_point and copy.dtype.kind == "u":
+        return as_tensor(copy, dtype)
+    return copy[()]

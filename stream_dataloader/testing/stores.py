@@ -1,0 +1,208 @@
+"""The contract of a store: what a format must do so that its streams are found, read at any step, and checked.
+
+Guarantee: if a store passes, `stores.open` finds it, what is in it comes back as it was put in, it costs little to send
+to workers, and damage ends in a clear error. Published as `testing.StoreContract`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from stream_dataloader import stores
+from stream_dataloader.stores import Store
+from stream_dataloader.testing._items import assert_same, items_of
+from stream_dataloader.testing.streams import StreamContract
+
+__all__ = ["StoreContract"]
+
+_MOST_PICKLED_BYTES = 16 << 10
+
+
+class StoreContract(StreamContract):
+    """Tests that a store must pass, with those of `StreamContract`. Subclass it under pytest, and give three fixtures.
+
+    ::
+
+        class TestMyStore(StoreContract):
+            @pytest.fixture
+            def open_stream(self, tmp_path):
+                store = MyStore(write_store(tmp_path, STREAMS))
+                yield store
+                store.close()
+
+            @pytest.fixture
+            def sources(self, open_stream):
+                return list(open_stream.sources)
+
+            @pytest.fixture
+            def expected(self):
+                return STREAMS           # the items of each stream
+
+    A test store is small: a few streams of a few hundred steps, one of them empty if the format can hold that. Without
+    pytest, `StoreContract().check_store(store, expected)` runs all of the tests.
+    """
+
+    def check_store(self, store: Store, expected: Sequence[Any]) -> list[str]:
+        """Run all of the tests, without pytest.
+
+        Args:
+            store: The store.
+            expected: The items of each of its streams.
+
+        Returns:
+            Which tests were passed.
+
+        Raises:
+            AssertionError: A test failed; tells what and where.
+        """
+        return self._run_all({"open_stream": store, "sources": list(store.sources), "expected": expected})
+
+    #: How often a copy of the store is damaged, each time at another place.
+    damages: int = 20
+
+    #: Whether the format has checksums over all of its data: then no damage goes unnoticed by `verify`.
+    has_checksums: bool = False
+
+    def test_holds_what_was_put_in(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """Every stream has the items it was made of, in order."""
+        assert list(open_stream.sources) == list(range(len(expected)))
+        for number, items in enumerate(expected):
+            assert_same(items_of(open_stream(number)), list(items), open_stream.name_of(number), "read from the store")
+
+    def test_is_found(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """`stores.open` finds the format out, or takes its name, and gives the same streams."""
+        for name in (None, open_stream.format):
+            sources, opened = stores.open(open_stream.path, format=name, **open_stream._options)
+            assert type(opened) is type(open_stream), f"{open_stream.path} was taken for {opened.format}"
+            assert len(sources) == len(expected)
+            assert sources.fingerprint == open_stream.sources.fingerprint, "opened again, it has another fingerprint"
+
+    def test_knows_its_lengths(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """`lengths` and `length` are the number of items, or both say that only reading tells."""
+        steps = [len(items) for items in expected]
+        if open_stream.lengths is None:
+            assert [open_stream.length(number) for number in range(len(steps))] == [None] * len(steps)
+            return
+        assert np.asarray(open_stream.lengths).tolist() == steps
+        assert [open_stream.length(number) for number in range(len(steps))] == steps
+
+    def test_cuts_sections(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """A source `(number, start, stop)` is part of a stream, also begun later."""
+        number = max(range(len(expected)), key=lambda i: len(expected[i]))
+        items = list(expected[number])
+        start, stop = len(items) // 4, len(items) - len(items) // 4
+        name = open_stream.name_of(number)
+        assert_same(items_of(open_stream((number, start, stop))), items[start:stop], name, "cut")
+        assert_same(
+            items_of(open_stream((number, start, None), start=1)), items[start + 1 :], name, "cut and begun late"
+        )
+
+    def test_keys_name_streams(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """Each stream has a key of its own, which finds it."""
+        keys = [open_stream.key(number) for number in range(len(expected))]
+        assert [open_stream.number(key) for key in keys] == list(range(len(expected)))
+
+    def test_tells_what_it_holds(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """`info` has the number of streams and steps, and a leaf for each of an item's."""
+        info = open_stream.info()
+        assert (info.path, info.format, info.streams) == (open_stream.path, open_stream.format, len(expected))
+        assert info.steps in (None, sum(map(len, expected)))
+        assert info.leaves or not any(map(len, expected))
+
+    def test_can_be_used_after_it_was_closed(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """A stream that is open stays open; the store opens its index again when it is asked."""
+        number = max(range(len(expected)), key=lambda i: len(expected[i]))
+        stream = open_stream(number)
+        open_stream.close()
+        assert_same(items_of(stream), list(expected[number]), open_stream.path, "read after the store was closed")
+        assert_same(items_of(open_stream(number)), list(expected[number]), open_stream.path, "opened after close")
+
+    def test_is_whole(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """`verify` finds nothing wrong, and says how far it is."""
+        told: list[tuple[int, int]] = []
+        assert open_stream.verify(lambda *numbers: told.append(numbers)) == []
+        assert told == [(number + 1, len(expected)) for number in range(len(expected))]
+
+    def test_costs_little_to_send(self, open_stream: Store) -> None:
+        """A worker is sent how to open the store, not what is in it."""
+        assert len(cloudpickle.dumps(open_stream)) < _MOST_PICKLED_BYTES
+
+    def test_refuses_what_is_no_stream(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """A number beyond the last stream's, or no number at all, is an error that says which there are."""
+        for wrong, kind in ((len(expected), ValueError), (-1, ValueError), ("no such", TypeError)):
+            message = _error_of(open_stream, wrong, kind)
+            assert str(open_stream.path) in message, f"{wrong!r}: {message}"
+
+    def test_damage_is_noticed(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """A store that was cut off or written over is a clear error, or what is read of it is right.
+
+        Without checksums over the data, damaged data cannot be told from other data; all else holds.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            for seed in range(self.damages if os.path.exists(open_stream.path) else 0):
+                copy = os.path.join(folder, f"{seed}-{os.path.basename(open_stream.path)}")
+                what = _damaged_copy(open_stream.path, copy, random.Random(seed))  # noqa: S311
+                try:
+                    _, opened = stores.open(copy, format=open_stream.format, **open_stream._options)
+                    problems = opened.verify()
+                    found = [items_of(opened(number)) for number in range(min(len(opened), len(expected) + 1))]
+                except (OSError, ValueError) as error:
+                    if not str(error):
+                        raise AssertionError(f"{what}: an error without a text, {error!r}") from error
+                    continue
+                finally:
+                    shutil.rmtree(copy) if os.path.isdir(copy) else os.unlink(copy)
+                if self.has_checksums and not problems:
+                    assert len(found) == len(expected), f"{what}: {len(found)} streams instead of {len(expected)}"
+                    for number, items in enumerate(expected):
+                        assert_same(found[number], list(items), number, f"{what}, which verify did not notice")
+
+
+def _error_of(store: Store, source: Any, kind: type[Exception]) -> str:
+    """What the error says that opening raises."""
+    try:
+        store(source)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"{store!r} opened the stream {source!r}, which it does not have")
+
+
+def _damaged_copy(path: str, copy: str, rng: random.Random) -> str:
+    """Copy a store, and damage one of its files; says how."""
+    if os.path.isdir(path):
+        shutil.copytree(path, copy)
+    else:
+        shutil.copy(path, copy)
+    file = rng.choice(sorted(_files(copy)))
+    size = os.stat(file).st_size
+    place = rng.randrange(size) if size else 0
+    how = rng.choice(("cut off", "one bit", "bytes", "zeros", "gone", "longer"))
+    if how == "gone":
+        os.unlink(file) if file != copy else os.truncate(file, 0)
+    elif how == "cut off":
+        os.truncate(file, place)
+    else:
+        with open(file, "rb+") as opened:
+            opened.seek(size if how == "longer" else place)
+            before = opened.read(8) if how != "longer" else b""
+            opened.seek(size if how == "longer" else place)
+            if how == "one bit" and before:
+                opened.write(bytes([before[0] ^ 1 << rng.randrange(8)]))
+            else:
+                opened.write(bytes(8) if how == "zeros" else rng.randbytes(8))
+    return f"{os.path.relpath(file, copy)}, {how} at byte {place} of {size}"
+
+
+def _files(path: str) -> Iterator[str]:
+    if os.path.isfile(path):
+        yield path
+    for folder, _, names in os.walk(path):
+        yield from (os.path.join(folder, name) for name in names)

@@ -1,0 +1,34 @@
+"""Small streams to keep in stores, and stores of them."""
+
+import numpy as np
+
+from stream_dataloader.stores._base.packing import StreamRecord
+
+
+def images(lengths, seed=0, size=(3, 4, 5)):
+    """Streams of dicts: an image, a number and a pair."""
+    rng = np.random.default_rng(seed)
+    return [
+        [
+            {
+                "image": rng.integers(0, 256, size, np.uint8),
+                "label": np.int64(1000 * number + step),
+                "pose": (rng.standard_normal(6).astype(np.float32), np.bool_(step % 2)),
+            }
+            for step in range(length)
+        ]
+        for number, length in enumerate(lengths)
+    ]
+
+
+def pack_here(packer, streams, workers=1):
+    """Write a store in this process; streams are dealt to workers in turn."""
+    parts = [packer.part(worker) for worker in range(workers)]
+    records = []
+    for number, items in enumerate(streams):
+        steps, place = parts[number % workers].write(number, f"stream/{number}", iter(items))
+        records.append(StreamRecord(number, f"stream/{number}", steps, place, {"n": number}))
+    for part in parts:
+        part.sync()
+        part.close()
+    packer.finish(records)
