@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from stream_dataloader._assembly.part import Part, unpack
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._memory.pickling import Arrived
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._workers.processes import Crew
+from stream_dataloader._workers.sealed import Arrived
 from stream_dataloader._workers.torch_quirks import is_timeout
 from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
 

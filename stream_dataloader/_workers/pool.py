@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._memory.pickling import Arrived
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery
 from stream_dataloader._state.snapshot import Snapshot
@@ -32,6 +31,7 @@ from stream_dataloader._workers.feed import WorkerFeed
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.processes import Crew, WorkerInit, guard, shared_folder, start_method, starting
+from stream_dataloader._workers.sealed import Arrived
 from stream_dataloader._workers.worker import WorkerParts
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.protocols import Transport

@@ -30,6 +30,11 @@ def dead_worker(error: RuntimeError) -> int:
     return int(found[1]) if found else 0
 
 
+def tells_of_death(error: Exception) -> bool:
+    """Whether torch raised an error from its signal handler, in whatever code was running, as a worker died."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
+
+
 def iterator_of(dataloader: DataLoader[Any], *, kept: bool) -> Iterator[Any]:
     """An iterator of torch's; if it cannot be had as a worker died, one that says so where messages are awaited.
 

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from stream_dataloader._assembly.part import MESSAGE_BYTES, Contents, Fault, Part, pack
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
-from stream_dataloader._memory.pickling import ByValue, Sealed
+from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.reader import unsendable
@@ -27,6 +27,7 @@ from stream_dataloader._reading.share import NO_RECOVERY
 from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.pace import Pace
+from stream_dataloader._workers.sealed import Sealed
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport
 

@@ -62,6 +62,7 @@ def test_a_death_is_raised_from_a_handler_of_sigchld_and_names_the_process(own_h
     with pytest.raises(RuntimeError) as death:
         die(pid)
     assert torch_quirks.dead_worker(death.value) == pid
+    assert torch_quirks.tells_of_death(death.value)
     assert not torch_quirks.is_timeout(death.value)
     del batches
 
