@@ -6,10 +6,8 @@ them had; another item is an error that names the leaf.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +17,7 @@ import torch
 
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Spec, as_tensor, storage_dtype
 from stream_dataloader._items.structure import Misfit, Node, leaf_paths
-from stream_dataloader.stores._base.files import read_json
+from stream_dataloader.stores._base.files import read_json, write_once
 from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
 
 __all__ = ["LAYOUT", "ItemSpecs", "LeafSpec", "leaf_names", "leaves_json", "owned", "read_layout", "structure_of"]
@@ -156,14 +154,7 @@ def _write_layout(folder: str, layout: Layout) -> None:
     """Say what items look like, unless another process has."""
     specs = [LeafSpec(spec.dtype, spec.shape) for spec in layout.specs if spec.dtype is not None]
     content = {"structure": to_json(layout.structure), "leaves": leaves_json(specs)}
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-        json.dump(content, file)
-    try:
-        os.link(file.name, os.path.join(folder, LAYOUT))  # whole, or there already
-    except FileExistsError:
-        pass
-    finally:
-        os.unlink(file.name)
+    write_once(os.path.join(folder, LAYOUT), content)
 
 
 def read_layout(folder: str) -> tuple[Any, tuple[LeafSpec, ...]] | None:
