@@ -4,16 +4,20 @@ A store is a folder. It is whole as soon as it has its name: it is written under
 
     store.json     what there is, and the checksum of each other file; its own is `check`
     streams.bin    see `_base/tables`, as for keys.bin and notes.bin; `start` is the number of a stream's first value in
-                   its database, and there are two more rows: the database, and CRC-32 of the CRC-32s of its values
+                   its database, and there are two more rows: the database, and CRC-32 of its values' checksums
     0.lmdb ...     databases, a file each, as LMDB 0.9 writes them (data version 1)
 
 A database's keys are numbers from 0, 8 bytes, big-endian, so that they are in order. A value holds a window of steps::
 
-    CRC-32 (zlib) of all that follows, uint32 | how many steps, uint32 | body
+    checksum, uint32 | how many steps, uint32 | body
 
-Numbers are little-endian. The body of codec `"none"` has the steps of each leaf, one leaf after the other, without
-gaps; that of `"zstd"` is the same as one zstd frame. In that of `"jpeg"`, a leaf that is an image is the sizes of all
-steps' JPEG files, uint32 each, and then the files. All windows of a stream but the last have the same number of steps.
+Numbers are little-endian. The checksum is the CRC-32 (zlib) of the number of steps, of what is left of the body behind
+its last whole 4,096 bytes, and of the sums (uint64, modulo 2^64) of each whole 4,096 bytes, taken as uint64: such sums
+take as long as to read memory once, and a CRC-32 of all of it several times as long.
+
+The body of codec `"none"` has the steps of each leaf, one leaf after the other, without gaps; that of `"zstd"` is the
+same as one zstd frame. In that of `"jpeg"`, a leaf that is an image is the sizes of all steps' JPEG files, uint32 each,
+and then the files. All windows of a stream but the last have the same number of steps.
 
 Guarantee: a header that was read is consistent.
 """
@@ -40,7 +44,7 @@ __all__ = ["CODECS", "OWN_ROWS", "VERSION", "DatabaseSpec", "Header", "check_tab
 KIND, VERSION = "lmdb store", 1
 CODECS = ("none", "zstd", "jpeg")
 
-#: The rows of streams.bin that other stores do not have: database, CRC-32 of CRC-32s.
+#: The rows of streams.bin that other stores do not have: database, CRC-32 of its values' checksums.
 OWN_ROWS = 2
 
 _MOST_STEPS = 1 << 40

@@ -27,7 +27,7 @@ from stream_dataloader.stores._base.tables import Tables, crc_of
 from stream_dataloader.stores.lmdb.databases import Database, Shelf, import_lmdb
 from stream_dataloader.stores.lmdb.format import OWN_ROWS, VERSION, Header, check_table, load_header
 from stream_dataloader.stores.lmdb.plain import PlainIndex, PlainSteps
-from stream_dataloader.stores.lmdb.windows import Windows, check_crc
+from stream_dataloader.stores.lmdb.windows import Windows, check_value
 
 __all__ = ["LmdbStore"]
 
@@ -240,7 +240,7 @@ class _PackedSteps:
             value = self._value(opened, number, window)
             try:
                 if self._check and not self._database.checked[number]:
-                    check_crc(value)
+                    check_value(value)
                     self._database.checked[number] = 1
                 body = self._windows.body(value, steps)
                 self._windows.copy(body, steps, begin, stop, out, row)
@@ -274,7 +274,7 @@ class _PackedSteps:
             with self._database.reading() as opened:
                 value = self._value(opened, self._first + window, window)
                 try:
-                    crc = crc_of(check_crc(value).to_bytes(4, "little"), crc)
+                    crc = crc_of(check_value(value).to_bytes(4, "little"), crc)
                     steps = min(self._window, self._steps - window * self._window)
                     self._windows.body(value, steps)
                 except ValueError as error:

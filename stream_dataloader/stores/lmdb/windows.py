@@ -17,12 +17,13 @@ import numpy as np
 from stream_dataloader.stores._base.leaves import LeafSpec
 from stream_dataloader.stores._base.tables import crc_of
 
-__all__ = ["HEAD_BYTES", "Windows", "check_crc", "is_image", "steps_of_window"]
+__all__ = ["HEAD_BYTES", "Windows", "check_value", "is_image", "steps_of_window"]
 
 _HEAD = struct.Struct("<II")
 HEAD_BYTES = _HEAD.size
 
-_SIZE = np.dtype("<u4")
+_SIZE, _WORD = np.dtype("<u4"), np.dtype("<u8")
+_BLOCK_BYTES = 4096
 _MOST_VALUE_BYTES = (1 << 32) - (1 << 17)
 _WANTED_BYTES, _MOST_WINDOW = 1 << 20, 1024
 
@@ -53,18 +54,28 @@ def steps_of_window(leaves: Sequence[LeafSpec]) -> int:
     return max(1, min(_MOST_WINDOW, _WANTED_BYTES // max(1, sum(leaf.step_bytes for leaf in leaves))))
 
 
-def check_crc(value: Any) -> int:
-    """The CRC-32 that a value says it has.
+def _checksum(steps: int, body: Any) -> int:
+    """See `format`."""
+    whole = len(body) // _BLOCK_BYTES * _BLOCK_BYTES
+    crc = crc_of(body[whole:], crc_of(steps.to_bytes(4, "little")))
+    if not whole:
+        return crc
+    sums = np.frombuffer(body, _WORD, whole // 8).reshape(-1, _BLOCK_BYTES // 8).sum(axis=1, dtype=np.uint64)
+    return crc_of(sums.astype(_WORD).data, crc)
+
+
+def check_value(value: Any) -> int:
+    """The checksum that a value says it has.
 
     Raises:
         ValueError: It has another.
     """
     if len(value) < HEAD_BYTES:
         raise ValueError(f"it has {len(value)} bytes")
-    crc, _ = _HEAD.unpack_from(value)
-    if crc_of(value[4:]) != crc:
+    found, steps = _HEAD.unpack_from(value)
+    if _checksum(steps, value[HEAD_BYTES:]) != found:
         raise ValueError("its checksum is another")
-    return int(crc)
+    return int(found)
 
 
 class Windows:
@@ -96,7 +107,7 @@ class Windows:
             steps: How many there are.
 
         Returns:
-            The value, and its CRC-32.
+            The value, and its checksum.
         """
         parts: list[Any] = []
         for column, jpeg in zip(columns, self._jpeg, strict=True):
@@ -105,14 +116,13 @@ class Windows:
                 parts += [np.array([len(file) for file in files], _SIZE).tobytes(), *files]
             else:
                 parts.append(column[:steps].reshape(-1).view(np.uint8).data)
-        count = steps.to_bytes(4, "little")
+        body = b"".join(parts)
         if self._zstd is not None:
-            parts = [self._zstd.compress(b"".join(parts))]
-        text = b"".join([count, *parts])
-        if len(text) > _MOST_VALUE_BYTES:
-            raise ValueError(f"a window of {steps} steps has {len(text):,} bytes, and LMDB holds 4 GB; use window=")
-        crc = crc_of(text)
-        return crc.to_bytes(4, "little") + text, crc
+            body = self._zstd.compress(body)
+        if len(body) > _MOST_VALUE_BYTES:
+            raise ValueError(f"a window of {steps} steps has {len(body):,} bytes, and LMDB holds 4 GB; use window=")
+        checksum = _checksum(steps, body)
+        return _HEAD.pack(checksum, steps) + body, checksum
 
     def body(self, value: Any, steps: int) -> Any:
         """What follows a value's head, without compression.
@@ -228,7 +238,7 @@ class _Zstd:
             self.compress = own.compress
             self._decompress = own.decompress
             self._error: Any = own.ZstdError
-            self._said = lambda text: own.get_frame_info(text).decompressed_size
+            self._said: Any = lambda text: own.get_frame_info(text).decompressed_size
             return
         try:
             zstandard: Any = importlib.import_module("zstandard")
@@ -239,7 +249,7 @@ class _Zstd:
         self.compress = zstandard.ZstdCompressor().compress
         self._decompress = zstandard.ZstdDecompressor().decompress
         self._error = zstandard.ZstdError
-        self._said = lambda text: zstandard.get_frame_parameters(text).content_size
+        self._said: Any = lambda text: zstandard.get_frame_parameters(text).content_size
 
     def decompress(self, text: Any, size: int) -> Any:
         """What was compressed, which had `size` bytes."""

@@ -231,14 +231,14 @@ class _Writer:
         self._pending: list[bytes] = []  # the values before `count`
         self._pending_bytes = 0
 
-    def put(self, value: bytes, crc: int, before: int) -> int:
-        """Add a value; returns the CRC-32 of this and earlier CRC-32s."""
+    def put(self, value: bytes, checksum: int, before: int) -> int:
+        """Add a value; returns the CRC-32 of this and earlier checksums."""
         self._pending.append(value)
         self._pending_bytes += len(value)
         self.count += 1
         if self._pending_bytes >= _MOST_PENDING_BYTES:
             self.flush()
-        return crc_of(crc.to_bytes(4, "little"), before)
+        return crc_of(checksum.to_bytes(4, "little"), before)
 
     def flush(self) -> None:
         """Commit all values."""
