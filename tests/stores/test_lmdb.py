@@ -285,8 +285,8 @@ def write_until_the_disk_is_full(folder, told):
     try:
         part.write(0, "a", iter([np.zeros(1 << 18)] * 4))
         part.sync()
-    except OSError as error:
-        told.send(str(error))
+    except Exception as error:
+        told.send((type(error), str(error)))
 
 
 def test_a_full_disk_is_an_error_that_says_so(tmp_path):
@@ -295,11 +295,13 @@ def test_a_full_disk_is_an_error_that_says_so(tmp_path):
         target=write_until_the_disk_is_full, args=(str(tmp_path), telling)
     )
     process.start()
+    telling.close()
     assert told.poll(PATIENCE)
-    assert re.match(r"\[Errno (5|27|28)\] .*if the disk is full, make room, and pack again.*0\.lmdb", told.recv())
+    kind, message = told.recv()
+    assert issubclass(kind, OSError)
+    assert re.match(r"\[Errno (5|27|28)\] .*if the disk is full, make room, and pack again.*0\.lmdb", message)
     process.join()
     told.close()
-    telling.close()
 
 
 def test_the_databases_of_a_process_are_shared_by_its_stores(tmp_path, opened):

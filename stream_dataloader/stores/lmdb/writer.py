@@ -282,8 +282,7 @@ class _Writer:
 
     def _failed(self, error: Any) -> Exception:
         """As the system's error, if it was one: a full disk, say."""
-        code = getattr(error, "code", 0)
-        if isinstance(code, int) and code > 0:
+        if (code := error.code) > 0:
             # of a disk that has no room for all of a transaction, LMDB says "Input/output error"
             told = f"{os.strerror(code)} ({error}); if the disk is full, make room, and pack again to go on"
             return OSError(code, told, self._path)
