@@ -85,6 +85,7 @@ PUBLIC = {
     "stream_dataloader.streams.text": ["TextStream"],
     "stream_dataloader.streams.video": ["VideoStream"],
     "stream_dataloader.stores": [
+        "LmdbStore",
         "MemmapStore",
         "OpenedStore",
         "Store",
@@ -94,6 +95,7 @@ PUBLIC = {
         "open",
         "verify",
     ],
+    "stream_dataloader.stores.lmdb": ["LmdbPacker", "LmdbStore", "files_as_streams"],
     "stream_dataloader.testing": ["StoreContract", "StreamContract", "batch_key", "check_resume"],
 }
 

@@ -23,9 +23,11 @@ from stream_dataloader.stores._base.formats import FORMATS, format_of
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:
+    from stream_dataloader.stores.lmdb import LmdbStore
     from stream_dataloader.stores.memmap import MemmapStore
 
 __all__ = [
+    "LmdbStore",
     "MemmapStore",
     "OpenedStore",
     "Store",
@@ -38,6 +40,7 @@ __all__ = [
 
 #: Names that are imported when they are first used, and their modules.
 _MODULES = {
+    "LmdbStore": "lmdb",
     "MemmapStore": "memmap",
 }
 

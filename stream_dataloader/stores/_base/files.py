@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from typing import Any
 
 from stream_dataloader.errors import StoreError
 
-__all__ = ["inside", "read_json"]
+__all__ = ["inside", "read_json", "write_once"]
 
 _LARGEST_JSON_BYTES = 1 << 30
 
@@ -42,6 +43,18 @@ def read_json(path: str, kind: type[Any] | None = None, most_bytes: int = _LARGE
     if kind is not None and not isinstance(found, kind):
         raise StoreError(f"{path} holds a {type(found).__name__} instead of a {kind.__name__}; write the store anew")
     return found
+
+
+def write_once(path: str, content: Any) -> None:
+    """Write a JSON file, unless another process has: it is whole, or not there."""
+    with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), delete=False) as file:
+        json.dump(content, file)
+    try:
+        os.link(file.name, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(file.name)
 
 
 def inside(folder: str, name: Any, what: str) -> str:

@@ -48,11 +48,23 @@ def _has(path: str, key: str, *names: str) -> bool:
     return isinstance(found, dict) and key in found
 
 
+def _value(path: str, key: str, *names: str) -> object:
+    found = _json(path, *names)
+    return found.get(key) if isinstance(found, dict) else None
+
+
 def _is_hdf5(path: str, _: frozenset[str]) -> bool:
     if os.path.isfile(path):
         with open(path, "rb") as file:
             return file.read(8) == _HDF5_SIGNATURE or path.endswith((".h5", ".hdf5"))
     return False
+
+
+def _is_lmdb(path: str, names: frozenset[str]) -> bool:
+    """A store that was packed, or an LMDB file or folder as LMDB makes it; one of several need not be named so."""
+    if any(name.endswith((".lmdb", ".mdb")) for name in (path.rstrip("/"), *names)):
+        return True
+    return "store.json" in names and _value(path, "kind", "store.json") == "stream_dataloader lmdb store"
 
 
 def _is_zarr(path: str, names: frozenset[str]) -> bool:
@@ -68,13 +80,13 @@ def _suffixed(*suffixes: str) -> Callable[[str, frozenset[str]], bool]:
 
 #: By their names, in the order in which they are looked for.
 FORMATS: dict[str, Format] = {
+    "lmdb": Format("lmdb", "LmdbStore", "LmdbPacker", _is_lmdb),
     "memmap": Format("memmap", "MemmapStore", "MemmapPacker", lambda _, names: "store.json" in names),
     "lerobot": Format(
         "lerobot", "LeRobotStore", None, lambda path, _: _has(path, "codebase_version", "meta", "info.json")
     ),
     "mds": Format("mds", "MdsStore", "MdsPacker", lambda path, _: _has(path, "shards", "index.json")),
     "tfds": Format("tfds", "TfdsStore", None, lambda _, names: {"dataset_info.json", "features.json"} <= names),
-    "lmdb": Format("lmdb", "LmdbStore", "LmdbPacker", _suffixed("data.mdb", ".lmdb", ".mdb")),
     "zarr": Format("zarr", "ZarrStore", None, _is_zarr),
     "tensordict": Format("tensordict", "TensorDictStore", None, lambda path, _: _has(path, "_type", "meta.json")),
     "hdf5": Format("hdf5", "Hdf5Store", None, _is_hdf5),
