@@ -164,8 +164,7 @@ def write_v3(folder, lengths, *, files=2, cameras=tuple(CAMERAS), kind="video", 
     path = folder / "meta/episodes/chunk-000/file-000.parquet"
     path.parent.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(episodes), path)
-    tasks = pa.table({"task_index": [0, 1], "__index_level_0__": list(TASKS)})
-    pq.write_table(tasks, folder / "meta/tasks.parquet")
+    write_tasks(folder / "meta/tasks.parquet")
     stats = {"action": {"mean": [0.0, 0.0], "std": [1.0, 1.0]}}
     (folder / "meta/stats.json").write_text(json.dumps(stats))
     write_info(
@@ -177,6 +176,17 @@ def write_v3(folder, lengths, *, files=2, cameras=tuple(CAMERAS), kind="video", 
         video_path="videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4" if kind == "video" else None,
     )
     return folder
+
+
+def write_tasks(path, index="__index_level_0__"):
+    """The tasks as pandas writes them, with their texts as its index."""
+    described = {"index_columns": [index], "column_indexes": [], "columns": [], "pandas_version": "2.3.3"}
+    for name, kind in (("task_index", "int64"), (index, "object")):
+        field = None if name == "__index_level_0__" else name
+        entry = {"name": field, "field_name": name, "pandas_type": "unicode", "numpy_type": kind, "metadata": None}
+        described["columns"].append(entry | ({"pandas_type": "int64"} if kind == "int64" else {}))
+    table = pa.table({"task_index": [0, 1], index: list(TASKS)})
+    pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(described)}), path)
 
 
 def write_v21(folder, lengths, *, cameras=tuple(CAMERAS)):

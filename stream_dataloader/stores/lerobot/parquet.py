@@ -129,7 +129,9 @@ def values(column: Any, feature: Feature, what: str) -> NDArray[Any]:
     wanted = pyarrow.from_numpy_dtype(feature.dtype)
     parts = []
     for _, flat in chunks:
-        # "Safe": a number that the dtype cannot hold is an error.
+        if feature.dtype.kind == "b" and flat.type != wanted:  # any number but 0 would be true
+            raise StoreError(f"{what} is of {flat.type}, and meta/info.json says bool; write it anew")
+        # A number that the dtype cannot hold is an error: the cast is a safe one.
         cast = flat if flat.type.equals(wanted) else flat.cast(wanted)
         parts.append(cast.to_numpy(zero_copy_only=False))
     joined = np.concatenate(parts, dtype=feature.dtype) if parts else np.empty(0, feature.dtype)
