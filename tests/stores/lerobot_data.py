@@ -238,8 +238,8 @@ def change(path, **changes):
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
         return
     table = pq.read_table(io.BytesIO(path.read_bytes()))
-    for name, value in changes.items():
-        name = name.replace("__", "/")
+    for column, value in changes.items():
+        name = column.replace("__", "/")
         place = table.column_names.index(name)
         table = table.remove_column(place)
         if value is not None:

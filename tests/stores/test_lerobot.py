@@ -86,7 +86,7 @@ class TestLeRobotStore(StoreContract):
     [("v3", LENGTHS, "v3.0"), ("file", (6, 11, 4), "v3.0"), ("image", (6, 11, 20), "v3.0"), ("v21", (6, 9, 4), "v2.1")],
 )
 def test_each_layout_gives_the_right_frames_and_rows(written, name, lengths, version):
-    sources, store = stores.open(written / name)
+    _, store = stores.open(written / name)
     assert (type(store), store.info().version, list(store.lengths)) == (LeRobotStore, version, list(lengths))
     assert_right_frames(store, lengths)
     for number, items in enumerate(data.expected_items(lengths)):
@@ -185,7 +185,7 @@ def test_a_video_that_is_shorter_than_its_table_names_both_numbers(copy, frames)
     data.write_video(video, [data.picture(TOP, 2, step) for step in range(frames)])
     with pytest.raises(StoreError, match=rf"stream 2, camera .*top': its video has {frames} frames .* 14 rows"):
         LeRobotStore(copy)(2)
-    with pytest.raises(StoreError, match="stream 3, .* has 0 frames .* and its table 5 rows"):
+    with pytest.raises(StoreError, match=r"stream 3, .* has 0 frames .* and its table 5 rows"):
         LeRobotStore(copy)(3)
     assert len(LeRobotStore(copy, cameras=[WRIST]).verify()) == 0
 
@@ -202,9 +202,9 @@ def test_the_next_episodes_frames_are_never_taken(copy):
 def test_a_table_that_is_shorter_than_the_index_says_names_both_numbers(copy):
     path = copy / "data/chunk-000/file-001.parquet"
     pq.write_table(pq.read_table(path).slice(0, 12), path)
-    with pytest.raises(StoreError, match="14 rows by the dataset's meta, and 12 in .*file-001.parquet"):
+    with pytest.raises(StoreError, match=r"14 rows by the dataset's meta, and 12 in .*file-001.parquet"):
         LeRobotStore(copy)(2)
-    with pytest.raises(StoreError, match="5 rows by the dataset's meta, and 0 in"):
+    with pytest.raises(StoreError, match=r"5 rows by the dataset's meta, and 0 in"):
         LeRobotStore(copy)(3)
 
 

@@ -44,7 +44,7 @@ class Pictures(Protocol):
         ...
 
     def write(self, out: Any) -> int:
-        """Write the next ones to `out`; returns how many, 0 at the end."""
+        """Write the next ones, or the next one, to `out`; returns how many, 0 at the end."""
         ...
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Camera:
                 count = self._at(row + done).write(out[done:])
                 if not count:
                     raise ValueError("it ends here")
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, StopIteration) as error:
                 raise self._error(row + done, error) from error
             done += count
             self._row += count
@@ -106,13 +106,18 @@ class Camera:
     def _error(self, row: int, error: BaseException) -> Exception:
         self.close()
         what = str(error).split("; use on_corrupt", maxsplit=1)[0] or "it ends here"
-        return StoreError(f"{self._name}, step {row}: {what}; download it anew, or leave the episode out")
+        return _kind(error)(f"{self._name}, step {row}: {what}; download it anew, or leave the episode out")
 
     def close(self) -> None:
         """Close the file; the next picture opens it again."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
+
+
+def _kind(error: BaseException) -> type[Exception]:
+    """What becomes of an error: the dataset is damaged, unless the disk is."""
+    return OSError if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else StoreError
 
 
 class _Shown(NamedTuple):
@@ -242,7 +247,7 @@ def video_pictures(
     try:
         shown = _shown(video.path)
     except (OSError, ValueError) as error:
-        raise StoreError(f"{name}: {error}; download it anew") from error
+        raise _kind(error)(f"{name}: {error}; download it anew") from error
     frames = frames_of_rows(shown.seconds, video, timestamps, fps, tolerance, name)
     chosen = _RowFrames(Section(video.path), frames, shown.ticks[frames])
     return lambda row: _VideoPictures(OpenVideo(options, chosen, row, open_local(video.path)))
@@ -268,9 +273,8 @@ class _ImagePictures:
         return out
 
     def write(self, out: Any) -> int:
-        for row, encoded in zip(range(len(out)), self._images, strict=False):
-            self._converter.write(self._decoded(encoded), out[row])
-        return len(out)
+        self._converter.write(self._decoded(next(self._images)), out[0])
+        return 1
 
     def _decoded(self, encoded: dict[str, Any]) -> Any:
         data, path = encoded.get("bytes"), encoded.get("path")
