@@ -325,6 +325,33 @@ def test_a_video_that_is_damaged_is_named_with_its_step(copy):
     assert not any("on_corrupt" in problem for problem in problems)
 
 
+@pytest.mark.parametrize(
+    ("file", "line", "message"),
+    [
+        ("episodes", '{"episode_index": 3, "length": "9"}', r"episodes.jsonl: length is '9'"),
+        ("episodes", '{"episode_index": 99999999999, "length": 9}', "episode 99999999999, and .* is the most"),
+        ("episodes", '{"episode_index": 3', "line 4, is no valid JSON"),
+        ("episodes", "[" * 100_000, "line 4, is no valid JSON"),
+        ("tasks", "[3]", r"line 3, holds \[3\], no object"),
+    ],
+)
+def test_a_damaged_line_of_version_2_is_named(written, tmp_path, file, line, message):
+    folder = shutil.copytree(written / "v21", tmp_path / "a")
+    with open(folder / f"meta/{file}.jsonl", "a") as opened:
+        opened.write(line)
+    with pytest.raises(StoreError, match=message):
+        LeRobotStore(folder)
+
+
+def test_episodes_are_sorted_by_their_index(copy):
+    path = copy / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.take([3, 1, 0, 2]), path)
+    store = LeRobotStore(copy)
+    assert_right_frames(store, LENGTHS)
+    assert [store.metadata(number)["tasks"] for number in range(4)] == [[data.TASKS[e % 2]] for e in range(4)]
+
+
 def test_the_names_of_tasks_may_be_those_of_another_pandas(copy):
     data.write_tasks(copy / "meta/tasks.parquet", index="task")
     assert LeRobotStore(copy).tasks == dict(enumerate(data.TASKS))

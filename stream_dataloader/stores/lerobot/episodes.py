@@ -23,6 +23,7 @@ __all__ = ["EpisodeVideo", "Episodes", "read_episodes"]
 
 _MOST_JSONL_BYTES = 1 << 30
 _MOST_STEPS = 1 << 40
+_MOST_EPISODES = 1 << 31
 
 
 class EpisodeVideo(NamedTuple):
@@ -42,7 +43,7 @@ class EpisodeVideo(NamedTuple):
 class _Videos(NamedTuple):
     """The table of a camera: folder and file `(episodes, 2)`, begin and end `(episodes, 2)`."""
 
-    files: NDArray[np.int64]
+    files: NDArray[np.int32]
     seconds: NDArray[np.float64]
 
 
@@ -65,12 +66,14 @@ class Episodes:
         tasks: Mapping[int, str],
         texts: Any,
     ) -> None:
-        order = np.argsort(columns["episode_index"], kind="stable")
+        given = columns["episode_index"]
+        ascending = bool((np.diff(given) > 0).all())
+        order: Any = slice(None) if ascending else np.argsort(given, kind="stable")  # a slice copies nothing
         self.info = info
-        self.numbers = columns["episode_index"][order]
+        self.numbers = given[order]
         self.lengths = columns["length"][order]
         self.tasks = tasks
-        self._files = np.stack([columns["data/chunk_index"], columns["data/file_index"]], 1)[order]
+        self._files = np.stack([columns["data/chunk_index"], columns["data/file_index"]], 1)[order].astype(np.int32)
         self._videos = {name: _Videos(found.files[order], found.seconds[order]) for name, found in videos.items()}
         self._texts = texts
         self._order = order
@@ -84,6 +87,8 @@ class Episodes:
         if len(wrong := np.flatnonzero((self.lengths < 0) | (self.lengths > _MOST_STEPS) | (self.numbers < 0))):
             number, rows = self.numbers[wrong[0]], self.lengths[wrong[0]]
             raise StoreError(f"{where} has an episode {number} of {rows} rows; it is damaged")
+        if any((files < 0).any() for files in (self._files, *(found.files for found in self._videos.values()))):
+            raise StoreError(f"{where} has episodes in folders or files of negative numbers; it is damaged")
         if self.info.episodes not in (None, len(self)):
             raise StoreError(
                 f"{where} describes {len(self)} episodes, and {INFO} counts {self.info.episodes}: the dataset is "
@@ -133,7 +138,7 @@ class Episodes:
 
     def texts(self, number: int) -> list[str]:
         """The tasks that an episode has."""
-        found = self._texts[int(self._order[number])]
+        found = self._texts[number if isinstance(self._order, slice) else int(self._order[number])]
         return list(found.as_py() or () if hasattr(found, "as_py") else found)
 
 
@@ -171,10 +176,10 @@ def _read_v3(info: Info, cameras: Sequence[str]) -> Episodes:
         ]
         return np.concatenate(found) if found else np.empty(0, dtype)
 
-    columns = {name: column(name, "int64") for name in counts}
+    columns = {name: column(name, "int64" if name in whole[:2] else "int32") for name in counts}
     videos = {
         camera: _Videos(
-            np.stack([columns[name] for name in places[camera]], 1),
+            np.stack([columns[name] for name in places[camera]], 1).astype(np.int32),
             np.stack([column(name, "float64") for name in times[camera]], 1),
         )
         for camera in cameras
@@ -214,6 +219,8 @@ def _read_v2(info: Info) -> Episodes:
         rows.append((_whole(line, "episode_index", path), _whole(line, "length", path)))
         texts.append([text for text in line.get("tasks") or () if isinstance(text, str)])
     numbers, lengths = np.array(rows, np.int64).reshape(-1, 2).T
+    if numbers.max(initial=0) >= _MOST_EPISODES:
+        raise StoreError(f"{path} has an episode {numbers.max()}, and {_MOST_EPISODES:,} is the most; it is damaged")
     columns = {
         "episode_index": numbers,
         "length": lengths,
