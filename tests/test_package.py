@@ -85,6 +85,7 @@ PUBLIC = {
     "stream_dataloader.streams.text": ["TextStream"],
     "stream_dataloader.streams.video": ["VideoStream"],
     "stream_dataloader.stores": [
+        "LeRobotStore",
         "LmdbStore",
         "MemmapStore",
         "OpenedStore",

@@ -23,10 +23,12 @@ from stream_dataloader.stores._base.formats import FORMATS, format_of
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:
+    from stream_dataloader.stores.lerobot import LeRobotStore
     from stream_dataloader.stores.lmdb import LmdbStore
     from stream_dataloader.stores.memmap import MemmapStore
 
 __all__ = [
+    "LeRobotStore",
     "LmdbStore",
     "MemmapStore",
     "OpenedStore",
@@ -40,6 +42,7 @@ __all__ = [
 
 #: Names that are imported when they are first used, and their modules.
 _MODULES = {
+    "LeRobotStore": "lerobot",
     "LmdbStore": "lmdb",
     "MemmapStore": "memmap",
 }

@@ -19,7 +19,7 @@ from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
 from stream_dataloader.streams._media.section import check_kind, section_of
 
-__all__ = ["SUFFIXES", "ImageFolderStream"]
+__all__ = ["SUFFIXES", "ImageFolderStream", "decoded"]
 
 #: What counts as an image in a folder, if there is no pattern.
 SUFFIXES = frozenset(
@@ -201,9 +201,7 @@ class _Images:
 
 
 def _decode(path: str, *, gray: bool) -> Any:
-    """One image: `(H, W, 3)` BGR or `(H, W)`, uint8."""
-    import cv2
-
+    """One image of a file; see `decoded`."""
     try:
         check_kind(path, os.stat(path).st_mode)
         with open(path, "rb") as file:
@@ -212,17 +210,33 @@ def _decode(path: str, *, gray: bool) -> Any:
         raise FileNotFoundError(f"{path} was there when its folder was listed, and is gone") from error
     if not data:
         raise ValueError(f"{path} is empty, a file of zero bytes")
+    return decoded(data, path, gray=gray)
+
+
+def decoded(data: bytes, name: str, *, gray: bool = False) -> Any:
+    """An image that was read: `(H, W, 3)` BGR or `(H, W)`, uint8.
+
+    Args:
+        data: As it is in a file.
+        name: What errors call it.
+        gray: One channel.
+
+    Raises:
+        ValueError: It cannot be decoded.
+    """
+    import cv2
+
     if data.startswith(_JPEG_START) and not _is_whole_jpeg(data):  # OpenCV before 5 fills the rest with grey
-        raise ValueError(f"{path} is cut short: a JPEG of {len(data)} bytes without an end")
+        raise ValueError(f"{name} is cut short: a JPEG of {len(data)} bytes without an end")
     if data.startswith(_FLOATS):  # OpenCV would round them to 0 and 1
-        raise ValueError(f"{path} has pixels of float32; convert it to 8 or 16 bits a channel")
+        raise ValueError(f"{name} has pixels of float32; convert it to 8 or 16 bits a channel")
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR)
     except cv2.error as error:  # more pixels than OpenCV's limit, say
-        raise ValueError(f"{path} cannot be decoded: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{name} cannot be decoded: {' '.join(str(error).split())}") from error
     if image is None:
         what = "cut short, damaged, no image, or one of 32 bits a channel"
-        raise ValueError(f"{path} cannot be decoded: {len(data)} bytes that are {what}")
+        raise ValueError(f"{name} cannot be decoded: {len(data)} bytes that are {what}")
     return image
 
 
