@@ -86,6 +86,7 @@ PUBLIC = {
     "stream_dataloader.streams.video": ["VideoStream"],
     "stream_dataloader.stores": [
         "MemmapStore",
+        "NpyStore",
         "OpenedStore",
         "Store",
         "StoreError",

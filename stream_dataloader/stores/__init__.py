@@ -24,9 +24,11 @@ from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:
     from stream_dataloader.stores.memmap import MemmapStore
+    from stream_dataloader.stores.npy import NpyStore
 
 __all__ = [
     "MemmapStore",
+    "NpyStore",
     "OpenedStore",
     "Store",
     "StoreError",
@@ -39,6 +41,7 @@ __all__ = [
 #: Names that are imported when they are first used, and their modules.
 _MODULES = {
     "MemmapStore": "memmap",
+    "NpyStore": "npy",
 }
 
 
