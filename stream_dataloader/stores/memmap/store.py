@@ -6,7 +6,6 @@ from the map into the batch. A file that is cut off while it is read is an error
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import weakref
@@ -17,25 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stream_dataloader._items.layout import as_array, as_tensor
+from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.leaves import LeafSpec, owned
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.memmap.header import (
-    KEYS,
-    NOTES,
-    ROWS,
-    STREAMS,
-    VERSION,
-    Header,
-    LeafSpec,
-    check_table,
-    crc_of,
-    leaf_file,
-    read_header,
-    table_rows,
-)
-from stream_dataloader.stores.memmap.structure import classes_of
+from stream_dataloader.stores._base.structure import classes_of
+from stream_dataloader.stores._base.tables import ROWS, Tables, crc_of
+from stream_dataloader.stores.memmap.header import VERSION, Header, check_table, leaf_file, load_header
 
 __all__ = ["MemmapStore"]
 
@@ -70,7 +58,7 @@ class MemmapStore(Store):
     def _read_index(self) -> _MemmapIndex:
         if not os.path.isdir(self.path):
             raise FileNotFoundError(f"there is no store at {self.path}; give the folder that stores.pack wrote")
-        header = read_header(self.path, self._classes)
+        header = load_header(self.path, self._classes)
         if (wanted := self._wanted) is not None:
             names = header.structure.keys if header.structure is not None and header.structure.type is dict else ()
             if not wanted or (missing := [name for name in wanted if name not in names]):
@@ -81,11 +69,10 @@ class MemmapStore(Store):
         return _MemmapSteps(self.index, number, self._wanted)
 
     def key(self, number: int) -> str:
-        return str(self.index.part(KEYS, self._check_number(number)).decode("utf-8", "backslashreplace"))
+        return str(self.index.tables.key(self._check_number(number)))
 
     def metadata(self, number: int) -> Mapping[str, Any]:
-        text = self.index.part(NOTES, self._check_number(number))
-        found: Mapping[str, Any] = json.loads(text) if text else {}
+        found: Mapping[str, Any] = self.index.tables.note(self._check_number(number))
         return found
 
     def _version(self) -> str:
@@ -120,30 +107,11 @@ class _MemmapIndex:
         self.path = path
         self.header = header
         self.fingerprint = header.fingerprint
-        self._texts = {name: self._load(name, check_all) for name in (STREAMS, KEYS, NOTES)}
-        table = np.frombuffer(self._texts[STREAMS], "<i8")
-        if len(table) != table_rows(header) * header.streams:
-            raise StoreError(f"{path}/{STREAMS} is damaged: {len(table)} numbers for {header.streams} streams")
-        self.table: NDArray[np.int64] = table.reshape(table_rows(header), header.streams)
+        self.tables = Tables(path, header.streams, len(header.leaves), header.checksums, check=check_all)
+        self.table = self.tables.table
         if check_all:
-            check_table(self.table, header, f"{path}/{STREAMS}")
+            check_table(self.table, header, self.tables.path)
         self._files = [_LeafFile(path, leaf, spec, header.steps) for leaf, spec in enumerate(header.leaves)]
-
-    def _load(self, name: str, check: bool) -> Any:
-        """A file of the store, mapped."""
-        crc, size = self.header.checksums[name]
-        path = os.path.join(self.path, name)
-        try:
-            with open(path, "rb") as file:
-                found = os.fstat(file.fileno()).st_size
-                if found != size:
-                    raise StoreError(f"{path} is damaged: {found:,} bytes of {size:,}; pack the store anew")
-                mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        except FileNotFoundError:
-            raise StoreError(f"{path} is missing: the store is unfinished or damaged; pack it anew") from None
-        if check and crc_of(mapped) != crc:
-            raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
-        return mapped
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -152,12 +120,6 @@ class _MemmapIndex:
 
     def __len__(self) -> int:
         return self.header.streams
-
-    def part(self, name: str, number: int) -> bytes:
-        """A stream's key or metadata."""
-        stops = self.table[2 if name == KEYS else 3]
-        begin = int(stops[number - 1]) if number else 0
-        return bytes(self._texts[name][begin : int(stops[number])])
 
     def leaf(self, leaf: int) -> Any:
         """All steps of a leaf, `(steps, ...)`, in the map."""
@@ -214,7 +176,7 @@ class _MemmapSteps:
     def item(self, index: int) -> Any:
         self._check()
         assert self._structure is not None
-        leaves = [_owned(rows[index], dtype) for rows, dtype in zip(self._rows, self._dtypes, strict=True)]
+        leaves = [owned(rows[index], dtype) for rows, dtype in zip(self._rows, self._dtypes, strict=True)]
         return unflatten(self._structure, iter(leaves))
 
     def read(self, start: int, out: Any) -> None:
@@ -230,11 +192,3 @@ class _MemmapSteps:
 
     def close(self) -> None:
         self._rows = []
-
-
-def _owned(row: Any, dtype: torch.dtype) -> Any:
-    """A copy of a step, as a tensor where NumPy lacks the dtype."""
-    copy = np.array(row, row.dtype.newbyteorder("="))
-    if dtype.is_floating_point and copy.dtype.kind == "u":
-        return as_tensor(copy, dtype)
-    return copy[()]
