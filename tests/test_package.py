@@ -91,6 +91,7 @@ PUBLIC = {
         "Store",
         "StoreError",
         "StoreInfo",
+        "TensorDictStore",
         "inspect",
         "open",
         "verify",

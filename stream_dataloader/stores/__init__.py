@@ -25,6 +25,7 @@ from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 if TYPE_CHECKING:
     from stream_dataloader.stores.memmap import MemmapStore
     from stream_dataloader.stores.npy import NpyStore
+    from stream_dataloader.stores.tensordict import TensorDictStore
 
 __all__ = [
     "MemmapStore",
@@ -33,6 +34,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreInfo",
+    "TensorDictStore",
     "inspect",
     "open",
     "verify",
@@ -42,6 +44,7 @@ __all__ = [
 _MODULES = {
     "MemmapStore": "memmap",
     "NpyStore": "npy",
+    "TensorDictStore": "tensordict",
 }
 
 

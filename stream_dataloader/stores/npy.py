@@ -83,7 +83,7 @@ class NpyStore(Store):
             lengths[number], stamps[number] = _examine(_files(folder, key, names))
         content = hashlib.blake2b(digest_size=16)
         content.update(repr((names, keys)).encode("utf-8", "backslashreplace"))
-        content.update(stamps)
+        content.update(stamps.tobytes())
         return _NpyIndex(folder, keys, names, lengths, stamps, content.hexdigest())
 
     def _listed(self) -> tuple[str, list[str], list[str] | None]:
@@ -94,7 +94,7 @@ class NpyStore(Store):
             folder, name = os.path.split(self.path)
             if not name.endswith(_SUFFIX):
                 raise StoreError(f"{self.path} is no {_SUFFIX} file; give one, or a folder of them")
-            files, folders = [name.removesuffix(_SUFFIX)], []
+            files, folders = [name.removesuffix(_SUFFIX)], list[str]()
         else:
             folder = self.path
             files, folders = _named(folder)

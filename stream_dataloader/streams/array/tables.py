@@ -185,6 +185,11 @@ class NpyTable:
         self._check()
         return np.array(self._array[index], self._native)[()]
 
+    def all_rows(self) -> Any:
+        """A copy of the whole array."""
+        self._check()
+        return np.array(self._array, self._native)
+
     def read(self, start: int, out: Any) -> None:
         self._check()
         out[...] = self._array[start : start + len(out)]
