@@ -116,7 +116,8 @@ def _read_folder(folder: str, name: Name, saved: Saved) -> None:
         _read_entries(folder, meta, name, saved)
     elif os.path.isdir(inner := os.path.join(folder, "_tensordict")):  # of a tensorclass
         if has_pickle:
-            saved.refused[(*name, "other.pickle")] = _PICKLED
+            pickle: Name = (*name, "other.pickle")
+            saved.refused[pickle] = _PICKLED
         _read_folder(inner, name, saved)
     elif "stack_dim" in meta and "data" not in meta:
         saved.refused[name] = (
