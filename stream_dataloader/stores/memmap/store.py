@@ -7,14 +7,15 @@ from the map into the batch. A file that is cut off while it is read is an error
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._items.structure import Node, flatten, unflatten
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.leaves import leaf_names
 from stream_dataloader.stores._base.mapped import LeafFile, MappedSteps
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.structure import classes_of
@@ -41,6 +42,8 @@ class MemmapStore(Store):
     format: ClassVar[str] = "memmap"
 
     def __init__(self, path: str | os.PathLike[str], *, leaves: tuple[str, ...] | list[str] | None = None) -> None:
+        if isinstance(leaves, str):
+            raise TypeError(f"leaves is {leaves!r}; give a list of names, or None for all")
         super().__init__(path, leaves=None if leaves is None else list(leaves))
         self._wanted = None if leaves is None else list(leaves)
         self._classes: dict[str, type] = {}
@@ -56,9 +59,11 @@ class MemmapStore(Store):
             raise FileNotFoundError(f"there is no store at {self.path}; give the folder that stores.pack wrote")
         header = load_header(self.path, self._classes)
         if (wanted := self._wanted) is not None:
-            names = header.structure.keys if header.structure is not None and header.structure.type is dict else ()
+            structure = header.structure
+            names = structure.keys if structure is not None and structure.type is dict else ()
             if not wanted or (missing := [name for name in wanted if name not in names]):
-                raise StoreError(f"{self.path} has no leaf {missing if wanted else wanted}; it has {list(names)}")
+                has = f"it has {list(names)}" if names else "its items are no dicts"
+                raise StoreError(f"{self.path} has no leaf {missing if wanted else wanted}; {has}")
         return _MemmapIndex(self.path, header, check_all=self._check_all)
 
     def _open_steps(self, number: int) -> MappedSteps:
@@ -66,11 +71,16 @@ class MemmapStore(Store):
         start, steps = int(index.table[0, number]), int(index.table[1, number])
         if not 0 <= start <= start + steps <= index.header.steps:  # a worker has not checked all of the table
             raise StoreError(f"{self.path}: stream {number} lies outside of the store's steps; pack it anew")
-        structure, files = index.header.structure, index.files
-        if self._wanted is not None and structure is not None:
-            by_name = unflatten(structure, iter(files))
-            structure, files = flatten({name: by_name[name] for name in self._wanted})
-        return MappedSteps(structure, files, start, steps)
+        return MappedSteps(*self._chosen(), start, steps)
+
+    def _chosen(self) -> tuple[Node | None, Sequence[LeafFile]]:
+        """The structure of items, and their leaves."""
+        index: _MemmapIndex = self.index
+        structure = index.header.structure
+        if self._wanted is None or structure is None:
+            return structure, index.files
+        by_name = unflatten(structure, iter(index.files))
+        return flatten({name: by_name[name] for name in self._wanted})
 
     def key(self, number: int) -> str:
         return str(self.index.tables.key(self._check_number(number)))
@@ -87,8 +97,8 @@ class MemmapStore(Store):
         return metadata
 
     def _leaves(self) -> dict[str, str]:
-        header: Header = self.index.header
-        return dict(zip(header.names, map(str, header.leaves), strict=True))
+        structure, files = self._chosen()
+        return dict(zip(leaf_names(structure), map(str, files), strict=True))
 
     def check_stream(self, number: int) -> None:
         """Compare a stream with its checksums."""
