@@ -112,7 +112,7 @@ def plain(path: str, seconds: float, *, turns: int) -> float:
     ]
     for process in processes:
         process.start()
-    rates = [results.get() for _ in processes]
+    rates: list[float] = [results.get() for _ in processes]
     for process in processes:
         process.join()
     return statistics.mean(rates)
