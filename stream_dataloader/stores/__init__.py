@@ -26,15 +26,19 @@ if TYPE_CHECKING:
     from stream_dataloader.stores.lerobot import LeRobotStore
     from stream_dataloader.stores.lmdb import LmdbStore
     from stream_dataloader.stores.memmap import MemmapStore
+    from stream_dataloader.stores.npy import NpyStore
+    from stream_dataloader.stores.tensordict import TensorDictStore
 
 __all__ = [
     "LeRobotStore",
     "LmdbStore",
     "MemmapStore",
+    "NpyStore",
     "OpenedStore",
     "Store",
     "StoreError",
     "StoreInfo",
+    "TensorDictStore",
     "inspect",
     "open",
     "verify",
@@ -45,6 +49,8 @@ _MODULES = {
     "LeRobotStore": "lerobot",
     "LmdbStore": "lmdb",
     "MemmapStore": "memmap",
+    "NpyStore": "npy",
+    "TensorDictStore": "tensordict",
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from stream_dataloader.streams._media.names import DIGITS, natural_order
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
 from stream_dataloader.streams._media.section import check_kind, section_of
@@ -43,7 +44,6 @@ SUFFIXES = frozenset(
     }
 )
 
-_DIGITS = re.compile("([0-9]+)")
 _NUMBER_FORMAT = re.compile(r"%(?:0?([1-9]\d*))?d")
 _JPEG_START = b"\xff\xd8\xff"
 _JPEG_TAIL = b"\xff\xd9"
@@ -270,7 +270,7 @@ def _find(path: str, pattern: str | None) -> list[str]:
         names = [entry.name for entry in entries if matches(entry.name) and not entry.is_dir()]
     if not names:
         raise ValueError(f"{folder} has no images: no name in it {what}")
-    return [os.path.join(folder, name) for name in sorted(names, key=_in_order)]
+    return [os.path.join(folder, name) for name in sorted(names, key=natural_order)]
 
 
 def _matcher(pattern: str | None) -> Any:
@@ -283,18 +283,11 @@ def _matcher(pattern: str | None) -> Any:
     return re.compile(digits.join(rest)).fullmatch
 
 
-def _in_order(name: str) -> tuple[list[Any], str]:
-    """Sorts names with numbers as numbers."""
-    parts: list[Any] = _DIGITS.split(name)
-    parts[1::2] = map(int, parts[1::2])
-    return parts, name
-
-
 def _check_numbers(paths: list[str]) -> None:
     """Check that the last number in the names goes up by one from image to image."""
     numbers = []
     for path in paths:
-        found = _DIGITS.findall(os.path.splitext(os.path.basename(path))[0])
+        found = DIGITS.findall(os.path.splitext(os.path.basename(path))[0])
         if not found:
             raise ValueError(f"{path} has no number, and gaps='raise' is to check it")
         numbers.append(int(found[-1]))

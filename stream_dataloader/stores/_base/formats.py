@@ -1,6 +1,6 @@
 """What kind of store lies at a path: told by names of files, without reading data.
 
-Guarantee: looking costs a listing of one folder at most, and needs no optional package.
+Guarantee: looking costs a listing of two folders at most, and needs no optional package.
 """
 
 from __future__ import annotations
@@ -78,6 +78,14 @@ def _suffixed(*suffixes: str) -> Callable[[str, frozenset[str]], bool]:
     return recognise
 
 
+def _is_npy(path: str, names: frozenset[str]) -> bool:
+    if path.endswith(".npy") or any(name.endswith(".npy") for name in names):
+        return True
+    folders = (os.path.join(path, name) for name in sorted(names) if not name.startswith("."))
+    first = next(filter(os.path.isdir, folders), None)
+    return first is not None and any(name.endswith(".npy") for name in os.listdir(first))
+
+
 #: By their names, in the order in which they are looked for.
 FORMATS: dict[str, Format] = {
     "lmdb": Format("lmdb", "LmdbStore", "LmdbPacker", _is_lmdb),
@@ -92,7 +100,7 @@ FORMATS: dict[str, Format] = {
     "hdf5": Format("hdf5", "Hdf5Store", None, _is_hdf5),
     "webdataset": Format("webdataset", "WebDatasetStore", None, _suffixed(".tar", ".tar.gz", ".tgz")),
     "parquet": Format("parquet", "ParquetStore", None, _suffixed(".parquet", ".arrow", ".feather")),
-    "npy": Format("npy", "NpyStore", None, _suffixed(".npy")),
+    "npy": Format("npy", "NpyStore", None, _is_npy),
 }
 
 

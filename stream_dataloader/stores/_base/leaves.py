@@ -20,7 +20,17 @@ from stream_dataloader._items.structure import Misfit, Node, leaf_paths
 from stream_dataloader.stores._base.files import read_json, write_once
 from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
 
-__all__ = ["LAYOUT", "ItemSpecs", "LeafSpec", "leaf_names", "leaves_json", "owned", "read_layout", "structure_of"]
+__all__ = [
+    "LAYOUT",
+    "ItemSpecs",
+    "LeafSpec",
+    "dtype_named",
+    "leaf_names",
+    "leaves_json",
+    "owned",
+    "read_layout",
+    "structure_of",
+]
 
 #: Where a store that is being packed says what items look like.
 LAYOUT = "layout.json"
@@ -59,10 +69,15 @@ def leaves_json(leaves: Sequence[LeafSpec]) -> list[dict[str, Any]]:
 
 
 def _leaf_spec(found: Mapping[str, Any]) -> LeafSpec:
-    return LeafSpec(_dtype(found["dtype"]), tuple(map(int, found["shape"])))
+    return LeafSpec(dtype_named(found["dtype"]), tuple(map(int, found["shape"])))
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype of a name such as `uint8`, if its numbers can be kept in a file.
+
+    Raises:
+        ValueError: There is none.
+    """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype) or not (found in DTYPES_OF_NUMPY or found.itemsize in (1, 2, 4, 8)):
         raise ValueError(f"no dtype is called {name!r}")
@@ -101,9 +116,7 @@ def leaf_names(structure: Node | None) -> list[str]:
 def owned(row: Any, dtype: torch.dtype) -> Any:
     """A copy of a step's leaf, as a tensor where NumPy lacks the dtype."""
     copy = np.array(row, row.dtype.newbyteorder("="))
-    if dtype.is_floating_point and copy.dtype.kind == "u":
-        return as_tensor(copy, dtype)
-    return copy[()]
+    return copy[()] if dtype in DTYPES_OF_NUMPY else as_tensor(copy, dtype)
 
 
 class ItemSpecs:
