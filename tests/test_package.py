@@ -85,11 +85,13 @@ PUBLIC = {
     "stream_dataloader.streams.text": ["TextStream"],
     "stream_dataloader.streams.video": ["VideoStream"],
     "stream_dataloader.stores": [
+        "Hdf5Store",
         "MemmapStore",
         "OpenedStore",
         "Store",
         "StoreError",
         "StoreInfo",
+        "ZarrStore",
         "inspect",
         "open",
         "verify",

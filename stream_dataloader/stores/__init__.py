@@ -23,14 +23,18 @@ from stream_dataloader.stores._base.formats import FORMATS, format_of
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:
+    from stream_dataloader.stores.hdf5 import Hdf5Store
     from stream_dataloader.stores.memmap import MemmapStore
+    from stream_dataloader.stores.zarr import ZarrStore
 
 __all__ = [
+    "Hdf5Store",
     "MemmapStore",
     "OpenedStore",
     "Store",
     "StoreError",
     "StoreInfo",
+    "ZarrStore",
     "inspect",
     "open",
     "verify",
@@ -38,7 +42,9 @@ __all__ = [
 
 #: Names that are imported when they are first used, and their modules.
 _MODULES = {
+    "Hdf5Store": "hdf5",
     "MemmapStore": "memmap",
+    "ZarrStore": "zarr",
 }
 
 

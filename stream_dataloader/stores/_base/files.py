@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 
 from stream_dataloader.errors import StoreError
 
-__all__ = ["inside", "read_json"]
+__all__ = ["inside", "natural_order", "read_json"]
 
 _LARGEST_JSON_BYTES = 1 << 30
 
@@ -61,3 +62,10 @@ def inside(folder: str, name: Any, what: str) -> str:
     if os.path.isabs(name) or ".." in parts or (len(name) > 1 and name[1] == ":"):
         raise StoreError(f"{what} names a file {name!r}, which lies outside of the store; it is refused")
     return os.path.join(folder, *parts)
+
+
+def natural_order(name: str) -> tuple[Any, str]:
+    """What to sort names by so that their numbers count: demo_9 comes before demo_10."""
+    parts = re.split("([0-9]+)", name)
+    digits = [part.lstrip("0") for part in parts[1::2]]
+    return list(zip(parts[::2], [*((len(found), found) for found in digits), (0, "")], strict=True)), name
