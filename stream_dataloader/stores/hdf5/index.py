@@ -218,7 +218,7 @@ def _streams(file: Any, name: str, above: str, filter_key: str | None) -> list[s
     return [f"{above.rstrip('/')}/{key}" for key in sorted(wanted, key=natural_order)]
 
 
-def _classes() -> tuple[type, type]:
+def _classes() -> tuple[Any, Any]:
     import h5py
 
     return h5py.Group, h5py.Dataset
@@ -247,7 +247,7 @@ def _filtered(file: Any, name: str, filter_key: str, members: dict[str, Any]) ->
 def _leaves_of(file: Any, name: str, group: str, leaves: Leaves) -> Selection:
     """Which leaves the items have, by the first stream."""
     there: dict[str, int] = {}
-    dataset: Any = _classes()[1]
+    dataset = _classes()[1]
 
     def visit(found_name: str, found: Any) -> None:
         if isinstance(found, dataset):
@@ -294,7 +294,7 @@ def open_tables_of(opened: SharedFile, name: str, group: str, selection: Selecti
     with hdf5_errors(name):
         for leaf in selection.names:
             path = f"{group.rstrip('/')}/{leaf}"
-            found: Any = file.get(path)
+            found = file.get(path)
             if not isinstance(found, _classes()[1]):
                 raise StoreError(f"{name} has no dataset {leaf!r}; {_REMEDY}")
             if found.file.id != file.id or found.external:
