@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import h5py
-import numcodecs
+import numcodecs  # type: ignore[import-untyped]
 import numpy as np
 import zarr
 from torch.utils.data import DataLoader, Dataset
@@ -107,7 +107,7 @@ class ZarrSamples(Dataset[Any]):
     def __init__(self, path: str) -> None:
         self._path = path
         self._arrays: Any = None
-        self._length = int(zarr.open_group(path, mode="r")["meta/episode_ends"][-1])
+        self._length = int(np.asarray(zarr.open_array(f"{path}/meta/episode_ends", mode="r"))[-1])
 
     def __len__(self) -> int:
         return self._length
@@ -167,7 +167,7 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case("HDF5 episodes, contiguous", write_hdf5, Hdf5Samples, 3.0, None),
+    Case("HDF5 episodes, contiguous", write_hdf5, Hdf5Samples, 3.0, 20),
     Case("HDF5 episodes, gzip", lambda path, n: write_hdf5(path, n, compression="gzip"), Hdf5Samples, None, 4),
     Case("Zarr replay buffer, Blosc", write_zarr, ZarrSamples, None, 2),
 ]

@@ -376,6 +376,17 @@ def test_a_missing_package_is_named(robomimic, monkeypatch):
         Hdf5Store(robomimic)
 
 
+def test_a_missing_filter_is_named(tmp_path, monkeypatch):
+    store = Hdf5Store(write_robomimic(tmp_path / "a.h5", STREAMS, compression="lzf"))
+    monkeypatch.setattr(h5py.h5z, "filter_avail", lambda number: False)
+    monkeypatch.setitem(sys.modules, "hdf5plugin", None)
+    with pytest.raises(
+        ImportError, match=r"written with the filter 32000 \(lzf\), which is not there: pip install hdf5p"
+    ):
+        store(0)
+    store.close()
+
+
 def test_numbers_of_any_kind_come_back(tmp_path):
     rows = {
         "big": np.arange(5, dtype=">i4"),

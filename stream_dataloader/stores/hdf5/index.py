@@ -62,7 +62,7 @@ class Hdf5Index(NamedTuple):
         groups: Its group there.
         keys: Its name.
         selection: Which leaves an item has.
-        group: Whose members the streams are; of the first file.
+        group: Whose members the first stream's file has as streams.
     """
 
     fingerprint: str
@@ -152,6 +152,7 @@ def read_index(path: str, group: str | None, leaves: Leaves, filter_key: str | N
     lengths: list[int] = []
     file_of: list[int] = []
     selection: Selection | None = None
+    first_above = _ROOT
     several = os.path.isdir(path)
     for name in _files(path):
         with hdf5_errors(name):
@@ -161,6 +162,7 @@ def read_index(path: str, group: str | None, leaves: Leaves, filter_key: str | N
                 above = _group_of(file, name, group)
                 names = _streams(file, name, above, filter_key)
                 if selection is None and names:
+                    first_above = above
                     selection = _leaves_of(file, f"{name}, {names[0]}", names[0], leaves)
                 if selection is not None:
                     lengths += [_length(file, name, one, selection.names[0]) for one in names]
@@ -183,7 +185,7 @@ def read_index(path: str, group: str | None, leaves: Leaves, filter_key: str | N
         tuple(groups),
         tuple(keys),
         selection,
-        above,
+        first_above,
     )
 
 
