@@ -237,7 +237,7 @@ def _filtered(file: Any, name: str, filter_key: str, members: dict[str, Any]) ->
         raise StoreError(
             f"{name}: mask/{filter_key} is {found.dtype} {found.shape}, and should be a list of names; it is damaged"
         )
-    _check_size(f"{name}: mask/{filter_key}", found)
+    _check_size(f"{name}: mask/{filter_key}", found, found.nbytes)
     names = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in found[:]]
     if missing := [one for one in names if members.get(one) is not _classes()[0]]:
         raise StoreError(f"{name}: mask/{filter_key} names {shorten(missing, 200)}, of which there is no group")
@@ -301,9 +301,9 @@ def open_tables_of(opened: SharedFile, name: str, group: str, selection: Selecti
                 raise StoreError(f"{name} has no dataset {leaf!r}; {_REMEDY}")
             if found.file.id != file.id or found.external:
                 raise StoreError(f"{name}: {leaf!r} lies in another file, which is refused; copy it into this one")
-            table = Hdf5Table(opened, name, path)
+            table = Hdf5Table(opened, name, found)
             check_row(f"{name}, {leaf}", table.row_shape, table.dtype)
-            _check_size(f"{name}, {leaf}", found)
+            _check_size(f"{name}, {leaf}", found, len(table) * math.prod(table.row_shape) * table.dtype.itemsize)
             tables.append(table)
         steps = check_lengths(name, {leaf: len(table) for leaf, table in zip(selection.names, tables, strict=True)})
         told = file[group].attrs.get("num_samples", steps)
@@ -315,13 +315,12 @@ def open_tables_of(opened: SharedFile, name: str, group: str, selection: Selecti
     return tables
 
 
-def _check_size(name: str, dataset: Any) -> None:
+def _check_size(name: str, dataset: Any, claimed: int) -> None:
     """Refuse a dataset that claims much more than is on the disk.
 
     Raises:
         StoreError: Names it, and tells both sizes.
     """
-    claimed = dataset.size * dataset.dtype.itemsize
     if claimed <= _LARGEST_UNCHECKED_BYTES or dataset.is_virtual:
         return
     there = dataset.id.get_storage_size()

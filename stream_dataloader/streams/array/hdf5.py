@@ -128,28 +128,29 @@ class Hdf5Table:
     Args:
         opened: The file.
         name: What it is called in errors.
-        dataset: Its name; None for the only one.
+        dataset: Its name, or an `h5py.Dataset` of the file; None for the only one.
 
     Raises:
         ImportError: A filter is missing that it was written with.
         ValueError: There is no such dataset, or it has no rows of numbers.
     """
 
-    def __init__(self, opened: SharedFile, name: str, dataset: str | None) -> None:
+    def __init__(self, opened: SharedFile, name: str, dataset: Any) -> None:
         import h5py
 
-        found = _find(h5py, opened.file, name, dataset)
+        found = dataset if isinstance(dataset, h5py.Dataset) else _find(h5py, opened.file, name, dataset)
+        dtype = found.dtype  # asked for once: h5py makes it anew each time
         self._name = f"{name}, dataset {found.name}"
         if found.shape is None:
             raise ValueError(f"{self._name} is empty: it has neither shape nor rows")
-        if found.dtype.hasobject:
+        if dtype.hasobject:
             raise ValueError(f"{self._name} holds strings, references or rows of many lengths, not numbers")
-        check_rows(found.shape, found.dtype, self._name)
+        check_rows(found.shape, dtype, self._name)
         _check_filters(h5py, found, self._name)
         self._h5py = h5py
         self._opened = opened
         self._dataset = _with_room_for_chunks(h5py, found)
-        self.dtype: np.dtype[Any] = found.dtype.newbyteorder("=")
+        self.dtype: np.dtype[Any] = dtype.newbyteorder("=")
         self.row_shape: tuple[int, ...] = found.shape[1:]
         self._rows = found.shape[0]
 
