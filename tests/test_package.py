@@ -85,6 +85,7 @@ PUBLIC = {
     "stream_dataloader.streams.text": ["TextStream"],
     "stream_dataloader.streams.video": ["VideoStream"],
     "stream_dataloader.stores": [
+        "Hdf5Store",
         "LeRobotStore",
         "LmdbStore",
         "MemmapStore",
@@ -94,6 +95,7 @@ PUBLIC = {
         "StoreError",
         "StoreInfo",
         "TensorDictStore",
+        "ZarrStore",
         "inspect",
         "open",
         "verify",

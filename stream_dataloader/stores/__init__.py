@@ -23,13 +23,16 @@ from stream_dataloader.stores._base.formats import FORMATS, format_of
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:
+    from stream_dataloader.stores.hdf5 import Hdf5Store
     from stream_dataloader.stores.lerobot import LeRobotStore
     from stream_dataloader.stores.lmdb import LmdbStore
     from stream_dataloader.stores.memmap import MemmapStore
     from stream_dataloader.stores.npy import NpyStore
     from stream_dataloader.stores.tensordict import TensorDictStore
+    from stream_dataloader.stores.zarr import ZarrStore
 
 __all__ = [
+    "Hdf5Store",
     "LeRobotStore",
     "LmdbStore",
     "MemmapStore",
@@ -39,6 +42,7 @@ __all__ = [
     "StoreError",
     "StoreInfo",
     "TensorDictStore",
+    "ZarrStore",
     "inspect",
     "open",
     "verify",
@@ -46,11 +50,13 @@ __all__ = [
 
 #: Names that are imported when they are first used, and their modules.
 _MODULES = {
+    "Hdf5Store": "hdf5",
     "LeRobotStore": "lerobot",
     "LmdbStore": "lmdb",
     "MemmapStore": "memmap",
     "NpyStore": "npy",
     "TensorDictStore": "tensordict",
+    "ZarrStore": "zarr",
 }
 
 

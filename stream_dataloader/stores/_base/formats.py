@@ -13,7 +13,9 @@ from typing import NamedTuple
 from stream_dataloader.errors import StoreError
 from stream_dataloader.streams.cache.file_cache import is_url
 
-__all__ = ["FORMATS", "Format", "format_of"]
+__all__ = ["FORMATS", "HDF5_SUFFIXES", "Format", "format_of"]
+
+HDF5_SUFFIXES = (".h5", ".hdf5")
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -53,11 +55,11 @@ def _value(path: str, key: str, *names: str) -> object:
     return found.get(key) if isinstance(found, dict) else None
 
 
-def _is_hdf5(path: str, _: frozenset[str]) -> bool:
+def _is_hdf5(path: str, names: frozenset[str]) -> bool:
     if os.path.isfile(path):
         with open(path, "rb") as file:
-            return file.read(8) == _HDF5_SIGNATURE or path.endswith((".h5", ".hdf5"))
-    return False
+            return file.read(8) == _HDF5_SIGNATURE or path.endswith(HDF5_SUFFIXES)
+    return any(name.endswith(HDF5_SUFFIXES) for name in names)
 
 
 def _is_lmdb(path: str, names: frozenset[str]) -> bool:

@@ -13,8 +13,8 @@ __all__ = ["DIGITS", "natural_order"]
 DIGITS = re.compile("([0-9]+)")
 
 
-def natural_order(name: str) -> tuple[list[Any], str]:
-    """Sorts names with numbers as numbers, as the `key` of `sorted`."""
-    parts: list[Any] = DIGITS.split(name)
-    parts[1::2] = map(int, parts[1::2])
-    return parts, name
+def natural_order(name: str) -> tuple[Any, str]:
+    """Sorts names with numbers as numbers, of however many digits, as the `key` of `sorted`."""
+    parts = DIGITS.split(name)
+    digits = [part.lstrip("0") for part in parts[1::2]]
+    return list(zip(parts[::2], [*((len(found), found) for found in digits), (0, "")], strict=True)), name
