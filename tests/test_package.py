@@ -90,6 +90,7 @@ PUBLIC = {
         "Store",
         "StoreError",
         "StoreInfo",
+        "TfdsStore",
         "inspect",
         "open",
         "verify",

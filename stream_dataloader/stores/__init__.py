@@ -24,6 +24,7 @@ from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:
     from stream_dataloader.stores.memmap import MemmapStore
+    from stream_dataloader.stores.tfds import TfdsStore
 
 __all__ = [
     "MemmapStore",
@@ -31,6 +32,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreInfo",
+    "TfdsStore",
     "inspect",
     "open",
     "verify",
@@ -39,6 +41,7 @@ __all__ = [
 #: Names that are imported when they are first used, and their modules.
 _MODULES = {
     "MemmapStore": "memmap",
+    "TfdsStore": "tfds",
 }
 
 
