@@ -110,6 +110,8 @@ def read_index(path: str, split: str) -> Index:
             f"'{names[0] if names else 'train'}[10%:20%]' and sums such as 'train+test'"
         ) from error
     shards = [_shard(path, instruction) for instruction in instructions]
+    if not shards or any(int(length) < 0 for found in info["splits"] for length in found.get("shardLengths") or ()):
+        raise StoreError(f"{path} has no example in its split {split!r}, or {INFO} is damaged; its splits are {names}")
     return Index(info, features, shards, _fingerprint(path, info, shards))
 
 
@@ -131,9 +133,7 @@ def _shard(path: str, instruction: Any) -> Shard:
         size = os.stat(file).st_size
     except FileNotFoundError:
         raise StoreError(f"{file} is missing, which {INFO} names; prepare the dataset anew") from None
-    shard = Shard(
-        file, int(instruction.skip), int(instruction.take), int(instruction.examples_in_shard), size
-    )
+    shard = Shard(file, int(instruction.skip), int(instruction.take), int(instruction.examples_in_shard), size)
     if not 0 <= shard.skip <= shard.skip + shard.take <= shard.records <= size:  # a record takes more than a byte
         raise StoreError(
             f"{file} has {size:,} bytes, and {INFO} says that examples {shard.skip} to {shard.skip + shard.take} of "

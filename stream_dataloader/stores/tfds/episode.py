@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from stream_dataloader._items.layout import as_array
 from stream_dataloader.errors import StoreError
@@ -158,6 +159,8 @@ class _Decoder:
         value = self._alone.decode_example_np({"": stored})[""]
         if self._is_text and isinstance(value, bytes):
             return value.decode()
+        if isinstance(value, list) and value and len({_kind(inner) for inner in value}) == 1:
+            return np.array(value)  # a sequence within a step, of numbers or arrays that are alike
         if isinstance(value, np.ndarray) and not (value.flags.owndata and value.flags.writeable):
             return value.copy()
         return value
@@ -175,8 +178,9 @@ class _Column:
             raise TypeError(f"a {type(stored).__name__} is no list of steps")
         self._stored = stored
         self._decoder = decoder
-        numbers = isinstance(stored, np.ndarray) and stored.dtype.kind in "biufc"
-        self.plain = stored if numbers and stored.shape[1:] == decoder.shape else None
+        self.plain: NDArray[Any] | None = None
+        if isinstance(stored, np.ndarray) and stored.dtype.kind in "biufc" and stored.shape[1:] == decoder.shape:
+            self.plain = stored
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -188,8 +192,13 @@ class _Column:
         return self._decoder.decode(self._stored[index])
 
 
+def _kind(value: Any) -> Any:
+    """Dtype and shape; something unlike all others if it has none."""
+    return (value.dtype, value.shape) if isinstance(value, (np.generic, np.ndarray)) else object()
+
+
 def _names(features: Any) -> Iterator[str]:
-    return iter(features.keys() if callable(getattr(features, "keys", None)) else ())
+    return iter(sorted(features.keys()) if callable(getattr(features, "keys", None)) else ())
 
 
 def _leaves(feature: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -199,8 +208,8 @@ def _leaves(feature: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
     if not isinstance(feature, features.FeaturesDict):
         yield keys, feature
         return
-    for name, inner in feature.items():
-        yield from _leaves(inner, (*keys, name))
+    for name in sorted(feature.keys()):  # in features.json they have no order, and each process finds another one
+        yield from _leaves(feature[name], (*keys, name))
 
 
 def _is_below(keys: tuple[str, ...], name: str) -> bool:

@@ -35,9 +35,10 @@ class Shards:
             RuntimeError: It is damaged.
         """
         reader = self._open.pop(path, None) or self._opened(path, records, size)
-        self._open[path] = reader
         reader.seek(place)
-        return bytes(reader.read())
+        found: bytes = reader.read()  # a reader that raised is of no use any more
+        self._open[path] = reader
+        return found
 
     def _opened(self, path: str, records: int, size: int) -> Any:
         from array_record.python import array_record_module
