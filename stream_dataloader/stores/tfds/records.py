@@ -1,10 +1,11 @@
 """Fetches records of ArrayRecord files by a process of its own.
 
-Guarantee: the process that reads may be forked, and its children read too. array_record keeps threads that wait on
-locks of their own (64 for its pool, one that frees decoders): in a process forked after it was used, opening a file
-ends in a segmentation fault or never, whoever used it (seen with array_record 0.8.6). So it is used only by a child that
-is started anew (exec), one for each process that reads, and that ends with it. A crash of it is an error, not the end of
-the training.
+Guarantee: the process that reads may be forked, and its children read too. A crash of array_record is an error, not the
+end of the training.
+
+array_record keeps threads that wait on locks of their own (64 for its pool, one that frees decoders). In a process that
+was forked after it was used, by whomever, opening a file ends in a segmentation fault or never (seen with array_record
+0.8.6). So only a child that is started anew (exec) uses it: one for each process that reads, which ends with it.
 """
 
 from __future__ import annotations
