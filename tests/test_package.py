@@ -95,6 +95,7 @@ PUBLIC = {
         "StoreError",
         "StoreInfo",
         "TensorDictStore",
+        "TfdsStore",
         "ZarrStore",
         "inspect",
         "open",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stream_dataloader.stores.memmap import MemmapStore
     from stream_dataloader.stores.npy import NpyStore
     from stream_dataloader.stores.tensordict import TensorDictStore
+    from stream_dataloader.stores.tfds import TfdsStore
     from stream_dataloader.stores.zarr import ZarrStore
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "StoreError",
     "StoreInfo",
     "TensorDictStore",
+    "TfdsStore",
     "ZarrStore",
     "inspect",
     "open",
@@ -56,6 +58,7 @@ _MODULES = {
     "MemmapStore": "memmap",
     "NpyStore": "npy",
     "TensorDictStore": "tensordict",
+    "TfdsStore": "tfds",
     "ZarrStore": "zarr",
 }
 
