@@ -87,9 +87,11 @@ PUBLIC = {
     "stream_dataloader.stores": [
         "MemmapStore",
         "OpenedStore",
+        "ParquetStore",
         "Store",
         "StoreError",
         "StoreInfo",
+        "WebDatasetStore",
         "inspect",
         "open",
         "verify",

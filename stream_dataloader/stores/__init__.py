@@ -24,13 +24,17 @@ from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:
     from stream_dataloader.stores.memmap import MemmapStore
+    from stream_dataloader.stores.parquet import ParquetStore
+    from stream_dataloader.stores.webdataset import WebDatasetStore
 
 __all__ = [
     "MemmapStore",
     "OpenedStore",
+    "ParquetStore",
     "Store",
     "StoreError",
     "StoreInfo",
+    "WebDatasetStore",
     "inspect",
     "open",
     "verify",
@@ -39,6 +43,8 @@ __all__ = [
 #: Names that are imported when they are first used, and their modules.
 _MODULES = {
     "MemmapStore": "memmap",
+    "ParquetStore": "parquet",
+    "WebDatasetStore": "webdataset",
 }
 
 

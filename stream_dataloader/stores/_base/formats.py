@@ -59,6 +59,11 @@ def _is_zarr(path: str, names: frozenset[str]) -> bool:
     return bool(names & {".zgroup", "zarr.json"}) or (path.rstrip("/").endswith((".zarr", ".zarr.zip")))
 
 
+def _is_pattern(path: str) -> bool:
+    """Whether a path stands for several: `train-{000..015}.tar`, `data/*.parquet`."""
+    return any(sign in os.path.basename(path) for sign in "*?[{")
+
+
 def _suffixed(*suffixes: str) -> Callable[[str, frozenset[str]], bool]:
     def recognise(path: str, names: frozenset[str]) -> bool:
         return path.endswith(suffixes) or any(name.endswith(suffixes) for name in names)
@@ -92,7 +97,7 @@ def format_of(path: str) -> str:
         StoreError: It is none that is known; says how to name one.
     """
     names: frozenset[str] = frozenset()
-    if not is_url(path):
+    if not is_url(path) and not (_is_pattern(path) and not os.path.lexists(path)):
         if not os.path.exists(path):
             raise FileNotFoundError(f"there is no store at {path}; give the path of a folder or a file")
         names = frozenset(os.listdir(path)) if os.path.isdir(path) else frozenset()

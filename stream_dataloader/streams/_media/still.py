@@ -19,11 +19,11 @@ _FLOATS = (b"PF", b"Pf")  # the portable float map
 _JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")  # within a scan, FF 00 and restarts are data
 
 
-def decoded_image(data: Any, name: str, *, gray: bool = False) -> Any:
+def decoded_image(data: bytes, name: str, *, gray: bool = False) -> Any:
     """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, upright and without transparency.
 
     Args:
-        data: What a file of it would hold, as bytes.
+        data: What a file of it would hold.
         name: What errors call it.
         gray: One channel.
 
