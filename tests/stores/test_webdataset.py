@@ -16,7 +16,7 @@ from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import WebDatasetStore
 from stream_dataloader.stores.webdataset.members import TarIndex
-from stream_dataloader.stores.webdataset.shards import expanded
+from stream_dataloader.stores._base.patterns import expanded
 from stream_dataloader.testing import StoreContract
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -105,7 +105,7 @@ def test_tars_are_found_by_patterns_lists_and_urls(tmp_path):
         WebDatasetStore(f"file://{tmp_path}", shards=["t-{10,1}.tar"]),
     ]
     assert [[store.key(number) for number in store.sources] for store in stored] == keys
-    with pytest.raises(FileNotFoundError, match=r"no tar at .*t-3"):
+    with pytest.raises(FileNotFoundError, match=r"no file at .*t-3"):
         WebDatasetStore(str(tmp_path / "t-{1..3}.tar"))
     with pytest.raises(ValueError, match="may have 1,000,000"):
         expanded("{0..99999999999}")

@@ -71,6 +71,12 @@ def _suffixed(*suffixes: str) -> Callable[[str, frozenset[str]], bool]:
     return recognise
 
 
+def _is_parquet(path: str, names: frozenset[str]) -> bool:
+    if _suffixed(".parquet", ".arrow", ".feather")(path, names):
+        return True
+    return any("=" in name and os.path.isdir(os.path.join(path, name)) for name in names)  # folders as Hive has them
+
+
 #: By their names, in the order in which they are looked for.
 FORMATS: dict[str, Format] = {
     "memmap": Format("memmap", "MemmapStore", "MemmapPacker", lambda _, names: "store.json" in names),
@@ -84,7 +90,7 @@ FORMATS: dict[str, Format] = {
     "tensordict": Format("tensordict", "TensorDictStore", None, lambda path, _: _has(path, "_type", "meta.json")),
     "hdf5": Format("hdf5", "Hdf5Store", None, _is_hdf5),
     "webdataset": Format("webdataset", "WebDatasetStore", None, _suffixed(".tar", ".tar.gz", ".tgz")),
-    "parquet": Format("parquet", "ParquetStore", None, _suffixed(".parquet", ".arrow", ".feather")),
+    "parquet": Format("parquet", "ParquetStore", None, _is_parquet),
     "npy": Format("npy", "NpyStore", None, _suffixed(".npy")),
 }
 

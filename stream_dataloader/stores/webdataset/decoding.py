@@ -118,9 +118,7 @@ def _array(data: bytes, name: str) -> Any:
     file = io.BytesIO(data)
     header = read_header(file, name)
     if header.dtype.hasobject or header.dtype.kind not in "biufc":
-        raise StoreError(
-            f"{name} is of dtype {header.dtype}, and arrays are of numbers; leave it out by columns="
-        )
+        raise StoreError(f"{name} is of dtype {header.dtype}, and arrays are of numbers; leave it out by columns=")
     if header.file_bytes != len(data):
         raise StoreError(f"{name} is damaged: {len(data):,} bytes of {header.file_bytes:,}; write it anew")
     flat = np.frombuffer(data, header.dtype, offset=header.offset)

@@ -173,8 +173,8 @@ class _Samples:
             return
         name = info.name
         if not info.isreg() or info.issparse():
-            kind = "sparse" if info.isreg() else "a link" if info.islnk() or info.issym() else "a device or the like"
-            raise StoreError(f"{self._name}: {name!r} is {kind}; a tar of samples holds plain files, write it anew")
+            what = "sparse" if info.isreg() else "a link" if info.islnk() or info.issym() else "a device or the like"
+            raise StoreError(f"{self._name}: {name!r} is {what}; a tar of samples holds plain files, write it anew")
         if name.startswith("/") or ".." in name.split("/"):
             raise StoreError(f"{self._name}: {name!r} is a path that leads out of the tar; it is refused")
         found = _NAME.fullmatch(name)
@@ -275,11 +275,12 @@ def load(file: str, state: str | None) -> TarIndex | None:
         counts = (samples, samples + 1, members, members, members)
         if begin + 8 * sum(counts) + keys != end:
             return None
-        tables = []
+        tables: list[Any] = []
         for count in counts:
             tables.append(np.frombuffer(content, "<i8", count, begin).astype(np.int64))
             begin += 8 * count
-        index = TarIndex(head["state"], head["digest"], tuple(head["extensions"]), *tables, content[begin:end])
+        tables.append(content[begin:end])
+        index = TarIndex(head["state"], head["digest"], tuple(head["extensions"]), *tables)
         return index if _is_sound(index) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -292,4 +293,4 @@ def _is_sound(index: TarIndex) -> bool:
         if len(table) and (table[0] < least or table[-1] != most or (np.diff(table) < 0).any()):
             return False
     counts = (index.offset.min(initial=0), index.size.min(initial=0), index.kind.min(initial=0))
-    return min(counts) >= 0 and index.kind.max(initial=-1) < len(index.extensions)
+    return bool(min(counts) >= 0 and index.kind.max(initial=-1) < len(index.extensions))

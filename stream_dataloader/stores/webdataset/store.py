@@ -139,8 +139,8 @@ class WebDatasetStore(Store):
             status = os.stat(path)
             check_kind(path, status.st_mode)
             files, state = [beside(path), in_cache(os.path.abspath(path))], _state(status)
-        for file in files:
-            if (found := load(file, state)) is not None:
+        for kept in files:
+            if (found := load(kept, state)) is not None:
                 return found
         with open_local(path, self._cache) as local, open(local.path, "rb") as file:
             index = scan(file, path, state or _version(local.path))

@@ -1,0 +1,9 @@
+"""Tables as streams: Parquet files, Arrow IPC files (Feather version 2), and Arrow IPC streams as datasets are saved.
+
+`tables` finds the files and reads groups of their rows, `columns` makes arrays of Arrow's columns, `store` finds the
+streams and reads them. It imports `_base` and `streams`, and pyarrow where it is used. Open `store` first.
+"""
+
+from stream_dataloader.stores.parquet.store import ParquetStore
+
+__all__ = ["ParquetStore"]
