@@ -197,6 +197,7 @@ def test_folders_may_tell_columns(tmp_path):
         (pa.array(["a", "b"]).dictionary_encode(), "b"),
         (pa.array([b"a", b"b"], pa.binary(1)), b"b"),
         (pa.array([["a"], ["b", "c"]]), ["b", "c"]),
+        (pa.array([[{"a": "x", "b": 1}], []]), []),
     ],
     ids=lambda value: str(getattr(value, "type", ""))[:40],
 )
@@ -233,6 +234,12 @@ def test_what_is_no_number_is_refused_by_column_and_row(tmp_path, array, message
     with pytest.raises(StoreError, match=rf"(?s)a\.parquet, .*{message}"):
         list(store(0))
     assert len(list(ParquetStore(store.path, columns=["y"])(0))) == 2
+
+
+def test_a_string_that_is_no_utf8_is_named(tmp_path):
+    array = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"a\xff"))
+    with pytest.raises(StoreError, match="column 'x', row 1: it cannot be read"):
+        list(ParquetStore(written(tmp_path / "a.parquet", {"x": array}))(0))
 
 
 def test_nulls_are_filled_if_asked(tmp_path):
@@ -310,7 +317,7 @@ def test_an_unfinished_stream_is_an_error(tmp_path):
     size = os.stat(path).st_size
     for cut in (8, size // 2):
         os.truncate(path, size - cut)
-        with pytest.raises(StoreError, match="unfinished|cut off"):
+        with pytest.raises(StoreError, match=r"unfinished|cut off"):
             ParquetStore(path)
 
 
@@ -336,7 +343,7 @@ def test_a_file_that_is_replaced_or_cut_off_is_an_error(tmp_path, kind):
     stream = store(0)
     next(stream)
     os.truncate(path, 1000)
-    with pytest.raises((OSError, StoreError), match="cut off while it was read|another file now"):
+    with pytest.raises((OSError, StoreError), match=r"cut off while it was read|another file now"):
         list(stream)
     os.unlink(path)
     table = table_of([item for items in episodes((23, 3, 31, 8), 1) for item in items])

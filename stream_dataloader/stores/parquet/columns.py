@@ -62,6 +62,14 @@ class Objects(NamedTuple):
     """An Arrow array of strings and the like."""
 
     array: Any
+    source: Source
+
+    def item(self, row: int) -> Any:
+        """One of them."""
+        try:
+            return self.array[row].as_py()
+        except (ValueError, OverflowError) as error:  # no UTF-8, or beyond what Python has
+            raise self.source.error(f"it cannot be read: {error}; write the table anew", row, len(self.array)) from None
 
 
 class Images(NamedTuple):
@@ -107,7 +115,7 @@ def column_of(array: Any, source: Source) -> Column:
             raise source.error(f"it is of type {found}, and decode= takes columns of binary")
         return Images(array, source)
     if kind.is_fixed_size_list(found):
-        return _rows_of(array, column_of(array.flatten(), source), found.list_size)
+        return _rows_of(array, column_of(array.flatten(), source), found.list_size, source)
     if kind.is_list(found) or kind.is_large_list(found):
         return _list(array, source)
     if kind.is_boolean(found) or kind.is_integer(found) or kind.is_floating(found):
@@ -115,9 +123,9 @@ def column_of(array: Any, source: Source) -> Column:
     if kind.is_temporal(found) and not kind.is_interval(found):
         return Numbers(array.view(f"int{found.bit_width}").cast("int64").to_numpy(zero_copy_only=False))
     if str(found) in ("string", "large_string", "string_view", "binary", "large_binary", "binary_view"):
-        return Objects(array)
+        return Objects(array, source)
     if kind.is_fixed_size_binary(found) and not kind.is_decimal(found):
-        return Objects(array)
+        return Objects(array, source)
     raise source.error(f"it is of type {found}, which is not read; leave it out by columns=, or write it as numbers")
 
 
@@ -155,36 +163,42 @@ def _extension(array: Any, source: Source) -> Column:
 def _list(array: Any, source: Source) -> Column:
     lengths = np.diff(array.offsets.to_numpy(zero_copy_only=False))
     inside = column_of(array.flatten(), source)
-    if isinstance(inside, (Objects, Images)):
-        return Objects(array)
+    if _holds_objects(inside):
+        return Objects(array, source)
     length = int(lengths[0]) if len(lengths) else 0
     wrong = np.flatnonzero(lengths != length)
     if len(wrong):
         raise source.error(
-            f"a list of {lengths[wrong[0]]} values, and those before it have {length}; items of a batch need one shape: "
+            f"a list of {lengths[wrong[0]]} values, and those before it have {length}; a batch needs one shape: "
             "pad the lists when the table is written, or leave the column out by columns=",
             int(wrong[0]),
             len(array),
         )
-    return _rows_of(array, inside, length)
+    return _rows_of(array, inside, length, source)
 
 
-def _rows_of(array: Any, inside: Column, length: int) -> Column:
+def _rows_of(array: Any, inside: Column, length: int, source: Source) -> Column:
     """Values of all lists, by rows."""
+    if _holds_objects(inside):
+        return Objects(array, source)
     if isinstance(inside, dict):
-        return {name: _rows_of(array, column, length) for name, column in inside.items()}
-    if isinstance(inside, Numbers):
-        return Numbers(inside.array.reshape(len(array), length, *inside.array.shape[1:]))
-    return Objects(array)
+        return {name: _rows_of(array, column, length, source) for name, column in inside.items()}
+    return Numbers(inside.array.reshape(len(array), length, *inside.array.shape[1:]))
 
 
-def constant_column(value: Any, rows: int) -> Column:
+def _holds_objects(column: Column) -> bool:
+    if isinstance(column, dict):
+        return any(map(_holds_objects, column.values()))
+    return not isinstance(column, Numbers)
+
+
+def constant_column(value: Any, source: Source) -> Column:
     """A column that has one value."""
     if isinstance(value, str):
         import pyarrow as pa
 
-        return Objects(pa.repeat(value, rows))
-    return Numbers(np.broadcast_to(np.int64(value), (rows,)))
+        return Objects(pa.repeat(value, source.rows), source)
+    return Numbers(np.broadcast_to(np.int64(value), (source.rows,)))
 
 
 def size_of(column: Column) -> int:
@@ -203,7 +217,7 @@ def item_of(column: Column, row: int, pictures: Pictures | None) -> Any:
     if isinstance(column, Images):
         assert pictures is not None
         return pictures.item(column.array[row].as_py(), column.name(row))
-    return column.array[row].as_py()
+    return column.item(row)
 
 
 def write_to(out: Any, column: Column, row: int, count: int, pictures: Pictures | None, name: str) -> None:

@@ -270,7 +270,7 @@ class _Rows:
         source = Source(file.name, "", self.file_row(group), rows, self._images, None)
         with told_by(file.name):
             return {
-                name: constant_column(file.constants[name], rows)
+                name: constant_column(file.constants[name], source._replace(column=name))
                 if name in file.constants
                 else column_of(arrays[name], source._replace(column=name, fill=self._filled(name)))
                 for name in self.columns

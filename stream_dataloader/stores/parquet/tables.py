@@ -247,8 +247,8 @@ def _stream(path: str) -> tuple[Any, list[int], list[int]]:
                 return schema, groups, offsets
             if message.type != "record batch":
                 raise StoreError(
-                    f"{path} has a {message.type} at byte {place:,}; streams are read without dictionaries, write it as "
-                    "Parquet"
+                    f"{path} has a {message.type} at byte {place:,}; streams are read without dictionaries, write it "
+                    "as Parquet"
                 )
             groups.append(pa.ipc.read_record_batch(message, schema).num_rows)
             offsets.append(place)
