@@ -86,7 +86,8 @@ def tar_rows(folder: Path, quick: bool) -> list[tuple[str, float, float | None, 
 
     def theirs() -> Iterable[Any]:
         dataset = webdataset.WebDataset(shards, shardshuffle=False).decode("rgb8").to_tuple("jpg")
-        return webdataset.WebLoader(dataset, batch_size=LANES * STEPS, num_workers=WORKERS)
+        batches: Iterable[Any] = webdataset.WebLoader(dataset, batch_size=LANES * STEPS, num_workers=WORKERS)
+        return batches
 
     note = f"16 tars of 160 JPEG frames, 240 x 360, uint8: {megabytes(folder)}; webdataset {webdataset.__version__}"
     return [

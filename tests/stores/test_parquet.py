@@ -357,10 +357,8 @@ def test_a_file_that_is_replaced_or_cut_off_is_an_error(tmp_path, kind):
 def test_row_groups_are_read_once_for_all_streams_within_the_limit(tmp_path, monkeypatch):
     path = written(tmp_path / "a.parquet", {"k": np.arange(100) // 5, "x": np.zeros(100)}, row_group_size=25)
     read = []
-    whole = stores.parquet.store._Rows.read
-    monkeypatch.setattr(
-        stores.parquet.store._Rows, "read", lambda self, group: read.append(group) or whole(self, group)
-    )
+    whole = stores.parquet.rows.Rows.read
+    monkeypatch.setattr(stores.parquet.rows.Rows, "read", lambda self, group: read.append(group) or whole(self, group))
     store = ParquetStore(path, key="k")
     for number in store.sources:
         list(store(number))
