@@ -83,13 +83,13 @@ class Rows:
                 if values and values[-1] == found[0]:
                     places, found = places[1:], found[1:]
                 starts.append(first + places)
-                for place, value in zip(places.tolist(), found, strict=True):
-                    if value in seen:
-                        raise StoreError(
-                            f"{file.name}, row {first - self.file_start(group) + place}: rows with {key} = {value!r} "
-                            "are in several places; write the table sorted by it, as table.sort_by does"
-                        )
-                    seen.add(value)
+                if len(set(found)) < len(found) or not seen.isdisjoint(found):
+                    place, value = _repeated(places.tolist(), found, seen)
+                    raise StoreError(
+                        f"{file.name}, row {self.file_row(group) + place}: rows with {key} = {value!r} are in several "
+                        "places; write the table sorted by it, as table.sort_by does"
+                    )
+                seen.update(found)
                 values += found
         return np.concatenate([np.zeros(0, np.int64), *starts]), pa.array(values)
 
@@ -111,7 +111,7 @@ class Rows:
             ) from None
         places = encoded.indices.to_numpy(zero_copy_only=False)
         changes = np.concatenate([np.zeros(1, np.int64), 1 + np.flatnonzero(places[1:] != places[:-1])])
-        return changes, [value.as_py() for value in array.take(changes)]
+        return changes, array.take(changes).to_pylist()
 
     def group_of(self, row: int) -> int:
         """Which group has a row, counted over all files."""
@@ -149,6 +149,16 @@ class Rows:
 
     def _filled(self, name: str) -> Any:
         return self._fill.get(name) if isinstance(self._fill, Mapping) else self._fill
+
+
+def _repeated(places: list[int], values: list[Any], seen: set[Any]) -> tuple[int, Any]:
+    """The first value that was seen before, and its place."""
+    known = set(seen)
+    for place, value in zip(places, values, strict=True):
+        if value in known:
+            return place, value
+        known.add(value)
+    raise AssertionError(values)
 
 
 def _short(name: str, path: str) -> str:

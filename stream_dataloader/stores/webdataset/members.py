@@ -17,6 +17,7 @@ is there with nothing behind it. The index is that of the file's size and time o
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -78,6 +79,13 @@ class TarIndex(NamedTuple):
         """A sample's key."""
         begin = int(self.key_stops[sample - 1]) if sample else 0
         return self.keys[begin : int(self.key_stops[sample])].decode("utf-8", "surrogateescape")
+
+    def all_keys(self) -> list[str]:
+        """All samples' keys."""
+        if not self.keys.isascii():
+            return list(map(self.key, range(self.samples)))
+        text = self.keys.decode("ascii")
+        return [text[begin:stop] for begin, stop in itertools.pairwise([0, *self.key_stops.tolist()])]
 
 
 class _Bounded:

@@ -84,25 +84,27 @@ class Streams:
 
     def _group(self, shard: int, tar: TarIndex, start: list[int], lengths: list[int], seen: dict[str, int]) -> None:
         """Add a tar's samples to the streams."""
-        first = int(self.starts[shard])
-        short = self._names[shard]
-        for name, run in itertools.groupby(map(tar.key, range(tar.samples)), lambda key: self._rule(key, short)):
-            keys = list(run)
+        first, short = int(self.starts[shard]), self._names[shard]
+        keys = tar.all_keys()
+        names = [self._rule(key, short) for key in keys]
+        changes = [place for place, (one, other) in enumerate(itertools.pairwise(names), 1) if one != other]
+        for begin, stop in itertools.pairwise([0, *changes, len(keys)] if keys else []):
+            name = names[begin]
             if name not in seen:
                 seen[name] = len(start)
-                start.append(first)
-                lengths.append(len(keys))
-                self._last = set(keys)
-            elif seen[name] != len(start) - 1 or not self._last.isdisjoint(keys):
+                start.append(first + begin)
+                lengths.append(stop - begin)
+                if stop == len(keys):
+                    self._last = set(keys[begin:])
+            elif begin or seen[name] != len(start) - 1 or not self._last.isdisjoint(keys[:stop]):
                 raise StoreError(
                     f"{self.paths[shard]}: samples of the stream {name!r} are in {self._place(start[seen[name]])} "
-                    f"already, and {keys[0]!r} does not follow on them; write the tars sorted by name, or give another "
-                    "stream=, such as 'shard'"
+                    f"already, and {keys[begin]!r} does not follow on them; write the tars sorted by name, or give "
+                    "another stream=, such as 'shard'"
                 )
             else:
-                lengths[-1] += len(keys)
-                self._last.update(keys)
-            first += len(keys)
+                lengths[-1] += stop - begin
+                self._last.update(keys[:stop])
 
     def _place(self, sample: int) -> str:
         return self.paths[self.shard_of(sample)]
