@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from stream_dataloader.stores.lmdb import LmdbStore
     from stream_dataloader.stores.memmap import MemmapStore
     from stream_dataloader.stores.npy import NpyStore
+    from stream_dataloader.stores.parquet import ParquetStore
     from stream_dataloader.stores.tensordict import TensorDictStore
     from stream_dataloader.stores.tfds import TfdsStore
+    from stream_dataloader.stores.webdataset import WebDatasetStore
     from stream_dataloader.stores.zarr import ZarrStore
 
 __all__ = [
@@ -39,11 +41,13 @@ __all__ = [
     "MemmapStore",
     "NpyStore",
     "OpenedStore",
+    "ParquetStore",
     "Store",
     "StoreError",
     "StoreInfo",
     "TensorDictStore",
     "TfdsStore",
+    "WebDatasetStore",
     "ZarrStore",
     "inspect",
     "open",
@@ -57,8 +61,10 @@ _MODULES = {
     "LmdbStore": "lmdb",
     "MemmapStore": "memmap",
     "NpyStore": "npy",
+    "ParquetStore": "parquet",
     "TensorDictStore": "tensordict",
     "TfdsStore": "tfds",
+    "WebDatasetStore": "webdataset",
     "ZarrStore": "zarr",
 }
 

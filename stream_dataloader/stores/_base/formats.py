@@ -73,6 +73,11 @@ def _is_zarr(path: str, names: frozenset[str]) -> bool:
     return bool(names & {".zgroup", "zarr.json"}) or (path.rstrip("/").endswith((".zarr", ".zarr.zip")))
 
 
+def _is_pattern(path: str) -> bool:
+    """Whether a path stands for several: `train-{000..015}.tar`, `data/*.parquet`."""
+    return any(sign in os.path.basename(path) for sign in "*?[{")
+
+
 def _suffixed(*suffixes: str) -> Callable[[str, frozenset[str]], bool]:
     def recognise(path: str, names: frozenset[str]) -> bool:
         return path.endswith(suffixes) or any(name.endswith(suffixes) for name in names)
@@ -88,6 +93,12 @@ def _is_npy(path: str, names: frozenset[str]) -> bool:
     return first is not None and any(name.endswith(".npy") for name in os.listdir(first))
 
 
+def _is_parquet(path: str, names: frozenset[str]) -> bool:
+    if _suffixed(".parquet", ".arrow", ".feather")(path, names):
+        return True
+    return any("=" in name and os.path.isdir(os.path.join(path, name)) for name in names)  # folders as Hive has them
+
+
 #: By their names, in the order in which they are looked for.
 FORMATS: dict[str, Format] = {
     "lmdb": Format("lmdb", "LmdbStore", "LmdbPacker", _is_lmdb),
@@ -101,7 +112,7 @@ FORMATS: dict[str, Format] = {
     "tensordict": Format("tensordict", "TensorDictStore", None, lambda path, _: _has(path, "_type", "meta.json")),
     "hdf5": Format("hdf5", "Hdf5Store", None, _is_hdf5),
     "webdataset": Format("webdataset", "WebDatasetStore", None, _suffixed(".tar", ".tar.gz", ".tgz")),
-    "parquet": Format("parquet", "ParquetStore", None, _suffixed(".parquet", ".arrow", ".feather")),
+    "parquet": Format("parquet", "ParquetStore", None, _is_parquet),
     "npy": Format("npy", "NpyStore", None, _is_npy),
 }
 
@@ -114,7 +125,7 @@ def format_of(path: str) -> str:
         StoreError: It is none that is known; says how to name one.
     """
     names: frozenset[str] = frozenset()
-    if not is_url(path):
+    if not is_url(path) and not (_is_pattern(path) and not os.path.lexists(path)):
         if not os.path.exists(path):
             raise FileNotFoundError(f"there is no store at {path}; give the path of a folder or a file")
         names = frozenset(os.listdir(path)) if os.path.isdir(path) else frozenset()

@@ -27,8 +27,8 @@ from stream_dataloader.stores._base.files import inside
 from stream_dataloader.stores.lerobot.episodes import EpisodeVideo
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
 from stream_dataloader.streams._media.section import Section
+from stream_dataloader.streams._media.still import decoded_image
 from stream_dataloader.streams.cache.file_cache import open_local
-from stream_dataloader.streams.images import decoded
 from stream_dataloader.streams.video.frame_index import frame_index
 from stream_dataloader.streams.video.frames import FrameReader
 from stream_dataloader.streams.video.stream import OpenVideo, VideoStream
@@ -283,7 +283,7 @@ class _ImagePictures:
                 data = file.read()
         if not isinstance(data, bytes) or not data:
             raise ValueError("there is no picture")
-        return decoded(data, "the picture")
+        return decoded_image(data, "the picture")
 
     def close(self) -> None:
         self._images.close()  # type: ignore[attr-defined]
