@@ -233,6 +233,7 @@ print([batch.step for batch in loader])
 """
 
 
+@pytest.mark.slow
 def test_a_torch_without_distributed_will_do():
     command = [sys.executable, "-c", WITHOUT_DISTRIBUTED]
     told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

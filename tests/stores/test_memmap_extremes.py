@@ -155,6 +155,7 @@ def unshared_bytes(path):
     return max(psutil.Process(child.pid).memory_full_info().uss for child in multiprocessing.active_children())
 
 
+@pytest.mark.slow
 def test_a_million_streams_open_in_two_seconds(tmp_path):
     path = many(tmp_path / "a", 1_000_000)
     begun = time.thread_time()

@@ -700,6 +700,7 @@ print(rows)
 """
 
 
+@pytest.mark.slow
 def test_the_users_own_use_of_fsspec_and_forked_workers_do_not_disturb_each_other(server, tmp_path):
     command = [sys.executable, "-c", OWN_USE, str(tmp_path), *tables(server, 4)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
