@@ -31,6 +31,7 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StaleIteratorError, StreamError
 from stream_dataloader.protocols import CollateFn, Transport
+from stream_dataloader.stats import LoaderStats
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -226,6 +227,14 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         batches = self._running.begin(Kind(collate_fn, parts, self.device))
         self._newest = number
         return batches
+
+    def stats(self) -> LoaderStats:
+        """What was read since the loader was built, and where the time went: in the trainer's process and in workers.
+
+        Counting is always on. `print(loader.stats())` shows a short table; the difference of two is what happened
+        between; `stats().save_trace(path)` writes a file for Perfetto. A loader that is unpickled counts anew.
+        """
+        return self._starter.stats()
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where the loader stands: after what was delivered, not after what workers have read ahead.

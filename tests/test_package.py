@@ -18,6 +18,7 @@ ROOMS = [
     "errors",
     "protocols",
     "stream_info",
+    "stats",
     "_memory",
     "_schedule",
     "_options",
