@@ -153,10 +153,12 @@ class LoaderStats:
         """What happened since `earlier`; slots are as they are now."""
         if not isinstance(earlier, LoaderStats):
             return NotImplemented
-        workers = tuple(_difference(now, then) for now, then in zip(self.workers, earlier.workers, strict=True))
+        now: dict[str, Any] = {"slots": self.slots, "slots_in_use": self.slots_in_use}
+        now["workers"] = tuple(
+            _difference(one, other) for one, other in zip(self.workers, earlier.workers, strict=True)
+        )
         since = max((event.stop_ns for event in earlier.events), default=0)
-        events = tuple(event for event in self.events if event.stop_ns > since)
-        now = {"workers": workers, "events": events, "slots": self.slots, "slots_in_use": self.slots_in_use}
+        now["events"] = tuple(event for event in self.events if event.stop_ns > since)
         found: LoaderStats = _difference(self, earlier, leave_out=tuple(now))
         return dataclasses.replace(found, **now)
 
