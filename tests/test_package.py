@@ -47,6 +47,7 @@ ROOMS = [
     "recurrent",
     "streams",
     "stores",
+    "visualize",
     "testing",
     "integrations",
     "cli",
