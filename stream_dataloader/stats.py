@@ -74,6 +74,7 @@ class LoaderStats:
         seconds: From the first `next` on, but for times in which no epoch was read.
         batches: Batches that were handed out.
         items: Time steps in them, padding left out.
+        begun: Streams that were begun in them, those without an item too.
         cells: Time steps that they have room for, T x B a batch.
         bytes: What the items' arrays and tensors take.
         wait_seconds: How long the trainer waited for batches.
@@ -98,6 +99,7 @@ class LoaderStats:
     seconds: float = 0.0
     batches: int = 0
     items: int = 0
+    begun: int = 0
     cells: int = 0
     bytes: int = 0
     wait_seconds: float = 0.0

@@ -37,6 +37,7 @@ ROOMS = [
     "_sampling",
     "batch_sampler",
     "_loader",
+    "_progress",
     "_device",
     "_workers",
     "dataloader",

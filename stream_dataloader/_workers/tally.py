@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._items.layout import Layout, storage_dtype
 from stream_dataloader._reading.meters import Meters, clock
-from stream_dataloader._schedule.rules import Rules
+from stream_dataloader._schedule.rules import NONE, Rules
 from stream_dataloader.stats import LoaderStats, TraceEvent
 
 __all__ = ["Tally", "clock"]
@@ -40,6 +40,7 @@ class Tally:
         self.restarts = 0
         self._batches = 0
         self._items = 0
+        self._begun = 0
         self._cells = 0
         self._bytes = 0
         self._wait_ns = 0
@@ -70,6 +71,7 @@ class Tally:
         for part in parts:
             if part is not None:
                 items += part.items
+                self._begun += sum([grant != NONE for _, grant in part.reports.taken])
                 longest = max(longest, part.contents.time_steps) if time_steps is None else longest
         if layout is not self._layout:
             self._layout, self._item_bytes = layout, 0 if layout is None else _bytes_of(layout)
@@ -96,6 +98,7 @@ class Tally:
             seconds=self._total_ns / 1e9,
             batches=self._batches,
             items=self._items,
+            begun=self._begun,
             cells=self._cells,
             bytes=self._bytes,
             wait_seconds=self._wait_ns / 1e9,

@@ -1,7 +1,10 @@
 """What a loader tells of itself: counts that add up, whoever reads."""
 
+import io
 import json
 import logging
+import os
+import signal
 import time
 
 import numpy as np
@@ -35,7 +38,7 @@ def test_counts_are_those_of_the_batches(workers):
     assert stats.cells == sum(cells for _, cells in batches)
     assert stats.bytes == sum(LENGTHS) * 4 * 2 * 4
     assert stats.padding_share == pytest.approx(1 - stats.items / stats.cells)
-    assert stats.opened == len(LENGTHS)
+    assert stats.opened == stats.begun == len(LENGTHS)
     assert len(stats.workers) == max(workers, 1)
     assert sum(worker.items for worker in stats.workers) == stats.items
 
@@ -162,10 +165,43 @@ def test_counts_go_on_after_a_worker_died():
     loader = loader_of(2, sources=[40, 40, 40], loader={"max_restarts": 1})
     batches = iter(loader)
     found = [next(batches).mask.sum().item()]
-    import os
-    import signal
-
     os.kill(int(loader._starter.pool._mailbox.pids[0]), signal.SIGKILL)
     found += [batch.mask.sum().item() for batch in batches]
     assert sum(found) == loader.stats().items == 120
     assert loader.stats().restarts in (0, 1)
+
+
+@pytest.fixture(autouse=True)
+def _no_monitor(monkeypatch):
+    """tqdm has a thread that redraws bars which stand still."""
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS])
+def test_a_progress_bar_counts_batches_or_sources(lengths, capsys):
+    loader = loader_of(2, lengths=lengths)
+    expected = [batch.source.tolist() for batch in loader]
+    loader = loader_of(2, lengths=lengths)
+    bar = io.StringIO()
+    found = [batch.source.tolist() for batch in loader.progress(disable=False, file=bar, mininterval=0, desc="train")]
+    assert found == expected
+    last = bar.getvalue().split("\r")[-1]
+    total = len(LENGTHS) if lengths is None else len(expected)
+    assert "train: 100%" in last
+    assert f"{total}/{total}" in last
+    assert "items/s, padding" in last
+    assert capsys.readouterr().err == ""
+
+
+def test_a_progress_bar_is_quiet_where_there_is_no_terminal(capsys):
+    assert len(list(loader_of(lengths=LENGTHS).progress())) == len(loader_of(lengths=LENGTHS))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_progress_bar_of_an_endless_epoch_has_no_total():
+    bar = io.StringIO()
+    batches = loader_of(padding_mode="cycle").progress(disable=False, file=bar, mininterval=0)
+    for _ in range(5):
+        next(batches)
+    batches.close()
+    assert "batch" in bar.getvalue()
