@@ -22,6 +22,7 @@ from stream_dataloader._loader.kept_length import KeptLength
 from stream_dataloader._loader.run_position import position_of
 from stream_dataloader._loader.settings import WorkerSettings, check_dataset
 from stream_dataloader._memory.pickling import ByValue
+from stream_dataloader._progress import ProgressBar
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN, Output
@@ -31,6 +32,7 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StaleIteratorError, StreamError
 from stream_dataloader.protocols import CollateFn, Transport
+from stream_dataloader.stats import LoaderStats
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -226,6 +228,31 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         batches = self._running.begin(Kind(collate_fn, parts, self.device))
         self._newest = number
         return batches
+
+    def stats(self) -> LoaderStats:
+        """What was read since the loader was built, and where the time went: in the trainer's process and in workers.
+
+        Counting is always on. `print(loader.stats())` shows a short table; the difference of two is what happened
+        between; `stats().save_trace(path)` writes a file for Perfetto. A loader that is unpickled counts anew.
+        """
+        return self._starter.stats()
+
+    def progress(self, **options: Any) -> Iterator[Any]:
+        """Iterate over the next epoch, with a progress bar: `for batch in loader.progress():`.
+
+        The bar counts batches where their number is known (`lengths`, `batches_per_epoch`), else sources done. It tells
+        items a second and the share of padding, works in notebooks, and is quiet where there is no terminal.
+
+        Args:
+            options: Of `tqdm`, such as `desc="train"`, `leave=False` or `disable=False`.
+        """
+        endless = self.dataset.rules.padding_mode == "cycle"
+        try:
+            total: int | None = len(self)
+        except TypeError:
+            total = None
+        sources = None if endless else len(self.dataset.sources)
+        return iter(ProgressBar(iter(self), self.stats, total, sources, self.batch_size, options))
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where the loader stands: after what was delivered, not after what workers have read ahead.

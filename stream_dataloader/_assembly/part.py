@@ -124,6 +124,7 @@ class Part(NamedTuple):
 
     Attributes:
         fresh: Something in it is read for the first time.
+        items: How many time steps it has, padding left out.
         lanes_read: How many of its lanes are not idle; counted where it matters, with `"drop"`.
         reports: What there is to know to go on from here another time.
         contents: The windows.
@@ -135,6 +136,7 @@ class Part(NamedTuple):
     worker_id: int
     step: int
     fresh: bool
+    items: int
     lanes_read: int
     reports: LaneReports
     contents: Contents
@@ -155,12 +157,12 @@ def unpack(packed: Sequence[Any]) -> list[Part]:
 
 def _brief(part: Part) -> Part | tuple[Any, ...]:
     """A part as its few numbers, without the names of classes, which are longer; itself if there is more to it."""
-    worker_id, step, fresh, lanes_read, reports, contents, failures, faults, end = part
+    worker_id, step, fresh, items, lanes_read, reports, contents, failures, faults, end = part
     in_slot, time_steps, _, blocks, objects, layouts, ends = contents
     if not in_slot or blocks or objects or layouts or failures or faults or end:
         return part
     taken, after, streams = reports
-    brief = worker_id, step, fresh, lanes_read, time_steps, taken, after, streams
+    brief = worker_id, step, fresh, items, lanes_read, time_steps, taken, after, streams
     return (*brief, ends) if ends else brief
 
 
@@ -168,6 +170,7 @@ def _whole(
     worker_id: int,
     step: int,
     fresh: bool,
+    items: int,
     lanes_read: int,
     time_steps: int,
     taken: tuple[tuple[int, int], ...],
@@ -177,4 +180,4 @@ def _whole(
 ) -> Part:
     """The part that `_brief` was given."""
     contents = Contents(in_slot=True, time_steps=time_steps, ends=ends)
-    return Part(worker_id, step, fresh, lanes_read, LaneReports(taken, after, streams), contents)
+    return Part(worker_id, step, fresh, items, lanes_read, LaneReports(taken, after, streams), contents)

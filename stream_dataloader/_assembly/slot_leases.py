@@ -36,11 +36,13 @@ class SlotLeases:
     Attributes:
         pool: The shared side.
         unfit: Nothing of the iteration that asked last fits the slots.
+        copies: How many batches were copied.
     """
 
     def __init__(self, pool: SlotPool, *, pin_memory: bool = False) -> None:
         self.pool = pool
         self.unfit = False
+        self.copies = 0
         self._to_be_locked = pin_memory and torch.cuda.is_available()
         self._copies: list[PendingCopies] = []  # one, once the memory is page-locked
         self._leases: dict[int, _Lease] = {}
@@ -72,6 +74,7 @@ class SlotLeases:
             self.pool.set_leased(slot, True)
         else:
             memory = memory.copy()
+            self.copies += 1
             self.pool.set_leased(slot, False)
         return geometry.slot(memory, whole_windows=whole_windows)
 

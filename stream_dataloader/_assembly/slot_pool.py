@@ -141,6 +141,10 @@ class SlotPool:
         """How many slots there are."""
         return int(self._control.slots[0])
 
+    def in_use(self) -> int:
+        """How many slots are held by batches, or being filled, at this moment."""
+        return int(np.count_nonzero(self._control.slot_states[: self.slots]))
+
     def offset(self, slot: int) -> int:
         """Where a slot begins in the memory."""
         assert self.geometry is not None

@@ -9,6 +9,7 @@ from torch.utils.data import get_worker_info
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.writer import SlotWriter
 from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.meters import Meters, unread_meter
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
@@ -19,7 +20,12 @@ from stream_dataloader._state.snapshot import Snapshot
 
 
 def read_locally(
-    plan: ReadingPlan, epoch: int, *, whole_windows: bool = False, resume: Snapshot | None = None
+    plan: ReadingPlan,
+    epoch: int,
+    *,
+    whole_windows: bool = False,
+    resume: Snapshot | None = None,
+    meters: Meters | None = None,
 ) -> PartReader:
     """Read all lanes in this process.
 
@@ -28,6 +34,7 @@ def read_locally(
         epoch: The epoch's number.
         whole_windows: See `Share`.
         resume: Where in the epoch to begin; None at its beginning.
+        meters: Where to count what is done.
     """
     share = Share(
         queue=local_queue(plan.rules, epoch, plan.scheduled_lengths, resume),
@@ -37,6 +44,7 @@ def read_locally(
         board=ActivityBoard(plan.rules.lanes, 1, shared=False),
         locally=True,
         resume=resume,
+        meter=unread_meter() if meters is None else meters.of(0),
     )
     return PartReader(plan, share)
 
@@ -52,6 +60,7 @@ def read_as_worker(
     resume: Snapshot | None = None,
     board: ActivityBoard | None = None,
     recovery: Recovery = NO_RECOVERY,
+    meters: Meters | None = None,
     closed: Callable[[], bool] = lambda: False,
 ) -> PartReader:
     """Read this worker's lanes, as one of torch's `DataLoader` workers that take part in a session.
@@ -66,6 +75,7 @@ def read_as_worker(
         resume: Where in the epoch to begin; None at its beginning.
         board: Where to say what is being done.
         recovery: What is different after a worker died.
+        meters: Where to count what is done.
         closed: Whether the session was closed by the main process.
     """
     worker = get_worker_info()
@@ -91,5 +101,6 @@ def read_as_worker(
         slots=None if slots is None else SlotWriter(slots, lanes, session.iteration, whole_windows=whole_windows),
         resume=resume,
         recovery=recovery,
+        meter=unread_meter() if meters is None else meters.of(worker.id),
     )
     return PartReader(plan, share)

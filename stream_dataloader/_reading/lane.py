@@ -65,6 +65,7 @@ class Lane:
         self._lengths = None if plan.lengths is None else Lengths(plan.lengths)
         self._foresight = Foresight(plan) if share.marks_ends(plan) else None
         self._by_lane = share.whole_windows
+        self._meter = share.meter
         self._killers = share.recovery.killers
         self._reading = share.board.reading  # for each lane, one more than the source that is open
         self._taken = taken
@@ -288,6 +289,8 @@ class Lane:
     def _close_stream(self) -> None:
         if self._stream is not None:
             self._stream.close()
+            if self._stream.retried:
+                self._meter.retried(self._stream.retried)
             self._stream, self.keeps_state = None, False
             self._reading[self.index] = 0
 

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.section_stream import SectionStream
 from stream_dataloader._reading.share import Share
@@ -82,6 +83,7 @@ class Opener:
         self._plan = plan
         self._share = share
         self._queue = share.queue
+        self._meter = share.meter
         self._early = None if share.recovery.cautious else plan.early(locally=share.locally)
         self._reservations: deque[Reservation] = deque()  # those that the thread has not settled
         self._changed = threading.Condition()
@@ -90,7 +92,10 @@ class Opener:
 
     def now(self, lane: int, time: int) -> OpenedStream | None:
         """Take the next source for a lane that is out of data; None if there is none left."""
-        return self._open(lane, self._queue.wait(lane, self._queue.take(lane, time, ahead=False)))
+        begin = clock()
+        grant = self._queue.wait(lane, self._queue.take(lane, time, ahead=False))
+        self._meter.granted(begin)
+        return self._open(lane, grant)
 
     def reserve(self, lane: int, time: int) -> Reservation:
         """Take out a ticket ahead, to be opened in the background if that is allowed."""
@@ -116,10 +121,14 @@ class Opener:
 
     def take(self, reservation: Reservation) -> OpenedStream | None:
         """The stream of a reservation, opened here if the thread has not begun to; None if it was refused."""
+        begin = clock()
         if not reservation.claim():
-            return reservation.result()
+            stream = reservation.result()
+            self._meter.waited_for_opening(begin)
+            return stream
         if (grant := reservation.decision) == PENDING:
             grant = self._queue.wait(reservation.lane, reservation.ticket)
+            self._meter.granted(begin)
         return self._open(reservation.lane, grant)
 
     def _open(self, lane: int, grant: int) -> OpenedStream | None:
@@ -165,7 +174,7 @@ class Opener:
             stream.items = stream.begin if items is None else items
             stream.fail(stream.error(OpenError, "its worker died twice over opening it"))
             return stream
-        board = share.board
+        board, begin = share.board, clock()
         board.opening[share.worker_id] = index + 1
         try:
             stream.open(stream.begin if items is None else items, state)
@@ -175,6 +184,7 @@ class Opener:
             raise
         finally:
             board.opening[share.worker_id] = 0
+            self._meter.opened(begin, index, ahead=threading.current_thread() is self._thread)
         return stream
 
     def close(self) -> None:

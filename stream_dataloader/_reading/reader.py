@@ -17,6 +17,7 @@ from typing import Any
 from stream_dataloader._assembly.part import Contents, Fault, Part, Run
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._reading.lane import Lane
+from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.opener import Opener
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.share import Share
@@ -104,6 +105,12 @@ class PartReader:
         if self._ended:
             self.close()
             raise StopIteration
+        begin = clock()
+        part = self._next_part()
+        self.share.meter.step(part.step, begin, part.items, in_slot=part.contents.in_slot)
+        return part
+
+    def _next_part(self) -> Part:
         record = StepRecord(self._step)
         self._step += 1
         contents, end = Contents(runs=record.runs), False  # if the step is not finished
@@ -124,6 +131,7 @@ class PartReader:
             worker_id=self.share.worker_id,
             step=record.step,
             fresh=record.is_fresh,
+            items=sum([run.steps for run in record.runs]),
             lanes_read=record.lanes_read if self.plan.rules.padding_mode == "drop" else 0,
             reports=reports,
             contents=contents,

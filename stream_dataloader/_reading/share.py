@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stream_dataloader._assembly.writer import SlotWriter
 from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.meters import Meter, unread_meter
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.source_queue import SourceQueue
 from stream_dataloader._state.snapshot import Snapshot
@@ -43,6 +44,7 @@ class Share:
         slots: Where the slots are, if parts are to go there.
         resume: Where in the epoch to begin; None at its beginning.
         recovery: What is different after a worker died.
+        meter: Where to count what is done.
     """
 
     queue: SourceQueue
@@ -54,6 +56,7 @@ class Share:
     slots: SlotWriter | None = None
     resume: Snapshot | None = None
     recovery: Recovery = NO_RECOVERY
+    meter: Meter = field(default_factory=unread_meter)
 
     def marks_ends(self, plan: ReadingPlan) -> bool:
         """Whether streams' last steps are marked: in windows for a `collate_fn` nobody could see it."""

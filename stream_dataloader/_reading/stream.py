@@ -77,6 +77,7 @@ class OpenedStream:
         self._factory = factory
         self._retries = retries
         self._failed = 0  # how often in a row
+        self.retried = 0
         self.items = 0
         self._ahead: list[Any] = []  # the first item, taken while opening; what `look_ahead` took
         self._error: Exception | None = None
@@ -206,6 +207,7 @@ class OpenedStream:
                 raise failure from (error if failure is not error else error.__cause__)
             wait = min(_FIRST_BACKOFF_SECONDS * 2**self._failed, _LONGEST_BACKOFF_SECONDS)
             self._failed += 1
+            self.retried += 1
             _log.warning("%s; opened again in %.1f s, try %d of %d", str(failure), wait, self._failed, self._retries)
             self.close()
             time.sleep(wait)

@@ -27,6 +27,7 @@ from stream_dataloader._schedule.rules import lanes_of_worker
 from stream_dataloader._state.snapshot import PackedSnapshot
 from stream_dataloader._state.tracker import Progress
 from stream_dataloader._workers.collector import StepCollector
+from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StaleIteratorError, StreamError
@@ -62,6 +63,7 @@ class Iteration:
         position: Where the loader stands.
         steps: Decides which steps belong to the epoch.
         output: How what is yielded is made.
+        tally: Counts what is handed out.
 
     Attributes:
         epoch: The epoch's number.
@@ -77,6 +79,7 @@ class Iteration:
         position: IterationPosition,
         steps: Steps,
         output: Output,
+        tally: Tally,
     ) -> None:
         self.epoch = progress.epoch
         self.closed = False
@@ -87,6 +90,7 @@ class Iteration:
         self._position = position
         self._steps = steps
         self._output = output
+        self._tally = tally
         self._watch = output.watch
         self._needs_layout = output.collate_fn is None or dataset.rules.time_steps is not None
         self._lanes = [lanes_of_worker(dataset.batch_size, collector.workers, w) for w in range(collector.workers)]
@@ -106,7 +110,7 @@ class Iteration:
         return self
 
     def __next__(self) -> Any:
-        step = self._progress.step
+        begin, step = clock(), self._progress.step
         parts, slot = self._next_parts()
         judge = self._judge
         if not any(parts) and judge.layout is None and self._needs_layout:
@@ -115,14 +119,19 @@ class Iteration:
             batch = self._regrouped(self._regrouper, step, parts, slot)
             batch.remember(functools.partial(self._position.state, self.epoch, self._record()))
             self._steps.note_layout(judge.layout)
+            self._count(begin, step, parts)
             return self._output.finish(batch)
         windows = self._windows.of(parts, slot)
         self._steps.note_layout(judge.layout)
+        self._count(begin, step, parts)
         try:
             collated = self._output.collate_fn(windows)
         except StopIteration as error:  # would look like the epoch's end
             raise RuntimeError("collate_fn raised StopIteration") from error
         return self._output.finish(collated)
+
+    def _count(self, begin: int, step: int, parts: Sequence[Part | None]) -> None:
+        self._tally.batch(begin, step, parts, self._judge.layout, self._dataset.rules)
 
     def _regrouped(
         self, regrouper: Regrouper, step: int, parts: Sequence[Part | None], slot: Slot | None
@@ -149,10 +158,12 @@ class Iteration:
         regroupers = [self._regrouper_of([worker]) for worker in range(len(self._lanes))]
         stop = None if steps is None else self._progress.step + steps
         while self._progress.step != stop:
+            begin, step = clock(), self._progress.step
             try:
                 parts, slot = self._next_parts()
             except StopIteration:
                 return
+            self._count(begin, step, parts)
             for worker, part in enumerate(parts):
                 if part is not None:
                     yield self._output.finish(self._regrouped(regroupers[worker], part.step, [part], slot))
@@ -190,6 +201,7 @@ class Iteration:
                 self._position.note_failure(failure)
                 if failure.source_index not in self._skipped:
                     self._skipped.add(failure.source_index)
+                    self._tally.skipped += 1
                     warn_of_skip(failure)
 
     def _has_data(self, parts: list[Part | None]) -> bool:
@@ -218,6 +230,7 @@ class Iteration:
         """End the iteration: workers that are not kept end, streams are closed."""
         if not self.closed and self.is_own:  # not in a process the user forked meanwhile
             self.closed = True
+            self._tally.end()
             self._steps.close()
             self._collector.close()
 

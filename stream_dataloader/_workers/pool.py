@@ -32,6 +32,7 @@ from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.processes import Crew, WorkerInit, guard, shared_folder, start_method, starting
 from stream_dataloader._workers.sealed import Arrived
+from stream_dataloader._workers.tally import Tally
 from stream_dataloader._workers.worker import WorkerParts
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.protocols import Transport
@@ -47,6 +48,7 @@ class WorkerPool:
         num_workers: How many there are; 0 only checks the options.
         transport: How batches come from workers; see `StreamDataLoader`.
         pin_memory: Whether shared memory is to be page-locked, where there is CUDA.
+        tally: Where to count what is done.
         options: Further options of torch's `DataLoader`.
 
     Raises:
@@ -64,6 +66,7 @@ class WorkerPool:
         worker_init_fn: Callable[[int], Any] | None,
         transport: Transport,
         pin_memory: bool,
+        tally: Tally | None = None,
         **options: Any,
     ) -> None:
         self.owner = os.getpid()
@@ -75,7 +78,9 @@ class WorkerPool:
         # one worker may be asked for all messages that are on their way, once the others have ended
         self._messages = (options.get("prefetch_factor") or 2) * num_workers + 2
         pace = Pace(num_workers, self._messages)
-        self._parts = WorkerParts(dataset, self._mailbox, pace, SessionKey(self.owner, -next(_pool_numbers), 0))
+        self._tally = tally
+        key = SessionKey(self.owner, -next(_pool_numbers), 0)
+        self._parts = WorkerParts(dataset, self._mailbox, pace, key, None if tally is None else tally.meters)
         self._transport = transport
         self._pin_memory = pin_memory
         self._slot_leases: SlotLeases | None = None
@@ -149,6 +154,12 @@ class WorkerPool:
             self._dataset.sources,
         )
 
+    @property
+    def slots(self) -> tuple[int, int]:
+        """How many slots are in use, and how many there are."""
+        pool = None if self._slot_leases is None else self._slot_leases.pool
+        return (0, 0) if pool is None or not pool.laid_out else (pool.in_use(), pool.slots)
+
     def died(self) -> dict[int, str]:
         """Which kept workers died, and how."""
         return self._crew.died() if self._crew is not None and self._dataloader.persistent_workers else {}
@@ -187,7 +198,10 @@ class WorkerPool:
     def _slot(self, leases: SlotLeases | None, session: int, whole_windows: bool, step: int) -> Slot | None:
         if leases is None:
             return None
+        copies = leases.copies
         slot = leases.lease(session, step, whole_windows=whole_windows)
+        if self._tally is not None:
+            self._tally.copies += leases.copies - copies
         if slot is None and leases.pool.refused and self._transport != "queue":
             self._do_without_slots("it could not be made large enough")
         return slot

@@ -13,6 +13,7 @@ from stream_dataloader._reading.share import Recovery
 from stream_dataloader._state.snapshot import PackedSnapshot
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader._workers.pool import WorkerPool
+from stream_dataloader._workers.tally import Tally
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import WorkerDeathError, shorten
 
@@ -26,14 +27,18 @@ class Rescue:
         pool: Starts workers.
         dataset: What they read.
         epoch: The epoch's number.
+        tally: Where restarts are counted.
         whole_windows: Windows are wanted lane by lane.
         most: How many restarts there may be.
     """
 
-    def __init__(self, pool: WorkerPool, dataset: StreamDataset, epoch: int, *, whole_windows: bool, most: int) -> None:
+    def __init__(
+        self, pool: WorkerPool, dataset: StreamDataset, epoch: int, tally: Tally, *, whole_windows: bool, most: int
+    ) -> None:
         self._pool = pool
         self._dataset = dataset
         self._epoch = epoch
+        self._tally = tally
         self._whole_windows = whole_windows
         self._most = most
         self._restarts = 0
@@ -65,6 +70,7 @@ class Rescue:
             _log.warning("source %s killed its worker twice and is skipped", named)
             self._killers |= killers
         self._restarts += 1
+        self._tally.restarts += 1
         _log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
         return self._pool.start(
             self._epoch,

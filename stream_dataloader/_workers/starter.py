@@ -20,7 +20,9 @@ from stream_dataloader._workers.feed import LocalFeed
 from stream_dataloader._workers.iteration import Iteration, Output
 from stream_dataloader._workers.pool import WorkerPool
 from stream_dataloader._workers.rescue import Rescue
+from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader.errors import StateError
+from stream_dataloader.stats import LoaderStats
 
 
 class Starter:
@@ -34,19 +36,21 @@ class Starter:
 
     Attributes:
         pool: The workers.
+        tally: What was read so far.
     """
 
     def __init__(self, ranks: Ranks, num_workers: int, max_restarts: int, settings: WorkerSettings) -> None:
         self._ranks = ranks
         self._num_workers = num_workers
         self._max_restarts = max_restarts
+        self.tally = Tally(num_workers)
         self.renew(settings)
 
     def renew(self, settings: WorkerSettings) -> None:
         """Have other workers for the next iteration; what is being read goes on with those it has."""
         self._settings = settings
         self._rescue: Rescue | None = None
-        self.pool = WorkerPool(self._ranks.reading, self._num_workers, **vars(settings))
+        self.pool = WorkerPool(self._ranks.reading, self._num_workers, tally=self.tally, **vars(settings))
 
     def start(self, position: LoaderPosition, output: Output, *, parts: bool) -> Iteration:
         """Start the iteration that comes next.
@@ -60,6 +64,7 @@ class Starter:
             StateError: Time steps are wanted, and where it begins they were not counted.
             RankError: The ranks are not about to read the same, or one did not come.
         """
+        begin = clock()
         epoch, resume = position.coming()
         reading, whole_windows = self._ranks.reading, output.collate_fn is not None
         if resume is not None and not whole_windows and reading.rules.time_steps is None:
@@ -68,12 +73,14 @@ class Starter:
             if self.pool.owner != os.getpid():  # the loader was built before this process was forked
                 self.renew(self._settings)
             rescue = self._rescue = Rescue(
-                self.pool, reading, epoch, whole_windows=whole_windows, most=self._max_restarts
+                self.pool, reading, epoch, self.tally, whole_windows=whole_windows, most=self._max_restarts
             )
             feed = self.pool.start(epoch, whole_windows=whole_windows, resume=resume)
             collector = StepCollector(feed, self._num_workers, rescue)
         else:
-            reader = read_locally(reading.plan(), epoch, whole_windows=whole_windows, resume=resume)
+            reader = read_locally(
+                reading.plan(), epoch, whole_windows=whole_windows, resume=resume, meters=self.tally.meters
+            )
             collector = StepCollector(LocalFeed(reader), workers=1)
         progress = Progress(reading.rules, epoch, resume, collector.workers)
         steps: Steps = OwnSteps()
@@ -84,7 +91,12 @@ class Starter:
             except BaseException:
                 collector.close()
                 raise
-        return Iteration(reading, collector, progress, position.begin(progress, resume), steps, output)
+        self.tally.begin(begin)
+        return Iteration(reading, collector, progress, position.begin(progress, resume), steps, output, self.tally)
+
+    def stats(self) -> LoaderStats:
+        """What was read so far."""
+        return self.tally.stats(*self.pool.slots)
 
     def lost_workers(self) -> bool:
         """Whether kept workers died since they were waited for last."""

@@ -21,6 +21,7 @@ from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_as_worker
+from stream_dataloader._reading.meters import Meters
 from stream_dataloader._reading.reader import unsendable
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY
@@ -42,6 +43,7 @@ class WorkerParts(IterableDataset[Any]):
         mailbox: Says which session is read.
         pace: Says how many steps a message carries.
         key: Names the loader's sessions, but for their number.
+        meters: Where workers count what they do.
 
     Attributes:
         sessions: How many sessions there were before the one that is iterated next in this process.
@@ -51,11 +53,14 @@ class WorkerParts(IterableDataset[Any]):
         board: Where workers say what they do.
     """
 
-    def __init__(self, dataset: StreamDataset, mailbox: Mailbox, pace: Pace, key: SessionKey) -> None:
+    def __init__(
+        self, dataset: StreamDataset, mailbox: Mailbox, pace: Pace, key: SessionKey, meters: Meters | None
+    ) -> None:
         self._dataset = dataset
         self._mailbox = mailbox
         self._pace = pace
         self._key = key
+        self._meters = meters
         self.sessions = 0
         self.slots: SlotPool | None = None
         self.resume: Snapshot | None = None
@@ -94,6 +99,7 @@ class WorkerParts(IterableDataset[Any]):
             resume=resume,
             board=self.board,
             recovery=self.recovery,
+            meters=self._meters,
             closed=functools.partial(self._mailbox.closed, session),
         )
         with contextlib.closing(reader):

@@ -41,7 +41,7 @@ def part_of(worker, runs, pool=None, item=cell, step=0, time_steps=TIME_STEPS):
                 writer.met(layout)
             writer.put_step(row, run.t + i, layout, leaves)
     contents = writer.finish(runs)
-    return Part(worker_id=worker, step=step, fresh=True, lanes_read=0, reports=REPORTS, contents=contents)
+    return Part(worker_id=worker, step=step, fresh=True, items=0, lanes_read=0, reports=REPORTS, contents=contents)
 
 
 def regrouped(parts, slot=None, time_steps=TIME_STEPS):
@@ -157,7 +157,7 @@ def test_a_window_that_a_stream_cut_comes_out_of_the_slot_as_it_went_in():
         writer.put_object(row, window)
     contents = writer.finish([Run(0, 0, 1, 0, 0, True, True), Run(1, 0, 1, 1, 0, True, True)])
     assert contents.in_slot
-    part = Part(worker_id=0, step=0, fresh=True, lanes_read=0, reports=REPORTS, contents=contents)
+    part = Part(worker_id=0, step=0, fresh=True, items=0, lanes_read=0, reports=REPORTS, contents=contents)
     slot = SlotLeases(pool).lease(1, 0, whole_windows=True)
     array, tensor, idle = LaneWindows(LANES, None, "nothing", Judge(LANES, SOURCES)).of([part, None], slot)
     assert isinstance(array["x"], np.ndarray)
@@ -170,7 +170,13 @@ def test_a_window_that_a_stream_cut_comes_out_of_the_slot_as_it_went_in():
 def test_a_part_that_is_in_its_slot_is_sent_as_a_few_numbers():
     reports = LaneReports(((1, 5),), b"123", {1: "state"})
     brief = Part(
-        worker_id=1, step=4, fresh=True, lanes_read=2, reports=reports, contents=Contents(in_slot=True, time_steps=3)
+        worker_id=1,
+        step=4,
+        fresh=True,
+        items=0,
+        lanes_read=2,
+        reports=reports,
+        contents=Contents(in_slot=True, time_steps=3),
     )
     fault = Fault(2, True, ErrorReport(ValueError("broken")))
     others = [
@@ -180,6 +186,6 @@ def test_a_part_that_is_in_its_slot_is_sent_as_a_few_numbers():
         brief._replace(contents=Contents(runs=PACKED)),
     ]
     packed = pack([brief, *others])
-    assert packed[0] == (1, 4, True, 2, 3, ((1, 5),), b"123", {1: "state"})
+    assert packed[0] == (1, 4, True, 0, 2, 3, ((1, 5),), b"123", {1: "state"})
     assert all(one is other for one, other in zip(packed[1:], others, strict=True))
     assert unpack(packed) == [brief, *others]

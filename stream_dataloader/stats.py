@@ -1,0 +1,237 @@
+"""What a loader has done so far, and what its time went into.
+
+Guarantee: plain numbers, taken at one moment; they do not change afterwards. Counting goes on all the time and costs a
+few microseconds a batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+__all__ = ["LoaderStats", "TraceEvent", "WorkerStats"]
+
+
+class TraceEvent(NamedTuple):
+    """Something that took time.
+
+    Attributes:
+        worker: The worker's number; -1 is the trainer's process.
+        kind: `"step"`: a worker reads its lanes' windows of a batch. `"open"`: it opens a stream. `"open ahead"`: so
+            does its background thread. `"grant"`: it waits until it may take the next source. `"batch"`: the trainer
+            waits for a batch. `"train"`: what the trainer does between two batches.
+        begin_ns: When it began, by `time.monotonic_ns`.
+        stop_ns: When it was over.
+        number: The batch, or the source that is opened; -1 if there is none.
+    """
+
+    worker: int
+    kind: str
+    begin_ns: int
+    stop_ns: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStats:
+    """What one worker did.
+
+    Attributes:
+        reading_seconds: Taking items from streams and writing them into the batch.
+        opening_seconds: Opening streams, or waiting for its background thread to open one.
+        granting_seconds: Waiting until it may take its next source, as other workers are behind in logical time.
+        idle_seconds: Waiting until a batch is wanted of it, and sending what it read. A worker never waits for a slot:
+            if none is free, it sends its windows.
+        opening_ahead_seconds: Opening streams in the background, meanwhile.
+        items: Time steps that it read.
+        steps: Batches that it read its lanes of.
+        sent: How many of those travelled through torch's queue instead of a slot.
+        opened: Streams that it opened.
+        retried: How often a stream was opened again after an error.
+    """
+
+    reading_seconds: float = 0.0
+    opening_seconds: float = 0.0
+    granting_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    opening_ahead_seconds: float = 0.0
+    items: int = 0
+    steps: int = 0
+    sent: int = 0
+    opened: int = 0
+    retried: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderStats:
+    """What a loader has done since it was built, over all epochs; the difference of two is what happened between.
+
+    Attributes:
+        seconds: From the first `next` on, but for times in which no epoch was read.
+        batches: Batches that were handed out.
+        items: Time steps in them, padding left out.
+        begun: Streams that were begun in them, those without an item too.
+        cells: Time steps that they have room for, T x B a batch.
+        bytes: What the items' arrays and tensors take.
+        wait_seconds: How long the trainer waited for batches.
+        workers: What each worker did; with `num_workers=0` one, the process itself.
+        slots_in_use: Slots of shared memory that are held by batches, or being filled, at this moment.
+        slots: How many there are.
+        copies: Batches that were copied, as too many of those before are held.
+        skipped: Streams that were skipped after an error.
+        restarts: How often workers were started anew after one died.
+        events: What took time, the last few thousand of each process; see `save_trace`.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> loader = StreamDataLoader(StreamDataset([5, 2], range, batch_size=2, time_steps=3))
+        >>> for batch in loader:
+        ...     pass
+        >>> stats = loader.stats()
+        >>> stats.batches, stats.items, stats.cells, round(stats.padding_share, 2)
+        (2, 7, 12, 0.42)
+    """
+
+    seconds: float = 0.0
+    batches: int = 0
+    items: int = 0
+    begun: int = 0
+    cells: int = 0
+    bytes: int = 0
+    wait_seconds: float = 0.0
+    workers: tuple[WorkerStats, ...] = ()
+    slots_in_use: int = 0
+    slots: int = 0
+    copies: int = 0
+    skipped: int = 0
+    restarts: int = 0
+    events: tuple[TraceEvent, ...] = dataclasses.field(default=(), repr=False)
+
+    @property
+    def batches_per_second(self) -> float:
+        """Batches a second; 0 before the first."""
+        return _rate(self.batches, self.seconds)
+
+    @property
+    def items_per_second(self) -> float:
+        """Time steps a second, padding left out."""
+        return _rate(self.items, self.seconds)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes of items a second."""
+        return _rate(self.bytes, self.seconds)
+
+    @property
+    def wait_share(self) -> float:
+        """How much of its time the trainer waited for data, 0 to 1."""
+        return _rate(self.wait_seconds, self.seconds)
+
+    @property
+    def padding_share(self) -> float:
+        """How much of the batches is padding, 0 to 1."""
+        return 1 - self.items / self.cells if self.cells else 0.0
+
+    @property
+    def opened(self) -> int:
+        """Streams that all workers opened."""
+        return sum(worker.opened for worker in self.workers)
+
+    @property
+    def retried(self) -> int:
+        """How often streams were opened again after an error."""
+        return sum(worker.retried for worker in self.workers)
+
+    @property
+    def sent(self) -> int:
+        """How many workers' parts of batches travelled through torch's queue instead of a slot."""
+        return sum(worker.sent for worker in self.workers)
+
+    def __sub__(self, earlier: LoaderStats) -> LoaderStats:
+        """What happened since `earlier`; slots are as they are now."""
+        if not isinstance(earlier, LoaderStats):
+            return NotImplemented
+        now: dict[str, Any] = {"slots": self.slots, "slots_in_use": self.slots_in_use}
+        now["workers"] = tuple(
+            _difference(one, other) for one, other in zip(self.workers, earlier.workers, strict=True)
+        )
+        since = max((event.stop_ns for event in earlier.events), default=0)
+        now["events"] = tuple(event for event in self.events if event.stop_ns > since)
+        found: LoaderStats = _difference(self, earlier, leave_out=tuple(now))
+        return dataclasses.replace(found, **now)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers as plain data, for a log; without `events`, with rates and shares."""
+        found = dataclasses.asdict(dataclasses.replace(self, events=()))
+        del found["events"]
+        names = ("batches_per_second", "items_per_second", "bytes_per_second", "wait_share", "padding_share")
+        return found | {name: getattr(self, name) for name in (*names, "opened", "retried", "sent")}
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the last few thousand events for Perfetto (https://ui.perfetto.dev) or `chrome://tracing`.
+
+        One row is the trainer's, one each worker's, and one that worker's background thread.
+
+        Args:
+            path: A JSON file in Chrome's trace event format; an existing one is replaced.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": list(_chrome_events(self.events)), "displayTimeUnit": "ms"}, file)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.batches:,} batches in {self.seconds:.1f} s: {self.batches_per_second:,.1f} batches/s, "
+            f"{self.items_per_second:,.0f} items/s, {self.bytes_per_second / 1e6:,.1f} MB/s",
+            f"the trainer waited {self.wait_share:.0%} of the time; padding {self.padding_share:.1%}; "
+            f"slots {self.slots_in_use} of {self.slots} in use, {self.copies} copies, {self.sent} parts sent",
+            f"streams: {self.opened} opened, {self.skipped} skipped, {self.retried} retried; {self.restarts} restarts",
+            f"{'worker':>6} {'reading':>8} {'opening':>8} {'grants':>8} {'idle':>8} {'ahead':>8} {'items':>12}",
+        ]
+        for number, worker in enumerate(self.workers):
+            seconds = (
+                worker.reading_seconds,
+                worker.opening_seconds,
+                worker.granting_seconds,
+                worker.idle_seconds,
+                worker.opening_ahead_seconds,
+            )
+            lines.append(f"{number:>6} {' '.join(f'{value:>6.2f} s' for value in seconds)} {worker.items:>12,}")
+        return "\n".join(lines)
+
+
+def _rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
+
+
+def _difference(now: Any, then: Any, leave_out: tuple[str, ...] = ()) -> Any:
+    names = [field.name for field in dataclasses.fields(now) if field.name not in leave_out]
+    return type(now)(**{name: getattr(now, name) - getattr(then, name) for name in names})
+
+
+def _chrome_events(events: tuple[TraceEvent, ...]) -> Iterator[dict[str, Any]]:
+    """Events as Chrome's trace viewer takes them: microseconds from the first; a process and thread a row."""
+    first = min((event.begin_ns for event in events), default=0)
+    yield {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "stream_dataloader"}}
+    for worker in sorted({event.worker for event in events}):
+        for row, name in enumerate(("trainer",) if worker < 0 else (f"worker {worker}", f"worker {worker}, ahead")):
+            tid = 2 * (worker + 1) + row
+            yield {"ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": {"name": name}}
+            yield {"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": tid, "args": {"sort_index": tid}}
+    for event in sorted(events, key=lambda event: event.begin_ns):
+        what = "source" if event.kind in ("open", "open ahead") else "batch"
+        yield {
+            "ph": "X",
+            "name": event.kind,
+            "pid": 0,
+            "tid": 2 * (event.worker + 1) + (event.kind == "open ahead"),
+            "ts": (event.begin_ns - first) / 1000,
+            "dur": (event.stop_ns - event.begin_ns) / 1000,
+            "args": {} if event.number < 0 else {what: event.number},
+        }

@@ -1,0 +1,207 @@
+"""What a loader tells of itself: counts that add up, whoever reads."""
+
+import io
+import json
+import logging
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from helpers import START_METHODS
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.stats import LoaderStats
+
+LENGTHS = [5, 0, 12, 7, 3, 9, 1, 30]
+
+
+def open_slowly(length):
+    time.sleep(0.01)
+    for i in range(length):
+        yield np.full((4, 2), i, np.float32)
+
+
+def loader_of(workers=0, lanes=3, time_steps=4, open_stream=open_slowly, sources=LENGTHS, loader=None, **options):
+    dataset = StreamDataset(sources, open_stream, lanes, time_steps=time_steps, **options)
+    return StreamDataLoader(dataset, workers, **(loader or {}))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_counts_are_those_of_the_batches(workers):
+    loader = loader_of(workers)
+    batches = [(batch.mask.sum().item(), batch.mask.numel()) for batch in loader]
+    stats = loader.stats()
+    assert stats.batches == len(batches)
+    assert stats.items == sum(items for items, _ in batches) == sum(LENGTHS)
+    assert stats.cells == sum(cells for _, cells in batches)
+    assert stats.bytes == sum(LENGTHS) * 4 * 2 * 4
+    assert stats.padding_share == pytest.approx(1 - stats.items / stats.cells)
+    assert stats.opened == stats.begun == len(LENGTHS)
+    assert len(stats.workers) == max(workers, 1)
+    assert sum(worker.items for worker in stats.workers) == stats.items
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_workers_of_any_start_method_count(method):
+    loader = loader_of(2, loader={"multiprocessing_context": method, "persistent_workers": True})
+    for _ in range(2):
+        for _ in loader:
+            pass
+    assert loader.stats().opened == 2 * len(LENGTHS)
+    assert all(worker.opening_seconds > 0 for worker in loader.stats().workers)
+
+
+def test_time_goes_where_it_went():
+    def read(length):
+        time.sleep(0.05)
+        for i in range(length):
+            time.sleep(0.01)
+            yield i
+
+    loader = loader_of(open_stream=read, sources=[4, 4, 4], lookahead=0)
+    for _ in loader:
+        time.sleep(0.1)
+    (worker,) = loader.stats().workers
+    assert worker.opening_seconds >= 0.15
+    assert worker.reading_seconds >= 0.09
+    assert loader.stats().wait_seconds >= 0.27
+    assert loader.stats().seconds >= loader.stats().wait_seconds
+    assert 0 < loader.stats().wait_share < 1
+
+
+def test_what_happened_between_two_moments_is_their_difference():
+    loader = loader_of(2)
+    batches = iter(loader)
+    next(batches)
+    before = loader.stats()
+    rest = len(list(batches))
+    since = loader.stats() - before
+    assert since.batches == rest
+    assert since.items == sum(LENGTHS) - before.items
+    assert all(event.stop_ns > max(event.stop_ns for event in before.events) for event in since.events)
+    assert since.as_dict()["batches"] == rest
+    json.dumps(since.as_dict())
+
+
+def test_parts_and_collated_windows_are_counted_too():
+    loader = loader_of(2)
+    for _ in loader.parts():
+        pass
+    assert loader.stats().items == sum(LENGTHS)
+    dataset = StreamDataset(LENGTHS, open_slowly, 3, time_steps=4)
+    collated = StreamDataLoader(dataset, 2, collate_fn=list)
+    assert (len(list(collated)), collated.stats().items) == (collated.stats().batches, sum(LENGTHS))
+
+
+def test_what_is_skipped_and_retried_is_told(caplog):
+    tries = []
+
+    def read(number):
+        for i in range(6):
+            if number == 1 and i == 3:
+                raise OSError("broken")
+            if number == 2 and i == 2 and len(tries) < 1:
+                tries.append(i)
+                raise OSError("comes back")
+            yield i
+
+    loader = loader_of(open_stream=read, sources=[0, 1, 2], on_error="skip", retries=1)
+    with caplog.at_level(logging.WARNING, "stream_dataloader"), pytest.warns(RuntimeWarning, match="skipped"):
+        for _ in loader:
+            pass
+    stats = loader.stats()
+    assert (stats.skipped, stats.retried, stats.restarts) == (1, 2, 0)
+
+
+def test_batches_that_are_held_are_counted_as_copies():
+    loader = loader_of(1, sources=[400, 400], lanes=2)
+    held = list(loader)
+    stats = loader.stats()
+    assert stats.copies > 0
+    assert stats.copies + stats.slots_in_use >= len(held) - 1
+    assert stats.slots >= stats.slots_in_use > 0
+    held.clear()
+    assert loader.stats().slots_in_use < stats.slots_in_use
+
+
+def test_a_table_tells_the_most_of_it():
+    loader = loader_of(2)
+    text = [str(loader.stats()), *[str(loader.stats()) for _ in loader]][-1]
+    assert "batches/s" in text
+    assert "the trainer waited" in text
+    assert [line.split()[0] for line in text.splitlines()[-2:]] == ["0", "1"]
+    assert str(LoaderStats())
+
+
+def test_a_trace_has_a_row_for_the_trainer_and_each_worker(tmp_path):
+    loader = loader_of(2)
+    for _ in loader:
+        pass
+    loader.stats().save_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"trainer", "worker 0", "worker 1"} <= set(rows.values())
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {"batch", "train", "step", "open"} <= {event["name"] for event in spans}
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
+    opened = {event["args"]["source"] for event in spans if event["name"].startswith("open")}
+    assert opened == set(range(len(LENGTHS)))
+
+
+def test_a_trace_keeps_the_newest_events_of_a_long_run():
+    loader = loader_of(sources=[9000], lanes=1, time_steps=1, open_stream=range)
+    for _ in loader:
+        pass
+    events = loader.stats().events
+    steps = [event.number for event in events if event.kind == "step"]
+    assert len(steps) < 9000
+    assert max(steps) == 9000
+    assert sorted(steps) == steps
+
+
+def test_counts_go_on_after_a_worker_died():
+    loader = loader_of(2, sources=[40, 40, 40], loader={"max_restarts": 1})
+    batches = iter(loader)
+    found = [next(batches).mask.sum().item()]
+    os.kill(int(loader._starter.pool._mailbox.pids[0]), signal.SIGKILL)
+    found += [batch.mask.sum().item() for batch in batches]
+    assert sum(found) == loader.stats().items == 120
+    assert loader.stats().restarts in (0, 1)
+
+
+@pytest.fixture(autouse=True)
+def _no_monitor(monkeypatch):
+    """tqdm has a thread that redraws bars which stand still."""
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS])
+def test_a_progress_bar_counts_batches_or_sources(lengths, capsys):
+    loader = loader_of(2, lengths=lengths)
+    expected = [batch.source.tolist() for batch in loader]
+    loader = loader_of(2, lengths=lengths)
+    bar = io.StringIO()
+    found = [batch.source.tolist() for batch in loader.progress(disable=False, file=bar, mininterval=0, desc="train")]
+    assert found == expected
+    last = bar.getvalue().split("\r")[-1]
+    total = len(LENGTHS) if lengths is None else len(expected)
+    assert "train: 100%" in last
+    assert f"{total}/{total}" in last
+    assert "items/s, padding" in last
+    assert capsys.readouterr().err == ""
+
+
+def test_a_progress_bar_is_quiet_where_there_is_no_terminal(capsys):
+    assert len(list(loader_of(lengths=LENGTHS).progress())) == len(loader_of(lengths=LENGTHS))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_progress_bar_of_an_endless_epoch_has_no_total():
+    bar = io.StringIO()
+    batches = loader_of(padding_mode="cycle").progress(disable=False, file=bar, mininterval=0)
+    for _ in range(5):
+        next(batches)
+    batches.close()
+    assert "batch" in bar.getvalue()
