@@ -85,6 +85,8 @@ PUBLIC = {
     "stream_dataloader.streams.text": ["TextStream"],
     "stream_dataloader.streams.video": ["VideoStream"],
     "stream_dataloader.stores": [
+        "MdsStore",
+        "MdsWriter",
         "MemmapStore",
         "OpenedStore",
         "Store",

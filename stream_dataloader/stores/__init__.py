@@ -23,9 +23,12 @@ from stream_dataloader.stores._base.formats import FORMATS, format_of
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:
+    from stream_dataloader.stores.mds import MdsStore, MdsWriter
     from stream_dataloader.stores.memmap import MemmapStore
 
 __all__ = [
+    "MdsStore",
+    "MdsWriter",
     "MemmapStore",
     "OpenedStore",
     "Store",
@@ -38,6 +41,8 @@ __all__ = [
 
 #: Names that are imported when they are first used, and their modules.
 _MODULES = {
+    "MdsStore": "mds",
+    "MdsWriter": "mds",
     "MemmapStore": "memmap",
 }
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
+from stream_dataloader.streams._media.encoded import decode_image
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
 from stream_dataloader.streams._media.section import check_kind, section_of
@@ -45,11 +44,6 @@ SUFFIXES = frozenset(
 
 _DIGITS = re.compile("([0-9]+)")
 _NUMBER_FORMAT = re.compile(r"%(?:0?([1-9]\d*))?d")
-_JPEG_START = b"\xff\xd8\xff"
-_JPEG_TAIL = b"\xff\xd9"
-_JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
-_FLOATS = (b"PF", b"Pf")  # the portable float map
-_JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")  # within a scan, FF 00 and restarts are data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,32 +206,7 @@ def _decode(path: str, *, gray: bool) -> Any:
         raise FileNotFoundError(f"{path} was there when its folder was listed, and is gone") from error
     if not data:
         raise ValueError(f"{path} is empty, a file of zero bytes")
-    if data.startswith(_JPEG_START) and not _is_whole_jpeg(data):  # OpenCV before 5 fills the rest with grey
-        raise ValueError(f"{path} is cut short: a JPEG of {len(data)} bytes without an end")
-    if data.startswith(_FLOATS):  # OpenCV would round them to 0 and 1
-        raise ValueError(f"{path} has pixels of float32; convert it to 8 or 16 bits a channel")
-    try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR)
-    except cv2.error as error:  # more pixels than OpenCV's limit, say
-        raise ValueError(f"{path} cannot be decoded: {' '.join(str(error).split())}") from error
-    if image is None:
-        what = "cut short, damaged, no image, or one of 32 bits a channel"
-        raise ValueError(f"{path} cannot be decoded: {len(data)} bytes that are {what}")
-    return image
-
-
-def _is_whole_jpeg(data: bytes) -> bool:
-    """Whether the markers of a JPEG (ITU-T T.81, annex B) lead to its end; other data may follow."""
-    if data.endswith(_JPEG_TAIL):
-        return True
-    position = 2
-    while (marker := _JPEG_MARKER.search(data, position)) is not None:
-        kind, position = data[marker.end() - 1], marker.end()
-        if kind == _JPEG_END:
-            return True
-        if kind == _JPEG_SCAN or 0xC0 <= kind <= 0xFE:  # a segment begins with its length
-            position += int.from_bytes(data[position : position + 2], "big")
-    return False
+    return decode_image(data, path, cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR)
 
 
 def _find(path: str, pattern: str | None) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from stream_dataloader.streams.cache.file_cache import is_url
 
 __all__ = ["FORMATS", "Format", "format_of"]
 
+_SHARDS = re.compile(rb'"shards"\s*:\s*\[')
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
@@ -48,6 +50,13 @@ def _has(path: str, key: str, *names: str) -> bool:
     return isinstance(found, dict) and key in found
 
 
+def _is_mds(path: str, names: frozenset[str]) -> bool:
+    if "index.json" not in names:
+        return False
+    with open(os.path.join(path, "index.json"), "rb") as file:  # which is large if there are many shards
+        return _SHARDS.search(file.read(1 << 16)) is not None
+
+
 def _is_hdf5(path: str, _: frozenset[str]) -> bool:
     if os.path.isfile(path):
         with open(path, "rb") as file:
@@ -72,7 +81,7 @@ FORMATS: dict[str, Format] = {
     "lerobot": Format(
         "lerobot", "LeRobotStore", None, lambda path, _: _has(path, "codebase_version", "meta", "info.json")
     ),
-    "mds": Format("mds", "MdsStore", "MdsPacker", lambda path, _: _has(path, "shards", "index.json")),
+    "mds": Format("mds", "MdsStore", "MdsPacker", _is_mds),
     "tfds": Format("tfds", "TfdsStore", None, lambda _, names: {"dataset_info.json", "features.json"} <= names),
     "lmdb": Format("lmdb", "LmdbStore", "LmdbPacker", _suffixed("data.mdb", ".lmdb", ".mdb")),
     "zarr": Format("zarr", "ZarrStore", None, _is_zarr),
