@@ -16,6 +16,7 @@ not a crash. Where samples are alike, numbers of many samples are one array over
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Sequence
@@ -224,7 +225,7 @@ class Shard:
         self, start: int, stop: int, at: int, dtype: np.dtype[Any], shape: tuple[int, ...], stride: int
     ) -> NDArray[Any]:
         """The same place of samples that have one size, which is the stride."""
-        inner: tuple[int, ...] = np.empty((0, *shape), dtype).strides[1:]
+        inner = [dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         begin = int(self._offsets[start]) + at
         rows: NDArray[Any] = np.ndarray((stop - start, *shape), dtype, self._mapped, begin, (stride, *inner))
         return rows

@@ -251,12 +251,14 @@ class MdsWriter:
         timeout_seconds: float = 15.0,
     ) -> None:
         local, self._remote = _places(out)
+        self._connection = (dict(storage_options or {}), timeout_seconds)
+        if self._remote is not None and not exist_ok and self._is_at(in_folder(self._remote, INDEX)):
+            raise FileExistsError(f"there is a dataset at {self._remote}; exist_ok=True writes over it")
+        self._encoder = SampleEncoder(columns)
         self._temporary = tempfile.TemporaryDirectory(prefix="mds-") if local is None else None
         self.folder = local if self._temporary is None else self._temporary.name
         assert self.folder is not None
         self._keep_local = keep_local or self._remote is None
-        self._connection = (dict(storage_options or {}), timeout_seconds)
-        self._encoder = SampleEncoder(columns)
         self._builder = ShardBuilder(self.folder, self._encoder, compression, hashes, size_limit)
         self._entries: list[dict[str, Any]] = []
         self._count = 0
@@ -265,8 +267,6 @@ class MdsWriter:
         self._done = False
         _make_way(self.folder, exist_ok)
         if self._remote is not None:
-            if not exist_ok and self._is_at(in_folder(self._remote, INDEX)):
-                raise FileExistsError(f"there is a dataset at {self._remote}; exist_ok=True writes over it")
             self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="stream_dataloader upload")
         self._bar = _bar() if progress else None
 
