@@ -587,18 +587,22 @@ def test_shards_are_deleted_to_make_room(tmp_path, server):
         MdsStore(url, cache=cache)(0)
 
 
-def test_the_next_shards_of_a_stream_are_fetched_ahead(tmp_path, server):
-    samples = [{"y": n, "episode": 0} for n in range(40)]
-    url = served(server, written(tmp_path / "a", samples, {"y": "int", "episode": "int"}, size_limit=460))
-    server.put("data/index.json", server.files["data/index.json"])
-    store = MdsStore(url, stream="episode", predownload=2)
-    assert store.info().metadata["shards"] == 4
-    shutil.rmtree(tmp_path / "cache")  # all were fetched to find the streams
-    server.requests.clear()
-    stream = store(0)
+def ahead_is_done():
     for thread in threading.enumerate():
         if thread.name == "stream_dataloader shard":
             thread.join(PATIENCE)
+
+
+def test_the_next_shards_of_a_stream_are_fetched_ahead(tmp_path, server):
+    samples = [{"y": n, "episode": 0} for n in range(40)]
+    url = served(server, written(tmp_path / "a", samples, {"y": "int", "episode": "int"}, size_limit=460))
+    store = MdsStore(url, stream="episode", predownload=2)
+    assert store.info().metadata["shards"] == 4
+    ahead_is_done()
+    shutil.rmtree(tmp_path / "cache")  # all were fetched to find the streams
+    server.requests.clear()
+    stream = store(0)
+    ahead_is_done()
     assert [server.count("GET", f"shard.0000{number}") for number in range(4)] == [1, 1, 1, 0]
     assert [item["y"] for item in stream] == list(range(40))
     assert [server.count("GET", f"shard.0000{number}") for number in range(4)] == [1, 1, 1, 1]
@@ -696,6 +700,16 @@ def test_a_bar_counts_samples(tmp_path, capsys, monkeypatch):
 
 
 # packing
+
+
+def test_a_packed_store_is_read_from_a_server(tmp_path, server):
+    url = served(server, packed(tmp_path / "a", STREAMS, workers=2, compression="br", size_limit=2000))
+    sources, store = stores.open(url, format="mds")
+    assert len(sources) == 4
+    assert [len(list(store(number))) for number in sources] == [23, 0, 7, 31]
+    assert store.metadata(3) == {"n": 3}
+    dataset = StreamDataset(sources, store, 2, time_steps=8, lengths=store.lengths)
+    assert sum(int(batch.mask.sum()) for batch in StreamDataLoader(dataset, 2)) == 61
 
 
 def test_packed_streams_are_found_again_with_their_keys_and_metadata(tmp_path):

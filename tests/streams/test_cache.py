@@ -229,6 +229,54 @@ def test_ctrl_c_in_the_middle_of_a_download_leaves_nothing(server, cache):
     assert stored(cache) == []
 
 
+# files made of others
+
+
+def make_at_once(together, cache, log):
+    def make(path):
+        with open(log, "a") as file:
+            file.write("made\n")
+        pathlib.Path(path).write_bytes(b"x" * 1000)
+
+    together.wait()
+    with cache.made("numbers", "v1", 1000, make) as file:
+        assert pathlib.Path(file.path).read_bytes() == b"x" * 1000
+
+
+def test_a_file_is_made_of_others_once_by_all_processes(cache, tmp_path):
+    together, log = Together(), tmp_path / "log"
+    processes = [run(make_at_once, together, cache, log) for _ in range(4)]
+    together.begin(4)
+    assert join(*processes) == [0] * 4
+    assert log.read_text() == "made\n"
+
+
+def test_a_file_of_another_version_is_made_anew_and_a_failed_one_is_not_kept(cache):
+    def fail(path):
+        pathlib.Path(path).write_bytes(b"half")
+        raise ValueError("broke off")
+
+    for version in ("v1", "v2"):
+        for _ in range(2):
+            with cache.made("a", version, 10, lambda path, text=version: pathlib.Path(path).write_text(text)) as file:
+                assert pathlib.Path(file.path).read_text() == version
+    with pytest.raises(ValueError, match="broke off"):
+        cache.made("b", "v1", 10, fail)
+    assert stored(cache) == ["a"]
+    with pytest.raises(ValueError, match="the cache's limit is 5"):
+        FileCache(directory=cache.directory, size_limit_bytes=5).made("c", "v1", 10, fail)
+
+
+def test_a_file_is_fetched_to_a_place_of_ones_own(server, cache, tmp_path):
+    url = server.put("a.bin", b"x" * 1000)
+    server.plan += ["cut", 503]
+    cache.fetch(url, str(tmp_path / "mine"), 1000)
+    assert (tmp_path / "mine").read_bytes() == b"x" * 1000
+    with pytest.raises(ValueError, match=r"a.bin has 1,000 bytes, and 999 are expected"):
+        cache.fetch(url, str(tmp_path / "mine"), 999)
+    assert not os.path.exists(cache.directory)
+
+
 # the size limit
 
 

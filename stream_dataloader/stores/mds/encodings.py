@@ -26,7 +26,16 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import shorten
 
-__all__ = ["ARRAY_DTYPES", "ArrayEncoding", "Encoding", "ListEncoding", "encoding_of"]
+__all__ = [
+    "ARRAY_DTYPES",
+    "ArrayEncoding",
+    "BytesEncoding",
+    "Encoding",
+    "JsonEncoding",
+    "ListEncoding",
+    "PickleEncoding",
+    "TextEncoding",
+]
 
 #: The dtypes of arrays, by the byte that stands for them.
 ARRAY_DTYPES = {
@@ -172,7 +181,9 @@ class ArrayEncoding(Encoding):
         return found.tobytes()
 
 
-class _Bytes(Encoding):
+class BytesEncoding(Encoding):
+    """Bytes as they are."""
+
     def encode(self, value: Any) -> bytes:
         raise TypeError(f"a {type(value).__name__} where bytes are to be written")
 
@@ -180,8 +191,13 @@ class _Bytes(Encoding):
         return bytes(data)
 
 
-class _Text(Encoding):
-    """Text, or a value written as text."""
+class TextEncoding(Encoding):
+    """Text, or a value written as text.
+
+    Args:
+        kind: What it is read as.
+        accepted: What is written besides, as if it were of that kind.
+    """
 
     def __init__(self, kind: type, *accepted: type) -> None:
         self._kind = kind
@@ -200,7 +216,9 @@ class _Text(Encoding):
             raise ValueError(f"{shorten(text)}, which is no {self._kind.__name__}") from None
 
 
-class _Json(Encoding):
+class JsonEncoding(Encoding):
+    """Whatever JSON holds."""
+
     def encode(self, value: Any) -> bytes:
         return json.dumps(value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value).encode()
 
@@ -211,7 +229,9 @@ class _Json(Encoding):
             raise ValueError("JSON that is nested too deeply") from None
 
 
-class _Pickle(Encoding):
+class PickleEncoding(Encoding):
+    """Any object; reading it runs whatever code the bytes hold."""
+
     def encode(self, value: Any) -> bytes:
         return pickle.dumps(value)
 
@@ -264,50 +284,3 @@ class ListEncoding(Encoding):
         parts = [bytes(one) if isinstance(one, (bytes, bytearray)) else self.element.encode(one) for one in value]
         sizes = np.array([len(part) for part in parts], "<u4").tobytes()
         return b"".join([bytes(self._head), len(parts).to_bytes(4, "little"), sizes, *parts])
-
-
-_NUMBERS = tuple(_BYTE_OF_DTYPE)
-_PICTURES = ("jpeg", "png", "pil")
-_OTHERS: dict[str, Callable[[], Encoding]] = {
-    "bytes": _Bytes,
-    "str": lambda: _Text(str),
-    "int": lambda: ArrayEncoding("int64", (), int),
-    "str_int": lambda: _Text(int, np.integer),
-    "str_float": lambda: _Text(float, np.floating),
-    "str_decimal": lambda: _Text(decimal.Decimal),
-    "json": _Json,
-    "pkl": _Pickle,
-}
-
-
-def encoding_of(name: Any, *, allow_pickle: bool = False) -> Encoding:
-    """The encoding of a name.
-
-    Raises:
-        ValueError: There is none of that name, or it is `pkl`, and pickles are not allowed.
-    """
-    if not isinstance(name, str):
-        raise ValueError(f"{shorten(name)} is no encoding")
-    if name == "pkl" and not allow_pickle:
-        raise ValueError(
-            "'pkl' is refused: unpickling runs whatever code the file holds; with allow_pickle=True it is read all the "
-            "same, if you trust who wrote it"
-        )
-    if name in _OTHERS:
-        return _OTHERS[name]()
-    if name in _NUMBERS:
-        return ArrayEncoding(name, ())
-    if name.partition(":")[0] == "ndarray":
-        return ArrayEncoding.named(name.partition(":")[2])
-    from stream_dataloader.stores.mds.pictures import PictureEncoding
-
-    if name in _PICTURES:
-        return PictureEncoding(name)
-    if name in ("jpeg_array", "jpegarray"):
-        return ListEncoding(PictureEncoding("jpeg"), 0)
-    if name.startswith("list[") and name[5:-1] in _PICTURES and name.endswith("]"):
-        return ListEncoding(PictureEncoding(name[5:-1]), 4)
-    known = [*_OTHERS, *_NUMBERS, "ndarray[:dtype[:shape]]", *_PICTURES]
-    raise ValueError(
-        f"there is no encoding {name!r}; there are {', '.join(known)}, list[jpeg], list[png], list[pil] and jpeg_array"
-    )

@@ -21,9 +21,10 @@ from stream_dataloader._items.structure import Node, flatten, leaf_paths
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import inside
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding, ListEncoding, encoding_of
+from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding, ListEncoding
 from stream_dataloader.stores.mds.fetch import Shards
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder, read_index
+from stream_dataloader.stores.mds.kinds import encoding_of
 from stream_dataloader.stores.mds.scan import write_key_table, write_length_table
 from stream_dataloader.stores.mds.shards import Columns
 from stream_dataloader.stores.mds.steps import ItemColumns, RowSteps, SampleSteps

@@ -23,8 +23,8 @@ import numpy as np
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import inside, read_json
 from stream_dataloader.stores.mds.compression import check_compression, check_hash, extension_of, hash_of, pack
-from stream_dataloader.stores.mds.encodings import encoding_of
 from stream_dataloader.stores.mds.index import INDEX, in_folder, write_index
+from stream_dataloader.stores.mds.kinds import encoding_of
 from stream_dataloader.streams.cache.file_cache import is_url
 from stream_dataloader.streams.cache.remote import remote_file
 
