@@ -1,5 +1,6 @@
 """MDS datasets: written, packed, read from folders and servers, damaged."""
 
+import contextlib
 import decimal
 import itertools
 import json
@@ -97,6 +98,7 @@ class TestMdsStore(StoreContract):
         return STREAMS
 
 
+@pytest.mark.slow
 class TestCompressed(TestMdsStore):
     damages = 200 if FULL else 6
 
@@ -211,33 +213,33 @@ def test_a_sample_whose_arrays_differ_in_length_is_no_stream(tmp_path):
 # what samples hold
 
 
-@pytest.mark.parametrize(
-    ("encoding", "values"),
-    [
-        ("bytes", [b"", b"\0abc"]),
-        ("str", ["", "häß\U0001f600"]),
-        ("int", [-(2**63), 7]),
-        ("str_int", [10**40, -1]),
-        ("str_float", [0.1, float("inf")]),
-        ("str_decimal", [decimal.Decimal("1.000000000000000000000001"), decimal.Decimal(2)]),
-        ("json", [{"a": [1, None, "x"]}, [0.5]]),
-        ("uint64", [np.uint64(2**64 - 1), np.uint64(0)]),
-        ("float16", [np.float16(0.5), np.float16(-1)]),
-        ("ndarray", [np.arange(600, dtype=np.int8).reshape(300, 2), np.ones((1, 1, 1))]),
-        ("ndarray:int32", [np.arange(3, dtype=np.int32), np.ones((2, 2), np.int32)]),
-        ("ndarray:float64:2", [np.array([1.0, 2.0]), np.array([np.nan, 0.0])]),
-        ("png", [np.arange(24, dtype=np.uint8).reshape(4, 6), np.full((3, 3, 4), 7, np.uint8)]),
-        ("pil", [np.arange(24, dtype=np.uint8).reshape(2, 4, 3), np.full((3, 3), 70000, np.int32)]),
-        ("list[pil]", [[], [np.zeros((2, 2), np.float32), np.ones((3, 1, 4), np.uint8)]]),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_values_come_back(tmp_path, encoding, values):
-    store = MdsStore(written(tmp_path / "a", [{"x": value} for value in values], {"x": encoding}, size_limit=None))
-    found = [item["x"] for item in store(0)]
-    for one, value in zip(found, values, strict=True):
-        assert type(one) is type(value)
-        np.testing.assert_equal(one, value)
+VALUES = [
+    ("bytes", [b"", b"\0abc"]),
+    ("str", ["", "häß\U0001f600"]),
+    ("int", [-(2**63), 7]),
+    ("str_int", [10**40, -1]),
+    ("str_float", [0.1, float("inf")]),
+    ("str_decimal", [decimal.Decimal("1.000000000000000000000001"), decimal.Decimal(2)]),
+    ("json", [{"a": [1, None, "x"]}, [0.5]]),
+    ("uint64", [np.uint64(2**64 - 1), np.uint64(0)]),
+    ("float16", [np.float16(0.5), np.float16(-1)]),
+    ("ndarray", [np.arange(600, dtype=np.int8).reshape(300, 2), np.ones((1, 1, 1))]),
+    ("ndarray:int32", [np.arange(3, dtype=np.int32), np.ones((2, 2), np.int32)]),
+    ("ndarray:float64:2", [np.array([1.0, 2.0]), np.array([np.nan, 0.0])]),
+    ("png", [np.arange(24, dtype=np.uint8).reshape(4, 6), np.full((3, 3, 4), 7, np.uint8)]),
+    ("pil", [np.arange(24, dtype=np.uint8).reshape(2, 4, 3), np.full((3, 3), 70000, np.int32)]),
+    ("list[pil]", [[], [np.zeros((2, 2), np.float32), np.ones((3, 1, 4), np.uint8)]]),
+]
+
+
+def test_values_come_back(tmp_path):
+    for encoding, values in VALUES:
+        path = tmp_path / encoding.replace(":", "-")
+        store = MdsStore(written(path, [{"x": value} for value in values], {"x": encoding}, size_limit=None))
+        found = [item["x"] for item in store(0)]
+        for one, value in zip(found, values, strict=True):
+            assert type(one) is type(value), encoding
+            np.testing.assert_equal(one, value, encoding)
 
 
 def test_jpeg_comes_back_but_for_a_few_shades(tmp_path):
@@ -248,28 +250,29 @@ def test_jpeg_comes_back_but_for_a_few_shades(tmp_path):
         assert np.abs(one["x"].astype(int) - value).max() < 9
 
 
-@pytest.mark.parametrize(
-    ("encoding", "value", "message"),
-    [
-        ("int", "7", "'7' where a number of int64"),
-        ("uint8", 256, "256, which uint8 cannot hold"),
-        ("int", 0.5, "0.5 where a number of int64"),
-        ("str", 7, "a int where a str"),
-        ("ndarray:uint8", np.zeros(3), "an array of float64 where uint8"),
-        ("ndarray:uint8:4", np.zeros(3, np.uint8), r"shape \(3,\) where \(4,\)"),
-        ("ndarray", np.zeros((3, 0)), r"shape \(3, 0\) where one with at least one number"),
-        ("ndarray", np.zeros(3, complex), "an array of complex128"),
-        ("jpeg", np.zeros((3, 3), np.float64), "where a picture"),
-        ("ndarray:uint8:4", b"abc", "3 bytes instead of 4"),
-    ],
-)
-def test_what_an_encoding_does_not_take_is_refused(tmp_path, encoding, value, message):
-    with MdsWriter(tmp_path / "a", columns={"x": encoding}) as writer:
-        with pytest.raises((TypeError, ValueError), match=f"sample 0: column 'x', encoding '{encoding}': .*{message}"):
-            writer.write({"x": value})
-        with pytest.raises(ValueError, match=r"sample 0: a sample has no 'x'; it has \['y'\]"):
-            writer.write({"y": value})
-    assert len(MdsStore(tmp_path / "a")) == 0
+REFUSED = [
+    ("int", "7", "'7' where a number of int64"),
+    ("uint8", 256, "256, which uint8 cannot hold"),
+    ("int", 0.5, "0.5 where a number of int64"),
+    ("str", 7, "a int where a str"),
+    ("ndarray:uint8", np.zeros(3), "an array of float64 where uint8"),
+    ("ndarray:uint8:4", np.zeros(3, np.uint8), r"shape \(3,\) where \(4,\)"),
+    ("ndarray", np.zeros((3, 0)), r"shape \(3, 0\) where one with at least one number"),
+    ("ndarray", np.zeros(3, complex), "an array of complex128"),
+    ("jpeg", np.zeros((3, 3), np.float64), "where a picture"),
+    ("ndarray:uint8:4", b"abc", "3 bytes instead of 4"),
+]
+
+
+def test_what_an_encoding_does_not_take_is_refused(tmp_path):
+    for number, (encoding, value, message) in enumerate(REFUSED):
+        told = f"sample 0: column 'x', encoding '{encoding}': .*{message}"
+        with MdsWriter(tmp_path / str(number), columns={"x": encoding}) as writer:
+            with pytest.raises((TypeError, ValueError), match=told):
+                writer.write({"x": value})
+            with pytest.raises(ValueError, match=r"sample 0: a sample has no 'x'; it has \['y'\]"):
+                writer.write({"y": value})
+        assert len(MdsStore(tmp_path / str(number))) == 0
 
 
 def test_windows_of_samples_of_all_sizes_are_written(tmp_path):
@@ -412,34 +415,36 @@ def test_a_wrong_hash_is_found_when_a_shard_is_unpacked_and_by_verify(tmp_path):
 # damage
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c.update(version=3), "version 3, and version 2 is read"),
-        (lambda c: c.update(shards={}), "version 2 is read, with a list of shards"),
-        (lambda c: c["shards"][1].update(format="csv"), "shard 1 is of format 'csv'"),
-        (lambda c: c["shards"][1].update(samples=1 << 40), "1099511627776 samples"),
-        (lambda c: c["shards"][1].update(samples=9000), "9,000 samples in .* bytes"),
-        (lambda c: c["shards"][1]["raw_data"].update(bytes=1 << 60), "1152921504606846976 bytes"),
-        (lambda c: c["shards"][1]["raw_data"].update(basename="../x"), r"'\.\./x', which lies outside"),
-        (lambda c: c["shards"][1]["raw_data"].update(basename="/etc/passwd"), "'/etc/passwd', which lies outside"),
-        (lambda c: c["shards"][1]["raw_data"].update(basename=None), "names a file None"),
-        (lambda c: c["shards"][1].update(compression="zstd"), "has the compression 'zstd' and the file None"),
-        (lambda c: c["shards"][1].update(column_names=["episode", "x", "z"]), "shard 1: its columns are"),
-        (lambda c: c["shards"][1].update(column_sizes=[None]), "its columns are"),
-        (lambda c: c["shards"].append(7), "shard 3 is 7"),
-        (
-            lambda c: [s.update(column_encodings=["str", "ndarray:int8:9", "int"]) for s in c["shards"]],
-            "24 bytes, and",
-        ),
-        (lambda c: [s.update(column_encodings=["str", "what", "int"]) for s in c["shards"]], "no encoding 'what'"),
-    ],
-)
-def test_an_index_that_cannot_be_is_refused(tmp_path, change, message):
+WRONG_INDEXES = [
+    (lambda c: c.update(version=3), "version 3, and version 2 is read"),
+    (lambda c: c.update(shards={}), "version 2 is read, with a list of shards"),
+    (lambda c: c["shards"][1].update(format="csv"), "shard 1 is of format 'csv'"),
+    (lambda c: c["shards"][1].update(samples=1 << 40), "1099511627776 samples"),
+    (lambda c: c["shards"][1].update(samples=9000), "9,000 samples in .* bytes"),
+    (lambda c: c["shards"][1]["raw_data"].update(bytes=1 << 60), "1152921504606846976 bytes"),
+    (lambda c: c["shards"][1]["raw_data"].update(basename="../x"), r"'\.\./x', which lies outside"),
+    (lambda c: c["shards"][1]["raw_data"].update(basename="/etc/passwd"), "'/etc/passwd', which lies outside"),
+    (lambda c: c["shards"][1]["raw_data"].update(basename=None), "names a file None"),
+    (lambda c: c["shards"][1].update(compression="zstd"), "has the compression 'zstd' and the file None"),
+    (lambda c: c["shards"][1].update(column_names=["episode", "x", "z"]), "shard 1: its columns are"),
+    (lambda c: c["shards"][1].update(column_sizes=[None]), "its columns are"),
+    (lambda c: c["shards"].append(7), "shard 3 is 7"),
+    (
+        lambda c: [s.update(column_encodings=["str", "ndarray:int8:9", "int"]) for s in c["shards"]],
+        "24 bytes, and",
+    ),
+    (lambda c: [s.update(column_encodings=["str", "what", "int"]) for s in c["shards"]], "no encoding 'what'"),
+]
+
+
+def test_an_index_that_cannot_be_is_refused(tmp_path):
     path = written(tmp_path / "a")
-    changed_index(path, change)
-    with pytest.raises(StoreError, match=message):
-        MdsStore(path)
+    text = (tmp_path / "a" / "index.json").read_text()
+    for change, message in WRONG_INDEXES:
+        (tmp_path / "a" / "index.json").write_text(text)
+        changed_index(path, change)
+        with pytest.raises(StoreError, match=message):
+            MdsStore(path)
 
 
 def test_an_index_that_was_changed_is_noticed_if_this_package_wrote_it(tmp_path):
@@ -453,23 +458,22 @@ def test_an_index_that_was_changed_is_noticed_if_this_package_wrote_it(tmp_path)
         stores.open(path, format="mds")
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (0, 99, "it holds 99 samples, and the index says 9"),
-        (4, 0, "places of samples lie outside of"),
-        (8, 1 << 31, "places of samples lie outside of"),
-        (4 + 4 * 8, 1 << 30, "places of samples lie outside of"),
-    ],
-)
-def test_places_outside_of_a_shard_are_refused(tmp_path, place, value, message):
+WRONG_PLACES = [
+    (0, 99, "it holds 99 samples, and the index says 9"),
+    (4, 0, "places of samples lie outside of"),
+    (8, 1 << 31, "places of samples lie outside of"),
+    (4 + 4 * 8, 1 << 30, "places of samples lie outside of"),
+]
+
+
+def test_places_outside_of_a_shard_are_refused(tmp_path):
     path = written(tmp_path / "a")
     shard = pathlib.Path(path, "shard.00000.mds")
-    data = bytearray(shard.read_bytes())
-    data[place : place + 4] = value.to_bytes(4, "little")
-    shard.write_bytes(data)
-    with pytest.raises(StoreError, match=rf"stream 0 .*shard.00000.mds is damaged: {message}"):
-        MdsStore(path)(0)
+    data = shard.read_bytes()
+    for place, value, message in WRONG_PLACES:
+        shard.write_bytes(data[:place] + value.to_bytes(4, "little") + data[place + 4 :])
+        with pytest.raises(StoreError, match=rf"stream 0 .*shard.00000.mds is damaged: {message}"):
+            MdsStore(path)(0)
 
 
 def test_a_sample_whose_columns_do_not_end_where_it_does_is_refused(tmp_path):
@@ -637,21 +641,21 @@ def test_a_dataset_is_not_overwritten_unless_that_was_asked_for(tmp_path):
     assert sorted(os.listdir(path)) == ["index.json", "mine.txt", "shard.00000.mds"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"compression": "lzma"}, "no compression 'lzma'"),
-        ({"compression": "zstd:99"}, "no compression 'zstd:99'"),
-        ({"hashes": ["sha0"]}, "no hash 'sha0'"),
-        ({"size_limit": "1 pound"}, "size_limit is '1 pound'"),
-        ({"size_limit": 1 << 40}, "give 1 to 4,294,967,295 bytes"),
-        ({"columns": {}}, "columns is empty"),
-        ({"columns": {"x": "ndarray:int3"}}, "column 'x': no arrays of 'int3'"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        MdsWriter(tmp_path / "a", **{"columns": COLUMNS} | options)
+WRONG_OPTIONS = [
+    ({"compression": "lzma"}, "no compression 'lzma'"),
+    ({"compression": "zstd:99"}, "no compression 'zstd:99'"),
+    ({"hashes": ["sha0"]}, "no hash 'sha0'"),
+    ({"size_limit": "1 pound"}, "size_limit is '1 pound'"),
+    ({"size_limit": 1 << 40}, "give 1 to 4,294,967,295 bytes"),
+    ({"columns": {}}, "columns is empty"),
+    ({"columns": {"x": "ndarray:int3"}}, "column 'x': no arrays of 'int3'"),
+]
+
+
+def test_options_that_cannot_be_are_refused(tmp_path):
+    for options, message in WRONG_OPTIONS:
+        with pytest.raises(ValueError, match=message):
+            MdsWriter(tmp_path / "a", **{"columns": COLUMNS} | options)
 
 
 def test_shards_are_as_large_as_they_may_be(tmp_path):
@@ -821,6 +825,37 @@ def test_packing_goes_on_after_an_interrupt(tmp_path, size_limit):
 def killed(items):
     yield from items
     os._exit(1)
+
+
+def test_finishing_may_be_interrupted_anywhere(tmp_path, monkeypatch):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    packer = MdsPacker(str(folder), size_limit=900)
+    part = packer.part(0)
+    records = [
+        StreamRecord(number, str(number), *part.write(number, str(number), iter(items)), {})
+        for number, items in enumerate(STREAMS)
+    ]
+    with pytest.raises(RuntimeError, match="broke off"):
+        part.write(9, "broken", broken(STREAMS[3]))
+    part.sync()  # and is killed: some of it lies in a tail
+    unlink = os.unlink
+    for calls in range(8):
+        left = [calls]
+
+        def interrupted(path, left=left):
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            unlink(path)
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(os, "unlink", interrupted)
+            packer.finish(records)
+    packer.finish(records)
+    part._lines.close()
+    part._tail.close()
+    check_store(folder)
 
 
 def test_a_packed_store_whose_table_is_gone_or_another_is_refused(tmp_path):

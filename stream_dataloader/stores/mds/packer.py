@@ -30,19 +30,21 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout
 from stream_dataloader._items.structure import Misfit, Node, leaf_paths
+from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import read_json
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores.mds.compression import unpack
 from stream_dataloader.stores.mds.encodings import ARRAY_DTYPES
 from stream_dataloader.stores.mds.fetch import check_file
-from stream_dataloader.stores.mds.index import ShardFile, write_index
-from stream_dataloader.stores.mds.table import write_table
+from stream_dataloader.stores.mds.index import INDEX, ShardFile, write_index
+from stream_dataloader.stores.mds.table import StreamTable, write_table
 from stream_dataloader.stores.mds.writer import SampleEncoder, ShardBuilder
 from stream_dataloader.stores.memmap.structure import to_json
 
 __all__ = ["MdsPacker"]
 
 _LAYOUT, _TABLE = "layout.json", "streams.mdst"
+_OURS = re.compile(r"(part|tail|shard)\.\d")
 _PART = re.compile(r"part\.(\d+)\.jsonl")
 
 
@@ -88,7 +90,26 @@ class MdsPacker:
         return _Part(self._folder, worker, self._key_column, self._encodings, self._options)
 
     def finish(self, records: Sequence[StreamRecord]) -> None:
-        """See `Packer`."""
+        """See `Packer`. If it was interrupted behind index.json, only what is left over remains to be deleted."""
+        if not self._is_finished(records):
+            self._finish(records)
+        index = read_json(os.path.join(self._folder, INDEX), dict)
+        found = [file for shard in index["shards"] for file in (shard["raw_data"], shard["zip_data"]) if file]
+        files = {file["basename"] for file in found}
+        for name in os.listdir(self._folder):
+            if name == _LAYOUT or (_OURS.match(name) and name not in files):
+                os.unlink(os.path.join(self._folder, name))
+
+    def _is_finished(self, records: Sequence[StreamRecord]) -> bool:
+        """Whether an interrupted run has finished the store of these records."""
+        if not os.path.exists(os.path.join(self._folder, INDEX)):
+            return False
+        with suppress(StoreError):
+            table = StreamTable(os.path.join(self._folder, _TABLE), None)
+            return list(table.steps) == [record.steps for record in records]
+        return False
+
+    def _finish(self, records: Sequence[StreamRecord]) -> None:
         agreed = _read_layout(self._folder)
         workers = sorted(int(found[1]) for name in os.listdir(self._folder) if (found := _PART.fullmatch(name)))
         by_worker: dict[int, list[StreamRecord]] = {}
@@ -121,10 +142,6 @@ class MdsPacker:
         if agreed is not None:
             note |= {"items": {name: agreed[name] for name in ("structure", "columns")}, "bools": agreed["bools"]}
         write_index(self._folder, entries, note)
-        files = {file["basename"] for entry in entries for file in (entry["raw_data"], entry["zip_data"]) if file}
-        for name in os.listdir(self._folder):
-            if name == _LAYOUT or (re.match(r"(part|tail|shard)\.\d", name) and name not in files):
-                os.unlink(os.path.join(self._folder, name))
 
 
 def _builder(folder: str, agreed: Mapping[str, Any], options: Mapping[str, Any]) -> ShardBuilder:
