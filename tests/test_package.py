@@ -91,6 +91,8 @@ PUBLIC = {
         "Hdf5Store",
         "LeRobotStore",
         "LmdbStore",
+        "MdsStore",
+        "MdsWriter",
         "MemmapStore",
         "NpyStore",
         "OpenedStore",

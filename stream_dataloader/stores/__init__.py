@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stream_dataloader.stores.hdf5 import Hdf5Store
     from stream_dataloader.stores.lerobot import LeRobotStore
     from stream_dataloader.stores.lmdb import LmdbStore
+    from stream_dataloader.stores.mds import MdsStore, MdsWriter
     from stream_dataloader.stores.memmap import MemmapStore
     from stream_dataloader.stores.npy import NpyStore
     from stream_dataloader.stores.parquet import ParquetStore
@@ -38,6 +39,8 @@ __all__ = [
     "Hdf5Store",
     "LeRobotStore",
     "LmdbStore",
+    "MdsStore",
+    "MdsWriter",
     "MemmapStore",
     "NpyStore",
     "OpenedStore",
@@ -59,6 +62,8 @@ _MODULES = {
     "Hdf5Store": "hdf5",
     "LeRobotStore": "lerobot",
     "LmdbStore": "lmdb",
+    "MdsStore": "mds",
+    "MdsWriter": "mds",
     "MemmapStore": "memmap",
     "NpyStore": "npy",
     "ParquetStore": "parquet",

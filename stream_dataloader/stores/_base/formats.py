@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ __all__ = ["FORMATS", "HDF5_SUFFIXES", "Format", "format_of"]
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 
+_SHARDS = re.compile(rb'"shards"\s*:\s*\[')
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
@@ -53,6 +55,13 @@ def _has(path: str, key: str, *names: str) -> bool:
 def _value(path: str, key: str, *names: str) -> object:
     found = _json(path, *names)
     return found.get(key) if isinstance(found, dict) else None
+
+
+def _is_mds(path: str, names: frozenset[str]) -> bool:
+    if "index.json" not in names:
+        return False
+    with open(os.path.join(path, "index.json"), "rb") as file:  # which is large if there are many shards
+        return _SHARDS.search(file.read(1 << 16)) is not None
 
 
 def _is_hdf5(path: str, names: frozenset[str]) -> bool:
@@ -106,7 +115,7 @@ FORMATS: dict[str, Format] = {
     "lerobot": Format(
         "lerobot", "LeRobotStore", None, lambda path, _: _has(path, "codebase_version", "meta", "info.json")
     ),
-    "mds": Format("mds", "MdsStore", "MdsPacker", lambda path, _: _has(path, "shards", "index.json")),
+    "mds": Format("mds", "MdsStore", "MdsPacker", _is_mds),
     "tfds": Format("tfds", "TfdsStore", None, lambda _, names: {"dataset_info.json", "features.json"} <= names),
     "zarr": Format("zarr", "ZarrStore", None, _is_zarr),
     "tensordict": Format("tensordict", "TensorDictStore", None, lambda path, _: _has(path, "_type", "meta.json")),

@@ -19,13 +19,14 @@ _FLOATS = (b"PF", b"Pf")  # the portable float map
 _JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")  # within a scan, FF 00 and restarts are data
 
 
-def decoded_image(data: bytes, name: str, *, gray: bool = False) -> Any:
+def decoded_image(data: bytes, name: str, *, gray: bool = False, flags: int | None = None) -> Any:
     """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, upright and without transparency.
 
     Args:
         data: What a file of it would hold.
         name: What errors call it.
         gray: One channel.
+        flags: Of OpenCV's `imdecode`, instead: what is returned is then what they say.
 
     Raises:
         ValueError: It is cut short, damaged, or no image that OpenCV can decode.
@@ -38,8 +39,10 @@ def decoded_image(data: bytes, name: str, *, gray: bool = False) -> Any:
         raise ValueError(f"{name} is cut short: a JPEG of {len(data)} bytes without an end")
     if data.startswith(_FLOATS):  # OpenCV would round them to 0 and 1
         raise ValueError(f"{name} has pixels of float32; convert it to 8 or 16 bits a channel")
+    if flags is None:
+        flags = cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR
     try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR)
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error as error:  # more pixels than OpenCV's limit, say
         raise ValueError(f"{name} cannot be decoded: {' '.join(str(error).split())}") from error
     if image is None:
