@@ -16,6 +16,7 @@ import numpy as np
 
 from stream_dataloader.stores.mds.encodings import Encoding
 from stream_dataloader.streams._media.opencv import import_opencv
+from stream_dataloader.streams._media.still import decoded_image
 
 __all__ = ["PictureEncoding"]
 
