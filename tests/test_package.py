@@ -87,11 +87,13 @@ PUBLIC = {
     "stream_dataloader.stores": [
         "MemmapStore",
         "OpenedStore",
+        "PackReport",
         "Store",
         "StoreError",
         "StoreInfo",
         "inspect",
         "open",
+        "pack",
         "verify",
     ],
     "stream_dataloader.testing": ["StoreContract", "StreamContract", "batch_key", "check_resume"],

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.formats import FORMATS, format_of
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
+from stream_dataloader.stores._packing.driver import pack
+from stream_dataloader.stores._packing.report import PackReport
 
 if TYPE_CHECKING:
     from stream_dataloader.stores.memmap import MemmapStore
@@ -28,11 +30,13 @@ if TYPE_CHECKING:
 __all__ = [
     "MemmapStore",
     "OpenedStore",
+    "PackReport",
     "Store",
     "StoreError",
     "StoreInfo",
     "inspect",
     "open",
+    "pack",
     "verify",
 ]
 
