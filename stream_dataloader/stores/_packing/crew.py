@@ -12,7 +12,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -101,10 +101,8 @@ class Crew:
         """Hand streams to a worker that has none, or, with None, let it go."""
         worker.is_leaving = tasks is None
         worker.began = time.perf_counter()
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, as will be heard
             worker.connection.send_bytes(dumps_by_value(tasks))
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it is dead, as will be heard
 
     def hear(self, seconds: float) -> Iterator[tuple[Worker, tuple[Any, ...] | None]]:
         """What workers tell, waiting for it so long at most; None is a worker's end, the last of it."""

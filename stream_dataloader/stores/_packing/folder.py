@@ -21,6 +21,7 @@ import time
 from types import TracebackType
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import sync_folder
 from stream_dataloader.streams.cache.file_cache import is_url
 from stream_dataloader.streams.cache.file_lock import FileLock, lock
 
@@ -145,8 +146,8 @@ class PartialFolder:
         """Give the store its name."""
         for folder, _, names in os.walk(self.store):
             for name in names:
-                _sync(os.path.join(folder, name))
-            _sync(folder)
+                sync_folder(os.path.join(folder, name))
+            sync_folder(folder)
         try:
             os.rename(self.store, self.path)
         except OSError as error:
@@ -154,14 +155,5 @@ class PartialFolder:
                 f"{self.path} has come to exist while it was packed ({error.strerror}); remove it and pack again: what "
                 f"is packed is in {self.partial}"
             ) from error
-        _sync(os.path.dirname(os.path.abspath(self.path)))
+        sync_folder(os.path.dirname(os.path.abspath(self.path)))
         os.unlink(self.journal)
-
-
-def _sync(path: str) -> None:
-    """Have the disk hold a file or folder."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

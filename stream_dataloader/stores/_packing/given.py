@@ -159,4 +159,4 @@ def _metadata(sources: Sequence[Any], given: Any, store: Store | None) -> Callab
         return lambda number: known.metadata(
             sources[number][0] if isinstance(sources[number], (tuple, list)) else sources[number]
         )
-    return lambda number: {}
+    return lambda _: {}

@@ -115,7 +115,8 @@ class PartWriter:
         self._tell()
         self._send(("packed", task.number, steps, place))
         self._written = True
-        if self._unsynced_bytes >= SYNC_BYTES or self.due_seconds <= 0:
+        due = self.due_seconds
+        if self._unsynced_bytes >= SYNC_BYTES or (due is not None and due <= 0):
             self.sync()
 
     def _tick(self, steps: int, item: Any) -> None:
