@@ -301,11 +301,9 @@ class _Run:
             while self._ledger.to_do:
                 for number in self._ledger.take(0, 1):
                     writer.pack(self._task(number))
-        except KeyboardInterrupt:
-            writer.close()
-            raise
-        except StreamError:
-            writer.close()
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                writer.close()
             raise
         writer.close()
 

@@ -199,11 +199,12 @@ class _Part:
     def close(self) -> None:
         """See `PartPacker`."""
         if self._layout is not None:
-            self.sync()
-            self._layout = None
-            for file in (*self._files, self._room):
-                os.close(file)
-            self._files, self._room = [], -1
+            try:
+                self.sync()
+            finally:
+                for file in (*self._files, self._room):
+                    os.close(file)
+                self._layout, self._files, self._room = None, [], -1
         self._free.clear()
 
 
