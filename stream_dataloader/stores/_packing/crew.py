@@ -7,7 +7,6 @@ two halves of a start.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import signal
 import time
@@ -24,7 +23,7 @@ from stream_dataloader.stores._packing.worker import Job, Tasks, run_worker
 
 __all__ = ["Crew", "Worker", "context_of", "described"]
 
-_GRACE_SECONDS = 2.0
+_GRACE_SECONDS = 1.0
 
 
 def context_of(given: BaseContext | str | None) -> BaseContext:
@@ -160,8 +159,3 @@ def _interrupt_later(method: str) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,10 +9,10 @@ from tqdm import tqdm
 
 from stream_dataloader.stores._packing.report import size_text
 
-__all__ = ["Progress"]
+__all__ = ["Bar", "Progress"]
 
 
-class _Bar(tqdm):  # type: ignore[misc]
+class Bar(tqdm):  # type: ignore[misc]
     """A bar without the thread that tqdm keeps for bars that move seldom, and forks with."""
 
     monitor_interval = 0
@@ -32,7 +32,7 @@ class Progress:
     def __init__(self, shown: bool | Callable[[int, int], Any] | None, name: str, done: int, total: int) -> None:
         self._call = shown if callable(shown) else None
         quiet = None if shown is None else not shown or self._call is not None
-        self._bar = _Bar(desc=f"packing {name}", initial=done, total=total, unit="stream", disable=quiet)
+        self._bar = Bar(desc=f"packing {name}", initial=done, total=total, unit="stream", disable=quiet)
         self._done, self._total = done, total
         self.steps = self.bytes = 0
 
