@@ -1,5 +1,6 @@
 """Packing: what comes out is what was read, whatever happens on the way."""
 
+import contextlib
 import errno
 import functools
 import multiprocessing
@@ -459,7 +460,13 @@ def syncs_at_once(monkeypatch):
     monkeypatch.setattr(packing_worker, "SYNC_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize("seed", range(4))
+def workers_of(pid):
+    with contextlib.suppress(FileNotFoundError):
+        return list(map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    return []
+
+
+@pytest.mark.parametrize("seed", range(100 if FULL else 4))
 @pytest.mark.usefixtures("syncs_at_once")
 def test_killed_at_any_moment_it_goes_on_and_gives_the_same(tmp_path, seed):
     rng = random.Random(seed)
@@ -469,6 +476,10 @@ def test_killed_at_any_moment_it_goes_on_and_gives_the_same(tmp_path, seed):
     for _ in range(4):
         child = Child(**arguments, num_workers=workers)
         time.sleep(rng.choice([0.02, 0.1, 0.2]) * rng.random())
+        if rng.random() < 0.5 and (pids := workers_of(child.process.pid)):
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(rng.choice(pids), signal.SIGKILL)
+            time.sleep(0.1 * rng.random())
         child.kill()
         child.told()
         if (tmp_path / "a").exists():

@@ -41,7 +41,7 @@ __all__ = ["MemmapPacker"]
 _LAYOUT, _ROOM = "layout.json", "room"
 
 #: Of a stream of more bytes, this much is collected in memory, and the rest in a file.
-_MOST_COLLECTED_BYTES = 64 << 20
+_MOST_COLLECTED_BYTES = 128 << 20
 _BLOCK_BYTES, _MOST_ROWS = 1 << 22, 1 << 16
 
 
@@ -262,10 +262,12 @@ class _Collected:
         if self._count < self._rows:
             return
         self._sum()
-        self._full.append(self._block)
-        if len(self._full) * self._rows * self._step_bytes >= _MOST_COLLECTED_BYTES:
+        if (len(self._full) + 1) * self._rows * self._step_bytes < _MOST_COLLECTED_BYTES:
+            self._full.append(self._block)
+            self._block = self._new()
+        else:
             self._spill()
-        self._block, self._count = self._new(), 0
+        self._count = 0
 
     def _sum(self) -> None:
         """Take the block's steps into the checksums."""
@@ -273,25 +275,23 @@ class _Collected:
             self.crcs[leaf] = crc_of(_bytes_of(rows[: self._count]), self.crcs[leaf])
 
     def _spill(self) -> None:
+        """Move the block to the file."""
         while len(self._spilled) < len(self._specs):
             self._spilled.append(tempfile.TemporaryFile(dir=self._folder, buffering=0))  # noqa: SIM115
-        for block in self._full:
-            for file, rows in zip(self._spilled, block, strict=True):
-                _write_all(file.fileno(), _bytes_of(rows), file.seek(0, os.SEEK_END))
-        self._free += self._full
-        self._full = []
+        for file, rows in zip(self._spilled, self._block, strict=True):
+            _write_all(file.fileno(), _bytes_of(rows), file.seek(0, os.SEEK_END))
 
     def write(self, leaf: int, file: int, offset: int) -> None:
         """Write a leaf's steps to a place of a file; the last thing that is done, leaf by leaf."""
         if not leaf:
             self._sum()
+        for full in self._full:
+            offset = _write_all(file, _bytes_of(full[leaf]), offset)
         if self._spilled:
             place = 0
             while block := os.pread(self._spilled[leaf].fileno(), _BLOCK_BYTES, place):
                 place += len(block)
                 offset = _write_all(file, memoryview(block), offset)
-        for full in self._full:
-            offset = _write_all(file, _bytes_of(full[leaf]), offset)
         _write_all(file, _bytes_of(self._block[leaf][: self._count]), offset)
 
     def close(self) -> None:
