@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packed import images
 
-from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info, stores
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info, interleave, stores
 from stream_dataloader.errors import (
     ItemError,
     LengthError,
@@ -189,6 +189,13 @@ def test_windows_of_a_dataset_are_taken_apart(tmp_path):
         stores.pack(StreamDataset([7], lambda n: [n], batch_size=1), tmp_path / "b")
 
 
+def test_datasets_put_together_are_packed_each_by_its_factory(tmp_path):
+    parts = [StreamDataset([3, 1], lambda n, sign=sign: [sign * n] * n, 2, time_steps=2) for sign in (1, -1)]
+    stores.pack(interleave(parts, batch_size=2), tmp_path / "a", num_workers=1)
+    store = MemmapStore(tmp_path / "a")
+    assert [list(store(n)) for n in range(4)] == [[3, 3, 3], [1], [-3, -3, -3], [-1]]
+
+
 def test_a_stream_that_writes_into_memory_is_packed_by_that(tmp_path):
     arrays = [np.arange(2000 * n).reshape(-1, 2) for n in (3, 0, 1)]
     asked = []
@@ -327,12 +334,18 @@ def test_wrong_arguments_are_refused_at_once(tmp_path):
         ({"keys": ["a", "b", "a", "c", "d", "e"]}, ValueError, "keys has 'a' twice"),
         ({"compression": "zstd"}, TypeError, "compression"),
         ({"metadata": {"a": object()}}, TypeError, "JSON"),
+        ({"stream_metadata": [{}]}, ValueError, "stream_metadata has 1 dicts, and there are 6 sources"),
         ({"path": "s3://bucket/a"}, ValueError, "is a URL; pack into a folder of this machine"),
     ]:
         given_ = {"streams": pair, "path": tmp_path / "a"} | arguments
         with pytest.raises(kind, match=message):
             stores.pack(given_.pop("streams"), given_.pop("path"), **given_)
         assert os.listdir(tmp_path) == []
+
+
+def test_metadata_that_cannot_be_kept_is_an_error_before_it_is_packed(tmp_path):
+    with pytest.raises(TypeError, match=r"the metadata of source 0 \(0\) cannot be kept as JSON: Object of type set"):
+        stores.pack((NUMBERS, refuse), tmp_path / "a", stream_metadata=lambda source: {"a": {1}})
 
 
 # ---- one process at a time, and nothing is overwritten
@@ -556,7 +569,7 @@ def test_a_stream_that_kills_twice_is_an_error_that_names_it(tmp_path):
 
 def test_workers_that_cannot_start_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(packing_worker, "_watch_parent", lambda: os._exit(1))
-    with pytest.raises(WorkerDeathError, match=r"workers cannot be started: the last one exited with status 1"):
+    with pytest.raises(WorkerDeathError, match=r"workers cannot be started: the last one exited with status 1.*0 of 6"):
         stores.pack((NUMBERS, open_images), tmp_path / "a", num_workers=2, multiprocessing_context="fork")
 
 

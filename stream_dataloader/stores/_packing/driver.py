@@ -11,6 +11,7 @@ import errno
 import hashlib
 import importlib
 import inspect
+import json
 import os
 import time
 import warnings
@@ -285,7 +286,11 @@ class _Run:
                     f"the disk of {self._folder.partial} is full ({error.strerror}). Free some of it, then go on. "
                     f"{self._kept()}",
                 ) from error
+            if error.errno is not None:
+                raise OSError(error.errno, f"{error.strerror}. {self._kept()}", error.filename) from error
             raise
+        except WorkerDeathError as error:
+            raise WorkerDeathError(f"{error}. {self._kept()}") from error.__cause__
 
     def _kept(self) -> str:
         return (
@@ -309,7 +314,12 @@ class _Run:
 
     def _task(self, number: int) -> Task:
         given = self._given
-        return Task(number, given.sources[number], given.keys[number], given.length(number))
+        try:
+            json.dumps(dict(given.metadata(number)))
+        except (TypeError, ValueError) as error:
+            source = shorten(given.sources[number])
+            raise TypeError(f"the metadata of source {number} ({source}) cannot be kept as JSON: {error}") from None
+        return Task(number, given.sources[number], given.keys[number], given.length(number), given.factory(number))
 
     # ---- by workers
 

@@ -28,6 +28,7 @@ class Given:
         windowed: Items are windows of several time steps, which are to be taken apart.
         seed: Of their random generators; None: nobody said.
         store: Where they come from, if that is a store.
+        factory: Tells what opens a stream, by its number; None: what opens all.
     """
 
     sources: Sequence[Any]
@@ -38,6 +39,7 @@ class Given:
     windowed: bool
     seed: int | None
     store: Store | None
+    factory: Callable[[int], Any]
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -71,12 +73,15 @@ def given_of(
         ValueError: Names or metadata are not as many as streams, or two streams have one name.
     """
     windowed, seed, lengths = False, None, None
+    factory: Callable[[int], Any] = _none
     if hasattr(streams, "sources") and hasattr(streams, "open_stream") and not isinstance(streams, tuple):
         sources, open_stream = streams.sources, streams.open_stream
         rules = getattr(streams, "rules", None)
         windowed = rules is not None and rules.time_steps is None
         seed = getattr(rules, "seed", None)
         lengths = getattr(streams, "lengths", None)
+        if len(sources) and callable(of := getattr(streams, "factory_of", None)) and of(0) is not open_stream:
+            factory = of  # several datasets put together
     else:
         try:
             sources, open_stream = streams
@@ -102,7 +107,12 @@ def given_of(
         windowed,
         seed,
         store,
+        factory,
     )
+
+
+def _none(_: int) -> None:
+    """The same factory opens all."""
 
 
 def _keys(sources: Sequence[Any], given: Any, store: Store | None) -> Sequence[str]:

@@ -29,12 +29,21 @@ _END = object()
 
 
 class Task(NamedTuple):
-    """A stream to pack: its number, source and name, and how many steps it has to have, None if nobody said."""
+    """A stream to pack.
+
+    Attributes:
+        number: Its number.
+        source: What it is opened from.
+        key: Its name.
+        length: How many steps it has to have; None if nobody said.
+        factory: What opens it, if that is not what opens the others.
+    """
 
     number: int
     source: Any
     key: str
-    length: int | None
+    length: int | None = None
+    factory: Any = None
 
 
 class Items(Iterator[Any]):
@@ -148,7 +157,7 @@ class Items(Iterator[Any]):
 
     def _open(self) -> None:
         try:
-            self._opened = self._open_stream(self._task.source)
+            self._opened = (self._task.factory or self._open_stream)(self._task.source)
         except Exception as error:
             raise self._failed(OpenError, f"open_stream raised {shorten(error, 2000)}") from error
         try:
