@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,14 @@ __all__ = ["Bar", "Progress"]
 
 
 class Bar(tqdm):  # type: ignore[misc]
-    """A bar without the thread that tqdm keeps for bars that move seldom, and forks with."""
+    """A bar that shares nothing with other processes.
+
+    tqdm's own lock is for all processes: one that was killed while it held it would have this one wait without end. And
+    tqdm keeps a thread for bars that move seldom, which does not go together with forking.
+    """
 
     monitor_interval = 0
+    _lock = threading.RLock()
 
 
 class Progress:
