@@ -704,7 +704,7 @@ def test_the_ledger_loses_nothing_and_repeats_nothing(seed):
                 assert (fatal == suspect[0]) == (deaths[suspect[0]] == 2)
             failed += [] if fatal is None else [fatal]
         elif event == "sync":
-            journal += ledger.synced(worker)
+            journal += ledger.synced(worker, rng.randrange(3))
         elif not ledger.holds(worker):
             held[worker] = ledger.take(worker, rng.randint(1, 3))
         elif event == "fail":

@@ -58,7 +58,11 @@ class PartPacker(Protocol):
         ...
 
     def sync(self) -> None:
-        """Have the disk hold all streams that were written. They are entered in the journal after that."""
+        """Have the disk hold all streams that were written. They are entered in the journal after that.
+
+        A part that has an attribute `syncs_beside = True` is synced in another thread, while the next stream is
+        written; it has to hold only those that were written when it is called.
+        """
         ...
 
     def close(self) -> None:

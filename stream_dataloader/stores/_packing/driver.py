@@ -408,7 +408,7 @@ class _Run:
             self._progress.finished()
             self._look_at_space()
         elif kind == "synced":
-            self._journal.add(self._ledger.synced(worker))
+            self._journal.add(self._ledger.synced(worker, *told))
         elif kind == "failed":
             number, report = told
             self._ledger.failed(worker, number)

@@ -80,9 +80,11 @@ class Ledger:
         """A worker could not read the next of its streams; nobody will try again."""
         assert self._held[worker].popleft() == number
 
-    def synced(self, worker: int) -> list[Entry]:
-        """What a worker has written is on the disk: what to enter in the journal."""
-        return self._written.pop(worker, [])
+    def synced(self, worker: int, count: int) -> list[Entry]:
+        """The first of the streams that a worker has written are on the disk: what to enter in the journal."""
+        written = self._written.pop(worker, [])
+        self._written[worker] = written[count:]
+        return written[:count]
 
     def died(self, worker: int) -> int | None:
         """A worker is gone, and what it held is to do again, first of all.

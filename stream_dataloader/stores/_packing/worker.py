@@ -6,7 +6,7 @@ A worker is handed streams, tells what became of each, and syncs now and then. W
     read n bytes                n more time steps were read
     packed number steps place   a stream is written, not necessarily on the disk
     failed number report        a stream could not be read
-    synced                      all that it has written is on the disk
+    synced count                so many more of the streams that it has written are on the disk
     broken report               the store cannot be written; it ends
     closed                      its part is finished; it ends
 
@@ -92,7 +92,8 @@ class PartWriter:
         self._synced = self._told = time.perf_counter()
         self._steps = self._unsynced_bytes = 0
         self._step_bytes = 0
-        self._written = False  # something, since it was synced
+        self._written = 0  # streams of which it is not known whether the disk holds them
+        self._syncing: _Syncing | None = None
 
     def pack(self, task: Task) -> None:
         """Pack a stream, and tell what became of it.
@@ -114,10 +115,8 @@ class PartWriter:
                 return
         self._tell()
         self._send(("packed", task.number, steps, place))
-        self._written = True
-        due = self.due_seconds
-        if self._unsynced_bytes >= SYNC_BYTES or (due is not None and due <= 0):
-            self.sync()
+        self._written += 1
+        self._see_to_sync()
 
     def _tick(self, steps: int, item: Any) -> None:
         if not self._step_bytes and item is not None:
@@ -126,6 +125,7 @@ class PartWriter:
         self._unsynced_bytes += steps * self._step_bytes
         if time.perf_counter() - self._told >= _TOLD_SECONDS:
             self._tell()
+            self._see_to_sync(begin=False)
             if self._stopped():
                 raise Stopped
 
@@ -139,17 +139,75 @@ class PartWriter:
         """In how many seconds to sync; None if there is nothing to sync."""
         return SYNC_SECONDS - (time.perf_counter() - self._synced) if self._written else None
 
+    def _see_to_sync(self, *, begin: bool = True) -> None:
+        """Sync if it is time, beside what is read meanwhile if the format can; tell what is on the disk."""
+        if self._syncing is not None:
+            if not self._syncing.is_alive():
+                self._end_sync()
+            return
+        due = self.due_seconds
+        if not begin or due is None or (due > 0 and self._unsynced_bytes < SYNC_BYTES):
+            return
+        if not getattr(self._part, "syncs_beside", False):
+            self.sync()
+            return
+        self._unsynced_bytes = 0
+        self._syncing = _Syncing(self._part.sync, self._written)
+        self._syncing.start()
+
+    def _end_sync(self) -> None:
+        syncing, self._syncing = self._syncing, None
+        if syncing is not None:
+            syncing.join()
+            if syncing.error is not None:
+                raise syncing.error
+            self._tell_synced(syncing.streams)
+
     def sync(self) -> None:
         """Have the disk hold what was written, and tell that."""
-        self._part.sync()
-        self._written, self._unsynced_bytes = False, 0
-        self._send(("synced",))
+        self._end_sync()
+        if self._written:
+            self._part.sync()
+            self._unsynced_bytes = 0
+            self._tell_synced(self._written)
+
+    def _tell_synced(self, streams: int) -> None:
+        self._written -= streams
         self._synced = time.perf_counter()
+        self._send(("synced", streams))
 
     def close(self) -> None:
         """Finish the part, and tell that."""
-        self._part.close()
-        self._send(("synced",))
+        try:
+            self._end_sync()
+        finally:
+            self._part.close()
+        self._tell_synced(self._written)
+
+
+class _Syncing(threading.Thread):
+    """Syncs a part beside its worker.
+
+    Args:
+        sync: Does it.
+        streams: How many streams are on the disk then.
+
+    Attributes:
+        error: What it raised.
+    """
+
+    def __init__(self, sync: Callable[[], None], streams: int) -> None:
+        super().__init__(name="pack-sync", daemon=True)
+        self._sync = sync
+        self.streams = streams
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """Sync."""
+        try:
+            self._sync()
+        except Exception as error:
+            self.error = error
 
 
 def run_worker(

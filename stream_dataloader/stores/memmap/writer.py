@@ -104,6 +104,8 @@ class MemmapPacker:
 class _Part:
     """See `packing.PartPacker`."""
 
+    syncs_beside = True
+
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._layout: Layout | None = None
