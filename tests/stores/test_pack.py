@@ -521,16 +521,17 @@ def test_ctrl_c_ends_all_workers_soon_and_says_how_to_go_on(tmp_path, workers, s
 
     arguments = {"streams": (NUMBERS, open_stream), "path": tmp_path / "a", "num_workers": workers}
     child = Child(**arguments)
-    wait_for((tmp_path / "there").exists)
+    journal = tmp_path / f"a{LEFT}" / "journal"
+    wait_for(lambda: (tmp_path / "there").exists() and journal.read_bytes().count(b'stream"') >= 3)
     begin = time.monotonic()
     child.kill(signal.SIGINT)
     told = child.told()
     assert re.match(
-        r"KeyboardInterrupt: packing was interrupted\. [2345] of 6 streams are packed, in .*: pack again", told
+        r"KeyboardInterrupt: packing was interrupted\. [345] of 6 streams are packed, in .*: pack again", told
     )
     assert time.monotonic() - begin < 30
     (tmp_path / "go").touch()
-    assert stores.pack(**arguments).packed_before == int(told.split(". ")[1][0])
+    assert stores.pack(**arguments).packed_before >= int(told.split(". ")[1][0])
     assert MemmapStore(tmp_path / "a").lengths.tolist() == [min(2, length) for length in LENGTHS]
 
 

@@ -74,6 +74,7 @@ class PartWriter:
         worker: The worker's.
         send: Tells the main process.
         stopped: Whether to end; asked a few times a second.
+        beside: Syncs may be told by another thread.
     """
 
     def __init__(
@@ -83,17 +84,23 @@ class PartWriter:
         worker: int,
         send: Callable[[tuple[Any, ...]], Any],
         stopped: Callable[[], bool] = lambda: False,
+        *,
+        beside: bool = False,
     ) -> None:
         self._job = job
         self._part = job.packer.part(part)
         self._worker = worker
         self._send = send
         self._stopped = stopped
+        self._lock = threading.Lock()  # over `_written`
         self._synced = self._told = time.perf_counter()
         self._steps = self._unsynced_bytes = 0
         self._step_bytes = 0
         self._written = 0  # streams of which it is not known whether the disk holds them
-        self._syncing: _Syncing | None = None
+        self._syncer: _Syncer | None = None
+        if beside and getattr(self._part, "syncs_beside", False):
+            self._syncer = _Syncer(self.sync)
+            self._syncer.start()
 
     def pack(self, task: Task) -> None:
         """Pack a stream, and tell what became of it.
@@ -115,7 +122,8 @@ class PartWriter:
                 return
         self._tell()
         self._send(("packed", task.number, steps, place))
-        self._written += 1
+        with self._lock:
+            self._written += 1
         self._see_to_sync()
 
     def _tick(self, steps: int, item: Any) -> None:
@@ -125,7 +133,6 @@ class PartWriter:
         self._unsynced_bytes += steps * self._step_bytes
         if time.perf_counter() - self._told >= _TOLD_SECONDS:
             self._tell()
-            self._see_to_sync(begin=False)
             if self._stopped():
                 raise Stopped
 
@@ -136,78 +143,87 @@ class PartWriter:
 
     @property
     def due_seconds(self) -> float | None:
-        """In how many seconds to sync; None if there is nothing to sync."""
-        return SYNC_SECONDS - (time.perf_counter() - self._synced) if self._written else None
+        """In how many seconds to call `sync`; None if there is nothing to sync, or it is done beside."""
+        return SYNC_SECONDS - (time.perf_counter() - self._synced) if self._written and self._syncer is None else None
 
-    def _see_to_sync(self, *, begin: bool = True) -> None:
-        """Sync if it is time, beside what is read meanwhile if the format can; tell what is on the disk."""
-        if self._syncing is not None:
-            if not self._syncing.is_alive():
-                self._end_sync()
+    def _see_to_sync(self) -> None:
+        """Sync if it is time, or have that done beside."""
+        if self._syncer is not None:
+            if self._syncer.error is not None:
+                raise self._syncer.error
+            if self._unsynced_bytes >= SYNC_BYTES:
+                self._unsynced_bytes = 0
+                self._syncer.wake.set()
             return
         due = self.due_seconds
-        if not begin or due is None or (due > 0 and self._unsynced_bytes < SYNC_BYTES):
-            return
-        if not getattr(self._part, "syncs_beside", False):
+        if due is not None and (due <= 0 or self._unsynced_bytes >= SYNC_BYTES):
             self.sync()
-            return
-        self._unsynced_bytes = 0
-        self._syncing = _Syncing(self._part.sync, self._written)
-        self._syncing.start()
-
-    def _end_sync(self) -> None:
-        syncing, self._syncing = self._syncing, None
-        if syncing is not None:
-            syncing.join()
-            if syncing.error is not None:
-                raise syncing.error
-            self._tell_synced(syncing.streams)
 
     def sync(self) -> None:
         """Have the disk hold what was written, and tell that."""
-        self._end_sync()
-        if self._written:
+        if streams := self._written:
             self._part.sync()
             self._unsynced_bytes = 0
-            self._tell_synced(self._written)
+            self._tell_synced(streams)
 
     def _tell_synced(self, streams: int) -> None:
-        self._written -= streams
+        with self._lock:
+            self._written -= streams
         self._synced = time.perf_counter()
         self._send(("synced", streams))
 
     def close(self) -> None:
         """Finish the part, and tell that."""
         try:
-            self._end_sync()
+            if self._syncer is not None:
+                self._syncer.end()
         finally:
             self._part.close()
         self._tell_synced(self._written)
 
 
-class _Syncing(threading.Thread):
-    """Syncs a part beside its worker.
+class _Syncer(threading.Thread):
+    """Syncs a part now and then beside its worker, also while that is stuck in a stream.
 
     Args:
-        sync: Does it.
-        streams: How many streams are on the disk then.
+        sync: Syncs what there is to sync, and tells it.
 
     Attributes:
-        error: What it raised.
+        wake: Sync now.
+        error: What syncing raised.
     """
 
-    def __init__(self, sync: Callable[[], None], streams: int) -> None:
+    def __init__(self, sync: Callable[[], None]) -> None:
         super().__init__(name="pack-sync", daemon=True)
         self._sync = sync
-        self.streams = streams
+        self._ending = False
+        self.wake = threading.Event()
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Sync."""
-        try:
-            self._sync()
-        except Exception as error:
-            self.error = error
+        """Sync now and then."""
+        while not self._ending:
+            self.wake.wait(SYNC_SECONDS or 0.001)
+            self.wake.clear()
+            if self._ending:
+                return
+            try:
+                self._sync()
+            except Exception as error:
+                self.error = error
+                return
+
+    def end(self) -> None:
+        """Let it end.
+
+        Raises:
+            Exception: What syncing raised.
+        """
+        self._ending = True
+        self.wake.set()
+        self.join()
+        if self.error is not None:
+            raise self.error
 
 
 def run_worker(
@@ -234,13 +250,16 @@ def run_worker(
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
 
+    one_at_a_time = threading.Lock()
+
     def send(message: tuple[Any, ...]) -> None:
-        connection.send_bytes(pickle.dumps(message))
+        with one_at_a_time:
+            connection.send_bytes(pickle.dumps(message))
 
     with contextlib.suppress(BrokenPipeError, EOFError, ConnectionResetError):  # the main process has gone
         held = lock(folder_lock, shared=True, create=True)
         try:
-            _serve(PartWriter(job.value, part, worker, send, connection.poll), connection, send)
+            _serve(PartWriter(job.value, part, worker, send, connection.poll, beside=True), connection, send)
             send(("closed",))
         except (BrokenPipeError, EOFError, ConnectionResetError):
             raise
