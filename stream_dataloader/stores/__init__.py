@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.formats import FORMATS, format_of
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
+from stream_dataloader.stores._packing.driver import pack
+from stream_dataloader.stores._packing.report import PackReport
 
 if TYPE_CHECKING:
     from stream_dataloader.stores.hdf5 import Hdf5Store
@@ -44,6 +46,7 @@ __all__ = [
     "MemmapStore",
     "NpyStore",
     "OpenedStore",
+    "PackReport",
     "ParquetStore",
     "Store",
     "StoreError",
@@ -54,6 +57,7 @@ __all__ = [
     "ZarrStore",
     "inspect",
     "open",
+    "pack",
     "verify",
 ]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from stream_dataloader.errors import StoreError
 
-__all__ = ["inside", "read_json", "write_once"]
+__all__ = ["inside", "read_json", "sync_folder", "write_once"]
 
 _LARGEST_JSON_BYTES = 1 << 30
 
@@ -74,3 +74,12 @@ def inside(folder: str, name: Any, what: str) -> str:
     if os.path.isabs(name) or ".." in parts or (len(name) > 1 and name[1] == ":"):
         raise StoreError(f"{what} names a file {name!r}, which lies outside of the store; it is refused")
     return os.path.join(folder, *parts)
+
+
+def sync_folder(folder: str) -> None:
+    """Have the disk hold the names of a folder's files, or a file."""
+    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

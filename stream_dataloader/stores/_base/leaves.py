@@ -151,6 +151,13 @@ class ItemSpecs:
         """See `leaf_names`."""
         return leaf_names(self._layout.structure)
 
+    def build(self, leaves: Sequence[Any]) -> Any:
+        """An item's structure over arrays `(n, ...)`, one a leaf; over tensors where NumPy lacks the dtype."""
+        return self._layout.build(
+            leaf if spec.dtype in DTYPES_OF_NUMPY else as_tensor(leaf, spec.dtype)
+            for leaf, spec in zip(leaves, self.leaves, strict=True)
+        )
+
     def read(self, item: Any, step: int) -> Sequence[Any]:
         """An item's leaves, as arrays.
 

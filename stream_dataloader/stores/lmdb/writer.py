@@ -18,6 +18,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import read_json, write_once
+from stream_dataloader.stores._base.header import HEADER
 from stream_dataloader.stores._base.leaves import LAYOUT, ItemSpecs, read_layout
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.tables import crc_of, write_tables
@@ -101,8 +102,10 @@ class LmdbPacker:
 
     def finish(self, records: Sequence[StreamRecord]) -> None:
         """See `Packer`."""
+        if (layout := read_layout(self._folder)) is None and os.path.exists(os.path.join(self._folder, HEADER)):
+            return  # it was interrupted when all but the last was done
         self._agree()
-        structure, specs = read_layout(self._folder) or (None, ())
+        structure, specs = layout or (None, ())
         places = [record.place or {"database": 0, "first": 0, "crc": 0} for record in records]
         numbers = sorted({place["database"] for place, record in zip(places, records, strict=True) if record.steps})
         wanted = [f"{number}{_SUFFIX}" for number in numbers]
@@ -130,7 +133,7 @@ class LmdbPacker:
             checksums=checksums,
             metadata=self._metadata,
         )
-        for name in (LAYOUT, _OPTIONS):
+        for name in (_OPTIONS, LAYOUT):  # that the last is gone says that all is done
             if os.path.exists(path := os.path.join(self._folder, name)):
                 os.unlink(path)
 
