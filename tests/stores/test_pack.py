@@ -325,7 +325,7 @@ def test_wrong_arguments_are_refused_at_once(tmp_path):
         ({"streams": 5}, TypeError, "give a StreamDataset, or a pair"),
         ({"streams": ("a.mp4", open_images)}, TypeError, "sources is 'a.mp4', which is one source; give a list"),
         ({"streams": (NUMBERS, 3)}, TypeError, "open_stream is 3; give a function"),
-        ({"format": "tfds"}, ValueError, "'tfds' is only read; pack into one of 'memmap'"),
+        ({"format": "tfds"}, ValueError, "'tfds' is only read; pack into one of 'lmdb', 'memmap', 'mds'"),
         ({"format": "zip"}, ValueError, "'zip' is unknown"),
         ({"on_error": "ignore"}, ValueError, "on_error is 'ignore'"),
         ({"num_workers": -1}, ValueError, "num_workers is -1"),
