@@ -2,9 +2,11 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from helpers import PATIENCE, ROOT
 
@@ -103,6 +105,42 @@ def test_per_worker_rnn_learns(workers):
         assert len(losses) == 3
         assert losses == sorted(losses, reverse=True)
         assert losses[-1] < 0.85 * losses[0]
+
+
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_event_camera_learns_from_whole_batches_and_from_parts(workers):
+    output = run("event_camera.py", "--workers", workers, "--epochs", 3)
+    whole, parts = (text.splitlines() for text in output.split("whole batches, one state:\n")[1].split("parts, ")[:2])
+    for lines, lanes, owners in (whole, 8, 1), (parts, 8 // max(1, workers), max(1, workers)):
+        seen = [re.findall(r"voxels \((.*)\), .* grids, reset \[(.*)\]", line) for line in lines if " step " in line]
+        assert {shape for ((shape, _),) in seen} == {f"10, {lanes}, 3, 24, 32"}
+        assert len(seen) == 3 * owners
+        assert {resets for ((_, resets),) in seen[:owners]} == {", ".join("1" * lanes)}
+        epochs = re.findall(r"epoch \d: (.*) pixels off, (\d+) labels", "\n".join(lines))
+        assert len({labels for _, labels in epochs}) == 1  # each once an epoch
+        assert float(epochs[-1][0]) < 0.75 * float(epochs[0][0])
+    assert "worker 1: voxels" in "".join(parts) or workers == 0
+
+
+def test_event_camera_voxel_grids_hold_all_events_and_labels(tmp_path):
+    example = runpy.run_path(str(EXAMPLES / "event_camera.py"))
+    paths = example["write_recordings"](tmp_path, 3)
+    for path in paths:
+        events, boxes = np.load(path), np.load(path.replace("_td", "_bbox"))
+        windows = list(example["open_recording"](path))
+        voxels, centre, labelled = (
+            np.concatenate([w[key] for w in windows]) for key in ("voxels", "centre", "labelled")
+        )
+        expected = np.zeros_like(voxels)
+        for x, y, p, t in events.tolist():
+            later, left = np.modf(t % 50_000 / 50_000 * 2)
+            expected[t // 50_000, int(left) : int(left) + 2, y, x] += (2 * p - 1) * np.array([1 - later, later])
+        assert np.allclose(voxels, expected, atol=1e-5)
+        assert np.flatnonzero(labelled).tolist() == [-(-t // 50_000) - 1 for t in boxes["t"].tolist()]
+        assert np.allclose(centre[labelled][:, 0], boxes["x"] + boxes["w"] / 2)
+        rest = list(example["open_recording"](path, start=1))
+        assert len(rest) == len(windows) - 1
+        assert all(np.array_equal(a["voxels"], b["voxels"]) for a, b in zip(rest, windows[1:], strict=True))
 
 
 @pytest.mark.slow
