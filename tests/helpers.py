@@ -20,10 +20,14 @@ PATIENCE = 600
 FULL = os.environ.get("STREAM_DATALOADER_FULL") == "1"
 
 
+#: How many of the random cases `--full` runs, 0 to 1: those that are checked each time need not be all of them.
+SHARE = float(os.environ.get("STREAM_DATALOADER_CASES", "1"))
+
+
 def random_cases(full, quick=None):
     """Settings of a test over random cases: `full` of them with `--full`, else `quick`, by default a twentieth."""
     modest = max(10, full // 20) if quick is None else quick
-    return settings(max_examples=full if FULL else modest)
+    return settings(max_examples=max(modest, round(SHARE * full)) if FULL else modest)
 
 
 def read(stream):

@@ -89,15 +89,29 @@ PUBLIC = {
     "stream_dataloader.streams.text": ["TextStream"],
     "stream_dataloader.streams.video": ["VideoStream"],
     "stream_dataloader.stores": [
+        "Hdf5Store",
+        "LeRobotStore",
+        "LmdbStore",
+        "MdsStore",
+        "MdsWriter",
         "MemmapStore",
+        "NpyStore",
         "OpenedStore",
+        "PackReport",
+        "ParquetStore",
         "Store",
         "StoreError",
         "StoreInfo",
+        "TensorDictStore",
+        "TfdsStore",
+        "WebDatasetStore",
+        "ZarrStore",
         "inspect",
         "open",
+        "pack",
         "verify",
     ],
+    "stream_dataloader.stores.lmdb": ["LmdbPacker", "LmdbStore", "files_as_streams"],
     "stream_dataloader.testing": ["StoreContract", "StreamContract", "batch_key", "check_resume"],
 }
 
@@ -227,6 +241,7 @@ print([batch.step for batch in loader])
 """
 
 
+@pytest.mark.slow
 def test_a_torch_without_distributed_will_do():
     command = [sys.executable, "-c", WITHOUT_DISTRIBUTED]
     told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

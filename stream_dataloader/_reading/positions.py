@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,10 @@ def warn_of_unused(kind: type) -> None:
         )
 
 
-@functools.lru_cache(maxsize=64)
+#: Of factories that are still there: one that is dropped must not keep what it has open.
+_known: weakref.WeakKeyDictionary[Callable[..., Any], bool] = weakref.WeakKeyDictionary()
+
+
 def _takes_start(factory: Callable[..., Any]) -> bool:
     code: Any = factory
     while isinstance(code, functools.partial):
@@ -64,6 +68,8 @@ def _takes_start(factory: Callable[..., Any]) -> bool:
 def takes_start(factory: Callable[..., Any]) -> bool:
     """Whether a factory opens streams at any item: it has a parameter `start` whose default is the integer 0."""
     try:
+        if (known := _known.get(factory)) is None:
+            known = _known[factory] = _takes_start(factory)
+        return known
+    except TypeError:  # not hashable, or without weak references
         return _takes_start(factory)
-    except TypeError:  # not hashable
-        return _takes_start.__wrapped__(factory)

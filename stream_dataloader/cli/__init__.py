@@ -1,5 +1,6 @@
-"""The command line, and the demo it runs.
+"""The command line, its commands, and the demo.
 
-`main` parses arguments, `demo` streams a folder of clips and `film` draws what the lanes read. It may import all of the
+`main` has the commands, `..._command` is one of them, `arguments` is what they share, `media` finds media in a folder,
+`demo` streams a folder of clips and `film` draws what the lanes read. It may import all of the
 package; nothing imports it. Open `main` first.
 """

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.cli.film import Filmstrip, GridVideo, VideoWriter, source_colour
+from stream_dataloader.cli.media import VIDEO_SUFFIXES
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
@@ -31,10 +32,6 @@ from stream_dataloader.streams._media.opencv import import_opencv
 __all__ = ["DemoError", "DemoReport", "default_clips", "find_clips", "run_demo"]
 
 cv2 = import_opencv("The demo, which draws,")
-
-SUFFIXES = (
-    ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
-)  # fmt: skip
 
 Image = NDArray[np.uint8]
 
@@ -73,10 +70,10 @@ def find_clips(folder: Path, leave_out: Path | None = None) -> list[Path]:
     remedy = "; pass a folder of videos, or none to stream clips made for the demo"
     if not folder.is_dir():
         raise DemoError(f"{folder} {'is no folder' if folder.exists() else 'does not exist'}{remedy}")
-    clips = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    clips = sorted(path for path in folder.rglob("*") if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file())
     clips = [clip for clip in clips if leave_out is None or clip.resolve() != leave_out.resolve()]
     if not clips:
-        raise DemoError(f"{folder} has no video in it ({' '.join(SUFFIXES)}){remedy}")
+        raise DemoError(f"{folder} has no video in it ({' '.join(VIDEO_SUFFIXES)}){remedy}")
     return clips
 
 

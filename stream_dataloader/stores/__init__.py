@@ -21,24 +21,60 @@ from typing import TYPE_CHECKING, Any
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.formats import FORMATS, format_of
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
+from stream_dataloader.stores._packing.driver import pack
+from stream_dataloader.stores._packing.report import PackReport
 
 if TYPE_CHECKING:
+    from stream_dataloader.stores.hdf5 import Hdf5Store
+    from stream_dataloader.stores.lerobot import LeRobotStore
+    from stream_dataloader.stores.lmdb import LmdbStore
+    from stream_dataloader.stores.mds import MdsStore, MdsWriter
     from stream_dataloader.stores.memmap import MemmapStore
+    from stream_dataloader.stores.npy import NpyStore
+    from stream_dataloader.stores.parquet import ParquetStore
+    from stream_dataloader.stores.tensordict import TensorDictStore
+    from stream_dataloader.stores.tfds import TfdsStore
+    from stream_dataloader.stores.webdataset import WebDatasetStore
+    from stream_dataloader.stores.zarr import ZarrStore
 
 __all__ = [
+    "Hdf5Store",
+    "LeRobotStore",
+    "LmdbStore",
+    "MdsStore",
+    "MdsWriter",
     "MemmapStore",
+    "NpyStore",
     "OpenedStore",
+    "PackReport",
+    "ParquetStore",
     "Store",
     "StoreError",
     "StoreInfo",
+    "TensorDictStore",
+    "TfdsStore",
+    "WebDatasetStore",
+    "ZarrStore",
     "inspect",
     "open",
+    "pack",
     "verify",
 ]
 
 #: Names that are imported when they are first used, and their modules.
 _MODULES = {
+    "Hdf5Store": "hdf5",
+    "LeRobotStore": "lerobot",
+    "LmdbStore": "lmdb",
+    "MdsStore": "mds",
+    "MdsWriter": "mds",
     "MemmapStore": "memmap",
+    "NpyStore": "npy",
+    "ParquetStore": "parquet",
+    "TensorDictStore": "tensordict",
+    "TfdsStore": "tfds",
+    "WebDatasetStore": "webdataset",
+    "ZarrStore": "zarr",
 }
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
+from stream_dataloader.streams._media.names import DIGITS, natural_order
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
 from stream_dataloader.streams._media.section import check_kind, section_of
+from stream_dataloader.streams._media.still import decoded_image
 
 __all__ = ["SUFFIXES", "ImageFolderStream"]
 
@@ -43,13 +43,7 @@ SUFFIXES = frozenset(
     }
 )
 
-_DIGITS = re.compile("([0-9]+)")
 _NUMBER_FORMAT = re.compile(r"%(?:0?([1-9]\d*))?d")
-_JPEG_START = b"\xff\xd8\xff"
-_JPEG_TAIL = b"\xff\xd9"
-_JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
-_FLOATS = (b"PF", b"Pf")  # the portable float map
-_JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")  # within a scan, FF 00 and restarts are data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,42 +196,13 @@ class _Images:
 
 def _decode(path: str, *, gray: bool) -> Any:
     """One image: `(H, W, 3)` BGR or `(H, W)`, uint8."""
-    import cv2
-
     try:
         check_kind(path, os.stat(path).st_mode)
         with open(path, "rb") as file:
             data = file.read()
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path} was there when its folder was listed, and is gone") from error
-    if not data:
-        raise ValueError(f"{path} is empty, a file of zero bytes")
-    if data.startswith(_JPEG_START) and not _is_whole_jpeg(data):  # OpenCV before 5 fills the rest with grey
-        raise ValueError(f"{path} is cut short: a JPEG of {len(data)} bytes without an end")
-    if data.startswith(_FLOATS):  # OpenCV would round them to 0 and 1
-        raise ValueError(f"{path} has pixels of float32; convert it to 8 or 16 bits a channel")
-    try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR)
-    except cv2.error as error:  # more pixels than OpenCV's limit, say
-        raise ValueError(f"{path} cannot be decoded: {' '.join(str(error).split())}") from error
-    if image is None:
-        what = "cut short, damaged, no image, or one of 32 bits a channel"
-        raise ValueError(f"{path} cannot be decoded: {len(data)} bytes that are {what}")
-    return image
-
-
-def _is_whole_jpeg(data: bytes) -> bool:
-    """Whether the markers of a JPEG (ITU-T T.81, annex B) lead to its end; other data may follow."""
-    if data.endswith(_JPEG_TAIL):
-        return True
-    position = 2
-    while (marker := _JPEG_MARKER.search(data, position)) is not None:
-        kind, position = data[marker.end() - 1], marker.end()
-        if kind == _JPEG_END:
-            return True
-        if kind == _JPEG_SCAN or 0xC0 <= kind <= 0xFE:  # a segment begins with its length
-            position += int.from_bytes(data[position : position + 2], "big")
-    return False
+    return decoded_image(data, path, gray=gray)
 
 
 def _find(path: str, pattern: str | None) -> list[str]:
@@ -256,7 +221,7 @@ def _find(path: str, pattern: str | None) -> list[str]:
         names = [entry.name for entry in entries if matches(entry.name) and not entry.is_dir()]
     if not names:
         raise ValueError(f"{folder} has no images: no name in it {what}")
-    return [os.path.join(folder, name) for name in sorted(names, key=_in_order)]
+    return [os.path.join(folder, name) for name in sorted(names, key=natural_order)]
 
 
 def _matcher(pattern: str | None) -> Any:
@@ -269,18 +234,11 @@ def _matcher(pattern: str | None) -> Any:
     return re.compile(digits.join(rest)).fullmatch
 
 
-def _in_order(name: str) -> tuple[list[Any], str]:
-    """Sorts names with numbers as numbers."""
-    parts: list[Any] = _DIGITS.split(name)
-    parts[1::2] = map(int, parts[1::2])
-    return parts, name
-
-
 def _check_numbers(paths: list[str]) -> None:
     """Check that the last number in the names goes up by one from image to image."""
     numbers = []
     for path in paths:
-        found = _DIGITS.findall(os.path.splitext(os.path.basename(path))[0])
+        found = DIGITS.findall(os.path.splitext(os.path.basename(path))[0])
         if not found:
             raise ValueError(f"{path} has no number, and gaps='raise' is to check it")
         numbers.append(int(found[-1]))

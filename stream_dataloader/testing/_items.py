@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._items.layout import as_array
+from stream_dataloader._items.layout import as_array, spec_of
+from stream_dataloader._items.structure import flatten
 from stream_dataloader.batch import map_leaves
 from stream_dataloader.testing.resume import leaf_key
 
@@ -61,6 +62,11 @@ def assert_same(found: list[Any], expected: list[Any], source: Any, what: str) -
 def shapes_of(item: Any) -> Any:
     """Each leaf's dtype and shape; of one without them, its type."""
     return map_leaves(item, lambda leaf: (str(leaf.dtype), tuple(leaf.shape)) if hasattr(leaf, "shape") else type(leaf))
+
+
+def has_objects(item: Any) -> bool:
+    """Whether a leaf is neither an array nor a tensor of numbers, but an object such as a string."""
+    return any(spec_of(leaf).dtype is None for leaf in flatten(item)[1])
 
 
 def _rows_of(item: Any, count: int) -> Any:

@@ -22,7 +22,17 @@ from stream_dataloader._reading.positions import keeps_state, seeks_items, takes
 from stream_dataloader.batch import map_leaves
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.testing._items import assert_same, close, copied, held, items_of, iterated, shapes_of, written
+from stream_dataloader.testing._items import (
+    assert_same,
+    close,
+    copied,
+    has_objects,
+    held,
+    items_of,
+    iterated,
+    shapes_of,
+    written,
+)
 from stream_dataloader.testing.resume import batch_key, check_resume
 
 __all__ = ["StreamContract"]
@@ -166,9 +176,14 @@ class StreamContract:
             assert length is None or length == items, f"{source!r} has {items} items, and its length is {length}"
 
     def test_writes_what_it_yields(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
-        """`read_into`, if there is one, writes the items that would be yielded, as many as there is room for."""
+        """`read_into`, if there is one, writes the items that would be yielded, as many as there is room for.
+
+        Items with leaves that are objects are never written, so not here.
+        """
         for source in sources:
             items = items_of(open_stream(source))
+            if items and has_objects(items[0]):
+                continue
             starts = {0, len(items) // 2, max(0, len(items) - 2)} if takes_start(open_stream) else {0}
             for room, start in itertools.product((1, 3, 7), sorted(starts)):
                 stream = open_stream(source, start=start) if start else open_stream(source)

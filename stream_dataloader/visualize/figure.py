@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from stream_dataloader.visualize.timeline import Segment, Timeline
+from stream_dataloader.visualize.assignment import Assignment, Segment
 
 __all__ = ["save_figure", "svg_of"]
 
@@ -23,13 +22,13 @@ _THEMES = {
 _DARK_COLOURS = {"#0072B2", "#009E73", "#D55E00"}  # on which white letters are read best
 
 
-def save_figure(timeline: Timeline, path: Any, theme: str, sources: Sequence[Any] | None) -> None:
+def save_figure(timeline: Assignment, path: Any, theme: str, sources: Sequence[Any] | None) -> None:
     """See `Timeline.save`."""
     figure = _drawn(timeline, theme, sources)
     figure.savefig(path, facecolor=_THEMES[theme]["ground"], dpi=150)
 
 
-def svg_of(timeline: Timeline) -> str:
+def svg_of(timeline: Assignment) -> str:
     """The picture as a part of a page, the same each time."""
     from matplotlib import rc_context
 
@@ -40,7 +39,7 @@ def svg_of(timeline: Timeline) -> str:
     return text[text.index("<svg") :]
 
 
-def _drawn(timeline: Timeline, theme: str, sources: Sequence[Any] | None) -> Any:
+def _drawn(timeline: Assignment, theme: str, sources: Sequence[Any] | None) -> Any:
     if theme not in _THEMES:
         raise ValueError(f'theme is {theme!r}; use "light" or "dark"')
     try:
@@ -120,7 +119,7 @@ def _label(
     )
 
 
-def _edges(axes: Any, timeline: Timeline, width: int, tone: dict[str, str]) -> None:
+def _edges(axes: Any, timeline: Assignment, width: int, tone: dict[str, str]) -> None:
     every = max(1, -(-timeline.steps // 20))
     shown = range(0, timeline.steps + 1, every)
     if timeline.steps <= 200:
@@ -139,7 +138,7 @@ def _edges(axes: Any, timeline: Timeline, width: int, tone: dict[str, str]) -> N
         spine.set_visible(False)
 
 
-def _brackets(axes: Any, timeline: Timeline, tone: dict[str, str], row_inches: float) -> None:
+def _brackets(axes: Any, timeline: Assignment, tone: dict[str, str], row_inches: float) -> None:
     """A bracket around each worker's lanes, left of the axis' numbers."""
     at = -0.055
     transform = axes.get_yaxis_transform()

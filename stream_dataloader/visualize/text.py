@@ -6,12 +6,9 @@ several, and shows the stream that has most of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from stream_dataloader.visualize.timeline import Timeline
+from stream_dataloader.visualize.assignment import Assignment
 
 __all__ = ["draw_text"]
 
@@ -20,7 +17,7 @@ _PADDING = "·"
 _LEAST_WIDTH = 40
 
 
-def draw_text(timeline: Timeline, width: int) -> str:
+def draw_text(timeline: Assignment, width: int) -> str:
     """See `Timeline.text`."""
     width = max(width, _LEAST_WIDTH)
     several = len(timeline.workers) > 1
@@ -53,7 +50,7 @@ def draw_text(timeline: Timeline, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _ruler(timeline: Timeline, scale: int, columns: int) -> str:
+def _ruler(timeline: Assignment, scale: int, columns: int) -> str:
     """Numbers of batches, where they begin, as far as they do not run into each other."""
     line, end = [" "] * columns, 0
     for step in range(timeline.steps):

@@ -18,7 +18,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from stream_dataloader._schedule.rules import lanes_of_worker, split_batch_size
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.visualize.assignment import Assignment, Segment
+from stream_dataloader.visualize.figure import save_figure, svg_of
+from stream_dataloader.visualize.text import draw_text
 
 __all__ = ["Segment", "Timeline", "timeline"]
 
@@ -37,30 +40,8 @@ _MOST_STEPS = 100_000
 _MOST_DRAWN = 500  # segments in a picture that a notebook keeps
 
 
-class Segment(NamedTuple):
-    """Consecutive time steps of one stream in a lane.
-
-    Attributes:
-        lane: The lane.
-        begin: Its first time step, counted over the epoch: step * T + t.
-        stop: The time step behind its last.
-        source: Index of the stream's source.
-        position: The first step's index within its stream.
-        starts: The stream starts here: the lane's state is reset.
-        fresh: It is read for the first time in this epoch.
-    """
-
-    lane: int
-    begin: int
-    stop: int
-    source: int
-    position: int
-    starts: bool
-    fresh: bool
-
-
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(Assignment):
     """What each lane reads when. `print` shows it as text, notebooks as a picture.
 
     Attributes:
@@ -71,31 +52,12 @@ class Timeline:
         workers: The lanes of each worker.
     """
 
-    segments: tuple[Segment, ...] = dataclasses.field(repr=False)
-    lanes: int
-    steps: int
-    time_steps: int
-    workers: tuple[range, ...]
-
-    @property
-    def padding_share(self) -> float:
-        """How much of all cells is padding, 0 to 1."""
-        cells = self.lanes * self.steps * self.time_steps
-        return 1 - sum(segment.stop - segment.begin for segment in self.segments) / cells if cells else 0.0
-
-    @property
-    def streams(self) -> int:
-        """How many streams start."""
-        return sum(segment.starts for segment in self.segments)
-
     def text(self, width: int = 100) -> str:
         """As text, for a terminal.
 
         Args:
             width: Of a line, in characters; at least 40.
         """
-        from stream_dataloader.visualize.text import draw_text
-
         return draw_text(self, width)
 
     def save(
@@ -112,8 +74,6 @@ class Timeline:
             ImportError: matplotlib is not installed.
             ValueError: The theme is unknown.
         """
-        from stream_dataloader.visualize.figure import save_figure
-
         save_figure(self, path, theme, sources)
 
     def __str__(self) -> str:
@@ -121,8 +81,6 @@ class Timeline:
 
     def _repr_svg_(self) -> str | None:
         """What a notebook shows: the picture, if matplotlib is installed and the picture is not too large."""
-        from stream_dataloader.visualize.figure import svg_of
-
         return svg_of(self) if self._is_drawn() else None
 
     def _repr_html_(self) -> str | None:

@@ -143,6 +143,7 @@ def test_a_whole_epoch_may_be_kept(big):
             assert data[:, lane, 0].tolist() == [1000 * lane + 2 * step, 1000 * lane + 2 * step + 1]
 
 
+@pytest.mark.slow
 def test_memory_grows_by_what_is_held_and_no_more():
     loader = loader_of((200,) * 4, time_steps=1, open_stream=lambda n: count_up(n, 100_000))  # 3.2 MB a batch
     shared = [in_shared_memory(batch.data) for batch in list(loader)]

@@ -239,6 +239,7 @@ def test_options_are_checked(arguments, capsys):
     assert f"argument {arguments[0]}: {arguments[1]} is no " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_video_library():
     code = "import sys, stream_dataloader, stream_dataloader.cli; assert not {'av', 'cv2'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
@@ -284,6 +285,7 @@ def test_pictures_say_what_white_frames_and_grey_bars_mean(monkeypatch):
     assert "grey: padding" in written[-1]
 
 
+@pytest.mark.slow
 def test_names_that_stdout_cannot_encode(tmp_path):
     (tmp_path / "clips").mkdir()
     write_clip(tmp_path / "clips" / "good.mp4", 3)

@@ -335,6 +335,7 @@ def test_torchs_own_dataloader_and_parts_read_it_too():
     assert keys(plain) == keys(StreamDataLoader(mixture.dataset(), 2).parts())
 
 
+@pytest.mark.slow
 def test_a_copy_reads_the_same_also_of_functions_that_pickle_cannot_take():
     def build():
         one = StreamDataset(["abc", "de"], lambda text: map(ord, text), 2, time_steps=2, seed=1)

@@ -481,6 +481,7 @@ def test_a_loader_can_be_used_again_after_a_worker_died(persistent, tmp_path):
     assert len(list(loader)) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", ", persistent_workers=True"])
 def test_a_program_ends_with_an_iterator_left_open(options):
     code = f"""

@@ -52,6 +52,7 @@ def test_text_goes_on_from_batch_to_batch_in_each_lane(tmp_path):
     assert sorted(read) == paragraphs  # each once, whole, with nothing of another in between
 
 
+@pytest.mark.slow
 def test_text_defaults_to_the_python_documentation():
     from pydoc_data.topics import topics
 

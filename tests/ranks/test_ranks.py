@@ -392,6 +392,7 @@ def test_a_rank_that_leaves_alone_is_named_at_once(ranks):
         assert failed.message.startswith("rank 1 left the epoch at step 3, before its end")
 
 
+@pytest.mark.slow
 def test_the_end_of_the_rank_that_keeps_the_store_is_an_error():
     processes = RankProcesses(2)
     try:
@@ -525,6 +526,7 @@ def states_around_the_end(rank):
     return loader.state_dict() == before == batches[1].state_dict(), resumed.state_dict() == before, len(before)
 
 
+@pytest.mark.slow
 def test_a_rank_stays_what_it_is_when_torch_distributed_ends():
     processes = RankProcesses(2)
     try:

@@ -66,6 +66,7 @@ def growth_by_reading_all(_):
     yield process.memory_full_info().uss - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", START_METHODS)
 def test_workers_share_the_sources(method):
     count = 200_000

@@ -12,11 +12,10 @@ import threading
 import time
 import urllib.request
 import zipfile
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from file_server import serving
 from helpers import PATIENCE, START_METHODS
 
 from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
@@ -25,111 +24,6 @@ from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_
 from stream_dataloader.streams.cache.file_lock import lock
 
 fork = multiprocessing.get_context("fork")
-
-
-class Server(ThreadingHTTPServer):
-    """Serves `files`, and counts; `plan` holds what goes wrong with the next answers to GET."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.requests, self.plan, self.always = {}, [], [], None
-        self.endings = None  # a list has answers to GET come without a length, and end before these bytes
-        self.half_sent, self.go_on = threading.Event(), threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def put(self, name, content):
-        self.files[name] = content
-        return f"{self.url}/{name}"
-
-    def count(self, method, name=""):
-        return sum(asked == method and name in path for asked, path in self.requests)
-
-    def handle_error(self, request, client_address):
-        """A client that was killed is no error here."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self):
-        self.answer()
-
-    def do_GET(self):
-        self.answer()
-
-    def answer(self):
-        server, name = self.server, self.path[1:].partition("?")[0]
-        server.requests.append((self.command, self.path))
-        wrong = server.always or (server.plan.pop(0) if server.plan and self.command == "GET" else None)
-        if wrong == "silent":
-            server.go_on.wait(PATIENCE)
-            self.close_connection = True
-            return
-        if server.endings is not None:
-            self.answer_without_a_length(server.files[name])
-            return
-        content = server.files.get(name)
-        status = wrong if isinstance(wrong, int) else 200 if content is not None else 404
-        if status != 200:
-            content = b"no"
-        elif asked := self.headers.get("Range"):
-            first, last = map(int, asked.removeprefix("bytes=").split("-"))
-            size, content, status = len(content), content[first : last + 1], 206
-        self.send_response(status)
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hash(content)}"')
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        half = len(content) // 2
-        self.wfile.write(content[:half])
-        self.wfile.flush()
-        if wrong == "cut":
-            self.close_connection = True
-            return
-        if wrong == "slow":
-            server.half_sent.set()
-            server.go_on.wait(PATIENCE)
-        self.wfile.write(content[half:])
-
-    def answer_without_a_length(self, content):
-        """Its end is marked by nothing but that the connection closes; or with `"more"` there is more than was told."""
-        self.close_connection = True
-        self.send_response(200)
-        ending = server_ending(self) if self.command == "GET" else len(content)
-        if ending == "more":
-            self.send_header("Content-Length", str(len(content) // 2))
-        self.send_header("Connection", "close")
-        if ending == "more":  # in one packet with its head: a client that has all it was told looks no further
-            self.wfile.write(b"".join(self._headers_buffer) + b"\r\n" + content)
-            return
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content[:ending])
-
-    def log_message(self, *args):
-        pass
-
-
-def server_ending(handler):
-    """Where the next answer to GET ends: before a byte, or at its end."""
-    return handler.server.endings.pop(0) if handler.server.endings else None
-
-
-@contextmanager
-def serving():
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.go_on.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture
@@ -333,6 +227,54 @@ def test_ctrl_c_in_the_middle_of_a_download_leaves_nothing(server, cache):
     os.kill(process.pid, signal.SIGINT)
     assert join(process) == [7]
     assert stored(cache) == []
+
+
+# files made of others
+
+
+def make_at_once(together, cache, log):
+    def make(path):
+        with open(log, "a") as file:
+            file.write("made\n")
+        pathlib.Path(path).write_bytes(b"x" * 1000)
+
+    together.wait()
+    with cache.made("numbers", "v1", 1000, make) as file:
+        assert pathlib.Path(file.path).read_bytes() == b"x" * 1000
+
+
+def test_a_file_is_made_of_others_once_by_all_processes(cache, tmp_path):
+    together, log = Together(), tmp_path / "log"
+    processes = [run(make_at_once, together, cache, log) for _ in range(4)]
+    together.begin(4)
+    assert join(*processes) == [0] * 4
+    assert log.read_text() == "made\n"
+
+
+def test_a_file_of_another_version_is_made_anew_and_a_failed_one_is_not_kept(cache):
+    def fail(path):
+        pathlib.Path(path).write_bytes(b"half")
+        raise ValueError("broke off")
+
+    for version in ("v1", "v2"):
+        for _ in range(2):
+            with cache.made("a", version, 10, lambda path, text=version: pathlib.Path(path).write_text(text)) as file:
+                assert pathlib.Path(file.path).read_text() == version
+    with pytest.raises(ValueError, match="broke off"):
+        cache.made("b", "v1", 10, fail)
+    assert stored(cache) == ["a"]
+    with pytest.raises(ValueError, match="the cache's limit is 5"):
+        FileCache(directory=cache.directory, size_limit_bytes=5).made("c", "v1", 10, fail)
+
+
+def test_a_file_is_fetched_to_a_place_of_ones_own(server, cache, tmp_path):
+    url = server.put("a.bin", b"x" * 1000)
+    server.plan += ["cut", 503]
+    cache.fetch(url, str(tmp_path / "mine"), 1000)
+    assert (tmp_path / "mine").read_bytes() == b"x" * 1000
+    with pytest.raises(ValueError, match=r"a.bin has 1,000 bytes, and 999 are expected"):
+        cache.fetch(url, str(tmp_path / "mine"), 999)
+    assert not os.path.exists(cache.directory)
 
 
 # the size limit
@@ -700,6 +642,7 @@ print(rows)
 """
 
 
+@pytest.mark.slow
 def test_the_users_own_use_of_fsspec_and_forked_workers_do_not_disturb_each_other(server, tmp_path):
     command = [sys.executable, "-c", OWN_USE, str(tmp_path), *tables(server, 4)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

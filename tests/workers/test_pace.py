@@ -56,6 +56,7 @@ def test_a_slow_stream_is_delivered_step_by_step(tmp_path):
     assert batch.step == 11
 
 
+@pytest.mark.slow
 def test_a_timeout_is_for_a_step_not_for_a_message():
     def slower_and_slower(_):
         for i in range(80):

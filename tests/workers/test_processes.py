@@ -92,6 +92,7 @@ def test_what_is_defined_under_the_main_guard(method, tmp_path):
     assert done.stdout == "[[True, True], [False, True]]\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", *SPAWNING])
 def test_classes_of_an_interactive_session_come_back_as_themselves(method, tmp_path):
     done = run("", tmp_path, stdin=MINE.format(guard="if True:", method=method).replace("\n\n    ", "\n    "))
@@ -151,6 +152,7 @@ def test_a_class_made_between_two_epochs_comes_back_as_itself_and_one_made_by_a_
         assert made_there is not made_here
 
 
+@pytest.mark.slow
 def test_a_missing_main_guard_is_named_first(tmp_path):
     script = """
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -243,6 +245,7 @@ if __name__ == "__main__":
 # What is left behind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_killed_main_process_leaves_no_folder(method, tmp_path):
     temporary = pathlib.Path(tempfile.mkdtemp())  # not in tmp_path: sockets lie there, whose paths must be short

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from typing import Any
 
 from stream_dataloader.errors import StoreError
 
-__all__ = ["inside", "read_json"]
+__all__ = ["inside", "read_json", "sync_folder", "write_once"]
 
 _LARGEST_JSON_BYTES = 1 << 30
 
@@ -44,6 +45,18 @@ def read_json(path: str, kind: type[Any] | None = None, most_bytes: int = _LARGE
     return found
 
 
+def write_once(path: str, content: Any) -> None:
+    """Write a JSON file, unless another process has: it is whole, or not there."""
+    with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), delete=False) as file:
+        json.dump(content, file)
+    try:
+        os.link(file.name, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(file.name)
+
+
 def inside(folder: str, name: Any, what: str) -> str:
     """The path of a file that a store names, which has to lie in the store.
 
@@ -61,3 +74,12 @@ def inside(folder: str, name: Any, what: str) -> str:
     if os.path.isabs(name) or ".." in parts or (len(name) > 1 and name[1] == ":"):
         raise StoreError(f"{what} names a file {name!r}, which lies outside of the store; it is refused")
     return os.path.join(folder, *parts)
+
+
+def sync_folder(folder: str) -> None:
+    """Have the disk hold the names of a folder's files, or a file."""
+    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

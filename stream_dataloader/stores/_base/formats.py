@@ -1,20 +1,24 @@
 """What kind of store lies at a path: told by names of files, without reading data.
 
-Guarantee: looking costs a listing of one folder at most, and needs no optional package.
+Guarantee: looking costs a listing of two folders at most, and needs no optional package.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.streams.cache.file_cache import is_url
 
-__all__ = ["FORMATS", "Format", "format_of"]
+__all__ = ["FORMATS", "HDF5_SUFFIXES", "Format", "format_of"]
 
+HDF5_SUFFIXES = (".h5", ".hdf5")
+
+_SHARDS = re.compile(rb'"shards"\s*:\s*\[')
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
@@ -48,15 +52,39 @@ def _has(path: str, key: str, *names: str) -> bool:
     return isinstance(found, dict) and key in found
 
 
-def _is_hdf5(path: str, _: frozenset[str]) -> bool:
+def _value(path: str, key: str, *names: str) -> object:
+    found = _json(path, *names)
+    return found.get(key) if isinstance(found, dict) else None
+
+
+def _is_mds(path: str, names: frozenset[str]) -> bool:
+    if "index.json" not in names:
+        return False
+    with open(os.path.join(path, "index.json"), "rb") as file:  # which is large if there are many shards
+        return _SHARDS.search(file.read(1 << 16)) is not None
+
+
+def _is_hdf5(path: str, names: frozenset[str]) -> bool:
     if os.path.isfile(path):
         with open(path, "rb") as file:
-            return file.read(8) == _HDF5_SIGNATURE or path.endswith((".h5", ".hdf5"))
-    return False
+            return file.read(8) == _HDF5_SIGNATURE or path.endswith(HDF5_SUFFIXES)
+    return any(name.endswith(HDF5_SUFFIXES) for name in names)
+
+
+def _is_lmdb(path: str, names: frozenset[str]) -> bool:
+    """A store that was packed, or an LMDB file or folder as LMDB makes it; one of several need not be named so."""
+    if any(name.endswith((".lmdb", ".mdb")) for name in (path.rstrip("/"), *names)):
+        return True
+    return "store.json" in names and _value(path, "kind", "store.json") == "stream_dataloader lmdb store"
 
 
 def _is_zarr(path: str, names: frozenset[str]) -> bool:
     return bool(names & {".zgroup", "zarr.json"}) or (path.rstrip("/").endswith((".zarr", ".zarr.zip")))
+
+
+def _is_pattern(path: str) -> bool:
+    """Whether a path stands for several: `train-{000..015}.tar`, `data/*.parquet`."""
+    return any(sign in os.path.basename(path) for sign in "*?[{")
 
 
 def _suffixed(*suffixes: str) -> Callable[[str, frozenset[str]], bool]:
@@ -66,21 +94,35 @@ def _suffixed(*suffixes: str) -> Callable[[str, frozenset[str]], bool]:
     return recognise
 
 
+def _is_npy(path: str, names: frozenset[str]) -> bool:
+    if path.endswith(".npy") or any(name.endswith(".npy") for name in names):
+        return True
+    folders = (os.path.join(path, name) for name in sorted(names) if not name.startswith("."))
+    first = next(filter(os.path.isdir, folders), None)
+    return first is not None and any(name.endswith(".npy") for name in os.listdir(first))
+
+
+def _is_parquet(path: str, names: frozenset[str]) -> bool:
+    if _suffixed(".parquet", ".arrow", ".feather")(path, names):
+        return True
+    return any("=" in name and os.path.isdir(os.path.join(path, name)) for name in names)  # folders as Hive has them
+
+
 #: By their names, in the order in which they are looked for.
 FORMATS: dict[str, Format] = {
+    "lmdb": Format("lmdb", "LmdbStore", "LmdbPacker", _is_lmdb),
     "memmap": Format("memmap", "MemmapStore", "MemmapPacker", lambda _, names: "store.json" in names),
     "lerobot": Format(
         "lerobot", "LeRobotStore", None, lambda path, _: _has(path, "codebase_version", "meta", "info.json")
     ),
-    "mds": Format("mds", "MdsStore", "MdsPacker", lambda path, _: _has(path, "shards", "index.json")),
+    "mds": Format("mds", "MdsStore", "MdsPacker", _is_mds),
     "tfds": Format("tfds", "TfdsStore", None, lambda _, names: {"dataset_info.json", "features.json"} <= names),
-    "lmdb": Format("lmdb", "LmdbStore", "LmdbPacker", _suffixed("data.mdb", ".lmdb", ".mdb")),
     "zarr": Format("zarr", "ZarrStore", None, _is_zarr),
     "tensordict": Format("tensordict", "TensorDictStore", None, lambda path, _: _has(path, "_type", "meta.json")),
     "hdf5": Format("hdf5", "Hdf5Store", None, _is_hdf5),
     "webdataset": Format("webdataset", "WebDatasetStore", None, _suffixed(".tar", ".tar.gz", ".tgz")),
-    "parquet": Format("parquet", "ParquetStore", None, _suffixed(".parquet", ".arrow", ".feather")),
-    "npy": Format("npy", "NpyStore", None, _suffixed(".npy")),
+    "parquet": Format("parquet", "ParquetStore", None, _is_parquet),
+    "npy": Format("npy", "NpyStore", None, _is_npy),
 }
 
 
@@ -92,7 +134,7 @@ def format_of(path: str) -> str:
         StoreError: It is none that is known; says how to name one.
     """
     names: frozenset[str] = frozenset()
-    if not is_url(path):
+    if not is_url(path) and not (_is_pattern(path) and not os.path.lexists(path)):
         if not os.path.exists(path):
             raise FileNotFoundError(f"there is no store at {path}; give the path of a folder or a file")
         names = frozenset(os.listdir(path)) if os.path.isdir(path) else frozenset()

@@ -1,7 +1,7 @@
 """The memory-mapped store: one flat file a leaf, all streams' steps end to end, and a table of where they lie.
 
-`header` says what is in a store and in which files, `structure` writes an item's structure as JSON, `store` reads it,
-`writer` writes it. It imports `_base`. Open `header` first.
+`header` says what is in a store and in which files, `store` reads it, `writer` writes it. It imports `_base`.
+Open `header` first.
 """
 
 from stream_dataloader.stores.memmap.store import MemmapStore

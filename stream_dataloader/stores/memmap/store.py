@@ -6,36 +6,21 @@ from the map into the batch. A file that is cut off while it is read is an error
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
-import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from stream_dataloader._items.layout import as_array, as_tensor
-from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._items.structure import Node, flatten, unflatten
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.leaves import leaf_names
+from stream_dataloader.stores._base.mapped import LeafFile, MappedSteps
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.memmap.header import (
-    KEYS,
-    NOTES,
-    ROWS,
-    STREAMS,
-    VERSION,
-    Header,
-    LeafSpec,
-    check_table,
-    crc_of,
-    leaf_file,
-    read_header,
-    table_rows,
-)
-from stream_dataloader.stores.memmap.structure import classes_of
+from stream_dataloader.stores._base.structure import classes_of
+from stream_dataloader.stores._base.tables import ROWS, Tables, crc_of
+from stream_dataloader.stores.memmap.header import VERSION, Header, check_table, leaf_file, load_header
 
 __all__ = ["MemmapStore"]
 
@@ -57,6 +42,8 @@ class MemmapStore(Store):
     format: ClassVar[str] = "memmap"
 
     def __init__(self, path: str | os.PathLike[str], *, leaves: tuple[str, ...] | list[str] | None = None) -> None:
+        if isinstance(leaves, str):
+            raise TypeError(f"leaves is {leaves!r}; give a list of names, or None for all")
         super().__init__(path, leaves=None if leaves is None else list(leaves))
         self._wanted = None if leaves is None else list(leaves)
         self._classes: dict[str, type] = {}
@@ -70,22 +57,36 @@ class MemmapStore(Store):
     def _read_index(self) -> _MemmapIndex:
         if not os.path.isdir(self.path):
             raise FileNotFoundError(f"there is no store at {self.path}; give the folder that stores.pack wrote")
-        header = read_header(self.path, self._classes)
+        header = load_header(self.path, self._classes)
         if (wanted := self._wanted) is not None:
-            names = header.structure.keys if header.structure is not None and header.structure.type is dict else ()
+            structure = header.structure
+            names = structure.keys if structure is not None and structure.type is dict else ()
             if not wanted or (missing := [name for name in wanted if name not in names]):
-                raise StoreError(f"{self.path} has no leaf {missing if wanted else wanted}; it has {list(names)}")
+                has = f"it has {list(names)}" if names else "its items are no dicts"
+                raise StoreError(f"{self.path} has no leaf {missing if wanted else wanted}; {has}")
         return _MemmapIndex(self.path, header, check_all=self._check_all)
 
-    def _open_steps(self, number: int) -> _MemmapSteps:
-        return _MemmapSteps(self.index, number, self._wanted)
+    def _open_steps(self, number: int) -> MappedSteps:
+        index: _MemmapIndex = self.index
+        start, steps = int(index.table[0, number]), int(index.table[1, number])
+        if not 0 <= start <= start + steps <= index.header.steps:  # a worker has not checked all of the table
+            raise StoreError(f"{self.path}: stream {number} lies outside of the store's steps; pack it anew")
+        return MappedSteps(*self._chosen(), start, steps)
+
+    def _chosen(self) -> tuple[Node | None, Sequence[LeafFile]]:
+        """The structure of items, and their leaves."""
+        index: _MemmapIndex = self.index
+        structure = index.header.structure
+        if self._wanted is None or structure is None:
+            return structure, index.files
+        by_name = unflatten(structure, iter(index.files))
+        return flatten({name: by_name[name] for name in self._wanted})
 
     def key(self, number: int) -> str:
-        return str(self.index.part(KEYS, self._check_number(number)).decode("utf-8", "backslashreplace"))
+        return str(self.index.tables.key(self._check_number(number)))
 
     def metadata(self, number: int) -> Mapping[str, Any]:
-        text = self.index.part(NOTES, self._check_number(number))
-        found: Mapping[str, Any] = json.loads(text) if text else {}
+        found: Mapping[str, Any] = self.index.tables.note(self._check_number(number))
         return found
 
     def _version(self) -> str:
@@ -96,19 +97,19 @@ class MemmapStore(Store):
         return metadata
 
     def _leaves(self) -> dict[str, str]:
-        header: Header = self.index.header
-        return dict(zip(header.names, map(str, header.leaves), strict=True))
+        structure, files = self._chosen()
+        return dict(zip(leaf_names(structure), map(str, files), strict=True))
 
     def check_stream(self, number: int) -> None:
         """Compare a stream with its checksums."""
         index: _MemmapIndex = self.index
         start, steps = int(index.table[0, number]), int(index.table[1, number])
         for leaf, (spec, name) in enumerate(zip(index.header.leaves, index.header.names, strict=True)):
-            crc, rows = 0, index.leaf(leaf)
+            crc, file = 0, index.files[leaf]
             at_once = max(1, _CHECKED_AT_ONCE_BYTES // max(1, spec.step_bytes))
             for first in range(start, start + steps, at_once):
-                index.check(leaf)
-                crc = crc_of(rows[first : min(first + at_once, start + steps)], crc)
+                file.check()
+                crc = crc_of(file.rows[first : min(first + at_once, start + steps)], crc)
             if crc != index.table[len(ROWS) + leaf, number]:
                 raise StoreError(f"{self.name_of(number)}: {name} is damaged, its checksum is another; pack it anew")
 
@@ -120,30 +121,13 @@ class _MemmapIndex:
         self.path = path
         self.header = header
         self.fingerprint = header.fingerprint
-        self._texts = {name: self._load(name, check_all) for name in (STREAMS, KEYS, NOTES)}
-        table = np.frombuffer(self._texts[STREAMS], "<i8")
-        if len(table) != table_rows(header) * header.streams:
-            raise StoreError(f"{path}/{STREAMS} is damaged: {len(table)} numbers for {header.streams} streams")
-        self.table: NDArray[np.int64] = table.reshape(table_rows(header), header.streams)
+        self.tables = Tables(path, header.streams, len(header.leaves), header.checksums, check=check_all)
+        self.table = self.tables.table
         if check_all:
-            check_table(self.table, header, f"{path}/{STREAMS}")
-        self._files = [_LeafFile(path, leaf, spec, header.steps) for leaf, spec in enumerate(header.leaves)]
-
-    def _load(self, name: str, check: bool) -> Any:
-        """A file of the store, mapped."""
-        crc, size = self.header.checksums[name]
-        path = os.path.join(self.path, name)
-        try:
-            with open(path, "rb") as file:
-                found = os.fstat(file.fileno()).st_size
-                if found != size:
-                    raise StoreError(f"{path} is damaged: {found:,} bytes of {size:,}; pack the store anew")
-                mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        except FileNotFoundError:
-            raise StoreError(f"{path} is missing: the store is unfinished or damaged; pack it anew") from None
-        if check and crc_of(mapped) != crc:
-            raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
-        return mapped
+            check_table(self.table, header, self.tables.path)
+        self.files = [
+            LeafFile(os.path.join(path, leaf_file(leaf)), spec, header.steps) for leaf, spec in enumerate(header.leaves)
+        ]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -152,89 +136,3 @@ class _MemmapIndex:
 
     def __len__(self) -> int:
         return self.header.streams
-
-    def part(self, name: str, number: int) -> bytes:
-        """A stream's key or metadata."""
-        stops = self.table[2 if name == KEYS else 3]
-        begin = int(stops[number - 1]) if number else 0
-        return bytes(self._texts[name][begin : int(stops[number])])
-
-    def leaf(self, leaf: int) -> Any:
-        """All steps of a leaf, `(steps, ...)`, in the map."""
-        return self._files[leaf].rows
-
-    def check(self, leaf: int) -> None:
-        """See `_LeafFile.check`."""
-        self._files[leaf].check()
-
-
-class _LeafFile:
-    """A leaf's file, mapped."""
-
-    def __init__(self, path: str, leaf: int, spec: LeafSpec, steps: int) -> None:
-        self._path = os.path.join(path, leaf_file(leaf))
-        self._bytes = steps * spec.step_bytes
-        shape = (steps, *spec.shape)
-        try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise StoreError(f"{self._path} is missing: the store is unfinished or damaged; pack it anew") from None
-        weakref.finalize(self, os.close, self._fd).atexit = False
-        if (found := os.fstat(self._fd).st_size) != self._bytes:
-            raise StoreError(f"{self._path} is damaged: {found:,} bytes of {self._bytes:,}; pack the store anew")
-        flat: Any = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) if self._bytes else b""
-        self.rows = np.frombuffer(flat, spec.stored).reshape(shape)
-
-    def check(self) -> None:
-        """Reading mapped memory behind the file's end would kill the process (SIGBUS)."""
-        if (found := os.fstat(self._fd).st_size) < self._bytes:
-            raise OSError(f"{self._path} was cut off while it was read: {found:,} bytes are left of {self._bytes:,}")
-
-
-class _MemmapSteps:
-    """One stream's steps; see `Steps`."""
-
-    def __init__(self, index: _MemmapIndex, number: int, wanted: list[str] | None) -> None:
-        header = index.header
-        start, steps = int(index.table[0, number]), int(index.table[1, number])
-        assert header.structure is not None or not steps
-        self._index = index
-        self._steps = steps
-        self._structure = header.structure
-        self._leaves = list(range(len(header.leaves)))
-        if wanted is not None and header.structure is not None:
-            numbers = unflatten(header.structure, iter(self._leaves))
-            self._structure, self._leaves = flatten({name: numbers[name] for name in wanted})
-        self._dtypes = [header.leaves[leaf].dtype for leaf in self._leaves]
-        self._rows = [index.leaf(leaf)[start : start + steps] for leaf in self._leaves]
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def item(self, index: int) -> Any:
-        self._check()
-        assert self._structure is not None
-        leaves = [_owned(rows[index], dtype) for rows, dtype in zip(self._rows, self._dtypes, strict=True)]
-        return unflatten(self._structure, iter(leaves))
-
-    def read(self, start: int, out: Any) -> None:
-        self._check()
-        _, leaves = flatten(out)
-        for rows, leaf in zip(self._rows, leaves, strict=True):
-            target = as_array(leaf) if isinstance(leaf, torch.Tensor) else leaf
-            target[...] = rows[start : start + len(leaf)]
-
-    def _check(self) -> None:
-        for leaf in self._leaves:
-            self._index.check(leaf)
-
-    def close(self) -> None:
-        self._rows = []
-
-
-def _owned(row: Any, dtype: torch.dtype) -> Any:
-    """A copy of a step, as a tensor where NumPy lacks the dtype."""
-    copy = np.array(row, row.dtype.newbyteorder("="))
-    if dtype.is_floating_point and copy.dtype.kind == "u":
-        return as_tensor(copy, dtype)
-    return copy[()]

@@ -16,31 +16,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stream_dataloader._items.layout import Layout, Spec
-from stream_dataloader._items.structure import Misfit
-from stream_dataloader.stores._base.files import read_json
+from stream_dataloader.stores._base.files import sync_folder
+from stream_dataloader.stores._base.header import HEADER
+from stream_dataloader.stores._base.leaves import LAYOUT, ItemSpecs, LeafSpec, read_layout
 from stream_dataloader.stores._base.packing import StreamRecord
-from stream_dataloader.stores.memmap.header import (
-    KEYS,
-    NOTES,
-    ROWS,
-    STREAMS,
-    LeafSpec,
-    crc_of,
-    leaf_file,
-    leaf_spec,
-    write_header,
-)
-from stream_dataloader.stores.memmap.structure import classes_of, from_json, to_json
+from stream_dataloader.stores._base.tables import crc_of, write_tables
+from stream_dataloader.stores.memmap.header import leaf_file, save_header
 
 __all__ = ["MemmapPacker"]
 
-_LAYOUT, _ROOM = "layout.json", "room"
+_ROOM = "room"
 
-#: A stream of more bytes is collected in a file, not in memory.
-_MOST_COLLECTED_BYTES = 64 << 20
-_COPIED_AT_ONCE_BYTES = 1 << 24
+#: Of a stream of more bytes, this much is collected in memory, and the rest in a file.
+_MOST_COLLECTED_BYTES = 128 << 20
+_BLOCK_BYTES, _MOST_ROWS = 1 << 22, 1 << 16
 
 
 class MemmapPacker:
@@ -63,168 +54,201 @@ class MemmapPacker:
 
     def finish(self, records: Sequence[StreamRecord]) -> None:
         """See `Packer`."""
-        structure, specs = _read_layout(self._folder) or (None, ())
+        if (layout := read_layout(self._folder)) is None and os.path.exists(os.path.join(self._folder, HEADER)):
+            return  # it was interrupted when all but the last was done
+        structure, specs = layout or (None, ())
         places = [record.place or {"start": 0, "crcs": [0] * len(specs)} for record in records]
-        texts = {
-            KEYS: [record.key.encode("utf-8", "backslashreplace") for record in records],
-            NOTES: [json.dumps(record.metadata).encode() if record.metadata else b"" for record in records],
-        }
-        table = np.zeros((len(ROWS) + len(specs), len(records)), "<i8")
-        if records:
-            table[0] = [place["start"] for place in places]
-            table[1] = [record.steps for record in records]
-            table[2] = np.cumsum([len(key) for key in texts[KEYS]])
-            table[3] = np.cumsum([len(note) for note in texts[NOTES]])
-            table[len(ROWS) :] = np.array([place["crcs"] for place in places]).T
+        crcs = np.array([place["crcs"] for place in places], "<i8").reshape(len(records), len(specs)).T
+        table, checksums = write_tables(self._folder, records, [place["start"] for place in places], crcs)
         steps = int((table[0] + table[1]).max(initial=0))
-        for leaf, spec in enumerate(specs):
-            os.truncate(os.path.join(self._folder, leaf_file(leaf)), steps * spec.step_bytes)
-        contents = {STREAMS: table.tobytes(), KEYS: b"".join(texts[KEYS]), NOTES: b"".join(texts[NOTES])}
-        for name, content in contents.items():
-            with open(os.path.join(self._folder, name), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        checksums = {name: (crc_of(content), len(content)) for name, content in contents.items()}
-        write_header(self._folder, structure, specs, checksums, len(records), steps, self._metadata)
-        for name in (_LAYOUT, _ROOM):
-            if os.path.exists(path := os.path.join(self._folder, name)):
-                os.unlink(path)
+        leaves = [leaf_file(leaf) for leaf in range(len(specs))]
+        for name, spec in zip(leaves, specs, strict=True):
+            os.truncate(os.path.join(self._folder, name), steps * spec.step_bytes)
+        save_header(self._folder, structure, specs, checksums, len(records), steps, self._metadata)
+        with os.scandir(self._folder) as found:
+            others = [entry.path for entry in found if entry.name not in {HEADER, *checksums, *leaves, LAYOUT}]
+        for path in others:
+            os.unlink(path)
+        if layout is not None:  # last, as that it is gone says that all is done
+            os.unlink(os.path.join(self._folder, LAYOUT))
 
 
 class _Part:
     """See `packing.PartPacker`."""
 
+    syncs_beside = True
+
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._layout: Layout | None = None
-        self._specs: tuple[LeafSpec, ...] = ()
+        self._items: ItemSpecs | None = None
         self._files: list[int] = []
+        self._room = -1
+        self._free: list[_Block] = []  # to be used again: fresh memory costs a fault a page
 
     def write(self, number: int, key: str, items: Iterator[Any]) -> tuple[int, Any]:
         """See `PartPacker`."""
         del number, key
-        collected: list[_Collected] = []
-        steps = 0
+        collected: _Collected | None = None
+        reader: Any = items
         try:
             for item in items:
-                for one, leaf in zip(self._collected(item, collected), self._read(item, steps), strict=True):
-                    one.add(leaf)
-                steps += 1
-            if not steps:
+                specs = self._adopt(item) if self._items is None else self._items
+                if collected is None:
+                    collected = _Collected(specs.leaves, self._folder, self._free)
+                collected.add(specs.read(item, collected.steps))
+                if collected.steps == 1 and getattr(items, "reads_into", False):
+                    while count := reader.read_into(specs.build(room := collected.room()), len(room[0])):
+                        collected.added(count)
+                    break
+            if collected is None or self._items is None:
                 return 0, None
-            start = self._take_room(steps)
-            for one, spec, file in zip(collected, self._specs, self._files, strict=True):
-                one.write(file, start * spec.step_bytes)
-            return steps, {"start": start, "crcs": [one.crc for one in collected]}
+            leaves = self._items.leaves
+            start = self._take_room(leaves, collected.steps)
+            for leaf, (spec, file) in enumerate(zip(leaves, self._files, strict=True)):
+                collected.write(leaf, file, start * spec.step_bytes)
+            return collected.steps, {"start": start, "crcs": collected.crcs}
         finally:
-            for one in collected:
-                one.close()
+            if collected is not None:
+                collected.close()
 
-    def _collected(self, item: Any, collected: list[_Collected]) -> list[_Collected]:
-        if self._layout is None:
-            self._adopt(item)
-        if not collected:
-            collected += [_Collected(spec, self._folder) for spec in self._specs]
-        return collected
-
-    def _adopt(self, item: Any) -> None:
+    def _adopt(self, item: Any) -> ItemSpecs:
         """Have the layout of the store's first item, whichever process has it, and open the leaves' files."""
-        layout, _ = Layout.of(item, windowed=False)
-        objects = [path for path, spec in zip(layout.paths, layout.specs, strict=True) if spec.dtype is None]
-        if objects:
-            raise TypeError(
-                f"{', '.join(objects)}: a memory-mapped store holds numbers, and this is an object such as a string; "
-                "leave it out or turn it into numbers, with transform="
-            )
-        _write_layout(self._folder, layout)
-        found = _read_layout(self._folder)
-        assert found is not None
-        structure, self._specs = found
-        node = from_json(structure, os.path.join(self._folder, _LAYOUT), classes_of(layout.structure))
-        self._layout = Layout(node, tuple(Spec(spec.dtype, spec.shape) for spec in self._specs), windowed=False)
-        self._files = [
-            os.open(os.path.join(self._folder, leaf_file(leaf)), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            for leaf in range(len(self._specs))
+        specs = ItemSpecs(self._folder, item, "a memory-mapped store")
+        names = [*map(leaf_file, range(len(specs.leaves))), _ROOM]
+        *self._files, self._room = [
+            os.open(os.path.join(self._folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666) for name in names
         ]
+        self._items = specs
+        return specs
 
-    def _read(self, item: Any, step: int) -> Sequence[Any]:
-        assert self._layout is not None
-        try:
-            return self._layout.read(item)
-        except Misfit as error:
-            raise ValueError(f"step {step}: {error}, as all steps of a store must be alike") from error
-
-    def _take_room(self, steps: int) -> int:
+    def _take_room(self, specs: Sequence[LeafSpec], steps: int) -> int:
         """Room at the end of all leaves; returns its first step."""
-        with open(os.open(os.path.join(self._folder, _ROOM), os.O_RDWR | os.O_CREAT, 0o666), "rb+", 0) as file:
-            fcntl.lockf(file, fcntl.LOCK_EX)
-            before = int.from_bytes(file.read(8), "little")
-            for descriptor, spec in zip(self._files, self._specs, strict=True):
+        fcntl.lockf(self._room, fcntl.LOCK_EX)
+        try:
+            before = int.from_bytes(os.pread(self._room, 8, 0), "little")
+            for descriptor, spec in zip(self._files, specs, strict=True):
                 if spec.step_bytes:
                     _allocate(descriptor, before * spec.step_bytes, steps * spec.step_bytes)
-            os.pwrite(file.fileno(), (before + steps).to_bytes(8, "little"), 0)
+            os.pwrite(self._room, (before + steps).to_bytes(8, "little"), 0)
+        finally:
+            fcntl.lockf(self._room, fcntl.LOCK_UN)
         return before
 
     def sync(self) -> None:
         """See `PartPacker`."""
-        for file in self._files:
-            os.fsync(file)
+        if self._items is not None:
+            for file in (*self._files, self._room):  # after a power failure, room that was taken must not be free
+                os.fsync(file)
+            sync_folder(self._folder)
 
     def close(self) -> None:
         """See `PartPacker`."""
-        files, self._files = self._files, []
-        self._layout = None
-        for file in files:
-            os.fsync(file)
-            os.close(file)
+        if self._items is not None:
+            try:
+                self.sync()
+            finally:
+                for file in (*self._files, self._room):
+                    os.close(file)
+                self._items, self._files, self._room = None, [], -1
+        self._free.clear()
+
+
+#: Some time steps: an array `(steps, ...)` for each leaf.
+_Block = list[NDArray[Any]]
 
 
 class _Collected:
-    """The steps of one leaf of one stream, until their number is known."""
+    """The steps of one stream, until their number is known: blocks in memory, and in a file what is too much for it.
 
-    def __init__(self, spec: LeafSpec, folder: str) -> None:
-        self._spec = spec
+    Args:
+        specs: The leaves.
+        folder: Where the file is made.
+        free: Blocks to use; those that are done with are put there.
+
+    Attributes:
+        steps: How many there are.
+        crcs: The checksum of each leaf; whole once all were written.
+    """
+
+    def __init__(self, specs: Sequence[LeafSpec], folder: str, free: list[_Block]) -> None:
+        self._specs = specs
         self._folder = folder
-        self._room = np.empty((16, *spec.shape), spec.stored)
-        self._count = 0  # in the room
-        self._spilled: BinaryIO | None = None
-        self.crc = 0
+        self._free = free
+        self._step_bytes = sum(spec.step_bytes for spec in specs)
+        self._rows = max(1, min(_BLOCK_BYTES // max(1, self._step_bytes), _MOST_ROWS))
+        self._full: list[_Block] = []
+        self._block = self._new()
+        self._count = 0  # steps in the block
+        self._spilled: list[BinaryIO] = []  # one a leaf
+        self.steps = 0
+        self.crcs = [0] * len(specs)
 
-    def add(self, leaf: Any) -> None:
-        if self._count == len(self._room):
-            if self._room.nbytes >= _MOST_COLLECTED_BYTES:
-                self._spill()
-            else:
-                larger = np.empty((2 * len(self._room), *self._spec.shape), self._spec.stored)
-                larger[: self._count] = self._room
-                self._room = larger
-        self._room[self._count] = leaf
-        self._count += 1
+    def _new(self) -> _Block:
+        return (
+            self._free.pop()
+            if self._free
+            else [np.empty((self._rows, *spec.shape), spec.stored) for spec in self._specs]
+        )
 
-    def _spill(self) -> None:
-        if self._spilled is None:
-            self._spilled = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
-        self._spilled.write(self._rows())
+    def add(self, leaves: Sequence[Any]) -> None:
+        """Take in a step."""
+        for rows, leaf in zip(self._block, leaves, strict=True):
+            rows[self._count] = leaf
+        self.added(1)
+
+    def room(self) -> list[NDArray[Any]]:
+        """Where the next steps may be written, at least one."""
+        return [rows[self._count :] for rows in self._block]
+
+    def added(self, count: int) -> None:
+        """So many steps were written to `room`."""
+        self.steps += count
+        self._count += count
+        if self._count < self._rows:
+            return
+        self._sum()
+        if (len(self._full) + 1) * self._rows * self._step_bytes < _MOST_COLLECTED_BYTES:
+            self._full.append(self._block)
+            self._block = self._new()
+        else:
+            self._spill()
         self._count = 0
 
-    def _rows(self) -> memoryview:
-        rows = self._room[: self._count].reshape(-1).view(np.uint8).data
-        self.crc = crc_of(rows, self.crc)
-        return rows
+    def _sum(self) -> None:
+        """Take the block's steps into the checksums."""
+        for leaf, rows in enumerate(self._block):
+            self.crcs[leaf] = crc_of(_bytes_of(rows[: self._count]), self.crcs[leaf])
 
-    def write(self, file: int, offset: int) -> None:
-        """Write all of them to a place of a file."""
-        if self._spilled is not None:
-            self._spilled.seek(0)
-            while block := self._spilled.read(_COPIED_AT_ONCE_BYTES):
+    def _spill(self) -> None:
+        """Move the block to the file."""
+        while len(self._spilled) < len(self._specs):
+            self._spilled.append(tempfile.TemporaryFile(dir=self._folder, buffering=0))  # noqa: SIM115
+        for file, rows in zip(self._spilled, self._block, strict=True):
+            _write_all(file.fileno(), _bytes_of(rows), file.seek(0, os.SEEK_END))
+
+    def write(self, leaf: int, file: int, offset: int) -> None:
+        """Write a leaf's steps to a place of a file; the last thing that is done, leaf by leaf."""
+        if not leaf:
+            self._sum()
+        for full in self._full:
+            offset = _write_all(file, _bytes_of(full[leaf]), offset)
+        if self._spilled:
+            place = 0
+            while block := os.pread(self._spilled[leaf].fileno(), _BLOCK_BYTES, place):
+                place += len(block)
                 offset = _write_all(file, memoryview(block), offset)
-        if self._count:
-            _write_all(file, self._rows(), offset)
+        _write_all(file, _bytes_of(self._block[leaf][: self._count]), offset)
 
     def close(self) -> None:
-        if self._spilled is not None:
-            self._spilled.close()
+        """Give the memory back."""
+        self._free += [*self._full, self._block]
+        self._full = []
+        for file in self._spilled:
+            file.close()
+
+
+def _bytes_of(rows: NDArray[Any]) -> memoryview:
+    return memoryview(rows.reshape(-1).view(np.uint8).data)
 
 
 def _write_all(file: int, block: memoryview, offset: int) -> int:
@@ -241,27 +265,3 @@ def _allocate(file: int, offset: int, size: int) -> None:
         os.posix_fallocate(file, offset, size)
     else:
         os.ftruncate(file, offset + size)
-
-
-def _write_layout(folder: str, layout: Layout) -> None:
-    """Say what items look like, unless another process has."""
-    content = {
-        "structure": to_json(layout.structure),
-        "leaves": [{"dtype": str(spec.dtype).removeprefix("torch."), "shape": spec.shape} for spec in layout.specs],
-    }
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-        json.dump(content, file)
-    try:
-        os.link(file.name, os.path.join(folder, _LAYOUT))  # whole, or there already
-    except FileExistsError:
-        pass
-    finally:
-        os.unlink(file.name)
-
-
-def _read_layout(folder: str) -> tuple[Any, tuple[LeafSpec, ...]] | None:
-    """An item's structure, as JSON, and its leaves; None if there was no item."""
-    if not os.path.exists(path := os.path.join(folder, _LAYOUT)):
-        return None
-    found = read_json(path, dict)
-    return found["structure"], tuple(leaf_spec(leaf) for leaf in found["leaves"])

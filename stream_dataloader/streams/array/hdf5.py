@@ -10,21 +10,26 @@ the file system can do that. (HDF5_USE_FILE_LOCKING=FALSE in the environment swi
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from stream_dataloader.streams._media.section import closed_on_error
 from stream_dataloader.streams.array.tables import check_rows
 
-__all__ = ["Hdf5Table", "is_hdf5", "open_tables"]
+__all__ = ["Hdf5Table", "SharedFile", "is_hdf5", "open_file", "open_tables"]
 
 #: A lane keeps as many unpacked chunks as a row of them takes, up to this.
 _LARGEST_CHUNK_CACHE_BYTES = 64 << 20
+
+#: Of more chunks in a row of them, none is kept: the table of their places is ten times as long.
+_MOST_CHUNKS_ACROSS = 1 << 16
 
 #: Rows of this size and above are read in place. Measured against a copy: 0.5 times as fast with rows of 1 KB, 1.0
 #: times with 16 KB, 1.6 times with 1 MB.
@@ -54,16 +59,33 @@ def open_tables(path: str, name: str, datasets: Sequence[str | None]) -> list[Hd
         One for each; the file is closed with all of them.
 
     Raises:
-        ImportError: h5py is not installed.
+        ImportError: h5py is not installed, or a filter that a dataset needs.
         OSError: The file cannot be read.
         ValueError: There is no such dataset, or it has no rows of numbers.
+    """
+    file = open_file(path, name)
+    with closed_on_error(file):
+        opened = _Opened(file, len(datasets))
+        return [Hdf5Table(opened, name, dataset) for dataset in datasets]
+
+
+def open_file(path: str, name: str) -> Any:
+    """Open a file for reading: an `h5py.File`.
+
+    Args:
+        path: The file.
+        name: What it is called in errors.
+
+    Raises:
+        ImportError: h5py is not installed.
+        OSError: The file cannot be read.
     """
     try:
         import h5py
     except ImportError as error:
         raise ImportError(f"reading {name} needs h5py: pip install 'stream-dataloader[h5py]'") from error
     try:
-        file = h5py.File(path, "r", locking="best-effort")
+        return h5py.File(path, "r", locking="best-effort")
     except BlockingIOError as error:
         raise OSError(
             f"{name} is open for writing elsewhere; close it there, or set HDF5_USE_FILE_LOCKING=FALSE to read what "
@@ -71,9 +93,20 @@ def open_tables(path: str, name: str, datasets: Sequence[str | None]) -> list[Hd
         ) from error
     except OSError as error:
         raise OSError(f"{name} is not a whole HDF5 file: {_text(error)}; write it anew") from error
-    with closed_on_error(file):
-        opened = _Opened(file, len(datasets))
-        return [Hdf5Table(h5py, opened, name, dataset) for dataset in datasets]
+
+
+class SharedFile(Protocol):
+    """An open file that others may use too.
+
+    Attributes:
+        file: An `h5py.File`.
+    """
+
+    file: Any
+
+    def close(self) -> None:
+        """One table less uses it."""
+        ...
 
 
 class _Opened:
@@ -90,28 +123,42 @@ class _Opened:
 
 
 class Hdf5Table:
-    """Rows of one dataset; a `tables.Table`."""
+    """Rows of one dataset; a `tables.Table`.
 
-    def __init__(self, h5py: ModuleType, opened: _Opened, name: str, dataset: str | None) -> None:
-        found = _find(h5py, opened.file, name, dataset)
+    Args:
+        opened: The file.
+        name: What it is called in errors.
+        dataset: Its name, or an `h5py.Dataset` of the file; None for the only one.
+
+    Raises:
+        ImportError: A filter is missing that it was written with.
+        ValueError: There is no such dataset, or it has no rows of numbers.
+    """
+
+    def __init__(self, opened: SharedFile, name: str, dataset: Any) -> None:
+        import h5py
+
+        found = dataset if isinstance(dataset, h5py.Dataset) else _find(h5py, opened.file, name, dataset)
+        dtype = found.dtype  # asked for once: h5py makes it anew each time
         self._name = f"{name}, dataset {found.name}"
         if found.shape is None:
             raise ValueError(f"{self._name} is empty: it has neither shape nor rows")
-        if found.dtype.hasobject:
+        if dtype.hasobject:
             raise ValueError(f"{self._name} holds strings, references or rows of many lengths, not numbers")
-        check_rows(found.shape, found.dtype, self._name)
+        check_rows(found.shape, dtype, self._name)
+        _check_filters(h5py, found, self._name)
         self._h5py = h5py
         self._opened = opened
         self._dataset = _with_room_for_chunks(h5py, found)
-        self._native = found.dtype.newbyteorder("=")
-        self._row_shape = found.shape[1:]
+        self.dtype: np.dtype[Any] = dtype.newbyteorder("=")
+        self.row_shape: tuple[int, ...] = found.shape[1:]
         self._rows = found.shape[0]
 
     def __len__(self) -> int:
         return int(self._rows)
 
     def row(self, index: int) -> Any:
-        out = np.empty((1, *self._row_shape), self._native)
+        out = np.empty((1, *self.row_shape), self.dtype)
         self.read(index, out)
         return out[0]
 
@@ -122,7 +169,7 @@ class Hdf5Table:
                 return
             memory, selected = flat
             rows = self._dataset.id.get_space()
-            rows.select_hyperslab((start, *(0 for _ in self._row_shape)), (len(out), *self._row_shape))
+            rows.select_hyperslab((start, *(0 for _ in self.row_shape)), (len(out), *self.row_shape))
             self._dataset.id.read(selected, rows, memory)
         except OSError as error:
             raise OSError(f"{self._name}, rows {start} to {start + len(out)}: {_text(error)}") from error
@@ -149,6 +196,27 @@ def _find(h5py: ModuleType, file: Any, name: str, dataset: str | None) -> Any:
     return file[names[0]]
 
 
+def _check_filters(h5py: ModuleType, dataset: Any, name: str) -> None:
+    """Have the filters that unpack a dataset: those of hdf5plugin are there as soon as it is imported.
+
+    Raises:
+        ImportError: One is not there.
+    """
+    if dataset.chunks is None:
+        return
+    created = dataset.id.get_create_plist()
+    for i in range(created.get_nfilters()):
+        number, _, _, kind = created.get_filter(i)
+        if not h5py.h5z.filter_avail(number):
+            with suppress(ImportError):
+                importlib.import_module("hdf5plugin")
+        if not h5py.h5z.filter_avail(number):
+            raise ImportError(
+                f"{name} was written with the filter {number} ({kind.decode(errors='replace')}), which is not there: "
+                "pip install hdf5plugin, or write it anew with gzip or lzf"
+            )
+
+
 def _names(h5py: ModuleType, file: Any) -> list[str]:
     names: list[str] = []
 
@@ -172,7 +240,7 @@ def _with_room_for_chunks(h5py: ModuleType, dataset: Any) -> Any:
         return dataset
     across = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape[1:], dataset.chunks[1:], strict=True))
     size = across * math.prod(dataset.chunks) * dataset.dtype.itemsize
-    if size > _LARGEST_CHUNK_CACHE_BYTES:
+    if size > _LARGEST_CHUNK_CACHE_BYTES or across > _MOST_CHUNKS_ACROSS:
         return dataset
     # 521 slots and 1 MiB are HDF5's defaults. Its manual advises ten slots a chunk or more: two chunks in one slot
     # evict each other. The last argument has chunks that were read in full evicted first.

@@ -17,10 +17,11 @@ import torch
 
 from stream_dataloader.streams._media.section import closed_on_error
 
-__all__ = ["NpyTable", "Table", "check_rows", "memory_table"]
+__all__ = ["NpyHeader", "NpyTable", "Table", "check_rows", "checked_header", "memory_table"]
 
 _NUMBERS = "biufc"  # bool, signed and unsigned integers, floats, complex
 _LONGEST_HEADER_BYTES = 1 << 20
+_MOST_ROWS = 1 << 56
 
 
 class Table(Protocol):
@@ -145,6 +146,24 @@ def read_header(file: BinaryIO, name: str) -> NpyHeader:
         raise ValueError(f"{name} is not a whole .npy file: its header is {text[:200]!r}; write it anew") from None
 
 
+def checked_header(file: BinaryIO, name: str) -> NpyHeader:
+    """The header of a `.npy` file that has rows of numbers, all of them.
+
+    Raises:
+        ValueError: It has not; names the file.
+    """
+    header = read_header(file, name)
+    check_rows(header.shape, header.dtype, name)
+    found, whole = os.fstat(file.fileno()).st_size, header.file_bytes
+    if found < whole:
+        raise ValueError(
+            f"{name} is cut off: {found:,} bytes of {whole:,}, for {header.shape} of {header.dtype}; write it anew"
+        )
+    if header.shape[0] >= _MOST_ROWS:
+        raise ValueError(f"{name} says that it has {header.shape[0]:,} rows, of no bytes; write it anew")
+    return header
+
+
 class NpyTable:
     """Rows of a `.npy` file, through a memory map of its own."""
 
@@ -152,14 +171,8 @@ class NpyTable:
         self._file = open(path, "rb")  # noqa: SIM115
         with closed_on_error(self._file):
             self._name = name
-            header = read_header(self._file, name)
-            check_rows(header.shape, header.dtype, name)
-            found, self._bytes = os.fstat(self._file.fileno()).st_size, header.file_bytes
-            if found < self._bytes:
-                raise ValueError(
-                    f"{name} is cut off: {found:,} bytes of {self._bytes:,}, for {header.shape} of {header.dtype}; "
-                    "write it anew"
-                )
+            header = checked_header(self._file, name)
+            self._bytes = header.file_bytes
             self._array: Any = np.memmap(
                 self._file, header.dtype, "r", header.offset, header.shape, "F" if header.fortran_order else "C"
             )
@@ -171,6 +184,11 @@ class NpyTable:
     def row(self, index: int) -> Any:
         self._check()
         return np.array(self._array[index], self._native)[()]
+
+    def all_rows(self) -> Any:
+        """A copy of the whole array."""
+        self._check()
+        return np.array(self._array, self._native)
 
     def read(self, start: int, out: Any) -> None:
         self._check()

@@ -101,9 +101,11 @@ class CacheEntry:
         """Which version of the file that is."""
         return os.path.basename(path).split("-", 1)[0]
 
-    def hold(self) -> LocalFile | None:
-        """The newest version, locked so that nobody deletes it; None if there is none."""
+    def hold(self, version: str | None = None) -> LocalFile | None:
+        """The newest version, or a certain one, locked so that nobody deletes it; None if there is none."""
         for path in self.versions():
+            if version not in (None, self.version_of(path)):
+                continue
             if (held := lock(path, shared=True)) is not None:
                 with suppress(OSError):  # another user's
                     os.utime(held.fd, ns=(time.time_ns(), os.fstat(held.fd).st_mtime_ns))

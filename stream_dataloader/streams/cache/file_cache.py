@@ -11,19 +11,20 @@ Guarantees:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from stream_dataloader.streams.cache.entry import CacheEntry, LocalFile, delete_file, stored_files
-from stream_dataloader.streams.cache.remote import FileInfo, RemoteFile, UnreachableError, remote_file
+from stream_dataloader.streams.cache.remote import UnreachableError, remote_file
 
 __all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "local_path", "open_local"]
 
@@ -105,6 +106,57 @@ class FileCache:
             return LocalFile(unquote(path.split("://", 1)[1]))
         return self._open_url(path)
 
+    def made(self, name: str, version: str, size: int, make: Callable[[str], None]) -> LocalFile:
+        """A file that is made of others, by unpacking say: once by all processes together, as a remote one is fetched.
+
+        Args:
+            name: What it is; another file has another name.
+            version: Letters and digits that tell what it is made of; one of another version is made anew.
+            size: How many bytes it will have at most.
+            make: Writes it to a path. Called in one process; the others wait.
+
+        Returns:
+            The local file. Close it when it is no longer read.
+
+        Raises:
+            ValueError: It is larger than the limit.
+            Exception: What `make` raised. Processes that waited raise the builtin error that is nearest to it.
+        """
+        entry = self._entry(name)
+        if (file := entry.hold(version)) is not None:
+            return file
+        began = time.time()
+        with entry.locked():
+            if (file := entry.hold(version)) is not None:
+                return file
+            entry.raise_failure(began)
+            try:
+                self._sweep()
+                return self._taken_in(entry, name, version, size, make)
+            except (OSError, ValueError) as error:
+                entry.note_failure(error)
+                raise
+
+    def fetch(self, url: str, path: str, size: int) -> None:
+        """Write the bytes of a URL to a file of one's own; nothing of it is kept in the cache.
+
+        Args:
+            url: Of any protocol that fsspec knows.
+            path: The file, which may exist.
+            size: How many bytes it must have.
+
+        Raises:
+            OSError: See `open`.
+            ValueError: It has another number of bytes.
+        """
+        with remote_file(url, self.storage_options, self.timeout_seconds) as remote:
+            there = remote.info().size
+            if there is not None and there != size:
+                raise ValueError(f"{url} has {there:,} bytes, and {size:,} are expected")
+            remote.fetch(path, there)
+        if (found := os.path.getsize(path)) != size:
+            raise ValueError(f"{url} has {found:,} bytes, and {size:,} are expected")
+
     def _open_url(self, url: str) -> LocalFile:
         entry = self._entry(url)
         if entry.was_checked(self.check_seconds) and (file := entry.hold()) is not None:
@@ -140,20 +192,23 @@ class FileCache:
                     else:
                         if old is not None:
                             old.close()
-                        file = self._downloaded(entry, url, remote, info)
+                        _log.info("fetching %s, %s bytes", url, info.size)
+                        fetch = functools.partial(remote.fetch, size=info.size)
+                        file = self._taken_in(entry, url, info.version, info.size or 0, fetch)
         finally:
             if old is not None:
                 old.close()
         entry.note_check()
         return file
 
-    def _downloaded(self, entry: CacheEntry, url: str, remote: RemoteFile, info: FileInfo) -> LocalFile:
-        _log.info("fetching %s, %s bytes", url, info.size)
-        self._make_room(url, info.size or 0)
+    def _taken_in(
+        self, entry: CacheEntry, name: str, version: str, size: int, make: Callable[[str], None]
+    ) -> LocalFile:
+        self._make_room(name, size)
         try:
-            remote.fetch(entry.part, info.size)
-            self._make_room(url, os.path.getsize(entry.part), but=entry.part)
-            return entry.take_in(info.version)
+            make(entry.part)
+            self._make_room(name, os.path.getsize(entry.part), but=entry.part)
+            return entry.take_in(version)
         except BaseException:
             with suppress(OSError):
                 os.unlink(entry.part)

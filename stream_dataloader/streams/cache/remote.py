@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from stream_dataloader.streams.cache.remote_errors import final_error, text_of, timed_out
@@ -112,6 +112,27 @@ class RemoteFile:
             OSError: As for `info`, or the bytes cannot be written.
         """
         self._tried(lambda: self._download(path, size))
+
+    def put(self, path: str) -> None:
+        """Write a local file's bytes to the server.
+
+        Args:
+            path: Of the local file.
+
+        Raises:
+            UnreachableError: The server broke off before the end.
+            OSError: The server does not take it.
+        """
+        self._tried(lambda: self._upload(path))
+
+    def _upload(self, path: str) -> None:
+        with suppress(Exception):  # what has no folders need not be asked for one
+            self._file_system.makedirs(self._file_system._parent(self._path), exist_ok=True)
+        self._file_system.put_file(path, self._path)
+        self._file_system.invalidate_cache()
+        size, found = os.path.getsize(path), self._ask().get("size")
+        if found is not None and found != size:
+            raise ConnectionError(f"{size:,} bytes were sent, and the server has {found:,}")
 
     def _ask(self) -> dict[str, Any]:
         file_system = self._file_system

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Real
 from types import NoneType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from stream_dataloader.streams._media.opencv import check_opencv
 from stream_dataloader.streams._media.picture import AvConverter, Picture
@@ -30,7 +30,7 @@ from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, ope
 from stream_dataloader.streams.video.frames import FrameReader
 from stream_dataloader.streams.video.selection import Selection
 
-__all__ = ["OpenVideo", "VideoStream"]
+__all__ = ["Chosen", "OpenVideo", "VideoStream"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +173,23 @@ class VideoStream:
         return local, Selection(section, self.frame_step, None if self.fps is None else Fraction(self.fps))
 
 
+class Chosen(Protocol):
+    """Which frames of a video are wanted: a `Selection`, or what chooses them in another way."""
+
+    @property
+    def section(self) -> Section:
+        """The part of the video that they lie in."""
+        ...
+
+    def frames(self, reader: FrameReader, start: int = 0) -> Generator[tuple[Any, Any], None, None]:
+        """See `Selection.frames`."""
+        ...
+
+
 class OpenVideo:
     """An open video; a `protocols.ReadsInto`."""
 
-    def __init__(self, options: VideoStream, selection: Selection, start: int, local: LocalFile) -> None:
+    def __init__(self, options: VideoStream, selection: Chosen, start: int, local: LocalFile) -> None:
         self._local = local
         self.reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
         aspect = self.reader.stream.sample_aspect_ratio
@@ -187,7 +200,7 @@ class OpenVideo:
         self._with_times = options.with_times
         self._error: Exception | None = None
 
-    def _set_size(self, options: VideoStream, selection: Selection) -> None:
+    def _set_size(self, options: VideoStream, selection: Chosen) -> None:
         """Take the size from the source's first frame, also where reading begins at another one."""
         reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
         try:

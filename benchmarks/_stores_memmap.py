@@ -1,0 +1,206 @@
+"""The memory-mapped store against a plain copy, and against tensordict's memory-mapped way.
+
+- A plain copy: two processes copy the same windows out of the same map, by NumPy. They write to as many batches in turn
+  as the loader has under way, since a batch that was handed over cannot be written to again; or to one over and over,
+  which stays in the processor's cache, as no loader's batches can.
+- tensordict's way, as its tutorials have it: `td[indices]` of a memory-mapped TensorDict is a batch, gathered in a
+  worker of torch's `DataLoader` (`__getitems__`, and a `collate_fn` that returns what it is given), or a frame a
+  sample and torch's default collate.
+
+Guarantees: the file's pages are in memory, and workers run, before time counts; contenders take turns, see
+`interleaved`; everybody reads the same frames in the same order.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from interleaved import Rounds, take_turns
+from torch.utils.data import DataLoader, Dataset
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.stores._base.packing import StreamRecord
+from stream_dataloader.stores.memmap import MemmapPacker
+
+STREAMS, STEPS, LANES, TIME_STEPS, WORKERS = 16, 60, 8, 10, 2
+FRAME = (3, 240, 360)
+
+#: Batches that are under way in the loader: two a worker, one that is made, and one that the consumer holds.
+UNDER_WAY = 6
+LEAST_BATCHES = 20
+
+Row = tuple[str, float, float | None, str]
+
+
+def write_store(folder: str) -> None:
+    """Streams of frames of noise."""
+    block = np.random.default_rng(0).integers(0, 256, (STEPS, *FRAME), np.uint8)
+    packer = MemmapPacker(folder)
+    part = packer.part(0)
+    records = []
+    for number in range(STREAMS):
+        steps, place = part.write(number, str(number), iter(block ^ np.uint8(number)))
+        records.append(StreamRecord(number, str(number), steps, place))
+    part.close()
+    packer.finish(records)
+
+
+def rate(batches: Iterator[Any], seconds: float) -> float:
+    """Batches a second, once it is warm."""
+    for _ in range(LEAST_BATCHES):
+        next(batches)
+    begun, count = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - begun) < seconds or count < LEAST_BATCHES:
+        next(batches)
+        count += 1
+    return count / elapsed
+
+
+def ours(path: str, seconds: float) -> float:
+    """This package's loader."""
+    sources, store = stores.open(path)
+    dataset = StreamDataset(
+        sources, store, LANES, "cycle", time_steps=TIME_STEPS, lengths=store.lengths, schedule="listed"
+    )
+    return rate(iter(StreamDataLoader(dataset, WORKERS)), seconds)
+
+
+def windows() -> Iterator[list[int]]:
+    """The first frame of each lane's window, batch after batch, as they lie in the file."""
+    while True:
+        for first in range(0, STREAMS, LANES):
+            for start in range(0, STEPS, TIME_STEPS):
+                yield [(first + lane) * STEPS + start for lane in range(LANES)]
+
+
+def copies(path: str, worker: int, turns: int) -> Iterator[None]:
+    """Copies half of the lanes of each batch."""
+    rows = stores.open(path).open_stream.index.files[0].rows
+    batches = np.zeros((turns, TIME_STEPS, LANES // WORKERS, *FRAME), np.uint8)
+    for number, starts in enumerate(windows()):
+        batch = batches[number % turns]
+        for lane, start in enumerate(starts[worker::WORKERS]):
+            batch[:, lane] = rows[start : start + TIME_STEPS]
+        yield
+
+
+def copier(path: str, worker: int, turns: int, seconds: float, barrier: Any, results: Any) -> None:
+    """One of the copying processes."""
+    batches = copies(path, worker, turns)
+    for _ in range(LEAST_BATCHES):
+        next(batches)
+    barrier.wait()
+    results.put(rate(batches, seconds))
+
+
+def plain(path: str, seconds: float, *, turns: int) -> float:
+    """Two processes that copy."""
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(WORKERS), context.Queue()
+    processes = [
+        context.Process(target=copier, args=(path, worker, turns, seconds, barrier, results))
+        for worker in range(WORKERS)
+    ]
+    for process in processes:
+        process.start()
+    rates: list[float] = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return statistics.mean(rates)
+
+
+class Frames(Dataset[Any]):
+    """A memory-mapped TensorDict; an index is a frame, several are a batch."""
+
+    def __init__(self, path: str) -> None:
+        from tensordict import TensorDict
+
+        self._frames = TensorDict.load_memmap(path)
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._frames[index]["image"]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self._frames[indices]
+
+
+class FramesOneByOne(Frames):
+    """The same, a frame at a time, stacked by torch's default collate."""
+
+    __getitems__ = None  # type: ignore[assignment]
+
+
+def batches_of_indices() -> Iterator[list[int]]:
+    """The frames of each batch, lane after lane."""
+    for starts in windows():
+        yield [start + step for step in range(TIME_STEPS) for start in starts]
+
+
+def same(batch: Any) -> Any:
+    """The `collate_fn` of the tutorial."""
+    return batch
+
+
+def tensordicts(path: str, seconds: float, *, gathered: bool) -> float:
+    """A TensorDict under torch's `DataLoader`."""
+    frames = Frames(path) if gathered else FramesOneByOne(path)
+    sampler: Any = batches_of_indices()
+    loader = DataLoader(frames, batch_sampler=sampler, num_workers=WORKERS, collate_fn=same if gathered else None)
+    return rate(iter(loader), seconds)
+
+
+def median_of(rounds: Rounds, above: str, below: str) -> float:
+    """The median over rounds of a ratio."""
+    return statistics.median(a / b for a, b in zip(rounds[above], rounds[below], strict=True))
+
+
+def rows(quick: bool) -> list[Row]:
+    """Name, ratio, target, and a note with the bytes on disk."""
+    seconds = 0.5 if quick else 1.5
+    with tempfile.TemporaryDirectory() as folder:
+        path, peer_path = os.path.join(folder, "ours"), os.path.join(folder, "tensordict")
+        os.mkdir(path)
+        write_store(path)
+        frames = stores.open(path).open_stream.index.files[0].rows
+        runs: dict[str, Callable[[], float]] = {
+            "ours": partial(ours, path, seconds),
+            "plain copy to batches in turn": partial(plain, path, seconds, turns=UNDER_WAY),
+            "plain copy to one batch": partial(plain, path, seconds, turns=1),
+        }
+        try:
+            from tensordict import TensorDict
+        except ImportError:
+            pass
+        else:
+            TensorDict({"image": torch.from_numpy(frames.copy())}, [len(frames)]).memmap(peer_path)
+            runs["tensordict, td[indices]"] = partial(tensordicts, peer_path, seconds, gathered=True)
+            runs["tensordict, default collate"] = partial(tensordicts, peer_path, seconds, gathered=False)
+        rounds = take_turns(runs, 1 if quick else 5)
+        disk = stores.open(path).open_stream.info().disk_bytes or 0
+    shape = (TIME_STEPS, LANES, *FRAME)
+    note = f"batches {shape} uint8; {disk / 1e6:,.0f} MB on disk"
+    return [
+        (f"memory-mapped store / {peer}", median_of(rounds, "ours", peer), 2.0 if "tensordict" in peer else 0.9, note)
+        for peer in list(runs)[1:]
+    ]
+
+
+if __name__ == "__main__":
+    import sys
+
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork")
+    for name, value, target, text in rows("--quick" in sys.argv):
+        print(f"{name:60} {value:6.2f}  (target {target})  {text}")

@@ -1,0 +1,105 @@
+"""Packing videos, and streaming what was packed, against decoding: rows for `stores.py`.
+
+Sixteen clips of 640x360 become frames of 360x240 uint8 RGB. Contenders take turns, see `interleaved`; ratios are of
+frames a second.
+
+- packing with two workers, until the store is whole and on the disk, against two processes that only decode and
+  convert the same frames, handed one clip after the other;
+- batches (10, 8, 3, 240, 360) of the store against the same of the clips, each by two workers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from interleaved import ratio, take_turns
+from video_clips import make_clips
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.streams import VideoStream
+
+__all__ = ["rows"]
+
+SIZE, LANES, WORKERS, TIME_STEPS = (240, 360), 8, 2, 10
+OPEN = VideoStream(size=SIZE)
+
+
+def decode(path: str) -> int:
+    """Read a clip; returns its number of frames."""
+    return sum(1 for _ in OPEN(path))
+
+
+def decode_alone(paths: list[str]) -> int:
+    """Decode by two processes, one clip after the other."""
+    with multiprocessing.get_context("fork").Pool(WORKERS) as pool:
+        return sum(pool.imap_unordered(decode, paths))
+
+
+def pack(paths: list[str]) -> tuple[int, int]:
+    """Pack into a store that is removed; returns the number of frames and the store's bytes."""
+    folder = tempfile.mkdtemp()
+    try:
+        report = stores.pack((paths, OPEN), f"{folder}/clips.store", num_workers=WORKERS, progress=False)
+        return report.steps, report.bytes
+    finally:
+        shutil.rmtree(folder)
+
+
+def stream(sources: Any, open_stream: Any) -> int:
+    """Batches of an epoch; returns the number of frames."""
+    dataset = StreamDataset(sources, open_stream, LANES, time_steps=TIME_STEPS)
+    return sum(int(batch.mask.sum()) for batch in StreamDataLoader(dataset, WORKERS))
+
+
+def _rate(run: Callable[[], int]) -> Callable[[], float]:
+    def timed() -> float:
+        begin = time.perf_counter()
+        return run() / (time.perf_counter() - begin)
+
+    return timed
+
+
+def rows(quick: bool = False) -> list[tuple[str, float, float | None, str]]:
+    """Name, ratio, target and a note of each figure."""
+    clips = make_clips(16, 60 if quick else 300)
+    rounds = 1 if quick else 5
+    sizes: list[int] = []
+
+    def pack_once() -> int:
+        frames, size = pack(clips)
+        sizes.append(size)
+        return frames
+
+    packing = take_turns({"pack": _rate(pack_once), "decode": _rate(lambda: decode_alone(clips))}, rounds)
+    folder = tempfile.mkdtemp()
+    try:
+        stores.pack((clips, OPEN), f"{folder}/clips.store", num_workers=WORKERS, progress=False)
+        packed = stores.open(f"{folder}/clips.store")
+        streaming = take_turns(
+            {"store": _rate(lambda: stream(*packed)), "videos": _rate(lambda: stream(clips, OPEN))}, rounds
+        )
+    finally:
+        shutil.rmtree(folder)
+    note = f"{sizes[0] / 1e6:.0f} MB on disk, {sum(map(_size, clips)) / 1e6:.0f} MB of videos"
+    figures = [
+        ratio("stores", "packing 16 clips, against decoding alone", packing, "pack", "decode", 0.7),
+        ratio("stores", "memory-mapped store, against decoding", streaming, "store", "videos", 10.0),
+    ]
+    return [(figure.name, figure.value, figure.target, note) for figure in figures]
+
+
+def _size(path: str) -> int:
+    with open(path, "rb") as file:
+        return file.seek(0, 2)
+
+
+if __name__ == "__main__":
+    import sys
+
+    for name, value, target, note in rows("--quick" in sys.argv):
+        print(f"{name:<45} {value:6.2f} (target {target}), {note}")

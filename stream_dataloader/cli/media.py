@@ -1,0 +1,144 @@
+"""Media in a folder or a list: which files there are, of what kind, and the factory that opens them.
+
+Guarantee: files come in the order of their names, numbers as numbers, and none is left out without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stream_dataloader import streams
+from stream_dataloader.streams.images import SUFFIXES as IMAGE_SUFFIXES
+
+__all__ = ["KINDS", "VIDEO_SUFFIXES", "Media", "find_media", "is_list"]
+
+VIDEO_SUFFIXES = (
+    ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
+)  # fmt: skip
+_AUDIO_SUFFIXES = (".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".wav", ".wma")
+_LIST_SUFFIXES = (".txt", ".lst", ".list")
+
+
+class _Kind(NamedTuple):
+    suffixes: Iterable[str]
+    factory: str  # its name in `streams`
+    defaults: Mapping[str, Any]
+    sized: bool  # takes a size
+
+
+#: What can be packed, by its name.
+KINDS: dict[str, _Kind] = {
+    "video": _Kind(VIDEO_SUFFIXES, "VideoStream", {}, True),
+    "audio": _Kind(_AUDIO_SUFFIXES, "AudioStream", {"window": 1024}, False),
+    "text": _Kind((".txt", ".md", ".gz", ".zst"), "TextStream", {}, False),
+    "array": _Kind((".npy", ".h5", ".hdf5"), "ArrayStream", {}, False),
+    "images": _Kind(sorted(IMAGE_SUFFIXES), "ImageFolderStream", {}, True),
+}
+
+
+class Media(NamedTuple):
+    """What was found.
+
+    Attributes:
+        kind: One of `KINDS`.
+        sources: The paths; folders, if they are images.
+        keys: What they are called: their paths below the folder, or as the list has them.
+    """
+
+    kind: str
+    sources: list[str]
+    keys: list[str]
+
+    def factory(self, size: tuple[int, int] | None, options: Mapping[str, Any]) -> Any:
+        """What opens them; `size` is width and height.
+
+        Raises:
+            TypeError: The kind has no such option.
+            ValueError: It has, but not of that value, or it has no size.
+        """
+        kind = KINDS[self.kind]
+        if size is not None and not kind.sized:
+            raise ValueError(f"--size is for videos and images, and this is {self.kind}; leave it out")
+        sized = {} if size is None else {"size": size[::-1]}
+        try:
+            return getattr(streams, kind.factory)(**{**kind.defaults, **sized, **options})
+        except TypeError as error:
+            raise TypeError(f"--stream-option of {self.kind}: {error}") from None
+
+
+def is_list(path: Path) -> bool:
+    """Whether a file is a list of files."""
+    return path.suffix.lower() in _LIST_SUFFIXES
+
+
+def find_media(path: Path, kind: str | None) -> Media:
+    """The media in a folder and those below it, in a list of paths, one a line, or one file.
+
+    Args:
+        path: The folder, the list, or the file.
+        kind: One of `KINDS`; None finds it out by suffixes.
+
+    Raises:
+        FileNotFoundError: There is nothing at the path, or at one in the list.
+        ValueError: There is no medium, or there are several kinds.
+    """
+    if path.is_dir():
+        files = sorted((found for found in path.rglob("*") if found.is_file()), key=_natural)
+        names = [str(found.relative_to(path)) for found in files]
+    elif path.exists() and (kind != "text" and is_list(path)):
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        names = [line for line in lines if line and not line.startswith("#")]
+        files = [path.parent / name for name in names]
+        if missing := [file for file in files if not file.exists()]:
+            raise FileNotFoundError(f"{path} lists {missing[0]}, which does not exist, and {len(missing) - 1} more")
+    elif path.exists():
+        files, names = [path], [path.name]
+    else:
+        raise FileNotFoundError(f"{path} does not exist; give a folder of media, a list of paths, or a store")
+    kind = _kind_of(path, files) if kind is None else kind
+    if kind == "images":
+        return _image_folders(path, files, names)
+    suffixes = tuple(KINDS[kind].suffixes)
+    chosen = [(str(file), name) for file, name in zip(files, names, strict=True) if _suffix(file).endswith(suffixes)]
+    if not chosen:
+        raise ValueError(f"{path} has no {kind} in it ({' '.join(suffixes)})")
+    return Media(kind, [file for file, _ in chosen], [name for _, name in chosen])
+
+
+def _kind_of(path: Path, files: list[Path]) -> str:
+    of_suffix = {suffix: name for name, kind in KINDS.items() for suffix in kind.suffixes}
+    if files and all(file.is_dir() for file in files):  # a list of folders
+        return "images"
+    found = Counter(of_suffix[suffix] for file in files if (suffix := file.suffix.lower()) in of_suffix)
+    if not found:
+        raise ValueError(f"{path} has no media in it; say what it is by --kind, one of {', '.join(KINDS)}")
+    if len(found) > 1:
+        told = ", ".join(f"{count} of {name}" for name, count in found.most_common())
+        raise ValueError(f"{path} has files of several kinds ({told}); choose one by --kind")
+    return next(iter(found))
+
+
+def _image_folders(path: Path, files: list[Path], names: list[str]) -> Media:
+    """The folders that have images in them."""
+    folders: dict[str, str] = {}
+    for file, name in zip(files, names, strict=True):
+        if file.is_dir():
+            folders[str(file)] = name
+        elif _suffix(file) in IMAGE_SUFFIXES:
+            folders[str(file.parent)] = os.path.dirname(name) or path.name
+    if not folders:
+        raise ValueError(f"{path} has no images in it")
+    return Media("images", list(folders), list(folders.values()))
+
+
+def _suffix(path: Path) -> str:
+    return path.suffix.lower()
+
+
+def _natural(path: Path) -> list[Any]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]

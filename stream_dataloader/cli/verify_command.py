@@ -1,0 +1,48 @@
+"""`stream-dataloader verify STORE`: reads all of a store and compares checksums."""
+
+from __future__ import annotations
+
+import argparse
+
+from stream_dataloader import stores
+from stream_dataloader.cli.arguments import (
+    DONE,
+    PROBLEM,
+    USER_ERRORS,
+    add_store,
+    options_of,
+    say,
+    say_json,
+    status_of,
+    warn,
+)
+from stream_dataloader.stores._packing.progress import Bar
+
+__all__ = ["EXAMPLES", "add", "run"]
+
+EXAMPLES = """\
+  stream-dataloader verify clips.store
+  stream-dataloader verify shards/ --format mds --json"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_store(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Verify a store."""
+    try:
+        store = stores.open(options.store, format=options.format, **options_of(options.option)).open_stream
+        with Bar(desc="verifying", total=len(store), unit="stream", disable=None) as bar:
+            problems = store.verify(lambda *_: bar.update())
+    except USER_ERRORS as error:
+        warn(error)
+        return status_of(error)
+    if options.json:
+        say_json({"path": store.path, "streams": len(store), "problems": problems})
+    else:
+        for problem in problems:
+            say(problem)
+        say(f"{len(store):,} streams of {store.path} were read, {len(problems) or 'no'} problem(s) found")
+    return PROBLEM if problems else DONE

@@ -1,0 +1,185 @@
+"""What the leaves of a packed store's items are, as files say it.
+
+Guarantee: all processes that pack into one folder write items of one structure, that of the first item which any of
+them had; another item is an error that names the leaf.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Spec, as_tensor, storage_dtype
+from stream_dataloader._items.structure import Misfit, Node, leaf_paths
+from stream_dataloader.stores._base.files import read_json, write_once
+from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
+
+__all__ = [
+    "LAYOUT",
+    "ItemSpecs",
+    "LeafSpec",
+    "dtype_named",
+    "leaf_names",
+    "leaves_json",
+    "owned",
+    "read_layout",
+    "structure_of",
+]
+
+#: Where a store that is being packed says what items look like.
+LAYOUT = "layout.json"
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+    """One leaf of an item.
+
+    Attributes:
+        dtype: As torch calls it.
+        shape: Of one time step.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """What its numbers are in the file; unsigned integers of the same bits where NumPy lacks the dtype."""
+        found: np.dtype[Any] = storage_dtype(self.dtype).newbyteorder("<")
+        return found
+
+    @property
+    def step_bytes(self) -> int:
+        """What a time step takes."""
+        return math.prod(self.shape) * self.stored.itemsize
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
+
+
+def leaves_json(leaves: Sequence[LeafSpec]) -> list[dict[str, Any]]:
+    """Leaves as JSON has them."""
+    return [{"dtype": str(leaf.dtype).removeprefix("torch."), "shape": list(leaf.shape)} for leaf in leaves]
+
+
+def _leaf_spec(found: Mapping[str, Any]) -> LeafSpec:
+    return LeafSpec(dtype_named(found["dtype"]), tuple(map(int, found["shape"])))
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype of a name such as `uint8`, if its numbers can be kept in a file.
+
+    Raises:
+        ValueError: There is none.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not (found in DTYPES_OF_NUMPY or found.itemsize in (1, 2, 4, 8)):
+        raise ValueError(f"no dtype is called {name!r}")
+    return found
+
+
+def structure_of(
+    content: Mapping[str, Any], path: str, classes: dict[str, type]
+) -> tuple[Node | None, tuple[LeafSpec, ...]]:
+    """What a header says of items: their structure, None if there is no item, and their leaves.
+
+    Args:
+        content: With `structure`, null or a list of one, and `leaves`.
+        path: The header, for errors.
+        classes: See `structure.from_json`.
+
+    Raises:
+        StoreError: It tells no structure.
+        KeyError, TypeError, ValueError: It tells no leaves, or another number of them.
+    """
+    leaves = tuple(map(_leaf_spec, content["leaves"]))
+    structure = content["structure"]
+    node = None if structure is None else from_json(structure[0], path, classes)
+    if len(leaf_names(node)) != len(leaves):
+        raise ValueError(f"{len(leaves)} leaves of {len(leaf_names(node))}")
+    return node, leaves
+
+
+def leaf_names(structure: Node | None) -> list[str]:
+    """What the leaves are called: `['image']`, or `item` if an item is one leaf; none if there is no item."""
+    if structure is None:
+        return []
+    return [path.removeprefix("item") or path for path in leaf_paths(structure)]
+
+
+def owned(row: Any, dtype: torch.dtype) -> Any:
+    """A copy of a step's leaf, as a tensor where NumPy lacks the dtype."""
+    copy = np.array(row, row.dtype.newbyteorder("="))
+    return copy[()] if dtype in DTYPES_OF_NUMPY else as_tensor(copy, dtype)
+
+
+class ItemSpecs:
+    """What a store's items look like: as the first item that any process has, of which a file in the folder tells.
+
+    Args:
+        folder: Of the store that is packed.
+        item: One that is to be written.
+        kind: The store, for errors.
+
+    Raises:
+        TypeError: A leaf is an object such as a string, or a dict has a key that JSON cannot hold.
+    """
+
+    def __init__(self, folder: str, item: Any, kind: str) -> None:
+        layout, _ = Layout.of(item, windowed=False)
+        objects = [path for path, spec in zip(layout.paths, layout.specs, strict=True) if spec.dtype is None]
+        if objects:
+            raise TypeError(
+                f"{', '.join(objects)}: {kind} holds numbers, and this is an object such as a string; "
+                "leave it out or turn it into numbers, with transform="
+            )
+        _write_layout(folder, layout)
+        found = read_layout(folder)
+        assert found is not None
+        structure, self.leaves = found
+        node = from_json(structure, os.path.join(folder, LAYOUT), classes_of(layout.structure))
+        self._layout = Layout(node, tuple(Spec(spec.dtype, spec.shape) for spec in self.leaves), windowed=False)
+
+    @property
+    def names(self) -> list[str]:
+        """See `leaf_names`."""
+        return leaf_names(self._layout.structure)
+
+    def build(self, leaves: Sequence[Any]) -> Any:
+        """An item's structure over arrays `(n, ...)`, one a leaf; over tensors where NumPy lacks the dtype."""
+        return self._layout.build(
+            leaf if spec.dtype in DTYPES_OF_NUMPY else as_tensor(leaf, spec.dtype)
+            for leaf, spec in zip(leaves, self.leaves, strict=True)
+        )
+
+    def read(self, item: Any, step: int) -> Sequence[Any]:
+        """An item's leaves, as arrays.
+
+        Raises:
+            ValueError: It is another kind of item; names the step.
+        """
+        try:
+            return self._layout.read(item)
+        except Misfit as error:
+            raise ValueError(f"step {step}: {error}, as all steps of a store must be alike") from error
+
+
+def _write_layout(folder: str, layout: Layout) -> None:
+    """Say what items look like, unless another process has."""
+    specs = [LeafSpec(spec.dtype, spec.shape) for spec in layout.specs if spec.dtype is not None]
+    content = {"structure": to_json(layout.structure), "leaves": leaves_json(specs)}
+    write_once(os.path.join(folder, LAYOUT), content)
+
+
+def read_layout(folder: str) -> tuple[Any, tuple[LeafSpec, ...]] | None:
+    """An item's structure, as JSON, and its leaves; None if there was no item."""
+    if not os.path.exists(path := os.path.join(folder, LAYOUT)):
+        return None
+    found = read_json(path, dict)
+    return found["structure"], tuple(_leaf_spec(leaf) for leaf in found["leaves"])

@@ -1,0 +1,154 @@
+"""The tables of a packed store: of each stream its place, length, key and metadata.
+
+::
+
+    streams.bin    a table, int64, little-endian, one row after the other, a column for each stream
+                     start       first step, or what else tells where it begins
+                     steps       how many
+                     key_stop    where its key ends in keys.bin
+                     note_stop   where its metadata ends in notes.bin
+                     ...         rows of the format's own
+    keys.bin       all streams' keys, UTF-8, end to end
+    notes.bin      all streams' metadata, JSON, end to end
+
+Guarantee: opening takes the time and memory of a few pages, however many streams there are: the files are mapped.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.packing import StreamRecord
+
+__all__ = ["ROWS", "Tables", "checksums_of", "crc_of", "write_tables"]
+
+STREAMS, KEYS, NOTES = "streams.bin", "keys.bin", "notes.bin"
+
+#: The rows of streams.bin before the format's own.
+ROWS = ("start", "steps", "key_stop", "note_stop")
+
+
+def crc_of(data: Any, before: int = 0) -> int:
+    """CRC-32 of some bytes, or of more that follow."""
+    return zlib.crc32(data, before)
+
+
+def write_tables(
+    folder: str, records: Sequence[StreamRecord], starts: Sequence[int], own: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], dict[str, list[int]]]:
+    """Write the three files.
+
+    Args:
+        folder: The store.
+        records: Of its streams.
+        starts: The row `start`.
+        own: The format's own rows, `(rows, streams)`.
+
+    Returns:
+        The table, and of each file its CRC-32 and its size, for the header.
+    """
+    keys = [record.key.encode("utf-8", "backslashreplace") for record in records]
+    notes = [json.dumps(record.metadata).encode() if record.metadata else b"" for record in records]
+    table = np.zeros((len(ROWS) + len(own), len(records)), "<i8")
+    if records:
+        table[0] = starts
+        table[1] = [record.steps for record in records]
+        table[2] = np.cumsum([len(key) for key in keys])
+        table[3] = np.cumsum([len(note) for note in notes])
+        table[len(ROWS) :] = own
+    contents = {STREAMS: table.tobytes(), KEYS: b"".join(keys), NOTES: b"".join(notes)}
+    for name, content in contents.items():
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    return table, {name: [crc_of(content), len(content)] for name, content in contents.items()}
+
+
+def checksums_of(content: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """What a header says of the three files.
+
+    Raises:
+        KeyError, TypeError, ValueError: It does not say it.
+    """
+    found = {name: (int(crc), int(size)) for name, (crc, size) in content.items()}
+    if found.keys() != {STREAMS, KEYS, NOTES}:
+        raise ValueError(f"files {sorted(found)}")
+    return found
+
+
+class Tables:
+    """The tables of a store, mapped; inherited by fork.
+
+    Args:
+        path: The store.
+        streams: How many it has.
+        own_rows: How many rows are the format's own.
+        checksums: See `checksums_of`.
+        check: Whether to read all of them, and compare their checksums.
+
+    Attributes:
+        table: What streams.bin holds, `(rows, streams)`.
+
+    Raises:
+        StoreError: A file is missing or damaged.
+    """
+
+    def __init__(
+        self, path: str, streams: int, own_rows: int, checksums: Mapping[str, tuple[int, int]], *, check: bool
+    ) -> None:
+        texts = {name: _load(os.path.join(path, name), *checksums[name], check) for name in (STREAMS, KEYS, NOTES)}
+        self.path = os.path.join(path, STREAMS)
+        self._keys, self._notes = texts[KEYS], texts[NOTES]
+        table = np.frombuffer(texts[STREAMS], "<i8")
+        rows = len(ROWS) + own_rows
+        if len(table) != rows * streams:
+            raise StoreError(f"{self.path} is damaged: {len(table)} numbers for {streams} streams")
+        self.table: NDArray[np.int64] = table.reshape(rows, streams)
+        if check:
+            self._check()
+
+    def _check(self) -> None:
+        for row, name, text in ((2, KEYS, self._keys), (3, NOTES, self._notes)):
+            stops = self.table[row]
+            if len(stops) and (stops[0] < 0 or (np.diff(stops) < 0).any() or stops[-1] > len(text)):
+                raise StoreError(f"{self.path} is damaged: it points outside of {name}; pack it anew")
+
+    def key(self, number: int) -> str:
+        """A stream's key."""
+        return self._part(self._keys, 2, number).decode("utf-8", "backslashreplace")
+
+    def note(self, number: int) -> Mapping[str, Any]:
+        """A stream's metadata."""
+        text = self._part(self._notes, 3, number)
+        found: Mapping[str, Any] = json.loads(text) if text else {}
+        return found
+
+    def _part(self, text: Any, row: int, number: int) -> bytes:
+        stops = self.table[row]
+        begin = int(stops[number - 1]) if number else 0
+        return bytes(text[begin : int(stops[number])])
+
+
+def _load(path: str, crc: int, size: int, check: bool) -> Any:
+    """A file of the store, mapped."""
+    try:
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                raise StoreError(f"{path} is damaged: {found:,} bytes of {size:,}; pack the store anew")
+            mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing: the store is unfinished or damaged; pack it anew") from None
+    if check and crc_of(mapped) != crc:
+        raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
+    return mapped

@@ -1,0 +1,303 @@
+"""The cameras of an episode: which frame belongs to which row, and one camera's pictures, in order.
+
+A video holds several episodes end to end. An episode's rows say when their frames are shown, counted from where the
+episode begins in the video; the file's packets say when each frame is shown. So frames are found without decoding::
+
+    file's frames      0     1     2     3     4     5     6     7         (shown at n / fps, or nearly)
+    episode                        |<- begin         end ->|
+    rows' timestamps               0.0   0.1   0.2   0.3
+
+Guarantee: the frame of a row is the one that is shown nearest to the row's time, no further away than the tolerance, in
+the episode's own part of the video; each row has another frame. Anything else is an error, not a frame that is nearly
+right. Each frame that is read is decoded once, and its time stamp compared.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import inside
+from stream_dataloader.stores.lerobot.episodes import EpisodeVideo
+from stream_dataloader.streams._media.picture import ArrayConverter, Picture
+from stream_dataloader.streams._media.section import Section
+from stream_dataloader.streams._media.still import decoded_image
+from stream_dataloader.streams.cache.file_cache import open_local
+from stream_dataloader.streams.video.frame_index import frame_index
+from stream_dataloader.streams.video.frames import FrameReader
+from stream_dataloader.streams.video.stream import OpenVideo, VideoStream
+
+__all__ = ["Camera", "Pictures", "frames_of_rows", "image_pictures", "video_pictures"]
+
+
+class Pictures(Protocol):
+    """A camera's pictures from some row on."""
+
+    def one(self) -> Any:
+        """The next one, as an array of its own."""
+        ...
+
+    def write(self, out: Any) -> int:
+        """Write the next ones, or the next one, to `out`; returns how many, 0 at the end."""
+        ...
+
+    def close(self) -> None:
+        """Close what is open."""
+        ...
+
+
+class Camera:
+    """The pictures of an episode by row; reading on costs no seek.
+
+    Args:
+        name: What errors call it: the episode and the camera.
+        pictures: Opens the pictures from a row on.
+    """
+
+    def __init__(self, name: str, pictures: Callable[[int], Pictures]) -> None:
+        self._name = name
+        self._pictures = pictures
+        self._opened: Pictures | None = None
+        self._row = 0
+
+    def item(self, row: int) -> Any:
+        """The picture of a row.
+
+        Raises:
+            StoreError: It cannot be decoded.
+        """
+        try:
+            picture = self._at(row).one()
+        except (OSError, ValueError, StopIteration) as error:
+            raise self._error(row, error) from error
+        self._row += 1
+        return picture
+
+    def read(self, row: int, out: Any) -> None:
+        """Write the pictures of rows `[row, row + len(out))` to `out`.
+
+        Raises:
+            StoreError: One of them cannot be decoded.
+        """
+        done = 0
+        while done < len(out):
+            try:
+                count = self._at(row + done).write(out[done:])
+                if not count:
+                    raise ValueError("it ends here")
+            except (OSError, ValueError, StopIteration) as error:
+                raise self._error(row + done, error) from error
+            done += count
+            self._row += count
+
+    def _at(self, row: int) -> Pictures:
+        if self._opened is None or self._row != row:
+            self.close()
+            self._opened = self._pictures(row)
+            self._row = row
+        return self._opened
+
+    def _error(self, row: int, error: BaseException) -> Exception:
+        self.close()
+        what = str(error).split("; use on_corrupt", maxsplit=1)[0] or "it ends here"
+        return _kind(error)(f"{self._name}, step {row}: {what}; download it anew, or leave the episode out")
+
+    def close(self) -> None:
+        """Close the file; the next picture opens it again."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+
+def _kind(error: BaseException) -> type[Exception]:
+    """What becomes of an error: the dataset is damaged, unless the disk is."""
+    return OSError if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else StoreError
+
+
+class _Shown(NamedTuple):
+    """When the frames of a video are shown: in the stream's time base, and in seconds."""
+
+    ticks: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+
+
+def _shown(path: str) -> _Shown:
+    status = os.stat(path)
+    return _remembered(os.path.abspath(path), status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=16)
+def _remembered(path: str, _size: int, _changed: int) -> _Shown:
+    ticks = frame_index(path).times
+    if ticks is None:
+        raise StoreError(f"{path} does not tell when its frames are shown; encode it anew")
+    reader = FrameReader(path)
+    try:
+        base = reader.stream.time_base
+    finally:
+        reader.close()
+    return _Shown(ticks, ticks * base.numerator / base.denominator)
+
+
+def frames_of_rows(
+    seconds: NDArray[np.float64], video: EpisodeVideo, timestamps: NDArray[Any], fps: float, tolerance: float, name: str
+) -> NDArray[np.int64]:
+    """Which frame of a video each row of an episode has.
+
+    Args:
+        seconds: When the video's frames are shown, `(frames,)`, ascending.
+        video: Where the episode lies in it.
+        timestamps: The rows', `(rows,)`, seconds from the episode's begin.
+        fps: Rows a second.
+        tolerance: How far away a frame may be, in seconds.
+        name: What errors call the camera.
+
+    Returns:
+        Numbers of frames, `(rows,)`, ascending.
+
+    Raises:
+        StoreError: The video is shorter than the table, or a row has no frame.
+    """
+    rows = len(timestamps)
+    slack = 0.5 / fps
+    first, stop = map(int, np.searchsorted(seconds, (video.begin - slack, video.end - slack)))
+    if stop - first < rows:
+        until = "on" if video.end == np.inf else f"to {video.end:.3f} s"
+        raise StoreError(
+            f"{name}: its video has {stop - first} frames (from {video.begin:.3f} s {until} of {video.path}), and its "
+            f"table {rows} rows; the dataset is damaged or unfinished: download it anew, or leave the episode out"
+        )
+    wanted = video.begin + timestamps.astype(np.float64)
+    after = np.clip(np.searchsorted(seconds, wanted), 1, len(seconds) - 1) if len(seconds) > 1 else np.ones(rows, int)
+    before = after - 1
+    later = seconds[np.minimum(after, len(seconds) - 1)] - wanted < wanted - seconds[before]
+    frames = np.where(later, np.minimum(after, len(seconds) - 1), before)
+    away = np.abs(seconds[frames] - wanted)
+    if len(far := np.flatnonzero(~(away <= tolerance))):  # also if it is NaN
+        row = int(far[0])
+        raise StoreError(
+            f"{name}, step {row}: it is at {wanted[row]:.4f} s of {video.path}, and the nearest frame is shown at "
+            f"{seconds[frames[row]]:.4f} s, further away than {tolerance:.4f} s; a larger tolerance_s would take it"
+        )
+    if frames[0] < first or frames[-1] >= stop or (np.diff(frames) <= 0).any():
+        raise StoreError(
+            f"{name}: {rows} rows take frames {frames[0]} to {frames[-1]} of {video.path}, not each another one of the "
+            f"episode's own, {first} to {stop - 1}; their timestamps are wrong"
+        )
+    return frames.astype(np.int64)
+
+
+class _RowFrames(NamedTuple):
+    """The frames of an episode's rows; see `video.stream.Chosen`."""
+
+    section: Section
+    frames_of: NDArray[np.int64]
+    ticks: NDArray[np.int64]
+
+    def frames(self, reader: FrameReader, start: int = 0) -> Generator[tuple[Any, Any], None, None]:
+        """From row `start` on, each with its time stamp."""
+        rows = list(zip(self.frames_of[start:].tolist(), self.ticks[start:].tolist(), strict=True))
+        if not rows:
+            return
+        wanted = iter(rows)
+        number, ticks = next(wanted)
+        for found, frame in enumerate(reader.frames(number), number):
+            if found < number:
+                continue
+            if frame.pts != ticks:
+                raise ValueError(f"frame {found} of {self.section.path} is shown at {frame.pts}, not at {ticks}")
+            yield frame, ticks
+            following = next(wanted, None)
+            if following is None:
+                return
+            number, ticks = following
+
+
+class _VideoPictures:
+    """See `Pictures`."""
+
+    def __init__(self, opened: OpenVideo) -> None:
+        self._opened = opened
+        self._items = iter(opened)
+
+    def one(self) -> Any:
+        return next(self._items)
+
+    def write(self, out: Any) -> int:
+        return self._opened.read_into(out)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def video_pictures(
+    options: VideoStream, video: EpisodeVideo, timestamps: NDArray[Any], fps: float, tolerance: float, name: str
+) -> Callable[[int], Pictures]:
+    """Find the frames of an episode; what is returned opens them from a row on.
+
+    Raises:
+        StoreError: See `frames_of_rows`; or the video is missing or damaged.
+    """
+    try:
+        shown = _shown(video.path)
+    except (OSError, ValueError) as error:
+        raise _kind(error)(f"{name}: {error}; download it anew") from error
+    frames = frames_of_rows(shown.seconds, video, timestamps, fps, tolerance, name)
+    chosen = _RowFrames(Section(video.path), frames, shown.ticks[frames])
+    return lambda row: _VideoPictures(OpenVideo(options, chosen, row, open_local(video.path)))
+
+
+class _ImagePictures:
+    """See `Pictures`."""
+
+    def __init__(self, images: Iterator[dict[str, Any]], folder: str, picture: Picture, row: int, name: str) -> None:
+        self._images = images
+        self._folder = folder
+        self._name = name
+        self._converter = ArrayConverter(picture)
+        for passed in range(row):
+            image = next(images)
+            if not passed and picture.size is None:  # the size is the first one's
+                self._converter.empty(self._decoded(image))
+
+    def one(self) -> Any:
+        image = self._decoded(next(self._images))
+        out = self._converter.empty(image)
+        self._converter.write(image, out)
+        return out
+
+    def write(self, out: Any) -> int:
+        self._converter.write(self._decoded(next(self._images)), out[0])
+        return 1
+
+    def _decoded(self, encoded: dict[str, Any]) -> Any:
+        data, path = encoded.get("bytes"), encoded.get("path")
+        if data is None and path is not None:
+            with open(inside(self._folder, path, self._name), "rb") as file:
+                data = file.read()
+        if not isinstance(data, bytes) or not data:
+            raise ValueError("there is no picture")
+        return decoded_image(data, "the picture")
+
+    def close(self) -> None:
+        self._images.close()  # type: ignore[attr-defined]
+
+
+def image_pictures(
+    images: Callable[[], Iterator[dict[str, Any]]], folder: str, picture: Picture, name: str
+) -> Callable[[int], Pictures]:
+    """Pictures that lie in a table, encoded; what is returned opens them from a row on.
+
+    Args:
+        images: Reads them from the first row on.
+        folder: The dataset's; pictures may lie in files there.
+        picture: How they are delivered.
+        name: What errors call the camera.
+    """
+    return lambda row: _ImagePictures(images(), folder, picture, row, name)

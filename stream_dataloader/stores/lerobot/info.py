@@ -1,0 +1,162 @@
+"""What a LeRobot dataset says of itself, and which files it is made of.
+
+The layout is that of the package lerobot 0.4.4 (`lerobot/datasets/utils.py`, `lerobot_dataset.py`), dataset version
+v3.0; and v2.1, as its `v30/convert_dataset_v21_to_v30.py` reads it. ::
+
+    v3.0   meta/info.json                              features, fps, templates of paths
+           meta/tasks.parquet                          task_index, and the text as pandas' index
+           meta/episodes/chunk-000/file-000.parquet    a row an episode: where its rows and frames lie
+           data/chunk-000/file-000.parquet             a row a time step, several episodes a file
+           videos/CAMERA/chunk-000/file-000.mp4        several episodes end to end
+    v2.1   meta/info.json, meta/tasks.jsonl, meta/episodes.jsonl
+           data/chunk-000/episode_000000.parquet       an episode each
+           videos/chunk-000/CAMERA/episode_000000.mp4
+
+Guarantee: nothing outside of the dataset's folder is named, whatever the templates say.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.files import inside, read_json
+
+__all__ = ["INFO", "Feature", "Info", "read_info"]
+
+INFO = "meta/info.json"
+
+_VERSION = re.compile(r"v?(3\.0|2\.[01])(\.\d+)?")
+_FIELD = re.compile(r"\{(\w+)(?::0?([1-9]\d?)d)?\}")
+_DTYPES = frozenset(
+    {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+_MOST_INFO_BYTES = 1 << 26
+_FASTEST = 1e6
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature of the dataset.
+
+    Attributes:
+        name: Such as `observation.state`.
+        kind: `"video"`, `"image"`, `"string"`, `"number"`, or what the dataset calls it if that is none of these.
+        dtype: Of numbers.
+        shape: Of one time step; `()` for one number, which the dataset writes as `(1,)`.
+    """
+
+    name: str
+    kind: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...]
+
+    @property
+    def is_camera(self) -> bool:
+        """Whether its values are pictures."""
+        return self.kind in ("video", "image")
+
+
+@dataclass(frozen=True)
+class Info:
+    """What info.json says.
+
+    Attributes:
+        path: The dataset's folder.
+        version: `"v3.0"`, `"v2.1"`, ...
+        fps: Time steps a second.
+        features: By name, in the dataset's order.
+        data_path: Template of the tables' paths.
+        video_path: Template of the videos' paths; None if there are no videos.
+        chunk_episodes: Episodes a folder, in version 2.
+        episodes: How many episodes there should be; None if it does not tell.
+        content: All of it.
+    """
+
+    path: str
+    version: str
+    fps: float
+    features: Mapping[str, Feature]
+    data_path: str
+    video_path: str | None
+    chunk_episodes: int
+    episodes: int | None
+    content: Mapping[str, Any]
+
+    @property
+    def is_v2(self) -> bool:
+        """Whether each episode has files of its own."""
+        return self.version.removeprefix("v").startswith("2")
+
+    def file(self, template: str, **values: Any) -> str:
+        """The path that a template gives.
+
+        Raises:
+            StoreError: The template has other fields, or leads out of the dataset.
+        """
+        what = os.path.join(self.path, INFO)
+
+        def filled(field: re.Match[str]) -> str:
+            if field[1] not in values:
+                raise StoreError(f"{what}: the path {template!r} has {{{field[1]}}}; known are {', '.join(values)}")
+            return str(values[field[1]]).zfill(int(field[2] or 0))
+
+        return inside(self.path, _FIELD.sub(filled, template), what)
+
+
+def read_info(folder: str) -> Info:
+    """Read info.json.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        StoreError: The file is missing, damaged, or of a version that is not read.
+    """
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"there is no dataset at {folder}; give the folder that has meta/info.json")
+    path = os.path.join(folder, INFO)
+    content = read_json(path, dict, _MOST_INFO_BYTES)
+    version = content.get("codebase_version")
+    if not isinstance(version, str) or not _VERSION.fullmatch(version):
+        raise StoreError(
+            f"{path} is of version {shorten(version)}, and v3.0, v2.1 and v2.0 are read; convert the dataset with "
+            "lerobot's own scripts"
+        )
+    try:
+        info = Info(
+            path=folder,
+            version=version,
+            fps=float(content["fps"]),
+            features={name: _feature(name, found) for name, found in content["features"].items()},
+            data_path=_text(content["data_path"]),
+            video_path=None if content.get("video_path") is None else _text(content["video_path"]),
+            chunk_episodes=int(content.get("chunks_size") or 1000),
+            episodes=None if content.get("total_episodes") is None else int(content["total_episodes"]),
+            content=content,
+        )
+        if not 0 < info.fps <= _FASTEST or info.chunk_episodes < 1:
+            raise ValueError(f"fps is {info.fps}, chunks_size {info.chunk_episodes}")
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise StoreError(f"{path} is damaged or no LeRobot dataset's: {error!r}; write it anew") from None
+    return info
+
+
+def _feature(name: str, found: Mapping[str, Any]) -> Feature:
+    kind, shape = _text(found["dtype"]), tuple(map(int, found["shape"]))
+    if any(side < 0 for side in shape) or math.prod(shape) > 1 << 40:
+        raise ValueError(f"{name} has the shape {shape}")
+    number = kind in _DTYPES
+    dtype = np.dtype(kind) if number else None
+    return Feature(name, "number" if number else kind, dtype, () if shape == (1,) else shape)
+
+
+def _text(found: Any) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"{shorten(found)} is no text")
+    return found

@@ -1,0 +1,295 @@
+"""Packs streams into databases, by several processes at once.
+
+Each worker writes databases of its own, so that no two write to one. Windows are collected, and written in one
+transaction when there are enough of them. If the map is too small for that, it is made larger, and the transaction is
+repeated.
+
+Guarantee: a stream that breaks off leaves nothing behind. A process that is killed leaves values that no table names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import read_json, write_once
+from stream_dataloader.stores._base.header import HEADER
+from stream_dataloader.stores._base.leaves import LAYOUT, ItemSpecs, read_layout
+from stream_dataloader.stores._base.packing import StreamRecord
+from stream_dataloader.stores._base.tables import crc_of, write_tables
+from stream_dataloader.stores.lmdb.databases import import_lmdb
+from stream_dataloader.stores.lmdb.format import CODECS, DatabaseSpec, save_header
+from stream_dataloader.stores.lmdb.pages import read_tree
+from stream_dataloader.stores.lmdb.windows import Windows, is_image, steps_of_window
+
+__all__ = ["LmdbPacker"]
+
+_OPTIONS = "options.json"
+_SUFFIX = ".lmdb"
+
+#: The map's size at first. It costs address space only, and is doubled when it is full.
+_FIRST_MAP_BYTES = 1 << 30
+#: What is written in one transaction, and is held in memory until then.
+_MOST_PENDING_BYTES = 32 << 20
+
+
+class LmdbPacker:
+    """See `packing.Packer`.
+
+    Args:
+        folder: Where to write.
+        window: Steps of a value; None: as many as make about 1 MB. Windows of any length are read from them.
+        codec: `"none"`: raw bytes, read at the speed of a copy. `"zstd"`: without loss, and smaller where data repeat.
+            `"jpeg"`: leaves that are images, uint8 with 1 or 3 channels first or last, lose some quality and are much
+            smaller; other leaves are raw.
+        quality: Of JPEG, 1 to 100.
+        databases: How many each worker writes; streams are dealt to them by their numbers. With one worker, the store
+            has this many, with more workers as many times more.
+        metadata: Of the whole store, as JSON can hold it.
+
+    Raises:
+        ValueError: An option is out of its range.
+        ImportError: A package is missing.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        window: int | None = None,
+        codec: str = "none",
+        quality: int = 95,
+        databases: int = 1,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value, most in (
+            ("window", window, 1 << 20),
+            ("quality", quality, 100),
+            ("databases", databases, 999),
+        ):
+            if value is not None and not 1 <= value <= most:
+                raise ValueError(f"{name} is {value}; use 1 to {most}")
+        if codec not in CODECS:
+            raise ValueError(f"codec is {codec!r}; use one of {', '.join(map(repr, CODECS))}")
+        import_lmdb()
+        Windows((), codec, quality)
+        self._folder = folder
+        self._options: dict[str, Any] = {"window": window, "codec": codec, "quality": quality}
+        self._databases = databases
+        self._metadata = {} if metadata is None else dict(metadata)
+        json.dumps(self._metadata)
+
+    def _agree(self) -> None:
+        """All runs have to write alike.
+
+        Raises:
+            ValueError: An interrupted run had other options.
+        """
+        write_once(path := os.path.join(self._folder, _OPTIONS), self._options)
+        if (found := read_json(path, dict)) != self._options:
+            raise ValueError(f"{self._folder} was begun with {found}, and goes on with these, not {self._options}")
+
+    def part(self, worker: int) -> _Part:
+        """See `Packer`."""
+        self._agree()
+        first = worker * self._databases
+        return _Part(self._folder, range(first, first + self._databases), **self._options)
+
+    def finish(self, records: Sequence[StreamRecord]) -> None:
+        """See `Packer`."""
+        if (layout := read_layout(self._folder)) is None and os.path.exists(os.path.join(self._folder, HEADER)):
+            return  # it was interrupted when all but the last was done
+        self._agree()
+        structure, specs = layout or (None, ())
+        places = [record.place or {"database": 0, "first": 0, "crc": 0} for record in records]
+        numbers = sorted({place["database"] for place, record in zip(places, records, strict=True) if record.steps})
+        wanted = [f"{number}{_SUFFIX}" for number in numbers]
+        for name in os.listdir(self._folder):
+            if name.endswith(_SUFFIX) and name not in wanted:
+                os.unlink(os.path.join(self._folder, name))
+        databases = []
+        for name in wanted:
+            tree = read_tree(os.path.join(self._folder, name))
+            databases.append(DatabaseSpec(name, tree.size, tree.entries, tree.crc))
+        rank = {number: i for i, number in enumerate(numbers)}
+        own = [[rank.get(place["database"], 0) for place in places], [place["crc"] for place in places]]
+        _, checksums = write_tables(
+            self._folder, records, [place["first"] for place in places], np.array(own, "<i8").reshape(2, -1)
+        )
+        save_header(
+            self._folder,
+            structure,
+            specs,
+            databases,
+            streams=len(records),
+            window=self._options["window"] or steps_of_window(specs),
+            codec=self._options["codec"],
+            quality=self._options["quality"] if self._options["codec"] == "jpeg" else None,
+            checksums=checksums,
+            metadata=self._metadata,
+        )
+        for name in (_OPTIONS, LAYOUT):  # that the last is gone says that all is done
+            if os.path.exists(path := os.path.join(self._folder, name)):
+                os.unlink(path)
+
+
+class _Part:
+    """See `packing.PartPacker`."""
+
+    def __init__(self, folder: str, databases: range, window: int | None, codec: str, quality: int) -> None:
+        self._folder = folder
+        self._databases = databases
+        self._codec, self._quality = codec, quality
+        self._window = window
+        self._items: ItemSpecs | None = None
+        self._windows: Windows | None = None
+        self._writers: dict[int, _Writer] = {}
+
+    def write(self, number: int, key: str, items: Iterator[Any]) -> tuple[int, Any]:
+        """See `PartPacker`."""
+        del key
+        database = self._databases[number % len(self._databases)]
+        writer: _Writer | None = None
+        columns: list[Any] = []
+        first = steps = crc = 0
+        try:
+            for item in items:
+                if self._items is None or self._windows is None:
+                    self._items, self._windows = self._adopt(item)
+                if writer is None:
+                    writer = self._writer(database)
+                    first = writer.count
+                    window = self._window or steps_of_window(self._items.leaves)
+                    columns = [np.empty((window, *spec.shape), spec.stored) for spec in self._items.leaves]
+                row = steps % window
+                for column, leaf in zip(columns, self._items.read(item, steps), strict=True):
+                    column[row] = leaf
+                steps += 1
+                if row == window - 1:
+                    crc = writer.put(*self._windows.encode(columns, window), crc)
+            if writer is None or self._windows is None:
+                return 0, None
+            if steps % window:
+                crc = writer.put(*self._windows.encode(columns, steps % window), crc)
+        except BaseException:
+            if writer is not None:
+                writer.rewind(first)
+            raise
+        return steps, {"database": database, "first": first, "crc": crc}
+
+    def _adopt(self, item: Any) -> tuple[ItemSpecs, Windows]:
+        """Have the layout of the store's first item, whichever process has it."""
+        items = ItemSpecs(self._folder, item, "an LMDB store")
+        if self._codec == "jpeg" and not any(map(is_image, items.leaves)):
+            told = ", ".join(f"{name} is {leaf}" for name, leaf in zip(items.names, items.leaves, strict=True))
+            raise ValueError(
+                f'codec="jpeg" is for images, uint8 (H, W), (H, W, 3), (3, H, W) or with one channel, and {told}; '
+                'use "zstd" or "none"'
+            )
+        return items, Windows(items.leaves, self._codec, self._quality)
+
+    def _writer(self, database: int) -> _Writer:
+        if database not in self._writers:
+            self._writers[database] = _Writer(os.path.join(self._folder, f"{database}{_SUFFIX}"))
+        return self._writers[database]
+
+    def sync(self) -> None:
+        """See `PartPacker`."""
+        for writer in self._writers.values():
+            writer.flush()
+
+    def close(self) -> None:
+        """See `PartPacker`."""
+        writers, self._writers = self._writers, {}
+        try:
+            for writer in writers.values():
+                writer.flush()
+        finally:
+            for writer in writers.values():
+                writer.close()
+
+
+class _Writer:
+    """Writes one database; its keys are numbers from 0, in order.
+
+    A commit waits for the disk, so that what was committed stays, whatever happens later.
+    """
+
+    def __init__(self, path: str) -> None:
+        lmdb = import_lmdb()
+        self._path = path
+        self._error, self._full = lmdb.Error, lmdb.MapFullError
+        if os.path.exists(path):
+            raise FileExistsError(f"{path} is there already; each worker needs a number that no other has had")
+        try:
+            self._opened = lmdb.open(path, subdir=False, lock=False, map_size=_FIRST_MAP_BYTES)
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+        self.count = 0
+        self._pending: list[bytes] = []  # the values before `count`
+        self._pending_bytes = 0
+
+    def put(self, value: bytes, checksum: int, before: int) -> int:
+        """Add a value; returns the CRC-32 of this and earlier checksums."""
+        self._pending.append(value)
+        self._pending_bytes += len(value)
+        self.count += 1
+        if self._pending_bytes >= _MOST_PENDING_BYTES:
+            self.flush()
+        return crc_of(checksum.to_bytes(4, "little"), before)
+
+    def flush(self) -> None:
+        """Commit all values."""
+        if not self._pending:
+            return
+        try:
+            while not self._commit():
+                self._opened.set_mapsize(2 * self._opened.info()["map_size"])
+        except self._error as error:
+            raise self._failed(error) from error
+        self._pending, self._pending_bytes = [], 0
+
+    def _commit(self) -> bool:
+        """Whether there was room in the map."""
+        first = self.count - len(self._pending)
+        try:
+            with self._opened.begin(write=True) as transaction:
+                for number, value in enumerate(self._pending, first):
+                    transaction.put(number.to_bytes(8, "big"), value, append=True)
+        except self._full:
+            return False
+        return True
+
+    def rewind(self, count: int) -> None:
+        """Remove the values from number `count` on."""
+        written = self.count - len(self._pending)
+        try:
+            if written > count:
+                with self._opened.begin(write=True) as transaction:
+                    for number in range(count, written):
+                        transaction.delete(number.to_bytes(8, "big"))
+        except self._full:
+            self._opened.set_mapsize(2 * self._opened.info()["map_size"])
+            self.rewind(count)
+            return
+        except self._error as error:
+            raise self._failed(error) from error
+        self._pending = self._pending[: max(0, count - written)]
+        self._pending_bytes = sum(map(len, self._pending))
+        self.count = count
+
+    def _failed(self, error: Any) -> Exception:
+        """As the system's error, if it was one: a full disk, say."""
+        if (code := error.code) > 0:
+            # of a disk that has no room for all of a transaction, LMDB says "Input/output error"
+            told = f"{os.strerror(code)} ({error}); if the disk is full, make room, and pack again to go on"
+            return OSError(code, told, self._path)
+        return StoreError(f"{self._path} cannot be written: {error}")
+
+    def close(self) -> None:
+        self._opened.close()

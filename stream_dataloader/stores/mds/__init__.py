@@ -1,0 +1,14 @@
+"""MDS, the format of mosaicml-streaming: shards of samples, read and written without that package.
+
+`index` says what is in a dataset, `shards` maps one shard, `encodings` and `pictures` turn its bytes into values
+(`kinds` knows them by name), `compression` unpacks shards and knows their hashes, `fetch` has them on this disk,
+`table` and `scan` say which samples are a stream, `steps` reads one stream, `store` all of them, `writer` writes
+datasets, and `packer` does so by several processes at once. It imports `_base`, and `memmap` for the structure of
+items. Open `index` first.
+"""
+
+from stream_dataloader.stores.mds.packer import MdsPacker
+from stream_dataloader.stores.mds.store import MdsStore
+from stream_dataloader.stores.mds.writer import MdsWriter
+
+__all__ = ["MdsPacker", "MdsStore", "MdsWriter"]

@@ -1,0 +1,258 @@
+"""Folders of `.npy` files, as `numpy.save` writes them (NumPy enhancement proposal 1).
+
+Two layouts are read, never mixed::
+
+    folder/clip1.npy             a file is a stream, an item is a row of it
+    folder/clip2.npy
+
+    folder/clip1/state.npy       a folder is a stream, an item is a dict of the files' rows,
+    folder/clip1/action.npy      {"action": ..., "state": ...}
+    folder/clip2/...
+
+Guarantee: opening reads headers, and no array. A file that is not as its header says, that was replaced since, or that
+is cut off while it is read, is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.store import Store
+from stream_dataloader.streams._media.names import natural_order
+from stream_dataloader.streams.array.tables import NpyHeader, NpyTable, checked_header
+
+__all__ = ["NpyStore"]
+
+_SUFFIX = ".npy"
+
+
+class NpyStore(Store):
+    """A folder of `.npy` files: of streams, or of folders that are streams. The first axis of a file is time.
+
+    Streams are in the order of their names, numbers as numbers, and a name is a stream's key. Other files, and names
+    that begin with a dot, are left alone.
+
+    Args:
+        path: The folder, or one file, which is one stream.
+        leaves: Which files of a stream's folder to read, by their names without suffix; None reads all.
+
+    Raises:
+        FileNotFoundError: There is nothing at that path.
+        StoreError: The folder holds both files and folders of them, or none; a stream lacks a leaf; files that are read
+            side by side differ in length; a file is damaged, or has no rows of numbers.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import numpy as np
+        >>> from stream_dataloader import stores
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for episode in ("episode2", "episode10"):
+        ...     (folder / episode).mkdir()
+        ...     np.save(folder / episode / "state.npy", np.zeros((4, 7)))
+        ...     np.save(folder / episode / "action.npy", np.ones(4))
+        >>> sources, open_stream = stores.open(folder)
+        >>> [open_stream.key(number) for number in sources], open_stream.info().leaves
+        (['episode2', 'episode10'], {"['action']": 'float64 ()', "['state']": 'float64 (7,)'})
+    """
+
+    format: ClassVar[str] = "npy"
+
+    def __init__(self, path: str | os.PathLike[str], *, leaves: Sequence[str] | None = None) -> None:
+        super().__init__(path, leaves=None if leaves is None else list(leaves))
+        self._wanted = None if leaves is None else list(leaves)
+        if self._wanted is not None and (
+            not self._wanted or not all(isinstance(name, str) for name in self._wanted) or isinstance(leaves, str)
+        ):
+            raise TypeError(f"leaves is {leaves!r}; give a list of names, or None for all")
+        _ = self.index
+
+    def _read_index(self) -> _NpyIndex:
+        folder, keys, names = self._listed()
+        lengths = np.zeros(len(keys), np.int64)
+        stamps = np.zeros(len(keys), np.uint64)
+        for number, key in enumerate(keys):
+            lengths[number], stamps[number] = _examine(_files(folder, key, names))
+        content = hashlib.blake2b(digest_size=16)
+        content.update(repr((names, keys)).encode("utf-8", "backslashreplace"))
+        content.update(stamps.tobytes())
+        return _NpyIndex(folder, keys, names, lengths, stamps, content.hexdigest())
+
+    def _listed(self) -> tuple[str, list[str], list[str] | None]:
+        """The folder of the streams, their keys, and the names of leaves; None if a stream is one file."""
+        if not os.path.exists(self.path):
+            raise FileNotFoundError(f"there is no store at {self.path}; give a folder of .npy files")
+        if not os.path.isdir(self.path):
+            folder, name = os.path.split(self.path)
+            if not name.endswith(_SUFFIX):
+                raise StoreError(f"{self.path} is no {_SUFFIX} file; give one, or a folder of them")
+            files, folders = [name.removesuffix(_SUFFIX)], list[str]()
+        else:
+            folder = self.path
+            files, folders = _named(folder)
+            filled = [name for name in folders if _named(os.path.join(folder, name))[0]]
+            if files and filled:
+                raise StoreError(
+                    f"{folder} holds .npy files ({files[0]}{_SUFFIX}) and folders of them ({filled[0]}); a stream is "
+                    "either a file or a folder: move those of one kind to another folder"
+                )
+            if not files and not filled:
+                raise StoreError(f"{folder} has no {_SUFFIX} files, nor have the folders in it")
+        if not files:
+            return folder, folders, self._leaf_names(folder, folders)
+        if self._wanted is not None:
+            raise StoreError(f"{self.path} has no leaves {self._wanted}: each stream is one array; leave out leaves=")
+        return folder, files, None
+
+    def _leaf_names(self, folder: str, keys: list[str]) -> list[str]:
+        """The files that each stream has."""
+        first: list[str] = []
+        for number, key in enumerate(keys):
+            files, _ = _named(place := os.path.join(folder, key))
+            first = first or files
+            if missing := [name for name in self._wanted or first if name not in files]:
+                raise StoreError(
+                    f"{place} (stream {number}) has no {missing[0]}{_SUFFIX}; it has {shorten(files, 120)}"
+                    + (
+                        ""
+                        if self._wanted
+                        else f", and {keys[0]} has {shorten(first, 120)}; all need the same, or leaves="
+                    )
+                )
+            if self._wanted is None and len(files) > len(first):
+                extra = next(name for name in files if name not in first)
+                raise StoreError(
+                    f"{place} (stream {number}) has {extra}{_SUFFIX}, which {keys[0]} lacks; all streams need the same "
+                    "files, or leaves= says which to read"
+                )
+        return self._wanted or first
+
+    def _open_steps(self, number: int) -> _NpySteps:
+        index: _NpyIndex = self.index
+        files = _files(index.folder, index.keys[number], index.names)
+        try:
+            if _examine(files) != (index.lengths[number], index.stamps[number]):
+                raise StoreError(f"{self.name_of(number)} was written to since the store was opened; open it again")
+            with contextlib.ExitStack() as opened:
+                tables = {
+                    name: opened.enter_context(contextlib.closing(NpyTable(path, path))) for name, path in files.items()
+                }
+                opened.pop_all()
+            return _NpySteps(tables)
+        except StoreError:
+            raise
+        except ValueError as error:
+            raise StoreError(str(error)) from None
+
+    def key(self, number: int) -> str:
+        return str(self.index.keys[self._check_number(number)])
+
+
+@dataclass(frozen=True)
+class _NpyIndex:
+    """What the files' headers say; see `Index`.
+
+    Attributes:
+        folder: Of the streams.
+        keys: Names of files without suffix, or of folders.
+        names: Of the files in each folder, without suffix; None if a stream is one file.
+        stamps: Of each stream, a hash of its files' headers, sizes and times of writing, `(streams,)` uint64.
+    """
+
+    folder: str
+    keys: list[str]
+    names: list[str] | None
+    lengths: NDArray[np.int64]
+    stamps: NDArray[np.uint64]
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class _NpySteps:
+    """Rows of one file, or of several side by side; see `Steps`."""
+
+    def __init__(self, tables: Mapping[str | None, NpyTable]) -> None:
+        self._tables = tables
+        self._alone = tables.get(None)
+        self._steps = len(next(iter(tables.values())))
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def item(self, index: int) -> Any:
+        if self._alone is not None:
+            return self._alone.row(index)
+        return {name: table.row(index) for name, table in self._tables.items()}
+
+    def read(self, start: int, out: Any) -> None:
+        for name, table in self._tables.items():
+            table.read(start, out if self._alone is not None else out[name])
+
+    def close(self) -> None:
+        for table in self._tables.values():
+            table.close()
+
+
+def _named(folder: str) -> tuple[list[str], list[str]]:
+    """The `.npy` files in a folder, without suffix, and the folders in it, in order."""
+    files, folders = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                folders.append(entry.name)
+            elif entry.name.endswith(_SUFFIX):
+                files.append(entry.name.removesuffix(_SUFFIX))
+    return sorted(files, key=natural_order), sorted(folders, key=natural_order)
+
+
+def _files(folder: str, key: str, names: list[str] | None) -> dict[str | None, str]:
+    """The files of a stream, by the names of leaves; of None if it is one file."""
+    if names is None:
+        return {None: os.path.join(folder, key + _SUFFIX)}
+    return {name: os.path.join(folder, key, name + _SUFFIX) for name in names}
+
+
+def _examine(files: Mapping[str | None, str]) -> tuple[int, int]:
+    """How many rows a stream's files have, and a hash of what tells them from others.
+
+    Raises:
+        StoreError: A file is damaged or has no rows of numbers, or files differ in length.
+    """
+    content = hashlib.blake2b(digest_size=8)
+    lengths = {}
+    for path, header, stamp in _headers(files):
+        content.update(repr((header, stamp)).encode())
+        lengths[path] = header.shape[0]
+    rows = next(iter(lengths.values()))
+    if wrong := next((path for path, found in lengths.items() if found != rows), None):
+        first = next(iter(lengths))
+        raise StoreError(
+            f"{wrong} has {lengths[wrong]} rows, and {os.path.basename(first)} beside it {rows}; files that are read "
+            "side by side need as many"
+        )
+    return rows, int.from_bytes(content.digest(), "little")
+
+
+def _headers(files: Mapping[str | None, str]) -> Iterator[tuple[str, NpyHeader, tuple[int, int]]]:
+    """Each file's header, its size, and when it was written."""
+    for path in files.values():
+        try:
+            with open(path, "rb") as file:
+                found = os.fstat(file.fileno())
+                yield path, checked_header(file, path), (found.st_size, found.st_mtime_ns)
+        except FileNotFoundError:
+            raise StoreError(f"{path} is missing; write it anew") from None
+        except ValueError as error:
+            raise StoreError(str(error)) from None

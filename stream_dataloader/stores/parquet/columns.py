@@ -1,0 +1,251 @@
+"""Arrow's columns as what items are made of.
+
+=================================================  =====================================================================
+numbers, booleans                                  as they are; in most cases without a copy
+timestamps, dates, times, durations                int64, in the column's unit (dates: days)
+lists, fixed-size lists, tensors                   arrays `(rows, n, ...)`; all rows of a store need one length
+structs                                            dicts
+dictionaries                                       what they stand for
+strings, binary, lists of them                     objects; images by `decode=`
+decimals, maps, unions, intervals                  refused
+=================================================  =====================================================================
+
+Guarantee: no row is handled alone, but for images and objects. A null is never served as a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.pictures import Pictures
+
+__all__ = ["Column", "Images", "Numbers", "Objects", "Source", "column_of", "item_of", "write_to"]
+
+
+class Source(NamedTuple):
+    """Where a column is from, for errors, and how it is read.
+
+    Attributes:
+        file: The file's name.
+        column: The column's, with dots.
+        row: The file's row that is its first.
+        rows: How many there are.
+        images: Columns that hold encoded images, by their names with dots.
+        fill: What takes the place of nulls; None has them raise.
+    """
+
+    file: str
+    column: str
+    row: int
+    rows: int
+    images: frozenset[str]
+    fill: Any
+
+    def error(self, text: str, place: int = 0, places: int = 0) -> StoreError:
+        """An error that names file, column and the row of a place, where each row has as many."""
+        row = self.row + (place * self.rows // places if places else place)
+        return StoreError(f"{self.file}, column {self.column!r}, row {row}: {text}")
+
+
+class Numbers(NamedTuple):
+    """Numbers, `(rows, ...)`."""
+
+    array: NDArray[Any]
+
+
+class Objects(NamedTuple):
+    """An Arrow array of strings and the like."""
+
+    array: Any
+    source: Source
+
+    def item(self, row: int) -> Any:
+        """One of them."""
+        try:
+            return self.array[row].as_py()
+        except (ValueError, OverflowError) as error:  # no UTF-8, or beyond what Python has
+            raise self.source.error(f"it cannot be read: {error}; write the table anew", row, len(self.array)) from None
+
+
+class Images(NamedTuple):
+    """An Arrow array of encoded images."""
+
+    array: Any
+    source: Source
+
+    def name(self, row: int) -> str:
+        """What errors call one of them."""
+        return f"{self.source.file}, column {self.source.column!r}, row {self.source.row + row}"
+
+
+Column = Numbers | Objects | Images | dict[str, Any]
+
+
+def column_of(array: Any, source: Source) -> Column:
+    """What items have of a column.
+
+    Raises:
+        StoreError: It has nulls, rows of several lengths, or is of a type that is not read.
+    """
+    import pyarrow as pa
+
+    kind = pa.types
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _extension(array, source)
+    if kind.is_dictionary(array.type):
+        return column_of(array.dictionary_decode(), source)
+    if kind.is_struct(array.type) and source.column in source.images and "bytes" in array.type.names:
+        array = array.flatten()[array.type.get_field_index("bytes")]  # an image of the package datasets, with its path
+    array = _without_nulls(array, source)
+    found = array.type
+    if kind.is_struct(found):
+        if not len(found.names) or len(set(found.names)) < len(found.names):
+            raise source.error(f"a struct of {found.names}; its fields need names of their own")
+        return {
+            name: column_of(child, source._replace(column=f"{source.column}.{name}"))
+            for name, child in zip(found.names, array.flatten(), strict=True)
+        }
+    if source.column in source.images:
+        if not (kind.is_binary(found) or kind.is_large_binary(found) or kind.is_fixed_size_binary(found)):
+            raise source.error(f"it is of type {found}, and decode= takes columns of binary")
+        return Images(array, source)
+    if kind.is_fixed_size_list(found):
+        return _rows_of(array, column_of(array.flatten(), source), found.list_size, source)
+    if kind.is_list(found) or kind.is_large_list(found):
+        return _list(array, source)
+    if kind.is_boolean(found) or kind.is_integer(found) or kind.is_floating(found):
+        return Numbers(array.to_numpy(zero_copy_only=False))
+    if kind.is_temporal(found) and not kind.is_interval(found):
+        return Numbers(array.view(f"int{found.bit_width}").cast("int64").to_numpy(zero_copy_only=False))
+    if str(found) in ("string", "large_string", "string_view", "binary", "large_binary", "binary_view"):
+        return Objects(array, source)
+    if kind.is_fixed_size_binary(found) and not kind.is_decimal(found):
+        return Objects(array, source)
+    raise source.error(f"it is of type {found}, which is not read; leave it out by columns=, or write it as numbers")
+
+
+def _without_nulls(array: Any, source: Source) -> Any:
+    if not array.null_count:
+        return array
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if source.fill is not None:
+        try:
+            return pc.fill_null(array, pa.scalar(source.fill, array.type))
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise source.error(f"{array.null_count} nulls cannot be {source.fill!r}: {error}") from None
+    place = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+    raise source.error(
+        "it is null; fill it by fill_null=, leave the column out by columns=, or write the table without nulls",
+        place,
+        len(array),
+    )
+
+
+def _extension(array: Any, source: Source) -> Column:
+    """Arrow's tensors are lists that know their shape; other extensions are what they are stored as."""
+    found = column_of(array.storage, source)
+    shape = getattr(array.type, "shape", None)
+    if shape is None or not isinstance(found, Numbers):
+        return found
+    order = getattr(array.type, "permutation", None)
+    if order is not None and list(order) != list(range(len(order))):
+        raise source.error(f"tensors with their axes in the order {order} are not read; write them in C order")
+    return Numbers(found.array.reshape(len(array), *shape))
+
+
+def _list(array: Any, source: Source) -> Column:
+    lengths = np.diff(array.offsets.to_numpy(zero_copy_only=False))
+    inside = column_of(array.flatten(), source)
+    if _holds_objects(inside):
+        return Objects(array, source)
+    length = int(lengths[0]) if len(lengths) else 0
+    wrong = np.flatnonzero(lengths != length)
+    if len(wrong):
+        raise source.error(
+            f"a list of {lengths[wrong[0]]} values, and those before it have {length}; a batch needs one shape: "
+            "pad the lists when the table is written, or leave the column out by columns=",
+            int(wrong[0]),
+            len(array),
+        )
+    return _rows_of(array, inside, length, source)
+
+
+def _rows_of(array: Any, inside: Column, length: int, source: Source) -> Column:
+    """Values of all lists, by rows."""
+    if _holds_objects(inside):
+        return Objects(array, source)
+    if isinstance(inside, dict):
+        return {name: _rows_of(array, column, length, source) for name, column in inside.items()}
+    return Numbers(inside.array.reshape(len(array), length, *inside.array.shape[1:]))
+
+
+def _holds_objects(column: Column) -> bool:
+    if isinstance(column, dict):
+        return any(map(_holds_objects, column.values()))
+    return not isinstance(column, Numbers)
+
+
+def constant_column(value: Any, source: Source) -> Column:
+    """A column that has one value."""
+    if isinstance(value, str):
+        import pyarrow as pa
+
+        return Objects(pa.repeat(value, source.rows), source)
+    return Numbers(np.broadcast_to(np.int64(value), (source.rows,)))
+
+
+def size_of(column: Column) -> int:
+    """Bytes of memory."""
+    if isinstance(column, dict):
+        return sum(map(size_of, column.values()))
+    return int(column.array.nbytes)
+
+
+def item_of(column: Column, row: int, pictures: Pictures | None) -> Any:
+    """One row, as a copy."""
+    if isinstance(column, Numbers):
+        return np.array(column.array[row])[()]
+    if isinstance(column, dict):
+        return {name: item_of(child, row, pictures) for name, child in column.items()}
+    if isinstance(column, Images):
+        assert pictures is not None
+        return pictures.item(column.array[row].as_py(), column.name(row))
+    return column.item(row)
+
+
+def write_to(out: Any, column: Column, row: int, count: int, pictures: Pictures | None, name: str) -> None:
+    """Write rows `[row, row + count)` to a batch's `(count, ...)`.
+
+    Raises:
+        StoreError: They are of another dtype or shape.
+    """
+    if isinstance(column, dict) and isinstance(out, Mapping) and out.keys() == column.keys():
+        for key, child in column.items():
+            write_to(out[key], child, row, count, pictures, f"{name}.{key}")
+    elif isinstance(column, Images) and isinstance(out, np.ndarray):
+        assert pictures is not None
+        for place in range(count):
+            pictures.write(column.array[row + place].as_py(), column.name(row + place), out[place])
+    elif (
+        isinstance(column, Numbers)
+        and isinstance(out, np.ndarray)
+        and (out.dtype, out.shape[1:]) == (column.array.dtype, column.array.shape[1:])
+    ):
+        out[...] = column.array[row : row + count]
+    else:
+        raise StoreError(f"{name} is {_text(column)}, and the rows before it are {_text(out)}; write all rows alike")
+
+
+def _text(found: Any) -> str:
+    """What a column or a batch's leaf is, for errors."""
+    array = found.array if isinstance(found, (Numbers, Objects, Images)) else found
+    if isinstance(array, Mapping):
+        return f"a struct of {list(array)}"
+    return f"{array.dtype} {array.shape[1:]}" if isinstance(array, np.ndarray) else f"of type {array.type}"

@@ -1,0 +1,136 @@
+"""Reads streams out of tables: runs of rows that share a key, or files.
+
+Guarantee: a window costs the groups of rows that it lies in, each read once while a process's streams are in it, and
+only of the columns that were asked for. Numbers are copied once, from Arrow's memory to the batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores.parquet.rows import Rows
+from stream_dataloader.stores.parquet.steps import RowSteps
+from stream_dataloader.stores.parquet.tables import TableFile, find_tables, open_table, pyarrow_of
+from stream_dataloader.streams._media.picture import Picture
+from stream_dataloader.streams._media.section import whole_number
+from stream_dataloader.streams.cache.file_cache import FileCache
+
+__all__ = ["ParquetStore"]
+
+
+class ParquetStore(Store):
+    """Streams in Parquet and Arrow files: rows with one key, one after the other, are a stream; each row is a step.
+
+    Items are dicts by column; see `stream_dataloader.stores.parquet.columns` for what becomes of Arrow's types. It
+    needs the package pyarrow: `pip install 'stream-dataloader[arrow]'`.
+
+    Parquet is read by row groups. One that was read is kept for all streams of the process, up to `cache_bytes`, so
+    row groups of some thousand rows serve best. Arrow's IPC files are memory-mapped, and read without a copy unless
+    they are compressed.
+
+    Args:
+        path: A file, a folder of files, also with folders `key=value` in it, a pattern `"data-{00..15}.parquet"` or
+            `"*.parquet"`, or a URL. Files are read in the order of their names.
+        key: The column whose runs of one value are streams, also from one file to the next. None: each file is one.
+        columns: Which to read, in this order; None reads all.
+        decode: Columns of binary that hold encoded images: `{"image": "image"}`; with dots in structs.
+        fill_null: What takes the place of nulls: a value, or values by column. None has nulls raise.
+        size: `(height, width)` of images; None keeps theirs.
+        layout: `"CHW"`, channels first, or `"HWC"`.
+        color: `"rgb"` or `"gray"`.
+        cache_bytes: How much decoded row groups may take that no stream is in, in each process.
+        cache: Where files from URLs are kept; None is the cache that all streams share.
+
+    Raises:
+        FileNotFoundError: There is no file at a path.
+        StoreError: A file is damaged, lacks a column, or has the rows of a key in several places.
+        ImportError: pyarrow is not installed.
+
+    Example:
+        >>> import tempfile, pyarrow, pyarrow.parquet
+        >>> path = tempfile.mkdtemp() + "/steps.parquet"
+        >>> table = pyarrow.table({"episode": [7, 7, 9], "state": [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]})
+        >>> pyarrow.parquet.write_table(table, path)
+        >>> store = ParquetStore(path, key="episode", columns=["state"])
+        >>> [(store.key(number), [item["state"].tolist() for item in store(number)]) for number in store.sources]
+        [('7', [[0.0, 1.0], [1.0, 1.0]]), ('9', [[2.0, 1.0]])]
+    """
+
+    format: ClassVar[str] = "parquet"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key: str | None = None,
+        columns: Sequence[str] | None = None,
+        decode: Mapping[str, str] | None = None,
+        fill_null: Any = None,
+        size: tuple[int, int] | None = None,
+        layout: Literal["CHW", "HWC"] = "CHW",
+        color: Literal["rgb", "gray"] = "rgb",
+        cache_bytes: int = 256 << 20,
+        cache: FileCache | None = None,
+    ) -> None:
+        if isinstance(columns, str):
+            raise TypeError("columns is a list of names; give [name] for one")
+        columns = None if columns is None else list(columns)
+        decode = {} if decode is None else dict(decode)
+        super().__init__(
+            path,
+            key=key,
+            columns=columns,
+            decode=decode or None,
+            fill_null=fill_null,
+            size=size,
+            layout=layout,
+            color=color,
+            cache_bytes=cache_bytes,
+            cache=cache,
+        )
+        pyarrow_of("ParquetStore")
+        if columns is not None and (not columns or len(set(columns)) < len(columns)):
+            raise ValueError(f"columns is {columns}; give each that is wanted once, or None for all")
+        if wrong := {name: kind for name, kind in decode.items() if kind != "image"}:
+            raise ValueError(f"decode is {wrong}; 'image' is what a column can be decoded as")
+        whole_number("cache_bytes", cache_bytes, "give a number of bytes from 0 on", 0)
+        self._key, self._columns, self._images = key, columns, frozenset(decode)
+        self._fill, self._cache_bytes, self._cache = fill_null, cache_bytes, cache
+        self._picture = Picture(size, layout, color)
+        _ = self.index
+
+    def _read_index(self) -> Rows:
+        pyarrow_of("ParquetStore")
+        paths = find_tables(self.path)
+        files = [open_table(path, self.path, self._cache) for path in paths]
+        return Rows(self.path, files, self._key, self._wanted(files), self._images, self._fill, self._cache_bytes)
+
+    def _wanted(self, files: list[TableFile]) -> list[str]:
+        wanted = self._columns or list(files[0].columns)
+        needed = {*wanted, *([] if self._key is None else [self._key]), *(name.split(".")[0] for name in self._images)}
+        for file in files:
+            if missing := sorted(needed - set(file.columns)):
+                raise StoreError(f"{file.name} has no column {missing}; it has {sorted(file.columns)}")
+        return wanted
+
+    def _open_steps(self, number: int) -> RowSteps:
+        return RowSteps(self.index, number, self.name_of(number), self._picture)
+
+    def key(self, number: int) -> str:
+        return str(self.index.key(self._check_number(number)))
+
+    def metadata(self, number: int) -> Mapping[str, Any]:
+        index: Rows = self.index
+        self._check_number(number)
+        return {"file": index.files[index.file_of(index.group_of(int(index.start[number])))].name} if len(index) else {}
+
+    def _metadata(self) -> Mapping[str, Any]:
+        return {"files": len(self.index.files), "row_groups": len(self.index.first) - 1}
+
+    def _disk_bytes(self) -> int | None:
+        rows: Rows = self.index
+        return sum(file.state[0] for file in rows.files)

@@ -1,0 +1,259 @@
+"""Reads what tensordict saved, as streams of nested dicts.
+
+Guarantee: opening reads meta.json files, and the one column that says where streams begin; a window is copied once,
+from the map into the batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_dataloader._items.layout import DTYPES_OF_NUMPY
+from stream_dataloader._items.structure import Node, flatten, leaf_paths
+from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.files import read_json
+from stream_dataloader.stores._base.leaves import LeafSpec
+from stream_dataloader.stores._base.mapped import Column, LeafFile, MappedSteps, TextColumn
+from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores.tensordict.cuts import cut_by_episodes, cut_by_flags, cut_by_lengths
+from stream_dataloader.stores.tensordict.saved import Name, Saved, read_saved
+from stream_dataloader.streams.array.tables import NpyTable
+
+__all__ = ["TensorDictStore"]
+
+_CUTS: dict[str, Callable[[NDArray[Any], int, str], NDArray[np.int64]]] = {
+    "lengths": cut_by_lengths,
+    "episode": cut_by_episodes,
+    "done": cut_by_flags,
+}
+
+#: torchrl's storages write here how much of them is filled.
+_STORAGE = "storage_metadata.json"
+
+
+class TensorDictStore(Store):
+    """A TensorDict that was saved by `memmap` or `save`; its first dimension is time.
+
+    Items are dicts as the TensorDict was, a tensorclass is a dict too. A `NonTensorStack` of texts is a text a step;
+    what holds for all steps (`NonTensorData`) is not in items, `info().metadata` has it. Names are as in tensordict:
+    `"reward"`, or a tuple for what is nested, `("next", "reward")`.
+
+    Without `lengths`, `episode` or `done`, the whole is one stream. A storage that torchrl's `ReplayBuffer` dumped is
+    read as far as it was filled, in the order in which it lies there.
+
+    Args:
+        path: The folder.
+        leaves: Names of what to read; a nested TensorDict's name takes all that is in it. None reads all.
+        lengths: Where the streams' lengths are: the name of a column with a number a stream, which is then no leaf of
+            items, or a `.npy` file, looked for in the folder if its path is relative.
+        episode: The name of a column with a whole number a step: where it changes, a stream begins. torchrl's is
+            `("collector", "traj_ids")`.
+        done: The name of a column with a flag a step: a stream ends with a step where it is set. torchrl's is
+            `("next", "done")`.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        StoreError: The save is damaged, or lacks what was named; holds what is not read: pickles, nested tensors, lazy
+            stacks, tensors without time or of another length (leave them out, by `leaves`); the column does not fit.
+        TypeError: A name that is none.
+        ValueError: More than one of `lengths`, `episode` and `done`.
+    """
+
+    format: ClassVar[str] = "tensordict"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        leaves: Sequence[str | tuple[str, ...]] | None = None,
+        lengths: str | tuple[str, ...] | None = None,
+        episode: str | tuple[str, ...] | None = None,
+        done: str | tuple[str, ...] | None = None,
+    ) -> None:
+        if leaves is not None and (isinstance(leaves, str) or not isinstance(leaves, Sequence) or not leaves):
+            raise TypeError(f"leaves is {leaves!r}; give a list of names, or None for all")
+        self._wanted = None if leaves is None else [_name("leaves", leaf) for leaf in leaves]
+        given = {"lengths": lengths, "episode": episode, "done": done}
+        self._cuts = {option: _name(option, value) for option, value in given.items() if value is not None}
+        if len(self._cuts) > 1:
+            raise ValueError(f"{' and '.join(self._cuts)} both say where streams begin; give one of them")
+        super().__init__(path, leaves=self._wanted, **{option: self._cuts.get(option) for option in given})
+        _ = self.index
+
+    def _read_index(self) -> _Index:
+        if not os.path.isdir(self.path):
+            raise FileNotFoundError(f"there is no store at {self.path}; give the folder that TensorDict.memmap wrote")
+        try:
+            return self._index_of(read_saved(self.path))
+        except StoreError:
+            raise
+        except ValueError as error:
+            raise StoreError(f"{self.path} is damaged: {error}; save it anew") from None
+
+    def _index_of(self, saved: Saved) -> _Index:
+        chosen = self._chosen(saved)
+        rows = {name: len(saved.stacks[name]) for name in chosen if name in saved.stacks}
+        rows |= {name: saved.tensors[name].whole.shape[0] for name in chosen if name in saved.tensors}
+        most = saved.batch[0] if saved.batch else rows[chosen[0]]
+        if wrong := next((name for name in chosen if rows[name] != most), None):
+            raise StoreError(
+                f"{self.path}: {_text(wrong)} has {rows[wrong]} rows, and time has {most} steps (by "
+                f"{'the batch size' if saved.batch else _text(chosen[0])}); leave it out, by leaves="
+            )
+        columns = {name: self._column(saved, name, most) for name in chosen}
+        bounds = self._cut(saved, most)
+        structure, flat = flatten(_nested(columns))
+        content = hashlib.blake2b(bounds.tobytes(), digest_size=16)
+        for path in [*saved.metas, *sorted(column.path for column in flat if isinstance(column, LeafFile))]:
+            found = os.stat(path) if os.path.exists(path) else None
+            content.update(
+                repr((os.path.relpath(path, self.path), found and (found.st_size, found.st_mtime_ns))).encode()
+            )
+        for path in saved.metas:
+            with open(path, "rb") as file:
+                content.update(file.read())
+        return _Index(structure, flat, bounds, saved.values, saved.version, content.hexdigest())
+
+    def _chosen(self, saved: Saved) -> list[Name]:
+        """What items are made of."""
+        found = [*saved.tensors, *saved.stacks]
+        lengths = self._cuts.get("lengths")
+        chosen = [name for name in found if name != lengths] if self._wanted is None else []
+        refused = dict(saved.refused) if self._wanted is None else {}
+        for wanted in self._wanted or ():
+            below = [name for name in found if name[: len(wanted)] == wanted]
+            some = {name: why for name, why in saved.refused.items() if name[: len(wanted)] == wanted}
+            if not below and not some:
+                why = "holds for all steps; info().metadata has it" if wanted in saved.values else "is not there"
+                raise StoreError(
+                    f"{self.path}: {_text(wanted)} {why}; there is {shorten([_short(name) for name in found], 200)}"
+                )
+            chosen += [name for name in below if name not in chosen]
+            refused |= some
+        for name, why in refused.items():
+            raise StoreError(f"{self.path}: {_text(name)} {why}; leaves= names what to read instead")
+        for name in chosen:
+            if name in saved.tensors and not saved.tensors[name].whole.shape:
+                raise StoreError(f"{self.path}: {_text(name)} is one number, without time; leave it out, by leaves=")
+        if not chosen:
+            raise StoreError(f"{self.path} holds no tensors to read")
+        return chosen
+
+    def _column(self, saved: Saved, name: Name, rows: int) -> Column:
+        if name in saved.stacks:
+            return TextColumn(saved.stacks[name])
+        tensor = saved.tensors[name]
+        return LeafFile(tensor.path, LeafSpec(tensor.whole.dtype, tensor.whole.shape[1:]), rows, exact=False)
+
+    def _cut(self, saved: Saved, most: int) -> NDArray[np.int64]:
+        """The bounds of streams."""
+        steps = most
+        if os.path.exists(path := os.path.join(self.path, _STORAGE)):
+            filled = read_json(path, dict).get("len")
+            if type(filled) is not int or not 0 <= filled <= most:
+                raise StoreError(
+                    f"{path} says that {shorten(filled)} steps are filled, of {most}; the store is damaged"
+                )
+            steps = filled
+        for option, name in self._cuts.items():
+            column, text = self._cut_column(saved, option, name)
+            if option != "lengths" and len(column) == most:
+                column = column[:steps]
+            return _CUTS[option](column, steps, f"{self.path}: {text}")
+        return np.array([0, steps], np.int64)
+
+    def _cut_column(self, saved: Saved, option: str, name: Name) -> tuple[NDArray[Any], str]:
+        """A whole column, and what it is called."""
+        if option == "lengths" and len(name) == 1 and name[0].endswith(".npy"):
+            path = os.path.join(self.path, name[0])
+            table = NpyTable(path, path)
+            try:
+                return table.all_rows(), path
+            finally:
+                table.close()
+        if name in saved.stacks:
+            return np.array(saved.stacks[name], object), _text(name)
+        if name not in saved.tensors or not saved.tensors[name].whole.shape:
+            names = [_short(found) for found, tensor in saved.tensors.items() if tensor.whole.shape]
+            raise StoreError(
+                f"{self.path}: {option} is {_text(name)}, which is no column; there is {shorten(names, 200)}"
+            )
+        whole = saved.tensors[name].whole
+        if whole.dtype not in DTYPES_OF_NUMPY:
+            raise StoreError(f"{self.path}: {option} is {_text(name)}, which is {whole}; it has to be of whole numbers")
+        return np.array(self._column(saved, name, whole.shape[0]).rows), _text(name)
+
+    def _open_steps(self, number: int) -> MappedSteps:
+        index: _Index = self.index
+        start, stop = map(int, index.bounds[number : number + 2])
+        return MappedSteps(index.structure, index.columns, start, stop - start)
+
+    def _leaves(self) -> dict[str, str]:
+        index: _Index = self.index
+        names = [path.removeprefix("item") for path in leaf_paths(index.structure)]
+        return dict(zip(names, map(str, index.columns), strict=True))
+
+    def _metadata(self) -> Mapping[str, Any]:
+        return {".".join(name): value for name, value in self.index.values.items()}
+
+    def _version(self) -> str:
+        return str(self.index.version)
+
+
+@dataclass(frozen=True)
+class _Index:
+    """What was saved; see `Index`.
+
+    Attributes:
+        structure: Of an item.
+        columns: Its leaves.
+        bounds: Where streams begin and end, `(streams + 1,)`.
+        values: What holds for all steps.
+        version: Of the format.
+    """
+
+    structure: Node
+    columns: Sequence[Column]
+    bounds: NDArray[np.int64]
+    values: Mapping[Name, Any]
+    version: int
+    fingerprint: str
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.bounds)
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+
+def _name(option: str, value: Any) -> Name:
+    name = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (tuple, list)) else ()
+    if not name or not all(isinstance(key, str) for key in name):
+        raise TypeError(f"{option} names {value!r}; a name is a string, or a tuple of them for what is nested")
+    return name
+
+
+def _short(name: Name) -> Any:
+    return name[0] if len(name) == 1 else name
+
+
+def _text(name: Name) -> str:
+    return repr(_short(name))
+
+
+def _nested(columns: Mapping[Name, Column]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, column in columns.items():
+        inner = found
+        for key in name[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[name[-1]] = column
+    return found

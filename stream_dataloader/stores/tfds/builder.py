@@ -1,0 +1,155 @@
+"""What a TFDS builder's directory holds: which features, and where the examples of a split lie.
+
+Guarantee: sizes that its JSON files claim are compared with the files before anything is made of them; no file outside
+of the directory is read, and no code of the dataset's builder is imported.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+import os
+from typing import Any, NamedTuple
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import inside, read_json
+
+__all__ = ["INFO", "Index", "Shard", "import_tfds", "read_index"]
+
+INFO, FEATURES = "dataset_info.json", "features.json"
+
+
+class Shard(NamedTuple):
+    """Part of a file.
+
+    Attributes:
+        path: The file.
+        skip: Its first example that is wanted.
+        take: How many are.
+        records: How many it has.
+        size: Its bytes.
+    """
+
+    path: str
+    skip: int
+    take: int
+    records: int
+    size: int
+
+
+class Index:
+    """The examples of a split, in order; see `_base.store.Index`."""
+
+    lengths = None
+
+    def __init__(self, info: dict[str, Any], features: Any, shards: list[Shard], fingerprint: str) -> None:
+        self.info = info
+        self.features = features
+        self.shards = shards
+        self.fingerprint = fingerprint
+        self._stops = list(itertools.accumulate(shard.take for shard in shards))
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    def find(self, number: int) -> tuple[Shard, int]:
+        """Where an example lies: the file, and its place among all that the file has."""
+        found = bisect.bisect_right(self._stops, number)
+        shard = self.shards[found]
+        return shard, shard.skip + number - (self._stops[found] - shard.take)
+
+
+def import_tfds() -> Any:
+    """tensorflow_datasets.
+
+    Raises:
+        ImportError: It is not installed; names the extra.
+    """
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise ImportError(
+            f"a TFDS dataset needs tensorflow-datasets ({error}); install it: pip install 'stream-dataloader[tfds]'"
+        ) from error
+    return tensorflow_datasets
+
+
+def read_index(path: str, split: str) -> Index:
+    """Read what there is.
+
+    Args:
+        path: The directory: `.../name/version`, or `.../name/config/version`.
+        split: As TFDS takes it.
+
+    Raises:
+        FileNotFoundError: There is no such directory.
+        StoreError: It is damaged, holds no ArrayRecord files, or has no such split.
+        ImportError: tensorflow_datasets is not installed.
+    """
+    if not os.path.isdir(path):
+        raise FileNotFoundError(f"there is no dataset at {path}; give a builder's directory, such as .../name/1.0.0")
+    info = read_json(os.path.join(path, INFO), dict)
+    _check_format(path, info)
+    read_json(os.path.join(path, FEATURES), dict)
+    tfds = import_tfds()
+    try:
+        builder = tfds.builder_from_directory(path, file_format="array_record")
+        features, splits = builder.info.features, builder.info.splits
+        names = sorted(splits)
+    except Exception as error:
+        raise StoreError(
+            f"{path} is damaged, or of another version: tensorflow_datasets {tfds.__version__} cannot read it "
+            f"({_text(error)}); prepare the dataset anew"
+        ) from error
+    try:
+        instructions = splits[split].file_instructions
+    except Exception as error:
+        raise StoreError(
+            f"{path} has no split {split!r} ({_text(error)}); it has {names}, and takes parts of them such as "
+            f"'{names[0] if names else 'train'}[10%:20%]' and sums such as 'train+test'"
+        ) from error
+    shards = [_shard(path, instruction) for instruction in instructions]
+    if not shards or any(int(length) < 0 for found in info["splits"] for length in found.get("shardLengths") or ()):
+        raise StoreError(f"{path} has no example in its split {split!r}, or {INFO} is damaged; its splits are {names}")
+    return Index(info, features, shards, _fingerprint(path, info, shards))
+
+
+def _check_format(path: str, info: dict[str, Any]) -> None:
+    others = info.get("alternativeFileFormats") or []
+    formats = [info.get("fileFormat") or "tfrecord", *(others if isinstance(others, list) else [])]
+    if "array_record" not in formats:
+        raise StoreError(
+            f"{path} holds {' and '.join(map(str, formats))} files, and only ArrayRecord files can be read at any "
+            "episode; prepare the dataset with file_format='array_record', convert it by 'tfds convert_format "
+            "--out_file_format=array_record', or read it with TensorFlow once and pack it: stores.pack"
+        )
+
+
+def _shard(path: str, instruction: Any) -> Shard:
+    name = os.path.relpath(os.path.abspath(os.fspath(instruction.filename)), os.path.abspath(path))
+    file = inside(path, name, os.path.join(path, INFO))
+    try:
+        size = os.stat(file).st_size
+    except FileNotFoundError:
+        raise StoreError(f"{file} is missing, which {INFO} names; prepare the dataset anew") from None
+    shard = Shard(file, int(instruction.skip), int(instruction.take), int(instruction.examples_in_shard), size)
+    if not 0 <= shard.skip <= shard.skip + shard.take <= shard.records <= size:  # a record takes more than a byte
+        raise StoreError(
+            f"{file} has {size:,} bytes, and {INFO} says that examples {shard.skip} to {shard.skip + shard.take} of "
+            f"{shard.records:,} are in it; prepare the dataset anew"
+        )
+    return shard
+
+
+def _fingerprint(path: str, info: dict[str, Any], shards: list[Shard]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with open(os.path.join(path, FEATURES), "rb") as file:
+        digest.update(file.read())
+    what = [info.get(key) for key in ("name", "configName", "version")]
+    digest.update(repr([what, [(os.path.basename(shard.path), *shard[1:]) for shard in shards]]).encode())
+    return digest.hexdigest()
+
+
+def _text(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]

@@ -1,0 +1,133 @@
+"""Fetches records of ArrayRecord files by a process of its own.
+
+Guarantee: the process that reads may be forked, and its children read too. A crash of array_record is an error, not the
+end of the training.
+
+array_record keeps threads that wait on locks of their own (64 for its pool, one that frees decoders). In a process that
+was forked after it was used, by whomever, opening a file ends in a segmentation fault or never (seen with array_record
+0.8.6). So only a child that is started anew (exec) uses it: one for each process that reads, which ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores.tfds import server
+
+__all__ = ["Records"]
+
+_PIPE_BYTES = 1 << 20
+
+
+class Records:
+    """Records, fetched by a child of this process; it is started when the first is wanted. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._end: Any = None
+
+    def read(self, path: str, place: int, records: int, size: int) -> bytearray:
+        """One record.
+
+        Args:
+            path: The file.
+            place: Which record, of those in the file.
+            records: How many there should be.
+            size: How many bytes the file should have.
+
+        Raises:
+            StoreError: The file is damaged, or another one now.
+        """
+        name = os.fsencode(os.path.abspath(path))
+        with self._lock:
+            child = self._started()
+            try:
+                assert child.stdin is not None
+                child.stdin.write(server.REQUEST.pack(len(name), place, records, size) + name)
+                child.stdin.flush()
+                status, length = server.ANSWER.unpack(_read(child, server.ANSWER.size))
+                found = _read(child, length)
+            except (EOFError, BrokenPipeError):
+                self._stop()
+                raise StoreError(
+                    f"{path}: array_record ended with status {child.returncode} when it read record {place}; the file "
+                    "is damaged, or memory is short"
+                ) from None
+            except BaseException:  # interrupted within an answer: its rest must not be taken for the next one
+                self._stop()
+                raise
+        if status:
+            text = found.decode()
+            if text.startswith("ModuleNotFoundError"):
+                raise ImportError(
+                    f"reading {path} needs array_record; install it: pip install 'stream-dataloader[tfds]'"
+                )
+            raise StoreError(f"{path}, record {place}: {text}; prepare the dataset anew")
+        return found
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._child is None:
+            paths = os.pathsep.join(path for path in sys.path if path)
+            self._child = subprocess.Popen(  # noqa: S603
+                [sys.executable, server.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": paths},
+            )
+            self._end = weakref.finalize(self, _end, self._child, os.getpid())
+            _enlarge(self._child)
+        return self._child
+
+    def _stop(self) -> None:
+        if self._end is not None:
+            self._end()
+        self._child = self._end = None
+
+    def close(self) -> None:
+        """End the child; the next read starts another."""
+        with self._lock:
+            self._stop()
+
+
+def _read(child: subprocess.Popen[bytes], length: int) -> bytearray:
+    assert child.stdout is not None
+    found = bytearray(length)
+    left = memoryview(found)
+    while left:
+        count: int = child.stdout.readinto(left)  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError
+        left = left[count:]
+    return found
+
+
+def _enlarge(child: subprocess.Popen[bytes]) -> None:
+    """Let the child write a large part of a record at once, where the system can do that."""
+    import fcntl
+
+    assert child.stdout is not None
+    with contextlib.suppress(AttributeError, OSError):
+        fcntl.fcntl(child.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def _end(child: subprocess.Popen[bytes], owner: int) -> None:
+    """End the child, in the process that started it; one that was forked from it leaves it alone."""
+    if os.getpid() != owner:
+        return
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(0.05)
+    child.kill()
+    child.wait()

@@ -1,0 +1,112 @@
+"""The store of a TFDS or RLDS dataset.
+
+Guarantee: an episode costs one record, read when its stream is opened; its steps are decoded when they are read.
+Nothing is opened twice by processes that were forked, see `records`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores.tfds.builder import Index, read_index
+from stream_dataloader.stores.tfds.episode import Episode, EpisodeReader
+from stream_dataloader.stores.tfds.records import Records
+from stream_dataloader.streams.cache.file_cache import is_url
+
+__all__ = ["TfdsStore"]
+
+
+class TfdsStore(Store):
+    """A dataset that TFDS prepared in ArrayRecord files (`file_format="array_record"`), such as RLDS episodes.
+
+    A stream is an episode: the steps in a nested feature, each a dict as `builder.as_data_source` gives it. Text
+    features are `str`, other strings `bytes`; the loader keeps both as objects. What the dataset says of an episode
+    besides its steps is `metadata(number)`, which reads its record. `lengths` is None: only an episode's record tells
+    its length; pack the dataset where lengths are wanted. A stream's key is TFDS's id: the file, and the place in it.
+
+    TensorFlow and the code of the dataset's builder are not needed. A record holds a whole episode, and is in memory
+    while its stream is open.
+
+    Args:
+        path: The builder's directory: `.../name/version`, or `.../name/config/version`.
+        split: Which examples: `"train"`, parts as `"train[10%:20%]"`, sums as `"train[:100]+validation"`, `"all"`.
+        steps: The feature that holds the steps: a `Dataset`, `Sequence` or `Video`.
+        leaves: Which leaves of a step to unpack, with their outer names: `"observation/image"`; `"observation"` is all
+            below it. None: all.
+
+    Raises:
+        FileNotFoundError: There is no such directory.
+        ImportError: tensorflow-datasets is not installed.
+        StoreError: The dataset is damaged, in TFRecord files, or has no such split, feature or leaf.
+    """
+
+    format: ClassVar[str] = "tfds"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split: str = "train",
+        steps: str = "steps",
+        leaves: Sequence[str] | None = None,
+    ) -> None:
+        if not isinstance(split, str):
+            raise TypeError(f"split is {split!r}; give a text such as 'train' or 'train[:50%]+test'")
+        if isinstance(leaves, str):
+            raise TypeError(f"leaves is the text {leaves!r}; give a list of names, [{leaves!r}]")
+        chosen = None if leaves is None else list(leaves)
+        super().__init__(path, split=split, steps=steps, leaves=chosen)
+        self._split, self._steps, self._leaf_names = split, steps, chosen
+        self._records: dict[int, Records] = {}
+        if is_url(self.path):
+            raise StoreError(f"{self.path} is remote, and array_record reads local files; copy the dataset here")
+        self._reader: EpisodeReader | None = None
+        self._episodes()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_records": {}, "_reader": None}
+
+    def _read_index(self) -> Index:
+        return read_index(self.path, self._split)
+
+    def _episodes(self) -> EpisodeReader:
+        if self._reader is None:
+            self._reader = EpisodeReader(self.index.features, self.path, self._steps, self._leaf_names)
+        return self._reader
+
+    def _record(self, number: int) -> bytearray:
+        shard, place = self.index.find(number)
+        records = self._records.setdefault(os.getpid(), Records())
+        try:
+            return records.read(shard.path, place, shard.records, shard.size)
+        except StoreError as error:
+            raise StoreError(f"{self.name_of(number)}: {error}") from None
+
+    def _open_steps(self, number: int) -> Episode:
+        return self._episodes().episode(self._record(number), self.name_of(number))
+
+    def key(self, number: int) -> str:
+        shard, place = self.index.find(self._check_number(number))
+        return f"{os.path.basename(shard.path)}__{place}"
+
+    def metadata(self, number: int) -> Mapping[str, Any]:
+        """What the dataset says of an episode besides its steps; reads its record."""
+        number = self._check_number(number)
+        return self._episodes().metadata(self._record(number), self.name_of(number))
+
+    def _version(self) -> str:
+        return str(self.index.info.get("version", ""))
+
+    def _metadata(self) -> Mapping[str, Any]:
+        info = self.index.info
+        return {"name": info.get("name"), "config": info.get("configName"), "split": self._split}
+
+    def close(self) -> None:
+        """Close the index, and end the process that reads for this one; the store can be used."""
+        if (records := self._records.pop(os.getpid(), None)) is not None:
+            records.close()
+        super().close()

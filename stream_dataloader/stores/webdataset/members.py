@@ -1,0 +1,304 @@
+"""What is in a tar, and where: read once from the headers of its members, and kept in a file.
+
+The file lies beside the tar (`shard-000.tar.members`), or in this library's cache where the folder cannot be written
+to. It is one line of JSON, then the tables in the order of `TarIndex`, little-endian, then the CRC-32 of all before::
+
+    {"kind": ..., "version": 1, "state": ..., "digest": ..., "extensions": [...], "sizes": [...]}
+    key_stops first offset size kind keys
+    crc
+
+Only headers are read: 512 bytes of each member, whatever it holds. A checksum of the data would take reading all of it,
+and tars are often larger than what one run reads of them.
+
+Guarantee: a tar that was read is whole: each header's checksum is right, each member lies in the file, and the end mark
+is there with nothing behind it. The index is that of the file's size and time of change, or it is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import tarfile
+import tempfile
+import zlib
+from contextlib import suppress
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.streams.cache.file_cache import cache_directory
+
+__all__ = ["TarIndex", "beside", "in_cache", "keep", "load", "scan"]
+
+_KIND, _VERSION = "stream_dataloader index of a tar", 1
+_BLOCK = 512
+_COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
+
+#: A member's key and extension: the name up to the first dot behind the last slash, and what follows it. As the package
+#: webdataset has it (1.0.2, `tariterators.base_plus_ext`): members without a dot belong to no sample.
+_NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)", re.DOTALL)
+_META = re.compile(r"__[^/]*__($|/)")
+
+
+class TarIndex(NamedTuple):
+    """The samples of a tar.
+
+    Attributes:
+        state: Of the file: size and time of change, or its version on the server.
+        digest: Of all headers.
+        extensions: That members have, lower-case.
+        key_stops: Where each sample's key ends in `keys`, `(samples,)`.
+        first: Each sample's first member, and the number of members, `(samples + 1,)`.
+        offset: Where each member's bytes begin, `(members,)`.
+        size: How many there are.
+        kind: Which of the extensions.
+        keys: The keys of all samples, end to end, UTF-8.
+    """
+
+    state: str
+    digest: str
+    extensions: tuple[str, ...]
+    key_stops: NDArray[np.int64]
+    first: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    keys: bytes
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return len(self.key_stops)
+
+    def key(self, sample: int) -> str:
+        """A sample's key."""
+        begin = int(self.key_stops[sample - 1]) if sample else 0
+        return self.keys[begin : int(self.key_stops[sample])].decode("utf-8", "surrogateescape")
+
+    def all_keys(self) -> list[str]:
+        """All samples' keys."""
+        if not self.keys.isascii():
+            return list(map(self.key, range(self.samples)))
+        text = self.keys.decode("ascii")
+        return [text[begin:stop] for begin, stop in itertools.pairwise([0, *self.key_stops.tolist()])]
+
+
+class _Bounded:
+    """A file for tarfile that reads no more than there is: tarfile takes room for what a header claims."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._size = size
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, count: int = -1) -> bytes:
+        left = max(0, self._size - self._file.tell())
+        if count < 0 or count > left + _BLOCK:
+            raise tarfile.ReadError(f"a header claims {count:,} bytes of names, and {left:,} follow")
+        return self._file.read(count)
+
+
+def scan(file: BinaryIO, name: str, state: str) -> TarIndex:
+    """Read the headers of a tar.
+
+    Args:
+        file: The tar, open for reading.
+        name: What errors call it.
+        state: See `TarIndex`.
+
+    Raises:
+        StoreError: It is damaged, unfinished, compressed, or has members that are no samples' parts: links, devices,
+            paths that lead out of it, two of one name.
+    """
+    total = os.fstat(file.fileno()).st_size
+    head = file.read(8)
+    for magic, tool in _COMPRESSED.items():
+        if head.startswith(magic):
+            raise StoreError(
+                f"{name} is compressed, and cannot be read from any place on; unpack it once ({tool}), images and the "
+                "like are compressed already"
+            )
+    file.seek(0)
+    samples = _Samples(name)
+    try:
+        with tarfile.open(fileobj=_Bounded(file, total), mode="r:") as tar:  # type: ignore[call-overload]
+            place = -1
+            while (info := tar.next()) is not None:
+                tar.members.clear()  # tarfile would keep them all
+                if info.offset_data <= place or info.size < 0 or info.offset_data + info.size > total:
+                    raise StoreError(
+                        f"{name}: {info.name!r} has {info.size:,} bytes from byte {info.offset_data:,} on, and the tar "
+                        f"has {total:,}: it is cut off or damaged; write it anew"
+                    )
+                place = info.offset_data
+                samples.add(info)
+            end = tar.offset
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError, IndexError) as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{name} is no whole tar ({error}): it is cut off or damaged; write it anew") from None
+    _check_end(file, end, name)
+    return samples.index(state)
+
+
+def _check_end(file: BinaryIO, end: int, name: str) -> None:
+    """Tarfile takes a header that is damaged, and the end of the file, for the end of the tar."""
+    file.seek(end)
+    block = file.read(_BLOCK)
+    if len(block) < _BLOCK:
+        raise StoreError(f"{name} has no end mark at byte {end:,}: it is unfinished or cut off; write it anew")
+    if block.strip(b"\0"):
+        raise StoreError(f"{name} is damaged: there is no valid header at byte {end:,}; write it anew")
+    while rest := file.read(1 << 20):
+        if rest.strip(b"\0"):
+            raise StoreError(
+                f"{name} has data behind its end mark at byte {end:,}: a header is damaged, or tars were put end to "
+                "end; write it anew"
+            )
+
+
+class _Samples:
+    """Groups members to samples."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._kinds: dict[str, int] = {}
+        self._members: list[tuple[int, int, int]] = []
+        self._first: list[int] = []
+        self._keys: dict[bytes, None] = {}
+        self._current: bytes | None = None
+        self._in_sample: set[int] = set()
+
+    def add(self, info: tarfile.TarInfo) -> None:
+        """Take in a member."""
+        if info.isdir():
+            return
+        name = info.name
+        if not info.isreg() or info.issparse():
+            what = "sparse" if info.isreg() else "a link" if info.islnk() or info.issym() else "a device or the like"
+            raise StoreError(f"{self._name}: {name!r} is {what}; a tar of samples holds plain files, write it anew")
+        if name.startswith("/") or ".." in name.split("/"):
+            raise StoreError(f"{self._name}: {name!r} is a path that leads out of the tar; it is refused")
+        found = _NAME.fullmatch(name)
+        if found is None or _META.match(name):
+            return
+        key, extension = found[1].encode("utf-8", "surrogateescape"), found[2].lower()
+        kind = self._kinds.setdefault(extension, len(self._kinds))
+        if key != self._current:
+            if key in self._keys:
+                raise StoreError(
+                    f"{self._name}: the members of sample {found[1]!r} are not one behind the other, {name!r} comes "
+                    "after those of others; write the tar anew, sorted by name (tar --sort=name)"
+                )
+            self._keys[key] = None
+            self._first.append(len(self._members))
+            self._current = key
+            self._in_sample = set()
+        if kind in self._in_sample:
+            raise StoreError(f"{self._name} has two members {name!r}; write it anew, with one of them")
+        self._in_sample.add(kind)
+        self._members.append((info.offset_data, info.size, kind))
+        self._hash.update(f"{info.offset_data} {info.size} {info.mtime} {info.chksum} ".encode() + key + b"\0")
+        self._hash.update(extension.encode("utf-8", "surrogateescape"))
+
+    def index(self, state: str) -> TarIndex:
+        """What was taken in."""
+        offset, size, kind = np.array(self._members, np.int64).reshape(-1, 3).T
+        return TarIndex(
+            state=state,
+            digest=self._hash.hexdigest(),
+            extensions=tuple(self._kinds),
+            key_stops=np.cumsum([len(key) for key in self._keys], dtype=np.int64),
+            first=np.array([*self._first, len(self._members)], np.int64),
+            offset=np.ascontiguousarray(offset),
+            size=np.ascontiguousarray(size),
+            kind=np.ascontiguousarray(kind),
+            keys=b"".join(self._keys),
+        )
+
+
+def beside(path: str) -> str:
+    """Where the index of a local tar is kept."""
+    return f"{path}.members"
+
+
+def in_cache(name: str) -> str:
+    """Where the index of a tar is kept that is on a server, or in a folder that cannot be written to."""
+    key = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return os.path.join(cache_directory("tars"), f"{key}.members")
+
+
+def keep(index: TarIndex, *files: str) -> None:
+    """Write an index to the first of these files that can be written to.
+
+    If none can it is no error: the index is made again. It is written under another name first, so that no process
+    reads half of it.
+    """
+    sizes = [index.samples, len(index.offset), len(index.keys)]
+    head = {"kind": _KIND, "version": _VERSION, "state": index.state, "digest": index.digest}
+    head |= {"extensions": list(index.extensions), "sizes": sizes}
+    tables = [np.asarray(table, "<i8").tobytes() for table in index[3:8]]
+    content = b"".join([json.dumps(head).encode(), b"\n", *tables, index.keys])
+    for file in files:
+        with suppress(OSError):
+            os.makedirs(os.path.dirname(file) or os.curdir, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=os.path.dirname(file) or os.curdir, delete=False) as unfinished:
+                try:
+                    unfinished.write(content + zlib.crc32(content).to_bytes(4, "little"))
+                    unfinished.flush()
+                    os.chmod(unfinished.name, 0o644)
+                    os.replace(unfinished.name, file)
+                except OSError:
+                    os.unlink(unfinished.name)
+                    raise
+            return
+
+
+def load(file: str, state: str | None) -> TarIndex | None:
+    """Read an index.
+
+    Args:
+        file: Where it is kept.
+        state: What it must be of; None takes any.
+
+    Returns:
+        The index; None if there is none, or it is damaged, or of another state of the tar.
+    """
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read()
+        end, begin = len(content) - 4, content.index(b"\n") + 1
+        if zlib.crc32(content[:end]) != int.from_bytes(content[end:], "little"):
+            return None
+        head: dict[str, Any] = json.loads(content[:begin])
+        if head["kind"] != _KIND or head["version"] != _VERSION or state not in (None, head["state"]):
+            return None
+        samples, members, keys = head["sizes"]
+        counts = (samples, samples + 1, members, members, members)
+        if begin + 8 * sum(counts) + keys != end:
+            return None
+        tables: list[Any] = []
+        for count in counts:
+            tables.append(np.frombuffer(content, "<i8", count, begin).astype(np.int64))
+            begin += 8 * count
+        tables.append(content[begin:end])
+        index = TarIndex(head["state"], head["digest"], tuple(head["extensions"]), *tables)
+        return index if _is_sound(index) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_sound(index: TarIndex) -> bool:
+    """Whether tables lead nowhere but to each other; a file with a checksum may still have been made by anybody."""
+    rising = ((0, index.key_stops, len(index.keys)), (0, index.first, len(index.offset)))
+    for least, table, most in rising:
+        if len(table) and (table[0] < least or table[-1] != most or (np.diff(table) < 0).any()):
+            return False
+    counts = (index.offset.min(initial=0), index.size.min(initial=0), index.kind.min(initial=0))
+    return bool(min(counts) >= 0 and index.kind.max(initial=-1) < len(index.extensions))

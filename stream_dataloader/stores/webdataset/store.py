@@ -1,0 +1,155 @@
+"""Reads streams out of WebDataset's tars.
+
+Guarantee: each step is read at its place, with as many calls as a window has pieces that lie apart; nothing is read
+that was not asked for. A tar that is not what its index says is an error, never other data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Literal
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores.webdataset.decoding import Decoder
+from stream_dataloader.stores.webdataset.members import TarIndex, beside, in_cache, keep, load, scan
+from stream_dataloader.stores.webdataset.samples import KEY, Samples, state_of, version_of
+from stream_dataloader.stores.webdataset.shards import find_shards
+from stream_dataloader.stores.webdataset.streams import Streams, rule_of
+from stream_dataloader.streams._media.picture import Picture
+from stream_dataloader.streams._media.section import check_kind
+from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
+
+__all__ = ["WebDatasetStore"]
+
+_FETCHED_AT_ONCE = 8
+
+
+class WebDatasetStore(Store):
+    r"""Streams in WebDataset's tars: samples are members with one key, a stream is a run of samples, each a step.
+
+    A sample's key is the name of its members up to the first dot behind the last slash, its columns are what follows:
+    `video_0001/000017.jpg` and `video_0001/000017.cls` are the sample `video_0001/000017`. Items are dicts by
+    column, decoded by the extension; see `stream_dataloader.stores.webdataset.decoding`.
+
+    Each tar's headers are read once, to an index that is kept beside it as `NAME.tar.members`, or in this library's
+    cache where the folder cannot be written to. A stream may go on in the next tar. Tars on servers are fetched by
+    `FileCache`: all of them when the store is opened for the first time, and then as they are read.
+
+    Args:
+        path: A folder of tars, one tar, or a pattern: `"train-{000..015}.tar"`, also of URLs, or `"train-*.tar"`.
+        shards: Names, paths, URLs or patterns of the tars, in order; relative to `path`. None takes what `path` says.
+        stream: Which stream a sample is of, by its key. None: the directory part of the key, or the tar if it has none.
+            `"shard"`: the tar. A regular expression with a group, `r"(ep\d+)_"`: what the group matches at the key's
+            beginning. Another string, `"_"`: what stands before the last of it.
+        columns: Which to read; `"__key__"` is the sample's key. None reads those that a sample has.
+        decode: False leaves all columns bytes.
+        size: `(height, width)` of images; None keeps theirs.
+        layout: `"CHW"`, channels first, or `"HWC"`.
+        color: `"rgb"` or `"gray"`.
+        allow_pickle: Also read `.pkl` and `.pth`, which may run any code.
+        cache: Where tars from URLs are kept; None is the cache that all streams share.
+
+    Raises:
+        FileNotFoundError: There is no tar at a path.
+        StoreError: A tar is damaged, compressed, or samples of a stream are not together.
+
+    Example:
+        >>> import io, tarfile, tempfile, numpy as np
+        >>> path = tempfile.mkdtemp() + "/train-000.tar"
+        >>> with tarfile.open(path, "w") as tar:
+        ...     for name in ("a/0.cls", "a/1.cls", "b/0.cls"):
+        ...         info = tarfile.TarInfo(name)
+        ...         info.size = 1
+        ...         tar.addfile(info, io.BytesIO(b"7"))
+        >>> store = WebDatasetStore(path)
+        >>> [(store.key(number), len(list(store(number)))) for number in store.sources]
+        [('a', 2), ('b', 1)]
+    """
+
+    format: ClassVar[str] = "webdataset"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        shards: Sequence[str] | None = None,
+        stream: str | None = None,
+        columns: Sequence[str] | None = None,
+        decode: bool = True,
+        size: tuple[int, int] | None = None,
+        layout: Literal["CHW", "HWC"] = "CHW",
+        color: Literal["rgb", "gray"] = "rgb",
+        allow_pickle: bool = False,
+        cache: FileCache | None = None,
+    ) -> None:
+        if isinstance(shards, str) or isinstance(columns, str):
+            raise TypeError("shards and columns are lists of names; give [name] for one")
+        shards, columns = (None if names is None else list(names) for names in (shards, columns))
+        super().__init__(
+            path,
+            shards=shards,
+            stream=stream,
+            columns=columns,
+            decode=decode,
+            size=size,
+            layout=layout,
+            color=color,
+            allow_pickle=allow_pickle,
+            cache=cache,
+        )
+        if columns is not None and (not columns or len(set(columns)) < len(columns)):
+            raise ValueError(f"columns is {columns}; give each that is wanted once, or None for all")
+        self._shards, self._columns, self._cache = shards, columns, cache
+        self._stream = stream
+        rule_of(stream)
+        self._picture = Picture(size, layout, color)
+        self._decoding = {"decode": bool(decode), "allow_pickle": bool(allow_pickle)}
+        known = {extension for tar in self.index.tars for extension in tar.extensions} | {KEY}
+        if missing := [name for name in columns or () if name not in known]:
+            raise StoreError(f"{self.path} has no column {missing}; it has {sorted(known)}")
+
+    def _read_index(self) -> Streams:
+        paths = find_shards(self.path, self._shards)
+        if any(map(is_url, paths)):
+            with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
+                tars = list(pool.map(self._tar, paths))
+        else:
+            tars = list(map(self._tar, paths))
+        return Streams(self.path, paths, tars, rule_of(self._stream))
+
+    def _tar(self, path: str) -> TarIndex:
+        """A tar's index: kept, or made now."""
+        if is_url(path):
+            files, state = [in_cache(path)], None
+        else:
+            status = os.stat(path)
+            check_kind(path, status.st_mode)
+            files, state = [beside(path), in_cache(os.path.abspath(path))], state_of(status)
+        for kept in files:
+            if (found := load(kept, state)) is not None:
+                return found
+        with open_local(path, self._cache) as local, open(local.path, "rb") as file:
+            index = scan(file, path, state or version_of(local.path))
+        keep(index, *files)
+        return index
+
+    def _open_steps(self, number: int) -> Samples:
+        decoder = Decoder(self._picture, **self._decoding)
+        return Samples(self.index, number, self.name_of(number), self._columns, decoder, self._cache)
+
+    def key(self, number: int) -> str:
+        return str(self.index.name(self._check_number(number)))
+
+    def metadata(self, number: int) -> Mapping[str, Any]:
+        shard = self.index.shard_of(int(self.index.start[self._check_number(number)]))
+        return {"shard": self.index.paths[shard]}
+
+    def _metadata(self) -> Mapping[str, Any]:
+        return {"shards": len(self.index.paths), "samples": int(self.index.starts[-1])}
+
+    def _disk_bytes(self) -> int | None:
+        paths = self.index.paths
+        return None if any(map(is_url, paths)) else sum(os.stat(path).st_size for path in paths)

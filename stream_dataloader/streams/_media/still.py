@@ -1,0 +1,65 @@
+"""One encoded image, decoded by OpenCV.
+
+Guarantee: an image that is cut off or damaged is an error that names it, never a half-grey picture.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+__all__ = ["decoded_image"]
+
+_JPEG_START = b"\xff\xd8\xff"
+_JPEG_TAIL = b"\xff\xd9"
+_JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
+_FLOATS = (b"PF", b"Pf")  # the portable float map
+_JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")  # within a scan, FF 00 and restarts are data
+
+
+def decoded_image(data: bytes, name: str, *, gray: bool = False, flags: int | None = None) -> Any:
+    """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, upright and without transparency.
+
+    Args:
+        data: What a file of it would hold.
+        name: What errors call it.
+        gray: One channel.
+        flags: Of OpenCV's `imdecode`, instead: what is returned is then what they say.
+
+    Raises:
+        ValueError: It is cut short, damaged, or no image that OpenCV can decode.
+    """
+    import cv2
+
+    if not data:
+        raise ValueError(f"{name} is empty, a file of zero bytes")
+    if data.startswith(_JPEG_START) and not _is_whole_jpeg(data):  # OpenCV before 5 fills the rest with grey
+        raise ValueError(f"{name} is cut short: a JPEG of {len(data)} bytes without an end")
+    if data.startswith(_FLOATS):  # OpenCV would round them to 0 and 1
+        raise ValueError(f"{name} has pixels of float32; convert it to 8 or 16 bits a channel")
+    if flags is None:
+        flags = cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:  # more pixels than OpenCV's limit, say
+        raise ValueError(f"{name} cannot be decoded: {' '.join(str(error).split())}") from error
+    if image is None:
+        what = "cut short, damaged, no image, or one of 32 bits a channel"
+        raise ValueError(f"{name} cannot be decoded: {len(data)} bytes that are {what}")
+    return image
+
+
+def _is_whole_jpeg(data: bytes) -> bool:
+    """Whether the markers of a JPEG (ITU-T T.81, annex B) lead to its end; other data may follow."""
+    if data.endswith(_JPEG_TAIL):
+        return True
+    position = 2
+    while (marker := _JPEG_MARKER.search(data, position)) is not None:
+        kind, position = data[marker.end() - 1], marker.end()
+        if kind == _JPEG_END:
+            return True
+        if kind == _JPEG_SCAN or 0xC0 <= kind <= 0xFE:  # a segment begins with its length
+            position += int.from_bytes(data[position : position + 2], "big")
+    return False

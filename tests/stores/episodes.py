@@ -1,0 +1,57 @@
+"""Small episodes as robots' data sets have them, and HDF5 files of them."""
+
+import h5py
+import numpy as np
+
+
+def episodes(lengths, seed=0, size=(4, 5, 3)):
+    """Streams of dicts, nested: an image, a pose, an action and a flag."""
+    rng = np.random.default_rng(seed)
+    return [
+        [
+            {
+                "actions": rng.standard_normal(7),
+                "dones": np.int64(step == length - 1),
+                "obs": {
+                    "image": rng.integers(0, 256, size, np.uint8),
+                    "pose": rng.standard_normal(3).astype(np.float32),
+                },
+            }
+            for step in range(length)
+        ]
+        for length in lengths
+    ]
+
+
+def columns(items, like):
+    """The items of a stream as arrays, by name; `like` is an item for when there is none."""
+    found = {}
+    for name, leaf in like.items():
+        rows = [item[name] for item in items]
+        if isinstance(leaf, dict):
+            found |= {f"{name}/{key}": rows_ for key, rows_ in columns(rows, leaf).items()}
+        else:
+            found[name] = np.array(rows, np.asarray(leaf).dtype).reshape(len(rows), *np.shape(leaf))
+    return found
+
+
+def write_group(group, items, like, **options):
+    """Write a stream's leaves as the datasets of a group."""
+    for name, rows in columns(items, like).items():
+        group.create_dataset(name, data=rows, **options)
+
+
+def write_robomimic(path, streams, masks=None, **options):
+    """A file as robomimic writes it: a group a demonstration, filter keys beside."""
+    like = next(items[0] for items in streams if items)
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["total"] = sum(map(len, streams))
+        data.attrs["env_args"] = '{"env_name": "Lift"}'
+        for number, items in enumerate(streams):
+            demo = data.create_group(f"demo_{number}")
+            demo.attrs["num_samples"] = len(items)
+            write_group(demo, items, like, **(options if items else {}))
+        for name, numbers in (masks or {}).items():
+            file[f"mask/{name}"] = np.array([f"demo_{number}" for number in numbers], "S8")
+    return str(path)

@@ -1,0 +1,1 @@
+"""Tests against other packages, in an environment of their own: `.ci/store_peers`."""

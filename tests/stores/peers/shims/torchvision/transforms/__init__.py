@@ -1,0 +1,1 @@
+"""What mosaicml-streaming imports of it."""

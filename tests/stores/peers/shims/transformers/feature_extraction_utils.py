@@ -1,0 +1,5 @@
+"""What mosaicml-streaming imports of it."""
+
+
+class BatchFeature(dict):
+    """A batch there."""

@@ -1,0 +1,1 @@
+"""Stands in for transformers, which mosaicml-streaming imports for a class that no test of ours uses."""

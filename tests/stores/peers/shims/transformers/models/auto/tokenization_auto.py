@@ -1,0 +1,5 @@
+"""What mosaicml-streaming imports of it."""
+
+
+class AutoTokenizer:
+    """Tokenizers there."""

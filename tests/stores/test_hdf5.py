@@ -1,0 +1,406 @@
+"""HDF5 files of episodes."""
+
+import os
+import pickle
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from episodes import columns, episodes, write_group, write_robomimic
+from helpers import FULL
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores import Hdf5Store
+from stream_dataloader.testing import StoreContract
+from stream_dataloader.testing._items import assert_same, items_of
+
+STREAMS = episodes((23, 0, 7, 31))
+
+
+class Hdf5Contract(StoreContract):
+    damages = 500 if FULL else 12
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+    @pytest.fixture
+    def expected(self):
+        return STREAMS
+
+
+class TestRobomimic(Hdf5Contract):
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        store = Hdf5Store(write_robomimic(tmp_path / "demos.hdf5", STREAMS, {"train": (0, 2)}))
+        yield store
+        store.close()
+
+
+class TestFolderOfPackedEpisodes(Hdf5Contract):
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        store = Hdf5Store(aloha(tmp_path / "a", STREAMS, compression="gzip"))
+        yield store
+        store.close()
+
+
+def aloha(folder, streams, **options):
+    """A folder with a file an episode."""
+    folder.mkdir()
+    for number, items in enumerate(streams):
+        with h5py.File(folder / f"episode_{number}.hdf5", "w") as file:
+            file.attrs["sim"] = True
+            write_group(file, items, streams[0][0], **(options if items else {}))
+    return str(folder)
+
+
+@pytest.fixture
+def robomimic(tmp_path):
+    return write_robomimic(tmp_path / "demos.hdf5", STREAMS, {"train": (3, 0), "none": ()})
+
+
+def test_demonstrations_are_in_natural_order_and_have_their_attributes(tmp_path):
+    streams = episodes((2,) * 12)
+    store = Hdf5Store(write_robomimic(tmp_path / "a.hdf5", streams))
+    assert [store.key(number) for number in range(12)] == [f"demo_{number}" for number in range(12)]
+    assert store.metadata(10) == {"num_samples": 2}
+    assert store.info().metadata == {"total": 24, "env_args": '{"env_name": "Lift"}'}
+    assert store.info().leaves["['obs']['image']"] == "uint8 (4, 5, 3)"
+    assert_same(items_of(store(10)), streams[10], 10, "read")
+
+
+def test_a_filter_key_chooses_demonstrations(robomimic):
+    store = Hdf5Store(robomimic, filter_key="train")
+    assert [store.key(number) for number in store.sources] == ["demo_0", "demo_3"]
+    assert_same(items_of(store(1)), STREAMS[3], 1, "read")
+    with pytest.raises(StoreError, match=r"no filter key 'valid'; it has the filter keys \['none', 'train'\]"):
+        Hdf5Store(robomimic, filter_key="valid")
+    with pytest.raises(StoreError, match="holds no streams"):
+        Hdf5Store(robomimic, filter_key="none")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (np.array([b"demo_0", b"demo_9"]), r"mask/m names \['demo_9'\], of which there is no group"),
+        (np.array([b"demo_0", b"demo_0"]), "names a stream twice"),
+        (np.arange(3), r"mask/m is int64 \(3,\), and should be a list of names"),
+    ],
+)
+def test_a_wrong_filter_key_is_an_error(robomimic, names, message):
+    with h5py.File(robomimic, "a") as file:
+        file["mask/m"] = names
+    with pytest.raises(StoreError, match=message):
+        Hdf5Store(robomimic, filter_key="m")
+
+
+def test_some_leaves_can_be_read_alone(robomimic):
+    assert [*Hdf5Store(robomimic, leaves=["obs/image", "actions"])(2)][3].keys() == {"obs", "actions"}
+    assert next(Hdf5Store(robomimic, leaves="obs")(2)).keys() == {"obs"}  # a group: all in it
+    image = next(Hdf5Store(robomimic, leaves="obs/image")(2))  # a dataset: an item by itself
+    assert np.array_equal(image, STREAMS[2][0]["obs"]["image"])
+    with pytest.raises(StoreError, match=r"demos.hdf5, /data/demo_0 has no leaf 'obs/depth'; it has \['actions', "):
+        Hdf5Store(robomimic, leaves=["actions", "obs/depth"])
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"leaves": 3}, TypeError, "leaves is 3; give a name"),
+        ({"leaves": [3]}, TypeError, r"leaves is \[3\]; give a name"),
+        ({"leaves": []}, ValueError, "names nothing"),
+        ({"leaves": ""}, ValueError, "names nothing"),
+        ({"group": 3}, TypeError, "group is 3; give a name"),
+        ({"filter_key": b"x"}, TypeError, "filter_key is b'x'"),
+    ],
+)
+def test_options_of_another_kind_are_refused(robomimic, options, kind, message):
+    with pytest.raises(kind, match=message):
+        Hdf5Store(robomimic, **options)
+
+
+def test_files_are_streams_if_their_groups_hold_arrays(tmp_path):
+    store = Hdf5Store(aloha(tmp_path / "a", STREAMS))
+    assert store.key(2) == "episode_2.hdf5"
+    assert store.metadata(2) == {"sim": True}
+    assert_same(items_of(store(3)), STREAMS[3], 3, "read")
+    single = Hdf5Store(tmp_path / "a" / "episode_3.hdf5")
+    assert (len(single), single.key(0)) == (1, "episode_3.hdf5")
+
+
+def test_a_folder_of_files_of_demonstrations_is_one_store(tmp_path):
+    (tmp_path / "a").mkdir()
+    for number in (10, 9):
+        write_robomimic(tmp_path / "a" / f"task{number}.hdf5", STREAMS[2:])
+    (tmp_path / "a" / "notes.txt").write_text("x")
+    store = stores.open(tmp_path / "a").open_stream
+    assert [store.key(number) for number in store.sources] == [
+        f"task{number}.hdf5:demo_{demo}" for number in (9, 10) for demo in (0, 1)
+    ]
+    assert store.number("task10.hdf5:demo_1") == 3
+
+
+def test_event_representations_are_streams_of_arrays(tmp_path):
+    rng = np.random.default_rng(0)
+    frames = {name: rng.integers(0, 9, (5, 20, 6, 8), np.uint8) for name in ("one", "two")}
+    for name, rows in frames.items():
+        folder = tmp_path / "train" / name / "event_representations_v2" / "histogram"
+        folder.mkdir(parents=True)
+        with h5py.File(folder / "event_representations.h5", "w") as file:
+            file.create_dataset("data", data=rows, chunks=(1, 20, 6, 8), compression="lzf", maxshape=(None, 20, 6, 8))
+        np.save(folder / "objframe_idx_2_repr_idx.npy", np.arange(3))
+    store = Hdf5Store(tmp_path / "train", leaves="data")
+    assert [store.key(n).split("/")[0] for n in store.sources] == ["one", "two"]
+    assert np.array_equal(np.stack(list(store(1))), frames["two"])
+
+
+def test_a_group_can_be_named(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for number, items in enumerate(STREAMS[2:]):
+            write_group(file.create_group(f"runs/traj_{number}"), items, items[0])
+        file["version"] = 3
+    store = Hdf5Store(tmp_path / "a.h5", group="runs")
+    assert [store.key(number) for number in store.sources] == ["traj_0", "traj_1"]
+    assert Hdf5Store(tmp_path / "a.h5", group="/runs/traj_1").key(0) == "a.h5"
+    with pytest.raises(StoreError, match=r"has no group 'walks'; it has \['runs', 'version'\]"):
+        Hdf5Store(tmp_path / "a.h5", group="walks")
+
+
+def test_leaves_of_different_lengths_are_an_error_that_says_what_to_choose(robomimic, tmp_path):
+    with h5py.File(robomimic, "a") as file:
+        file["data/demo_0/extra"] = np.zeros(24)
+    with pytest.raises(
+        StoreError, match=r"24 steps of \['extra'\]; choose some that have, such as leaves=\['actions', "
+    ):
+        Hdf5Store(robomimic)
+    assert len(Hdf5Store(robomimic, leaves=["actions", "obs"])) == 4
+    with h5py.File(robomimic, "a") as file:
+        del file["data/demo_2/dones"]
+        file["data/demo_2/dones"] = np.zeros(8, int)
+    store = Hdf5Store(robomimic, leaves=["actions", "dones"])
+    with pytest.raises(StoreError, match=r"demos.hdf5, stream 2 \(demo_2\): .* 8 steps of \['dones'\]"):
+        store(2)
+    assert len(store.verify()) == 1
+
+
+def change(path, edit):
+    with h5py.File(path, "a") as file:
+        edit(file)
+
+
+BROKEN = {
+    "another number of samples": (
+        lambda file: file["data/demo_2"].attrs.modify("num_samples", 9),
+        r"stream 2 \(demo_2\) has 7 steps, and should have 9 \(as its attribute num_samples",
+    ),
+    "a leaf that only others have": (
+        lambda file: file.pop("data/demo_2/obs/image"),
+        r"stream 2 \(demo_2\) has no dataset 'obs/image'; name others by leaves=",
+    ),
+    "a group instead of a leaf": (
+        lambda file: (file.pop("data/demo_2/obs/pose"), file.create_group("data/demo_2/obs/pose")),
+        r"stream 2 \(demo_2\) has no dataset 'obs/pose'",
+    ),
+    "text": (
+        lambda file: (file.pop("data/demo_2/dones"), file["data/demo_2"].create_dataset("dones", data=["a"] * 7)),
+        "dataset /data/demo_2/dones holds strings",
+    ),
+    "fixed text": (
+        lambda file: (
+            file.pop("data/demo_2/dones"),
+            file["data/demo_2"].create_dataset("dones", data=np.full(7, b"a")),
+        ),
+        r"of dtype \|S1, and batches are made of numbers",
+    ),
+    "a step of two gigabytes": (
+        lambda file: (
+            file.pop("data/demo_2/obs/image"),
+            file["data/demo_2/obs"].create_dataset("image", (7, 2**31), "u1", chunks=(1, 1024)),
+        ),
+        "2,147,483,648 bytes, more than the 1,073,741,824 that one may have",
+    ),
+    "a leaf that was never written": (
+        lambda file: (
+            file.pop("data/demo_2/obs/image"),
+            file["data/demo_2/obs"].create_dataset("image", (7, 2**27), "u1", chunks=(1, 1024)),
+        ),
+        "939,524,096 bytes, and 0 of them are there: it is damaged, or was never written",
+    ),
+    "a leaf in another file": (
+        lambda file: (
+            file.pop("data/demo_2/dones"),
+            file["data/demo_2"].__setitem__("dones", h5py.ExternalLink("other.h5", "/x")),
+        ),
+        "'dones' lies in another file, which is refused",
+    ),
+    "a leaf in a file of raw numbers": (
+        lambda file: (
+            file.pop("data/demo_2/dones"),
+            file["data/demo_2"].create_dataset("dones", (7,), "i8", external=[("raw.bin", 0, 56)]),
+        ),
+        "'dones' lies in another file, which is refused",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_stream_that_is_unlike_the_others_is_an_error(robomimic, tmp_path, case):
+    edit, message = BROKEN[case]
+    with h5py.File(tmp_path / "other.h5", "w") as other:
+        other["x"] = np.zeros(7, int)
+    change(robomimic, edit)
+    store = Hdf5Store(robomimic)
+    with pytest.raises(StoreError, match=message) as raised:
+        store(2)
+    assert f"{robomimic}, stream 2 (demo_2)" in str(raised.value)
+    assert_same(items_of(store(3)), STREAMS[3], 3, "read all the same")
+    store.close()
+
+
+def test_chunks_that_were_never_written_are_found_by_verify(tmp_path):
+    path = write_robomimic(tmp_path / "a.h5", STREAMS[2:])
+    with h5py.File(path, "a") as file:
+        del file["data/demo_1/dones"]
+        file["data/demo_1"].create_dataset("dones", (31,), "i8", chunks=(10,))[:20] = 1
+    (problem,) = Hdf5Store(path).verify()
+    assert (
+        problem == f"{path}, stream 1 (demo_1), dones has 2 of 4 chunks: it is half written or damaged; write it anew"
+    )
+
+
+def test_checksums_of_chunks_are_compared(tmp_path):
+    path = write_robomimic(tmp_path / "a.h5", STREAMS[2:], fletcher32=True, chunks=True)
+    with h5py.File(path) as file:
+        place = file["data/demo_1/obs/image"].id.get_chunk_info(0).byte_offset
+    with open(path, "rb+") as file:
+        file.seek(place)
+        file.write(b"damaged!")
+    (problem,) = Hdf5Store(path).verify()
+    assert f"{path}, stream 1 (demo_1), dataset /data/demo_1/obs/image, rows " in problem
+
+
+@pytest.mark.parametrize("content", [b"", b"not HDF5 at all" * 100, b"\x89HDF\r\n\x1a\n" + bytes(3000)])
+def test_a_file_of_another_kind_is_named(tmp_path, content):
+    (tmp_path / "a.hdf5").write_bytes(content)
+    with pytest.raises(StoreError, match=r"a\.hdf5 is (empty|not a whole HDF5 file)"):
+        stores.open(tmp_path / "a.hdf5")
+
+
+def test_a_file_that_is_cut_off_is_named(robomimic):
+    os.truncate(robomimic, os.stat(robomimic).st_size // 2)
+    with pytest.raises(StoreError, match=r"demos\.hdf5 is not a whole HDF5 file: .*truncated"):
+        Hdf5Store(robomimic)
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no store at"):
+        Hdf5Store(tmp_path / "a.h5")
+    with pytest.raises(StoreError, match=r"has no files with names in \.h5 or \.hdf5"):
+        Hdf5Store(tmp_path)
+    with h5py.File(tmp_path / "a.h5", "w"):
+        pass
+    with pytest.raises(StoreError, match="holds no streams: 1 files"):
+        Hdf5Store(tmp_path)
+
+
+def test_a_file_that_was_replaced_is_an_error(robomimic):
+    store = Hdf5Store(robomimic)
+    sent = pickle.dumps(store)
+    os.unlink(robomimic)
+    write_robomimic(robomimic, episodes((23, 0, 7, 31), seed=1))
+    for broken in (store, pickle.loads(sent)):
+        with pytest.raises(StoreError, match=r"is another (file|store) now than when"):
+            broken(0)
+
+
+def open_files(path):
+    return sum(os.path.realpath(f"/proc/self/fd/{fd}") == path for fd in os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_file_is_open_once_and_never_in_a_child_that_does_not_read_it(tmp_path):
+    path = write_robomimic(tmp_path / "a.h5", STREAMS)
+    store = Hdf5Store(path)
+    streams = [store(number) for number in (0, 2, 3)]
+    assert open_files(path) == 1
+    for stream in streams:
+        stream.close()
+    assert open_files(path) == 1  # kept for the next
+    if not (child := os.fork()):
+        os._exit(open_files(path))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    stream = store(0)
+    store.close()
+    assert next(stream)["dones"] == 0
+    stream.close()
+    assert open_files(path) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_few_files_are_open_at_once(tmp_path):
+    store = Hdf5Store(aloha(tmp_path / "a", episodes((2,) * 40)))
+    before = len(os.listdir("/proc/self/fd"))
+    assert [len(list(store(number))) for number in store.sources] == [2] * 40
+    assert len(os.listdir("/proc/self/fd")) - before <= 16
+    store.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_process_reads_a_stream_while_workers_that_it_forked_read_others(tmp_path):
+    streams = episodes((40, 30, 35, 50, 20), size=(32, 40, 3))
+    store = Hdf5Store(write_robomimic(tmp_path / "a.h5", streams))
+    here = store(3)
+    items = [next(here) for _ in range(5)]
+    dataset = StreamDataset(store.sources, store, 2, time_steps=8, seed=0, lengths=store.lengths)
+    found = {}
+    for batch in StreamDataLoader(dataset, 2):
+        items += [next(here) for _ in range(min(5, 50 - len(items)))]
+        for place in zip(*batch.mask.nonzero(as_tuple=True), strict=True):
+            key = int(batch.source[place]), int(batch.position[place])
+            found[key] = batch.data["obs"]["image"][place].numpy()
+    items += list(here)
+    assert_same(items, streams[3], 3, "read while workers did")
+    expected = {(n, t): item["obs"]["image"] for n, items in enumerate(streams) for t, item in enumerate(items)}
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+    here.close()
+    store.close()
+
+
+def test_a_missing_package_is_named(robomimic, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ImportError, match=r"demos\.hdf5 needs h5py: pip install 'stream-dataloader\[h5py\]'"):
+        Hdf5Store(robomimic)
+
+
+def test_a_missing_filter_is_named(tmp_path, monkeypatch):
+    store = Hdf5Store(write_robomimic(tmp_path / "a.h5", STREAMS, compression="lzf"))
+    monkeypatch.setattr(h5py.h5z, "filter_avail", lambda number: False)
+    monkeypatch.setitem(sys.modules, "hdf5plugin", None)
+    with pytest.raises(
+        ImportError, match=r"written with the filter 32000 \(lzf\), which is not there: pip install hdf5p"
+    ):
+        store(0)
+    store.close()
+
+
+def test_numbers_of_any_kind_come_back(tmp_path):
+    rows = {
+        "big": np.arange(5, dtype=">i4"),
+        "flag": np.arange(5) % 2 == 0,
+        "half": np.arange(10, dtype=np.float16).reshape(5, 2),
+        "none": np.zeros((5, 0), np.float32),
+        "pair": np.arange(5) + 1j,
+    }
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, array in rows.items():
+            file[name] = array
+    items = list(Hdf5Store(tmp_path / "a.h5")(0))
+    for name, array in rows.items():
+        found = np.stack([item[name] for item in items])
+        assert np.array_equal(found, array)
+        assert found.dtype == array.dtype.newbyteorder("=")
+    assert columns(items, items[0])["half"].shape == (5, 2)

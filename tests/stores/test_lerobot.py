@@ -1,0 +1,424 @@
+"""LeRobot datasets."""
+
+import json
+import os
+import pickle
+import shutil
+
+import lerobot_data as data
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import FULL, read
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores import LeRobotStore
+from stream_dataloader.stores.lerobot import rows as rows_module
+from stream_dataloader.streams import VideoStream
+from stream_dataloader.streams.video.frames import FrameReader
+from stream_dataloader.testing import StoreContract
+
+LENGTHS = (9, 0, 14, 5)
+TOP, WRIST = data.CAMERAS
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Datasets that tests read, and copy before they change them."""
+    folder = tmp_path_factory.mktemp("lerobot")
+    data.write_v3(folder / "v3", LENGTHS)
+    data.write_v3(folder / "file", (6, 11, 4), files=1, groups="file")
+    data.write_v3(folder / "image", (6, 11, 20), kind="image")
+    data.write_v21(folder / "v21", (6, 9, 4))
+    return folder
+
+
+@pytest.fixture
+def copy(written, tmp_path):
+    """The dataset `v3`, to be changed."""
+    return shutil.copytree(written / "v3", tmp_path / "copy")
+
+
+def decoded(folder, lengths, cameras=tuple(data.CAMERAS), **options):
+    """What each camera shows in each episode, by reading whole videos from their beginning."""
+    found = {}
+    for camera in cameras:
+        videos = sorted(folder.glob(f"**/{camera}/**/*.mp4"))
+        frames = [frame for video in videos for frame in read(VideoStream(**options)(str(video)))]
+        found[camera] = np.split(np.array(frames), np.cumsum(lengths)[:-1])
+    return found
+
+
+def assert_right_frames(store, lengths):
+    """Each picture is that of its camera, episode and step."""
+    for episode, length in enumerate(lengths):
+        steps = 0
+        for step, item in enumerate(read(store(episode))):
+            for camera in data.CAMERAS:
+                assert data.code_of(item[camera]) == data.code(camera, episode, step)
+            assert (item["episode_index"], item["frame_index"]) == (episode, step)
+            steps += 1
+        assert steps == length
+
+
+class TestLeRobotStore(StoreContract):
+    damages = 500 if FULL else 12
+
+    @pytest.fixture
+    def open_stream(self, written):
+        store = LeRobotStore(written / "v3", task=False)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+    @pytest.fixture
+    def expected(self, written):
+        return data.expected_items(LENGTHS, decoded(written / "v3", LENGTHS), task=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "version"),
+    [("v3", LENGTHS, "v3.0"), ("file", (6, 11, 4), "v3.0"), ("image", (6, 11, 20), "v3.0"), ("v21", (6, 9, 4), "v2.1")],
+)
+def test_each_layout_gives_the_right_frames_and_rows(written, name, lengths, version):
+    _, store = stores.open(written / name)
+    assert (type(store), store.info().version, list(store.lengths)) == (LeRobotStore, version, list(lengths))
+    assert_right_frames(store, lengths)
+    for number, items in enumerate(data.expected_items(lengths)):
+        for found, item in zip(read(store(number)), items, strict=True):
+            assert list(found) == [*data.CAMERAS, *item]
+            assert all(np.array_equal(found[name], value) for name, value in item.items())
+    assert store.metadata(1) == {"episode_index": 1, "tasks": [data.TASKS[1]]}
+    assert store.tasks == dict(enumerate(data.TASKS))
+    assert store.verify() == []
+
+
+def test_the_text_of_a_task_is_in_batches(written):
+    sources, store = stores.open(written / "v3", cameras=())
+    dataset = StreamDataset(sources, store, batch_size=1, time_steps=9, lengths=store.lengths)
+    batch = next(iter(StreamDataLoader(dataset)))
+    assert batch.data["action"].shape == (9, 1, 2)
+    assert np.array(batch.data["task"]).ravel().tolist() == [data.TASKS[0]] * 9
+
+
+@pytest.mark.parametrize("layout", ["v3", "image"])
+def test_cameras_columns_and_pictures_are_chosen(written, layout):
+    options = {"cameras": [WRIST], "columns": ["action", "timestamp"], "task": False}
+    store = LeRobotStore(written / layout, size=(10, 12), layout="HWC", image_dtype=np.float32, **options)
+    item = next(store(0))
+    assert {name: (str(leaf.dtype), leaf.shape) for name, leaf in item.items()} == {
+        WRIST: ("float32", (10, 12, 3)),
+        "action": ("float64", (2,)),
+        "timestamp": ("float32", ()),
+    }
+    assert list(next(LeRobotStore(written / layout, cameras=[TOP], columns=(), task=False)(0))) == [TOP]
+    assert list(next(LeRobotStore(written / layout, cameras=(), columns=["index"])(0))) == ["index", "task"]
+
+
+def test_the_size_is_that_of_the_episode_wherever_reading_begins(written):
+    store = LeRobotStore(written / "image", columns=())
+    assert next(store(2, start=17))[WRIST].shape == (3, 32, 48)
+
+
+def test_reading_in_order_decodes_each_frame_once_and_seeks_never(written, monkeypatch):
+    opened = []
+    original = FrameReader.frames
+    monkeypatch.setattr(FrameReader, "frames", lambda self, start=0: opened.append(start) or original(self, start))
+    store = LeRobotStore(written / "v3", cameras=[TOP], task=False, size=(24, 32))
+    dataset = StreamDataset(list(store.sources), store, batch_size=1, time_steps=4)
+    assert sum(int(batch.mask.sum()) for batch in StreamDataLoader(dataset)) == sum(LENGTHS)
+    # each episode from where it begins in its file: two files, of 9 + 0 and 14 + 5 frames
+    assert opened == [0, 0, 14]
+    opened.clear()
+    stream = store(2, start=11)
+    next(stream)
+    next(stream)
+    stream.close()
+    assert opened == [11]
+
+
+def test_a_section_in_mid_file_has_its_own_frames(written):
+    store = LeRobotStore(written / "v3")
+    codes = [data.code_of(item[WRIST]) for item in read(store((3, 2, 4)))]
+    assert codes == [data.code(WRIST, 3, 2), data.code(WRIST, 3, 3)]
+
+
+@pytest.mark.parametrize("drift", [0.02, -0.01])
+def test_times_that_are_a_little_off_take_the_nearest_frame(tmp_path, drift):
+    data.write_v3(tmp_path / "a", (5, 6), files=1, drift=max(drift, 0.0))
+    if drift < 0:
+        change_table(tmp_path / "a", f"videos/{TOP}/from_timestamp", [0.0, 0.5 + drift])
+    assert_right_frames(LeRobotStore(tmp_path / "a"), (5, 6))
+
+
+def change_table(folder, name, values):
+    """Change a column of the table of episodes; None takes it away."""
+    data.change(folder / "meta/episodes/chunk-000/file-000.parquet", **{name.replace("/", "__"): values})
+
+
+def test_times_that_are_further_off_are_an_error(tmp_path):
+    data.write_v3(tmp_path / "a", (5, 6), files=1, drift=0.04)
+    with pytest.raises(StoreError, match=r"stream 0, camera .*top', step 0: it is at 0.0400 s.*tolerance_s"):
+        LeRobotStore(tmp_path / "a")(0)
+    assert_right_frames(LeRobotStore(tmp_path / "a", tolerance_s=0.045), (5, 6))
+
+
+def test_a_video_of_more_frames_than_rows_is_matched_by_time(tmp_path):
+    data.write_v3(tmp_path / "a", (5, 6), files=1, cameras=[TOP])
+    video = tmp_path / f"a/videos/{TOP}/chunk-000/file-000.mp4"
+    frames = [data.picture(TOP, e, step) for e, n in enumerate((5, 6)) for step in range(n) for _ in range(2)]
+    data.write_video(video, frames, fps=20)
+    store = LeRobotStore(tmp_path / "a")
+    for episode, length in enumerate((5, 6)):
+        codes = [data.code_of(item[TOP]) for item in read(store(episode))]
+        assert codes == [data.code(TOP, episode, step) for step in range(length)]
+
+
+@pytest.mark.parametrize("frames", [11, 3])
+def test_a_video_that_is_shorter_than_its_table_names_both_numbers(copy, frames):
+    video = copy / f"videos/{TOP}/chunk-000/file-001.mp4"  # of 14 + 5 frames
+    data.write_video(video, [data.picture(TOP, 2, step) for step in range(frames)])
+    with pytest.raises(StoreError, match=rf"stream 2, camera .*top': its video has {frames} frames .* 14 rows"):
+        LeRobotStore(copy)(2)
+    with pytest.raises(StoreError, match=r"stream 3, .* has 0 frames .* and its table 5 rows"):
+        LeRobotStore(copy)(3)
+    assert len(LeRobotStore(copy, cameras=[WRIST]).verify()) == 0
+
+
+def test_the_next_episodes_frames_are_never_taken(copy):
+    """The episode's part of the video is too short, and the video is long enough."""
+    times = [0.0, 0.9, 0.0, 1.4], [0.9, 0.9, 1.2, 1.9]
+    for name, values in zip(("from", "to"), times, strict=True):
+        change_table(copy, f"videos/{TOP}/{name}_timestamp", list(values))
+    with pytest.raises(StoreError, match=r"its video has 12 frames \(from 0.000 s to 1.200 s.* its table 14 rows"):
+        LeRobotStore(copy)(2)
+
+
+def test_a_table_that_is_shorter_than_the_index_says_names_both_numbers(copy):
+    path = copy / "data/chunk-000/file-001.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 12), path)
+    with pytest.raises(StoreError, match=r"14 rows by the dataset's meta, and 12 in .*file-001.parquet"):
+        LeRobotStore(copy)(2)
+    with pytest.raises(StoreError, match=r"5 rows by the dataset's meta, and 0 in"):
+        LeRobotStore(copy)(3)
+
+
+def test_rows_of_wrong_times_are_an_error(copy):
+    path = copy / "data/chunk-000/file-000.parquet"
+    times = np.array([0, 0.1, 0.1, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], np.float32)
+    data.change(path, timestamp=times)
+    with pytest.raises(StoreError, match="not each another one"):
+        LeRobotStore(copy)(0)
+    data.change(path, timestamp=np.where(np.arange(9) == 5, np.nan, times))
+    with pytest.raises(StoreError, match="step 5: it is at nan s"):
+        LeRobotStore(copy)(0)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "values", "message"),
+    [
+        ("data/chunk-000/file-000.parquet", "action", None, "file-000.parquet has no column 'action'; it has"),
+        ("data/chunk-000/file-000.parquet", "timestamp", None, "no column 'timestamp'"),
+        ("data/chunk-000/file-000.parquet", "episode_index", None, "no column 'episode_index'"),
+        ("data/chunk-000/file-000.parquet", "action", [[1.0]] * 9, r"rows of the shape \(1,\), and .* says \(2,\)"),
+        ("data/chunk-000/file-000.parquet", "action", [[1.0] * 2] * 8 + [[1.0]], "rows of different lengths, 1 to 2"),
+        ("data/chunk-000/file-000.parquet", "action", [[1.0] * 2] * 8 + [None], "lacks 1 of its values"),
+        ("data/chunk-000/file-000.parquet", "next.done", [2] * 9, "is of int64, and meta/info.json says bool"),
+        ("data/chunk-000/file-000.parquet", "frame_index", [0.5] * 9, "file-000.parquet is damaged.*truncated"),
+        ("data/chunk-000/file-000.parquet", "task_index", [7] * 9, "task_index 7, and meta has no task"),
+        ("data/chunk-000/file-000.parquet", "episode_index", [0] * 4 + [2] + [0] * 4, "rows of other episodes"),
+        ("meta/episodes/chunk-000/file-000.parquet", "length", None, "no column 'length'"),
+        ("meta/episodes/chunk-000/file-000.parquet", "length", [9, -1, 14, 5], "an episode 1 of -1 rows"),
+        ("meta/episodes/chunk-000/file-000.parquet", "length", [2**62, 0, 14, 5], f"episode 0 of {2**62} rows"),
+        ("meta/episodes/chunk-000/file-000.parquet", "episode_index", [0, 1, 1, 2], "has episode 1 twice"),
+        ("meta/episodes/chunk-000/file-000.parquet", "data__file_index", [5, 0, 1, 1], "file-005.parquet is missing"),
+        (
+            "meta/episodes/chunk-000/file-000.parquet",
+            f"videos__{TOP}__file_index",
+            [9, 0, 1, 1],
+            "camera .*top'.*file-009.mp4",
+        ),
+        (
+            "meta/episodes/chunk-000/file-000.parquet",
+            f"videos__{TOP}__from_timestamp",
+            [float("nan"), 0.0, 0.0, 0.0],
+            "episode 0 is from nan to 0.9 s",
+        ),
+    ],
+)
+def test_a_damaged_table_is_named(copy, file, name, values, message):
+    data.change(copy / file, **{name: values})
+    with pytest.raises(StoreError, match=message) as caught:
+        LeRobotStore(copy)(0)
+    assert str(copy) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"codebase_version": "v1.6"}, "version 'v1.6', and v3.0, v2.1 and v2.0 are read"),
+        ({"codebase_version": None}, "is of version None"),
+        ({"fps": 0}, "fps is 0"),
+        ({"fps": 1e400}, "fps is inf"),
+        ({"features": []}, "is damaged"),
+        ({"features": {"x": {"dtype": "float32", "shape": [-1]}}}, r"x has the shape \(-1,\)"),
+        ({"total_episodes": 9}, "describes 4 episodes, and meta/info.json counts 9"),
+        ({"data_path": "../{chunk_index}.parquet"}, r"'\.\./0\.parquet', which lies outside"),
+        ({"data_path": "/etc/{file_index}"}, "lies outside"),
+        ({"data_path": "{file_index:0999999999d}"}, "is missing"),
+        ({"data_path": "{file_index.__class__}"}, "is missing"),
+        ({"data_path": "{other}"}, r"has \{other\}; known are"),
+        ({"video_path": None}, "and no video_path"),
+    ],
+)
+def test_a_wrong_info_is_named(copy, changes, message):
+    data.change(copy / "meta/info.json", **changes)
+    with pytest.raises(StoreError, match=message):
+        LeRobotStore(copy)(0)
+
+
+def test_what_a_dataset_does_not_have_is_named(written):
+    with pytest.raises(StoreError, match=r"no cameras \['front'\]; it has .*top"):
+        LeRobotStore(written / "v3", cameras=["front"])
+    with pytest.raises(StoreError, match=r"no columns \['reward'\]; it has .*'action'"):
+        LeRobotStore(written / "v3", columns=["reward"])
+    with pytest.raises(TypeError, match="give a list of names"):
+        LeRobotStore(written / "v3", cameras="front")
+    with pytest.raises(ValueError, match="tolerance_s is -1"):
+        LeRobotStore(written / "v3", tolerance_s=-1)
+    with pytest.raises(ValueError, match="fit is 'wide'"):
+        LeRobotStore(written / "v3", fit="wide")
+    with pytest.raises(FileNotFoundError, match="there is no dataset at"):
+        LeRobotStore(written / "none")
+
+
+def test_a_feature_that_is_not_read_can_be_left_out(copy):
+    features = json.loads((copy / "meta/info.json").read_text())["features"]
+    data.change(copy / "meta/info.json", features=features | {"style": {"dtype": "language", "shape": [1]}})
+    with pytest.raises(StoreError, match="'style' is of dtype 'language', which is not read; leave it out: columns="):
+        LeRobotStore(copy)
+    assert list(next(LeRobotStore(copy, columns=["action"], cameras=())(0))) == ["action", "task"]
+
+
+@pytest.mark.parametrize("gone", ["meta/tasks.parquet", "meta/episodes", "data/chunk-000/file-000.parquet"])
+def test_a_missing_file_is_named(copy, gone):
+    shutil.rmtree(copy / gone) if (copy / gone).is_dir() else os.unlink(copy / gone)
+    with pytest.raises(StoreError, match=gone):
+        LeRobotStore(copy)(0)
+
+
+def test_a_video_that_is_damaged_is_named_with_its_step(copy):
+    path = copy / f"videos/{WRIST}/chunk-000/file-001.mp4"
+    content = bytearray(path.read_bytes())
+    begin = content.index(b"mdat") + 4
+    size = int.from_bytes(content[begin - 8 : begin - 4], "big") - 8
+    content[begin + size // 2 : begin + size] = bytes(size - size // 2)
+    path.write_bytes(content)
+    problems = LeRobotStore(copy).verify()
+    assert problems
+    assert all("stream 2, camera 'observation.images.wrist', step" in problem for problem in problems)
+    assert not any("on_corrupt" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "message"),
+    [
+        ("episodes", '{"episode_index": 3, "length": "9"}', r"episodes.jsonl: length is '9'"),
+        ("episodes", '{"episode_index": 99999999999, "length": 9}', "episode 99999999999, and .* is the most"),
+        ("episodes", '{"episode_index": 3', "line 4, is no valid JSON"),
+        ("episodes", "[" * 100_000, "line 4, is no valid JSON"),
+        ("tasks", "[3]", r"line 3, holds \[3\], no object"),
+    ],
+)
+def test_a_damaged_line_of_version_2_is_named(written, tmp_path, file, line, message):
+    folder = shutil.copytree(written / "v21", tmp_path / "a")
+    with open(folder / f"meta/{file}.jsonl", "a") as opened:
+        opened.write(line)
+    with pytest.raises(StoreError, match=message):
+        LeRobotStore(folder)
+
+
+def test_episodes_are_sorted_by_their_index(copy):
+    path = copy / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.take([3, 1, 0, 2]), path)
+    store = LeRobotStore(copy)
+    assert_right_frames(store, LENGTHS)
+    assert [store.metadata(number)["tasks"] for number in range(4)] == [[data.TASKS[e % 2]] for e in range(4)]
+
+
+def test_the_names_of_tasks_may_be_those_of_another_pandas(copy):
+    data.write_tasks(copy / "meta/tasks.parquet", index="task")
+    assert LeRobotStore(copy).tasks == dict(enumerate(data.TASKS))
+
+
+def test_arrays_of_more_axes_and_texts_are_read(copy):
+    path = copy / "data/chunk-000/file-000.parquet"
+    maps = np.arange(9 * 6, dtype=np.float32).reshape(9, 2, 3)
+    table = pq.read_table(path)
+    table = table.append_column("map", pa.array(maps.tolist(), pa.list_(pa.list_(pa.float32()))))
+    table = table.append_column("note", pa.array([f"step {step}" for step in range(9)]))
+    pq.write_table(table, path)
+    features = json.loads((copy / "meta/info.json").read_text())["features"]
+    more = {"map": {"dtype": "float32", "shape": [2, 3]}, "note": {"dtype": "string", "shape": [1]}}
+    data.change(copy / "meta/info.json", features=features | more)
+    items = read(LeRobotStore(copy, cameras=(), columns=["map", "note"])(0))
+    assert np.array_equal([item["map"] for item in items], maps)
+    assert [item["note"] for item in items] == [f"step {step}" for step in range(9)]
+
+
+def test_a_row_group_of_many_episodes_is_read_in_parts_if_it_is_large(written, monkeypatch):
+    monkeypatch.setattr(rows_module, "_MOST_KEPT_BYTES", 0)
+    monkeypatch.setattr(rows_module, "_ROWS_AT_ONCE", 4)
+    store = LeRobotStore(written / "file", cameras=(), task=False)
+    found = [[int(item["index"]) for item in read(store(number))] for number in (2, 0, 1)]
+    assert found == [list(range(17, 21)), list(range(6)), list(range(6, 17))]
+
+
+def test_a_row_group_of_many_episodes_is_kept_for_the_next(written, monkeypatch):
+    store = LeRobotStore(written / "file", cameras=(), task=False)
+    read(store(0))
+    monkeypatch.setattr(rows_module, "opened", None)  # no file is opened from now on
+    assert [int(item["index"]) for item in read(store(2))] == list(range(17, 21))
+    assert pickle.loads(pickle.dumps(store))._tables._kept is None
+
+
+def test_files_without_statistics_are_read(copy):
+    path = copy / "data/chunk-000/file-001.parquet"
+    pq.write_table(pq.read_table(path), path, write_statistics=False, row_group_size=6)
+    assert_right_frames(LeRobotStore(copy), LENGTHS)
+
+
+def test_pictures_may_lie_in_files_of_the_dataset(written, tmp_path):
+    folder = shutil.copytree(written / "image", tmp_path / "a")
+    path = folder / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    images = table.column(TOP).to_pylist()
+    (folder / "images").mkdir()
+    for number, image in enumerate(images):
+        (folder / f"images/{number}.png").write_bytes(image["bytes"])
+    data.change(path, **{TOP: [{"bytes": None, "path": f"images/{number}.png"} for number in range(len(images))]})
+    assert_right_frames(LeRobotStore(folder), (6, 11, 20))
+    data.change(path, **{TOP: [{"bytes": None, "path": "../a.png"}] * len(images)})
+    with pytest.raises(StoreError, match=r"camera .*top', step 0: .*'\.\./a\.png', which lies outside"):
+        next(LeRobotStore(folder)(0))
+    data.change(path, **{TOP: [{"bytes": b"GIF", "path": None}] * len(images)})
+    with pytest.raises(StoreError, match="step 0: the picture cannot be decoded"):
+        next(LeRobotStore(folder)(0))
+
+
+def test_a_missing_package_is_named(monkeypatch, written):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(ImportError, match=r"pip install 'stream-dataloader\[arrow\]'"):
+        LeRobotStore(written / "v3")
+
+
+def test_statistics_are_those_of_the_dataset(written):
+    assert LeRobotStore(written / "v3").stats()["action"]["std"] == [1.0, 1.0]
+    with pytest.raises(StoreError, match=r"stats\.json is missing"):
+        LeRobotStore(written / "v21").stats()

@@ -1,0 +1,553 @@
+"""LMDB stores: windows of steps as values, and LMDB files that are there already."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import re
+import resource
+import shutil
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from helpers import FULL, PATIENCE
+from packed import images, pack_here
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.packing import StreamRecord
+from stream_dataloader.stores.lmdb import LmdbPacker, LmdbStore, files_as_streams
+from stream_dataloader.stores.lmdb import writer as lmdb_writer
+from stream_dataloader.stores.lmdb.pages import read_tree
+from stream_dataloader.testing import StoreContract
+from stream_dataloader.testing._items import assert_same
+
+lmdb = pytest.importorskip("lmdb")
+
+STREAMS = images((23, 0, 7, 31))
+
+
+def written(folder, streams=STREAMS, workers=1, **options):
+    os.makedirs(folder)
+    pack_here(LmdbPacker(str(folder), **options), streams, workers)
+    return str(folder)
+
+
+def plain(path, values, subdir=False):
+    """An LMDB as people have them: keys in order, no header."""
+    with lmdb.open(str(path), subdir=subdir, lock=False, map_size=1 << 24) as opened, opened.begin(write=True) as txn:
+        for key, value in values.items():
+            txn.put(key, value)
+    return str(path)
+
+
+def same(store, streams=STREAMS):
+    for number, items in enumerate(streams):
+        assert_same(list(store(number)), list(items), number, "read from the store")
+
+
+@pytest.fixture
+def opened():
+    """Opens stores, and closes them."""
+    found = []
+
+    def open_(*args, **options):
+        found.append(LmdbStore(*args, **options))
+        return found[-1]
+
+    yield open_
+    for store in found:
+        store.close()
+
+
+class Contract(StoreContract):
+    has_checksums = True
+    damages = 500 if FULL else 12
+    options: ClassVar = {}
+    read_with: ClassVar = {}
+
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        store = LmdbStore(written(tmp_path / "a", **self.options), **self.read_with)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+    @pytest.fixture
+    def expected(self):
+        return STREAMS
+
+
+class TestLmdbStore(Contract):
+    options: ClassVar = {"workers": 2, "window": 5}
+
+
+class TestLmdbStoreOneDatabaseAtATime(Contract):
+    options: ClassVar = {"codec": "zstd", "window": 4, "databases": 3}
+    read_with: ClassVar = {"open_databases": 1}
+
+
+class TestPlainLmdb(StoreContract):
+    damages = 500 if FULL else 12
+    values: ClassVar = [
+        [number * np.arange(step + 3, step + 5000, dtype=np.int32)[:1200] for step in range(n)]
+        for n, number in ((40, 1), (3, 2))
+    ]
+
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        for number, values in enumerate(self.values):
+            plain(tmp_path / f"{number}.lmdb", {b"%06d" % i: value.tobytes() for i, value in enumerate(values)})
+        store = LmdbStore(tmp_path, decode=int32s)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+    @pytest.fixture
+    def expected(self):
+        return self.values
+
+
+def int32s(value):
+    return np.frombuffer(value, np.int32).copy()
+
+
+def text(value):
+    return int(value)
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 100, None])
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_windows_are_read_from_windows_of_any_length(tmp_path, opened, codec, window):
+    store = opened(written(tmp_path / "a", codec=codec, window=window))
+    for time_steps in (1, 4, 50):
+        dataset = StreamDataset(store.sources, store, batch_size=2, time_steps=time_steps, lengths=store.lengths)
+        found = {}
+        for batch in StreamDataLoader(dataset):
+            for t, lane in zip(*np.nonzero(batch.mask.numpy() if hasattr(batch, "mask") else ...), strict=True):
+                found[int(batch.data["label"][t, lane])] = batch.data["image"][t, lane].numpy()
+        wanted = {int(item["label"]): item["image"] for items in STREAMS for item in items}
+        assert found.keys() == wanted.keys()
+        assert all((found[label] == wanted[label]).all() for label in wanted)
+
+
+def test_read_writes_rows_of_any_part(tmp_path, opened):
+    store = opened(written(tmp_path / "a", window=5))
+    for start in range(0, 31, 3):
+        for count in (1, 4, 5, 11):
+            if start + count > 31:
+                continue
+            out = {"image": np.zeros((count, 3, 4, 5), np.uint8), "label": np.zeros(count, np.int64)}
+            out["pose"] = (np.zeros((count, 6), np.float32), np.zeros(count, np.bool_))
+            store(3, start=start).read_into(out)
+            assert out["label"].tolist() == list(range(3000 + start, 3000 + start + count))
+            assert all((out["image"][i] == STREAMS[3][start + i]["image"]).all() for i in range(count))
+
+
+@pytest.mark.parametrize(
+    "item", [np.float32(3), True, torch.arange(6, dtype=torch.bfloat16), np.zeros((2, 0))], ids=repr
+)
+def test_items_of_any_numbers_come_back(tmp_path, opened, item):
+    store = opened(written(tmp_path / "a", [[item] * 3], window=2))
+    found = list(store(0))
+    assert len(found) == 3
+    assert repr(found[2]) == repr(item if not isinstance(item, bool) else np.True_)
+
+
+def test_some_leaves_of_dicts_can_be_read_alone(tmp_path, opened):
+    path = written(tmp_path / "a")
+    assert [sorted(item) for item in opened(path, leaves=["pose", "label"])(2)] == [["label", "pose"]] * 7
+    with pytest.raises(StoreError, match=r"no leaf \['depth'\].*'image', 'label', 'pose'"):
+        LmdbStore(path, leaves=["depth"])
+
+
+def smooth(shape, seed):
+    """An image that JPEG keeps well."""
+    y, x = np.mgrid[0:32, 0:48]
+    planes = [128 + 100 * np.sin((x * (c + 1) + y + seed * 5) / 20) for c in range(3)]
+    rgb = np.stack(planes, -1).astype(np.uint8)
+    return {"hwc": rgb, "chw": rgb.transpose(2, 0, 1), "hw": rgb[..., 0], "hw1": rgb[..., :1]}[shape]
+
+
+@pytest.mark.parametrize("shape", ["hwc", "chw", "hw", "hw1"])
+def test_images_can_be_kept_as_jpeg(tmp_path, opened, shape):
+    streams = [[{"image": smooth(shape, i), "label": np.int32(i)} for i in range(n)] for n in (9, 2)]
+    raw = opened(written(tmp_path / "raw", streams, window=4))
+    store = opened(written(tmp_path / "a", streams, window=4, codec="jpeg", quality=95))
+    assert store.info().disk_bytes < raw.info().disk_bytes
+    for number, items in enumerate(streams):
+        for one, other in zip(store(number, start=1), items[1:], strict=True):
+            assert one["label"] == other["label"]
+            assert np.abs(one["image"].astype(int) - other["image"]).mean() < 3
+    assert store.verify() == []
+
+
+def test_jpeg_without_an_image_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'codec="jpeg" is for images.*item is float32 \(3,\).*"zstd"'):
+        written(tmp_path / "a", [[np.zeros(3, np.float32)]], codec="jpeg")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window is 0"),
+        ({"codec": "gzip"}, "codec is 'gzip'; use one of 'none'"),
+        ({"quality": 101}, "101"),
+        ({"databases": 0}, "databases is 0"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        LmdbPacker(str(tmp_path), **options)
+
+
+def test_the_map_grows_when_it_is_full(tmp_path, opened, monkeypatch):
+    monkeypatch.setattr(lmdb_writer, "_FIRST_MAP_BYTES", 1 << 16)
+    monkeypatch.setattr(lmdb_writer, "_MOST_PENDING_BYTES", 1 << 17)
+    streams = images((100, 300), size=(3, 20, 20))
+    store = opened(written(tmp_path / "a", streams))
+    assert store.info().disk_bytes > 400 * 1200
+    same(store, streams)
+
+
+def test_a_stream_that_breaks_off_is_not_in_the_store(tmp_path, opened, monkeypatch):
+    monkeypatch.setattr(lmdb_writer, "_MOST_PENDING_BYTES", 1 << 10)
+    (tmp_path / "a").mkdir()
+    packer = LmdbPacker(str(tmp_path / "a"), window=2)
+    part = packer.part(0)
+
+    def broken():
+        yield from STREAMS[0]
+        raise RuntimeError("broke off")
+
+    records = []
+    for number, items in enumerate(STREAMS):
+        with pytest.raises(RuntimeError, match="broke off"):
+            part.write(number, "x", broken())
+        with pytest.raises(ValueError, match=r"step 1: item\['image'\] is uint8 \(2,\)"):
+            part.write(
+                number,
+                "x",
+                iter(
+                    [items[0], items[0] | {"image": np.zeros(2, np.uint8)}]
+                    if items
+                    else [STREAMS[0][0], STREAMS[0][0] | {"image": np.zeros(2, np.uint8)}]
+                ),
+            )
+        records.append(StreamRecord(number, str(number), *part.write(number, "x", iter(items))))
+    part.close()
+    packer.finish(records)
+    store = opened(tmp_path / "a")
+    same(store)
+    assert store.verify() == []
+    assert sum(read_tree(str(tmp_path / "a" / "0.lmdb"))[:1]) == sum(-(-len(items) // 2) for items in STREAMS)
+
+
+def test_packing_goes_on_after_an_interrupt(tmp_path, opened):
+    (tmp_path / "a").mkdir()
+    first = LmdbPacker(str(tmp_path / "a"), window=3).part(0)
+    records = [StreamRecord(0, "0", *first.write(0, "0", iter(STREAMS[0])))]
+    first.sync()
+    first.write(1, "lost", iter(STREAMS[3]))  # not in the journal; killed here
+    first.close()
+    LmdbPacker(str(tmp_path / "a"), window=3).part(1).close()  # writes nothing
+    packer = LmdbPacker(str(tmp_path / "a"), window=3)
+    last = packer.part(2)
+    records += [StreamRecord(n, str(n), *last.write(n, str(n), iter(STREAMS[n]))) for n in (1, 2, 3)]
+    last.close()
+    with pytest.raises(ValueError, match=r"was begun with .*'window': 3"):
+        LmdbPacker(str(tmp_path / "a"), window=4).part(3)
+    with pytest.raises(FileExistsError, match="each worker needs a number"):
+        packer.part(2).write(0, "0", iter(STREAMS[0]))
+    packer.finish(records)
+    same(opened(tmp_path / "a"))
+    assert sorted(os.listdir(tmp_path / "a")) == [
+        "0.lmdb",
+        "2.lmdb",
+        "keys.bin",
+        "notes.bin",
+        "store.json",
+        "streams.bin",
+    ]
+
+
+def write_until_the_disk_is_full(folder, told):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    part = LmdbPacker(folder).part(0)
+    try:
+        part.write(0, "a", iter([np.zeros(1 << 18)] * 4))
+        part.sync()
+    except Exception as error:
+        told.send((type(error), str(error)))
+
+
+def test_a_full_disk_is_an_error_that_says_so(tmp_path):
+    told, telling = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=write_until_the_disk_is_full, args=(str(tmp_path), telling)
+    )
+    process.start()
+    telling.close()
+    assert told.poll(PATIENCE)
+    kind, message = told.recv()
+    assert issubclass(kind, OSError)
+    assert re.match(r"\[Errno (5|27|28)\] .*if the disk is full, make room, and pack again.*0\.lmdb", message)
+    process.join()
+    told.close()
+
+
+def test_the_databases_of_a_process_are_shared_by_its_stores(tmp_path, opened):
+    path = written(tmp_path / "a", workers=2)
+    first, second = opened(path), opened(path, open_databases=1)
+    streams = [store(number) for number in (0, 2, 3) for store in (first, second)]
+    for _ in range(3):
+        labels = [next(stream)["label"] for stream in streams]
+        assert labels[::2] == labels[1::2]
+    first.close()
+    assert [next(stream)["label"] for stream in streams][::2] == [3, 2003, 3003]
+
+
+def test_as_many_databases_are_open_as_allowed(tmp_path, opened):
+    def files():
+        return [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_link(fd)]
+
+    def _is_link(fd):
+        return os.path.islink(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}").endswith(".lmdb")
+
+    store = opened(written(tmp_path / "a", images((9,) * 8), databases=8, window=2), open_databases=2)
+    streams = [store(number) for number in range(8)]
+    for _ in range(2):
+        for stream in streams:
+            next(stream)
+            assert len(set(files())) <= 2
+    store.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_store_that_was_read_is_read_by_forked_workers(tmp_path, opened, workers):
+    store = opened(written(tmp_path / "a", workers=2, window=4))
+    kept = store(3)
+    next(kept)
+    dataset = StreamDataset(store.sources, store, batch_size=2, time_steps=6, lengths=store.lengths)
+    loader = StreamDataLoader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    labels = [label for batch in loader for label in batch.data["label"].flatten().tolist()]
+    assert {int(item["label"]) for items in STREAMS for item in items} <= set(labels)
+    assert next(kept)["label"] == 3001
+
+
+# what is wrong
+
+
+def test_a_damaged_value_is_noticed_when_it_is_read(tmp_path, opened):
+    path = written(tmp_path / "a", images((40,), size=(3, 40, 40)), window=4)
+    size = os.stat(tmp_path / "a" / "0.lmdb").st_size
+    with open(tmp_path / "a" / "0.lmdb", "rb+") as file:
+        file.seek(size // 2)
+        before = file.read(1)
+        file.seek(size // 2)
+        file.write(bytes([before[0] ^ 4]))
+    store = opened(path)
+    with pytest.raises(
+        StoreError,
+        match=r"stream 0 \(stream/0\): the value of steps from \d+ on, in .*0\.lmdb, is damaged: "
+        "its checksum is another; pack the store anew",
+    ):
+        list(store(0))
+    assert len(list(opened(path, check=False)(0))) == 40
+    assert len(store.verify()) == 1
+
+
+def test_a_value_of_another_stream_is_noticed(tmp_path, opened):
+    path = written(tmp_path / "a", images((5, 5), size=(3, 50, 50)), window=5)
+    other = written(tmp_path / "b", images((5, 5), seed=1, size=(3, 50, 50)), window=5)
+    shutil.copy(os.path.join(other, "0.lmdb"), os.path.join(path, "0.lmdb"))  # same tree, same keys, right values
+    problems = opened(path).verify()
+    assert len(problems) == 2
+    assert all("its values are those of another stream" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("how", ["gone", "short", "long", "tree"])
+def test_a_damaged_database_is_named(tmp_path, opened, how):
+    path = written(tmp_path / "a", window=4)
+    file = tmp_path / "a" / "0.lmdb"
+    store = opened(path)
+    content = file.read_bytes()
+    if how == "gone":
+        file.unlink()
+    else:
+        changed = bytearray(content)
+        changed[8192 + 12] ^= 1
+        file.write_bytes({"short": content[:-4096], "long": content + b"0", "tree": bytes(changed)}[how])
+    with pytest.raises(StoreError, match=r"0\.lmdb is (missing|damaged)"):
+        next(store(0))
+    assert len(store.verify()) == 3  # of four streams, the empty one is whole
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(tmp_path, opened):
+    stream = opened(written(tmp_path / "a"))(3)
+    next(stream)
+    os.truncate(tmp_path / "a" / "0.lmdb", 8192)
+    with pytest.raises(OSError, match=r"0\.lmdb was cut off while it was read"):
+        next(stream)
+
+
+def test_a_store_that_was_replaced_is_an_error_in_a_worker(tmp_path, opened):
+    store = opened(written(tmp_path / "a", databases=2), open_databases=1)
+    sent = pickle.dumps(store)
+    stream = store(0)
+    next(stream)
+    os.rename(tmp_path / "a", tmp_path / "old")
+    written(tmp_path / "a", images((23, 0, 7, 31), seed=1), databases=2)
+    assert next(stream)["label"] == 1  # what is open stays
+    with pytest.raises(StoreError, match="is another store now"):
+        pickle.loads(sent)(0)
+    with pytest.raises(StoreError, match=r"1\.lmdb is damaged: the checksum of its tree|another stream"):
+        store.check_stream(3)  # this database is opened now
+    with pytest.raises(StoreError, match=r"0\.lmdb was replaced while it was read"):
+        list(stream)  # and that one again
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "version 2, and this release reads version 1"),
+        ({"kind": "something"}, "not of an LMDB store"),
+        ({"window": 10**30}, "its checksum is another"),
+    ],
+)
+def test_a_header_of_another_kind_is_named(tmp_path, change, message):
+    path = written(tmp_path / "a")
+    header = json.loads((tmp_path / "a" / "store.json").read_text())
+    (tmp_path / "a" / "store.json").write_text(json.dumps(header | change))
+    with pytest.raises(StoreError, match=message):
+        stores.open(path)
+
+
+def test_sizes_that_are_absurd_are_refused_before_anything_is_allocated(tmp_path):
+    path = written(tmp_path / "a", codec="zstd")
+    from stream_dataloader.stores._base import header as headers
+
+    file = tmp_path / "a" / "store.json"
+    content = json.loads(file.read_text())
+    for change in (
+        {"streams": 1 << 60},
+        {"window": 0},
+        {"window": -1},
+        {"streams": 1 << 30},
+        {"databases": []},
+        {"databases": [{"file": "../0.lmdb", "size": 1, "entries": 1, "crc": 0}]},
+        {"codec": "x"},
+    ):
+        changed = {name: value for name, value in (content | change).items() if name != "check"}
+        file.write_text(json.dumps(changed | {"check": headers._digest(changed)}))
+        with pytest.raises(StoreError):
+            stores.open(path)
+
+
+# LMDB files that are there already
+
+
+def test_a_plain_lmdb_needs_decode(tmp_path):
+    path = plain(tmp_path / "a.lmdb", {b"%d" % i: b"%d" % i for i in range(5)})
+    with pytest.raises(StoreError, match=r"was not packed as a store; to read an LMDB as it is, give decode="):
+        stores.open(path)
+    with pytest.raises(ValueError, match="was packed as a store, and its items need no decode="):
+        LmdbStore(written(tmp_path / "b"), decode=text)
+    for wrong in ({"separator": "/"}, {"open_databases": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            LmdbStore(path, **wrong)
+
+
+@pytest.mark.parametrize("subdir", [True, False])
+def test_keys_that_share_a_prefix_are_a_stream(tmp_path, opened, subdir):
+    values = {b"clip%d/%06d" % (clip, i): b"%d" % (100 * clip + i) for clip in range(3) for i in range(4 + clip)}
+    path = plain(tmp_path / "a.lmdb", values | {b"__len__": b"15"}, subdir=subdir)
+    store = opened(path, decode=text, separator="/")
+    assert [store.key(number) for number in store.sources] == ["clip0", "clip1", "clip2"]
+    assert list(store.lengths) == [4, 5, 6]
+    assert list(store(2, start=1)) == [201, 202, 203, 204, 205]
+    out = np.zeros(3, np.int64)
+    assert store(1).read_into(out) == 3
+    assert out.tolist() == [100, 101, 102]
+
+
+def test_a_value_that_cannot_be_decoded_is_named(tmp_path, opened):
+    store = opened(plain(tmp_path / "a.lmdb", {b"%d" % i: b"x" if i == 2 else b"1" for i in range(5)}), decode=text)
+    with pytest.raises(StoreError, match=r"step 2 \(key b'2'\): decode= raised ValueError: invalid literal"):
+        list(store(0))
+
+
+def test_many_levels_of_pages_are_walked(tmp_path, opened):
+    values = {b"%0200d" % i: b"%d" % i for i in range(9000)}
+    store = opened(plain(tmp_path / "a.lmdb", values), decode=text)
+    with lmdb.open(store.path, subdir=False, readonly=True, lock=False) as environment:
+        assert environment.stat()["depth"] >= 3
+    assert list(store(0, start=8990)) == list(range(8990, 9000))
+    assert store.lengths.tolist() == [9000]
+
+
+def test_named_databases_are_refused(tmp_path):
+    with lmdb.open(str(tmp_path / "a"), subdir=False, max_dbs=2, lock=False) as environment:
+        environment.open_db(b"inner", dupsort=True)
+    with pytest.raises(StoreError, match="has named databases in it, or several values a key"):
+        LmdbStore(tmp_path / "a", decode=text)
+
+
+# many small files
+
+
+def rows(content, path):
+    return {"x": np.frombuffer(content, np.uint8), "name": np.int64(os.path.basename(path).removesuffix(".bin"))}
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    for number in range(3000):
+        (folder / f"{number}.bin").write_bytes(number.to_bytes(4, "little") * 4)
+    (folder / "list.txt").write_text("\n".join(f"{number}.bin" for number in range(3000)) + "\n\n")
+    return folder / "list.txt"
+
+
+def test_many_small_files_become_few_databases(tmp_path, opened, listed):
+    sources, factory = files_as_streams(listed, 7, process=rows, shuffle=3)
+    assert len(pickle.dumps(factory)) < 1000
+    assert sum(factory.length(source) for source in sources) == 3000
+    assert list(factory.paths) == files_as_streams(listed, 7, process=rows, shuffle=3)[1].paths
+    (tmp_path / "a").mkdir()
+    pack_here(LmdbPacker(str(tmp_path / "a"), databases=2), [factory(source) for source in sources])
+    store = opened(tmp_path / "a")
+    names = [int(item["name"]) for number in store.sources for item in store(number)]
+    assert [f"{name}.bin" for name in names] == factory.paths
+    assert sorted(names) == list(range(3000))
+    assert names != sorted(names)
+    assert [item["x"].tobytes() for item in store(3)][:1] == [names[sum(store.lengths[:3])].to_bytes(4, "little") * 4]
+    assert len([name for name in os.listdir(store.path) if name.endswith(".lmdb")]) == 2
+
+
+def test_files_keep_their_order_unless_they_are_shuffled(listed):
+    sources, factory = files_as_streams(listed, 4, process=rows)
+    names = [int(item["name"]) for source in sources for item in factory(source, start=740)]
+    assert names == [750 * source + i for source in range(4) for i in range(740, 750)]
+    paths = [str(listed.parent / f"{n}.bin") for n in (5, 3)]
+    assert [int(item["name"]) for item in files_as_streams(paths, 1, process=rows)[1](0)] == [5, 3]
+
+
+def test_a_file_that_cannot_be_processed_is_named(listed):
+    def fails(content, path):
+        raise KeyError("label")
+
+    with pytest.raises(ValueError, match=r"0\.bin: process= raised KeyError: 'label'"):
+        next(files_as_streams(listed, 4, process=fails)[1](0))
+    with pytest.raises(ValueError, match="streams is 4000; use 1 to 3000"):
+        files_as_streams(listed, 4000, process=rows)
+    with pytest.raises(FileNotFoundError):
+        files_as_streams("no-such-list.txt", 1, process=rows)

@@ -1,0 +1,882 @@
+"""MDS datasets: written, packed, read from folders and servers, damaged."""
+
+import contextlib
+import decimal
+import itertools
+import json
+import multiprocessing
+import os
+import pathlib
+import pickle
+import shutil
+import threading
+
+import fsspec
+import numpy as np
+import pytest
+from file_server import serving
+from helpers import FULL, PATIENCE
+from packed import images, pack_here
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores import MdsStore, MdsWriter
+from stream_dataloader.stores._base.packing import StreamRecord
+from stream_dataloader.stores.mds import MdsPacker
+from stream_dataloader.stores.mds import store as mds_store
+from stream_dataloader.streams import FileCache
+from stream_dataloader.testing import StoreContract
+
+STREAMS = images((23, 0, 7, 31))
+COMPRESSIONS = ["zstd", "gz", "bz2", "br", "snappy"]
+fork = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("stream_dataloader.streams.cache.remote._WAIT_SECONDS", (0.01, 0.02, 0.03))
+
+
+@pytest.fixture
+def server():
+    with serving() as server:
+        yield server
+
+
+def packed(folder, streams, workers=1, **options):
+    os.makedirs(folder)
+    pack_here(MdsPacker(str(folder), **options), streams, workers)
+    return str(folder)
+
+
+def rows(count=20, **options):
+    """Samples of numbers of one size."""
+    return [{"x": np.full((2, 3), n, np.float32), "y": n, "episode": f"no. {n // 6}"} for n in range(count)]
+
+
+COLUMNS = {"x": "ndarray:float32:2,3", "y": "int", "episode": "str"}
+
+
+def written(folder, samples=None, columns=COLUMNS, **options):
+    options = {"size_limit": 640, "hashes": ["sha1"]} | options
+    with MdsWriter(folder, columns=columns, **options) as writer:
+        for sample in rows() if samples is None else samples:
+            writer.write(sample)
+    return str(folder)
+
+
+def numbers(store):
+    return [[item["y"] for item in store(number)] for number in store.sources]
+
+
+def changed_index(folder, change):
+    """Change index.json as somebody else might have written it."""
+    path = pathlib.Path(folder) / "index.json"
+    content = json.loads(path.read_text())
+    content.pop("stream_dataloader", None)
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+class TestMdsStore(StoreContract):
+    has_checksums = True
+    damages = 500 if FULL else 12
+
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        store = MdsStore(packed(tmp_path / "images.mds", STREAMS, workers=2, size_limit=2000))
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+    @pytest.fixture
+    def expected(self):
+        return STREAMS
+
+
+@pytest.mark.slow
+class TestCompressed(TestMdsStore):
+    damages = 200 if FULL else 6
+
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        folder = packed(tmp_path / "images.mds", STREAMS, compression="zstd", size_limit=2000)
+        store = MdsStore(folder, cache=FileCache(directory=tmp_path / "unpacked"))
+        yield store
+        store.close()
+
+
+class TestSamples(StoreContract):
+    """A stream is what one sample holds; its arrays differ in length."""
+
+    damages = 200 if FULL else 6
+
+    @pytest.fixture
+    def expected(self):
+        rng = np.random.default_rng(0)
+        return [
+            [
+                {"label": np.int64(number), "x": rng.integers(0, 99, 3, np.int16), "z": np.float64(step)}
+                for step in range(steps)
+            ]
+            for number, steps in enumerate((9, 30, 1, 12))
+        ]
+
+    @pytest.fixture
+    def open_stream(self, tmp_path, expected):
+        samples = [
+            {
+                "label": int(items[0]["label"]),
+                "x": np.stack([i["x"] for i in items]),
+                "z": np.array([i["z"] for i in items]),
+            }
+            for items in expected
+        ]
+        columns = {"x": "ndarray:int16", "label": "int", "z": "ndarray"}
+        store = MdsStore(written(tmp_path / "a", samples, columns), stream="sample")
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+
+# what a stream is
+
+
+def test_a_stream_is_a_shard_or_the_samples_that_share_a_column(tmp_path):
+    store = MdsStore(written(tmp_path / "a"))
+    assert store.info().metadata["shards"] == len(store) == 3
+    assert list(itertools.chain(*numbers(store))) == list(range(20))
+    assert store.key(1) == "shard.00001.mds"
+    store = MdsStore(store.path, stream="episode")
+    assert numbers(store) == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17], [18, 19]]
+    assert (store.key(2), store.number("no. 3"), store.lengths.tolist()) == ("no. 2", 3, [6, 6, 6, 2])
+    assert set(next(store(0))) == {"x", "y"}
+    assert set(next(MdsStore(store.path, stream="column:episode", columns=["episode", "y"])(0))) == {"y", "episode"}
+    assert [len(MdsStore(store.path, stream="y"))] == [20]
+
+
+def test_a_key_that_comes_again_is_another_stream(tmp_path):
+    samples = [{"x": n, "k": key} for n, key in enumerate([5, 5, 6, 5, 5, 5])]
+    store = MdsStore(written(tmp_path / "a", samples, {"x": "uint8", "k": "int"}), stream="k")
+    assert [store.key(number) for number in store.sources] == ["5", "6", "5@3"]
+    assert store.lengths.tolist() == [2, 1, 3]
+
+
+def test_a_pass_over_a_column_is_made_once(tmp_path, monkeypatch):
+    path = written(tmp_path / "a")
+    assert len(MdsStore(path, stream="episode")) == 4
+    passes = []
+    scan = mds_store.write_key_table
+    monkeypatch.setattr(mds_store, "write_key_table", lambda path, **args: (passes.append(path), scan(path, **args)))
+    assert len(pickle.loads(pickle.dumps(MdsStore(path, stream="episode")))) == 4
+    assert not passes
+    shutil.rmtree(path)
+    assert len(MdsStore(written(path, rows(30)), stream="episode")) == 5
+    assert len(passes) == 1
+
+
+def test_a_sample_may_be_a_list_of_pictures(tmp_path):
+    pictures = [np.random.default_rng(n).integers(0, 256, (6, 8, 3), np.uint8) for n in range(5)]
+    columns = {"film": "list[png]", "title": "str", "speed": "ndarray:float32"}
+    samples = [
+        {"film": pictures[:count], "title": f"of {count}", "speed": np.arange(count, dtype=np.float32)}
+        for count in (5, 1, 3)
+    ]
+    store = MdsStore(written(tmp_path / "a", samples, columns), stream="sample")
+    assert store.lengths.tolist() == [5, 1, 3]
+    for number, sample in enumerate(samples):
+        found = list(store(number))
+        assert all(np.array_equal(item["film"], one) for item, one in zip(found, pictures, strict=False))
+        assert [item["title"] for item in found] == [sample["title"]] * len(found)
+    out = {"film": np.zeros((2, 6, 8, 3), np.uint8), "speed": np.zeros(2, np.float32)}
+    assert MdsStore(store.path, stream="sample", columns=["speed", "film"])(0, start=2).read_into(out) == 2
+    assert np.array_equal(out["film"][1], pictures[3])
+    assert out["speed"].tolist() == [2, 3]
+
+
+def test_a_sample_whose_arrays_differ_in_length_is_no_stream(tmp_path):
+    samples = [{"x": np.zeros((3, 2)), "z": np.zeros(4)}]
+    path = written(tmp_path / "a", samples, {"x": "ndarray", "z": "ndarray"})
+    with pytest.raises(StoreError, match=r"stream 0.*\{'x': 3, 'z': 4\} time steps"):
+        MdsStore(path, stream="sample")(0)
+    with pytest.raises(StoreError, match=r"no column of .* is an array or a list"):
+        MdsStore(written(tmp_path / "b", [{"x": 1}], {"x": "int"}), stream="sample")
+
+
+# what samples hold
+
+
+VALUES = [
+    ("bytes", [b"", b"\0abc"]),
+    ("str", ["", "häß\U0001f600"]),
+    ("int", [-(2**63), 7]),
+    ("str_int", [10**40, -1]),
+    ("str_float", [0.1, float("inf")]),
+    ("str_decimal", [decimal.Decimal("1.000000000000000000000001"), decimal.Decimal(2)]),
+    ("json", [{"a": [1, None, "x"]}, [0.5]]),
+    ("uint64", [np.uint64(2**64 - 1), np.uint64(0)]),
+    ("float16", [np.float16(0.5), np.float16(-1)]),
+    ("ndarray", [np.arange(600, dtype=np.int8).reshape(300, 2), np.ones((1, 1, 1))]),
+    ("ndarray:int32", [np.arange(3, dtype=np.int32), np.ones((2, 2), np.int32)]),
+    ("ndarray:float64:2", [np.array([1.0, 2.0]), np.array([np.nan, 0.0])]),
+    ("png", [np.arange(24, dtype=np.uint8).reshape(4, 6), np.full((3, 3, 4), 7, np.uint8)]),
+    ("pil", [np.arange(24, dtype=np.uint8).reshape(2, 4, 3), np.full((3, 3), 70000, np.int32)]),
+    ("list[pil]", [[], [np.zeros((2, 2), np.float32), np.ones((3, 1, 4), np.uint8)]]),
+]
+
+
+def test_values_come_back(tmp_path):
+    for encoding, values in VALUES:
+        path = tmp_path / encoding.replace(":", "-")
+        store = MdsStore(written(path, [{"x": value} for value in values], {"x": encoding}, size_limit=None))
+        found = [item["x"] for item in store(0)]
+        for one, value in zip(found, values, strict=True):
+            assert type(one) is type(value), encoding
+            np.testing.assert_equal(one, value, encoding)
+
+
+def test_jpeg_comes_back_but_for_a_few_shades(tmp_path):
+    image = np.add.outer(np.arange(40), np.arange(60))[..., None].repeat(3, -1).astype(np.uint8)
+    image[..., 1] //= 2
+    store = MdsStore(written(tmp_path / "a", [{"x": image}, {"x": image[..., 0]}], {"x": "jpeg"}, size_limit=None))
+    for one, value in zip(store(0), (image, image[..., 0]), strict=True):
+        assert np.abs(one["x"].astype(int) - value).max() < 9
+
+
+REFUSED = [
+    ("int", "7", "'7' where a number of int64"),
+    ("uint8", 256, "256, which uint8 cannot hold"),
+    ("int", 0.5, "0.5 where a number of int64"),
+    ("str", 7, "a int where a str"),
+    ("ndarray:uint8", np.zeros(3), "an array of float64 where uint8"),
+    ("ndarray:uint8:4", np.zeros(3, np.uint8), r"shape \(3,\) where \(4,\)"),
+    ("ndarray", np.zeros((3, 0)), r"shape \(3, 0\) where one with at least one number"),
+    ("ndarray", np.zeros(3, complex), "an array of complex128"),
+    ("jpeg", np.zeros((3, 3), np.float64), "where a picture"),
+    ("ndarray:uint8:4", b"abc", "3 bytes instead of 4"),
+]
+
+
+def test_what_an_encoding_does_not_take_is_refused(tmp_path):
+    for number, (encoding, value, message) in enumerate(REFUSED):
+        told = f"sample 0: column 'x', encoding '{encoding}': .*{message}"
+        with MdsWriter(tmp_path / str(number), columns={"x": encoding}) as writer:
+            with pytest.raises((TypeError, ValueError), match=told):
+                writer.write({"x": value})
+            with pytest.raises(ValueError, match=r"sample 0: a sample has no 'x'; it has \['y'\]"):
+                writer.write({"y": value})
+        assert len(MdsStore(tmp_path / str(number))) == 0
+
+
+def test_windows_of_samples_of_all_sizes_are_written(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {"a": "ndarray", "b": "ndarray:int16", "c": "str", "d": "float32", "e": "ndarray:uint8:3"}
+    samples = [
+        {
+            "a": rng.standard_normal((2, 2)),
+            "b": rng.integers(0, 9, 5).astype(np.int16),
+            "c": "x" * int(n // 7 % 3 * 5 + (n > 40) * (n % 2)),
+            "d": np.float32(n),
+            "e": rng.integers(0, 9, 3).astype(np.uint8),
+        }
+        for n in range(60)
+    ]
+    store = MdsStore(written(tmp_path / "a", samples, columns, size_limit=None), columns=["e", "b", "a", "d"])
+    for start, count in itertools.product((0, 3, 39, 55), (1, 4, 16)):
+        first = {name: np.asarray(samples[0][name]) for name in "eadb"}
+        out = {name: np.zeros((count, *value.shape), value.dtype) for name, value in first.items()}
+        written_ = store(0, start=start).read_into(out)
+        assert written_ == min(count, 60 - start)
+        for row in range(written_):
+            for name in "abde":
+                assert np.array_equal(out[name][row], samples[start + row][name]), (name, start, row)
+
+
+def test_a_sample_that_is_unlike_the_first_is_an_error_not_converted(tmp_path):
+    for number, (encoding, values) in enumerate(
+        {
+            "ndarray": [np.zeros((2, 3)), np.zeros((1, 3))],
+            "ndarray:int8": [np.zeros(3, np.int8), np.zeros(1, np.int8)],
+            "json": [1, 1.5],
+            "png": [np.zeros((3, 3), np.uint8), np.zeros((3, 1), np.uint8)],
+        }.items()
+    ):
+        samples = [{"x": values[0]}] * 3 + [{"x": values[1]}] * 3
+        sources, store = stores.open(written(tmp_path / str(number), samples, {"x": encoding}))
+        with pytest.raises(Exception, match="all items of a stream must share"):
+            list(StreamDataLoader(StreamDataset(sources, store, 1, time_steps=6)))
+
+
+def test_columns_are_chosen_and_missing_ones_named(tmp_path):
+    path = written(tmp_path / "a")
+    assert set(next(MdsStore(path, columns=["y"])(0))) == {"y"}
+    with pytest.raises(StoreError, match=r"no column 'z'; it has \['episode', 'x', 'y'\]"):
+        MdsStore(path, columns=["z"])
+    with pytest.raises(StoreError, match="no column 'z'"):
+        MdsStore(path, stream="z")
+    with pytest.raises(StoreError, match="streams are named by text or whole numbers"):
+        MdsStore(path, stream="x")
+    with pytest.raises(TypeError, match="give a list of names"):
+        MdsStore(path, columns="xy")
+
+
+def test_pickles_are_refused_unless_allowed(tmp_path):
+    class Harmful:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "harm"),))
+
+    path = written(tmp_path / "a", [{"x": Harmful(), "y": 1}], {"x": "pkl", "y": "int"})
+    with pytest.raises(StoreError, match="'pkl' is refused"):
+        MdsStore(path)
+    assert list(MdsStore(path, columns=["y"])(0)) == [{"y": 1}]
+    assert not (tmp_path / "harm").exists()
+    list(MdsStore(path, allow_pickle=True)(0))
+    assert (tmp_path / "harm").exists()
+
+
+def test_a_loader_reads_text_and_numbers_with_workers(tmp_path):
+    sources, store = stores.open(written(tmp_path / "a"), stream="episode", columns=["y", "episode"])
+    dataset = StreamDataset(sources, store, 2, time_steps=3, lengths=store.lengths)
+    batches = list(StreamDataLoader(dataset, 2))
+    assert batches[0].data["y"].T.tolist() == [[0, 1, 2], [6, 7, 8]]
+    assert len(batches) == 4
+
+
+# compression and hashes
+
+
+@pytest.mark.parametrize("compression", [*COMPRESSIONS, "zstd:1", "gz:0", "br:2"])
+def test_compressed_shards_are_unpacked_once(tmp_path, compression, monkeypatch):
+    path = written(tmp_path / "a", compression=compression, hashes=["xxh64", "blake2b"])
+    store = MdsStore(path, stream="episode")
+    assert numbers(store) == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17], [18, 19]]
+    monkeypatch.setattr("stream_dataloader.stores.mds.fetch.unpack", None)
+    assert numbers(MdsStore(path, stream="episode")) == numbers(store)
+    assert store.verify() == []
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_what_unpacks_to_more_than_the_index_says_is_refused(tmp_path, compression):
+    samples = [{"x": np.zeros(3 << 20, np.uint8)}]
+    path = written(
+        tmp_path / "a", samples, {"x": "ndarray:uint8"}, compression=compression, size_limit=None, hashes=None
+    )
+    changed_index(path, lambda content: content["shards"][0]["raw_data"].update(bytes=5000))
+    with pytest.raises(StoreError, match=r"shard.00000.mds\.\w+ .*(5,000 bytes, and has more|says that it unpacks to)"):
+        list(MdsStore(path)(0))
+    changed_index(path, lambda content: content["shards"][0]["raw_data"].update(bytes=4 << 20))
+    with pytest.raises(
+        StoreError, match=r"shard.00000.mds\.\w+ .*(4,194,304 bytes, and has 3|says that it unpacks to)"
+    ):
+        list(MdsStore(path)(0))
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_damaged_zip_is_named(tmp_path, compression):
+    path = written(tmp_path / "a", compression=compression, hashes=None)
+    zipped = pathlib.Path(path, f"shard.00001.mds.{compression}")
+    data = zipped.read_bytes()
+    for damaged in (data[: len(data) // 2] + b"\xff" * (len(data) - len(data) // 2), bytes(len(data))):
+        zipped.write_bytes(damaged)
+        store = MdsStore(path)
+        assert [item["y"] for item in store(0)] == list(range(len(store(0)._steps)))
+        with pytest.raises(StoreError, match=r"stream 1 .*shard.00001.mds"):
+            list(store(1))
+    changed_index(path, lambda content: content["shards"][1].update(compression="lzma"))
+    with pytest.raises(StoreError, match="shard 1: there is no compression 'lzma'; use one of br"):
+        MdsStore(path)
+
+
+def test_a_wrong_hash_is_found_when_a_shard_is_unpacked_and_by_verify(tmp_path):
+    for compression in (None, "gz"):
+        path = written(tmp_path / f"{compression}", compression=compression, hashes=["md5", "sha1"])
+
+        def wrong(content, key="raw_data" if compression is None else "zip_data"):
+            content["shards"][1][key]["hashes"]["sha1"] = "0" * 40
+
+        changed_index(path, wrong)
+        store = MdsStore(path)
+        problems = store.verify()
+        assert all("shard.00001.mds" in problem and "its sha1 is" in problem for problem in problems)
+        assert problems
+        if compression:
+            with pytest.raises(StoreError, match=r"stream 1 .*its sha1 is .*and should be 0000"):
+                list(store(1))
+            assert len(list(store(0))) == store.lengths[0]
+
+
+# damage
+
+
+WRONG_INDEXES = [
+    (lambda c: c.update(version=3), "version 3, and version 2 is read"),
+    (lambda c: c.update(shards={}), "version 2 is read, with a list of shards"),
+    (lambda c: c["shards"][1].update(format="csv"), "shard 1 is of format 'csv'"),
+    (lambda c: c["shards"][1].update(samples=1 << 40), "1099511627776 samples"),
+    (lambda c: c["shards"][1].update(samples=9000), "9,000 samples in .* bytes"),
+    (lambda c: c["shards"][1]["raw_data"].update(bytes=1 << 60), "1152921504606846976 bytes"),
+    (lambda c: c["shards"][1]["raw_data"].update(basename="../x"), r"'\.\./x', which lies outside"),
+    (lambda c: c["shards"][1]["raw_data"].update(basename="/etc/passwd"), "'/etc/passwd', which lies outside"),
+    (lambda c: c["shards"][1]["raw_data"].update(basename=None), "names a file None"),
+    (lambda c: c["shards"][1].update(compression="zstd"), "has the compression 'zstd' and the file None"),
+    (lambda c: c["shards"][1].update(column_names=["episode", "x", "z"]), "shard 1: its columns are"),
+    (lambda c: c["shards"][1].update(column_sizes=[None]), "its columns are"),
+    (lambda c: c["shards"].append(7), "shard 3 is 7"),
+    (
+        lambda c: [s.update(column_encodings=["str", "ndarray:int8:9", "int"]) for s in c["shards"]],
+        "24 bytes, and",
+    ),
+    (lambda c: [s.update(column_encodings=["str", "what", "int"]) for s in c["shards"]], "no encoding 'what'"),
+]
+
+
+def test_an_index_that_cannot_be_is_refused(tmp_path):
+    path = written(tmp_path / "a")
+    text = (tmp_path / "a" / "index.json").read_text()
+    for change, message in WRONG_INDEXES:
+        (tmp_path / "a" / "index.json").write_text(text)
+        changed_index(path, change)
+        with pytest.raises(StoreError, match=message):
+            MdsStore(path)
+
+
+def test_an_index_that_was_changed_is_noticed_if_this_package_wrote_it(tmp_path):
+    path = written(tmp_path / "a")
+    text = (tmp_path / "a" / "index.json").read_text()
+    (tmp_path / "a" / "index.json").write_text(text.replace('"episode"', '"episude"'))
+    with pytest.raises(StoreError, match="its checksum is another"):
+        MdsStore(path)
+    (tmp_path / "a" / "index.json").write_text(text[: len(text) // 2])
+    with pytest.raises(StoreError, match="no valid JSON"):
+        stores.open(path, format="mds")
+
+
+WRONG_PLACES = [
+    (0, 99, "it holds 99 samples, and the index says 9"),
+    (4, 0, "places of samples lie outside of"),
+    (8, 1 << 31, "places of samples lie outside of"),
+    (4 + 4 * 8, 1 << 30, "places of samples lie outside of"),
+]
+
+
+def test_places_outside_of_a_shard_are_refused(tmp_path):
+    path = written(tmp_path / "a")
+    shard = pathlib.Path(path, "shard.00000.mds")
+    data = shard.read_bytes()
+    for place, value, message in WRONG_PLACES:
+        shard.write_bytes(data[:place] + value.to_bytes(4, "little") + data[place + 4 :])
+        with pytest.raises(StoreError, match=rf"stream 0 .*shard.00000.mds is damaged: {message}"):
+            MdsStore(path)(0)
+
+
+def test_a_sample_whose_columns_do_not_end_where_it_does_is_refused(tmp_path):
+    path = written(tmp_path / "a")
+    shard = pathlib.Path(path, "shard.00000.mds")
+    data = bytearray(shard.read_bytes())
+    begin = int.from_bytes(data[8:12], "little")
+    data[begin : begin + 4] = (1 << 30).to_bytes(4, "little")  # the size of its text
+    shard.write_bytes(data)
+    store = MdsStore(path)
+    stream = store(0)
+    next(stream)
+    with pytest.raises(StoreError, match="the columns of sample 1 take"):
+        next(stream)
+    with pytest.raises(StoreError, match="do not end where samples do"):
+        MdsStore(path, stream="episode")
+    with pytest.raises(StoreError, match="the columns of sample 1 take"):
+        MdsStore(path, columns=["y"])(0, start=1).read_into({"y": np.zeros(1, np.int64)})
+
+
+def test_a_shard_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
+    path = written(tmp_path / "a")
+    stream = MdsStore(path, columns=["y", "x"])(0)
+    next(stream)
+    os.truncate(tmp_path / "a" / "shard.00000.mds", 10)
+    with pytest.raises(OSError, match=r"shard.00000.mds was cut off while it was read"):
+        next(stream)
+    with pytest.raises(OSError, match=r"shard.00000.mds was cut off while it was read"):
+        stream.read_into({"x": np.zeros((2, 2, 3), np.float32), "y": np.zeros(2, np.int64)})
+    with pytest.raises(StoreError, match=r"10 bytes of "):
+        MdsStore(path)(0)
+    os.unlink(tmp_path / "a" / "shard.00000.mds")
+    with pytest.raises(StoreError, match=r"shard.00000.mds is missing, and the index names it"):
+        MdsStore(path)(0)
+
+
+# servers
+
+
+def served(server, folder):
+    for name in os.listdir(folder):
+        server.put(f"data/{name}", pathlib.Path(folder, name).read_bytes())
+    return f"{server.url}/data"
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_dataset_on_a_server_is_fetched_once(tmp_path, server, compression):
+    url = served(server, written(tmp_path / "a", compression=compression))
+    shutil.rmtree(tmp_path / "a")
+    for _ in range(2):
+        store = MdsStore(url, stream="episode")
+        assert numbers(store) == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17], [18, 19]]
+        assert store.info().disk_bytes is None
+        assert store.verify() == []
+    assert {name: server.count("GET", name) for name in server.files} == dict.fromkeys(server.files, 1)
+
+
+def read_all(url, expected):
+    assert numbers(MdsStore(url)) == expected
+
+
+def test_two_processes_fetch_a_shard_once(tmp_path, server):
+    path = written(tmp_path / "a", compression="gz")
+    expected = numbers(MdsStore(path))
+    url = served(server, path)
+    processes = [fork.Process(target=read_all, args=(url, expected)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert {server.count("GET", name) for name in server.files} == {1}
+
+
+def test_a_server_that_drops_in_mid_shard_is_asked_again(tmp_path, server):
+    path = written(tmp_path / "a")
+    expected, url = numbers(MdsStore(path)), served(server, path)
+    store = MdsStore(url)
+    server.plan += ["cut", 503, "cut"]
+    assert numbers(store) == expected
+    assert not server.plan
+    server.always = "cut"
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(OSError, match=r"index.json could not be fetched \(4 tries"):
+        MdsStore(url)
+
+
+def test_a_shard_on_a_server_that_is_another_is_refused_and_not_kept(tmp_path, server):
+    url = served(server, written(tmp_path / "a"))
+    store, good = MdsStore(url), server.files["data/shard.00000.mds"]
+    for wrong, message in ((good[:-1] + b"?", "its sha1 is"), (good + b"more", f"has {len(good) + 4} bytes, and")):
+        server.put("data/shard.00000.mds", wrong)
+        with pytest.raises(StoreError, match=rf"stream 0 .*shard.00000.mds.*{message}"):
+            store(0)
+    server.put("data/shard.00000.mds", good)
+    assert len(list(store(0))) == store.lengths[0]
+    del server.files["data/shard.00001.mds"]
+    with pytest.raises(FileNotFoundError, match=r"shard.00001.mds is not there"):
+        store(1)
+
+
+def test_shards_are_deleted_to_make_room(tmp_path, server):
+    url = served(server, written(tmp_path / "a", rows(120)))
+    sizes = sorted(len(content) for name, content in server.files.items() if "shard" in name)
+    index = len(server.files["data/index.json"])
+    cache = FileCache(directory=tmp_path / "small", size_limit_bytes=index + 3 * sizes[-1])
+    store = MdsStore(url, cache=cache, predownload=0)
+    assert list(itertools.chain(*numbers(store))) == list(range(120))
+    kept = [path.stat().st_size for path in (tmp_path / "small").glob("*/*-*")]
+    assert sum(kept) <= cache.size_limit_bytes
+    assert len(store) > len(kept) >= 2
+    url = served(server, written(tmp_path / "b", rows(200), size_limit=None))
+    cache = FileCache(directory=tmp_path / "tiny", size_limit_bytes=5000)
+    with pytest.raises(StoreError, match=r"stream 0 .*shard.00000.mds has .* and the cache's limit is 5,000"):
+        MdsStore(url, cache=cache)(0)
+
+
+def ahead_is_done():
+    for thread in threading.enumerate():
+        if thread.name == "stream_dataloader shard":
+            thread.join(PATIENCE)
+
+
+def test_the_next_shards_of_a_stream_are_fetched_ahead(tmp_path, server):
+    samples = [{"y": n, "episode": 0} for n in range(40)]
+    url = served(server, written(tmp_path / "a", samples, {"y": "int", "episode": "int"}, size_limit=460))
+    store = MdsStore(url, stream="episode", predownload=2)
+    assert store.info().metadata["shards"] == 4
+    ahead_is_done()
+    shutil.rmtree(tmp_path / "cache")  # all were fetched to find the streams
+    server.requests.clear()
+    stream = store(0)
+    ahead_is_done()
+    assert [server.count("GET", f"shard.0000{number}") for number in range(4)] == [1, 1, 1, 0]
+    assert [item["y"] for item in stream] == list(range(40))
+    assert [server.count("GET", f"shard.0000{number}") for number in range(4)] == [1, 1, 1, 1]
+
+
+def test_a_split_is_a_folder_below(tmp_path):
+    written(tmp_path / "a" / "train")
+    assert len(MdsStore(tmp_path / "a", split="train")) == 3
+    assert len(MdsStore(f"file://{tmp_path}/a", split="train")) == 3
+    with pytest.raises(StoreError, match="lies outside of the store"):
+        MdsStore(tmp_path / "a", split="../a/train")
+    with pytest.raises(FileNotFoundError, match=r"no MDS dataset at .*test"):
+        MdsStore(tmp_path / "a", split="test")
+
+
+# writing
+
+
+def test_nothing_is_left_where_writing_broke_off(tmp_path):
+    with pytest.raises(RuntimeError, match="broke off"):
+        written(tmp_path / "a", broken(rows()))
+    assert os.listdir(tmp_path / "a") == []
+
+
+def test_a_dataset_is_not_overwritten_unless_that_was_asked_for(tmp_path):
+    path = written(tmp_path / "a", rows(50))
+    with pytest.raises(FileExistsError, match="not empty; exist_ok=True"):
+        MdsWriter(path, columns=COLUMNS)
+    (tmp_path / "a" / "mine.txt").write_text("stays")
+    written(tmp_path / "a", rows(3), exist_ok=True)
+    assert numbers(MdsStore(path)) == [[0, 1, 2]]
+    assert sorted(os.listdir(path)) == ["index.json", "mine.txt", "shard.00000.mds"]
+
+
+WRONG_OPTIONS = [
+    ({"compression": "lzma"}, "no compression 'lzma'"),
+    ({"compression": "zstd:99"}, "no compression 'zstd:99'"),
+    ({"hashes": ["sha0"]}, "no hash 'sha0'"),
+    ({"size_limit": "1 pound"}, "size_limit is '1 pound'"),
+    ({"size_limit": 1 << 40}, "give 1 to 4,294,967,295 bytes"),
+    ({"columns": {}}, "columns is empty"),
+    ({"columns": {"x": "ndarray:int3"}}, "column 'x': no arrays of 'int3'"),
+]
+
+
+def test_options_that_cannot_be_are_refused(tmp_path):
+    for options, message in WRONG_OPTIONS:
+        with pytest.raises(ValueError, match=message):
+            MdsWriter(tmp_path / "a", **{"columns": COLUMNS} | options)
+
+
+def test_shards_are_as_large_as_they_may_be(tmp_path):
+    for limit in ("1kb", 1024):
+        path = written(tmp_path / str(limit), rows(100), size_limit=limit)
+        sizes = [os.stat(f"{path}/{name}").st_size for name in sorted(os.listdir(path)) if name != "index.json"]
+        assert max(sizes) <= 1024
+        assert min(sizes[:-1]) > 1024 - 60
+    assert len(MdsStore(written(tmp_path / "one", rows(100), size_limit=None))) == 1
+
+
+@pytest.fixture
+def memory():
+    yield fsspec.filesystem("memory")
+    fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+
+
+def test_shards_are_sent_while_more_are_written(tmp_path, memory):
+    written((tmp_path / "a", "memory://data/x"), compression="gz")
+    assert sorted(memory.store) == ["/data/x/index.json", *(f"/data/x/shard.0000{n}.mds.gz" for n in range(3))]
+    assert numbers(MdsStore("memory://data/x")) == numbers(MdsStore(tmp_path / "a"))
+    with pytest.raises(FileExistsError, match="there is a dataset at memory://data/x"):
+        MdsWriter("memory://data/x", columns=COLUMNS)
+    written("memory://data/x", rows(4), exist_ok=True)
+    assert numbers(MdsStore("memory://data/x", cache=FileCache(check_seconds=0))) == [[0, 1, 2, 3]]
+    written((tmp_path / "b", "memory://data/y"), keep_local=False)
+    assert os.listdir(tmp_path / "b") == []
+
+
+def test_a_shard_that_cannot_be_sent_is_an_error_and_no_index_is_sent(tmp_path, memory, monkeypatch):
+    def fail(self, path):
+        raise PermissionError(path)
+
+    monkeypatch.setattr("stream_dataloader.streams.cache.remote.RemoteFile.put", fail)
+    with pytest.raises(PermissionError, match=r"shard.00000.mds"):
+        written((tmp_path / "a", "memory://data/z"))
+    assert os.listdir(tmp_path / "a") == []
+    assert not memory.store
+
+
+def test_a_bar_counts_samples(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # tqdm keeps a thread for good
+    written(tmp_path / "a", progress=True)
+    assert "20 samples" in capsys.readouterr().err
+
+
+# packing
+
+
+def test_a_packed_store_is_read_from_a_server(tmp_path, server):
+    url = served(server, packed(tmp_path / "a", STREAMS, workers=2, compression="br", size_limit=2000))
+    sources, store = stores.open(url, format="mds")
+    assert len(sources) == 4
+    assert [len(list(store(number))) for number in sources] == [23, 0, 7, 31]
+    assert store.metadata(3) == {"n": 3}
+    dataset = StreamDataset(sources, store, 2, time_steps=8, lengths=store.lengths)
+    assert sum(int(batch.mask.sum()) for batch in StreamDataLoader(dataset, 2)) == 61
+
+
+def test_packed_streams_are_found_again_with_their_keys_and_metadata(tmp_path):
+    path = packed(tmp_path / "a", STREAMS, workers=3, metadata={"made": "here"}, size_limit=3000, compression="gz")
+    store = MdsStore(path)
+    assert [store.key(number) for number in store.sources] == [f"stream/{number}" for number in range(4)]
+    assert store.metadata(2) == {"n": 2}
+    assert store.info().metadata["made"] == "here"
+    assert store.info().leaves["['pose'][1]"] == "bool ()"
+    by_key = MdsStore(path, stream="__key__")
+    assert sorted(by_key.key(number) for number in by_key.sources) == ["stream/0", "stream/2", "stream/3"]
+    assert set(next(MdsStore(path, columns=["label", "pose.0"])(3))) == {"label", "pose.0"}
+
+
+@pytest.mark.parametrize("item", [7, np.float32(3), np.arange(3, dtype=np.int8), "text", (1, {"a": "b", "c": [1, 2]})])
+def test_items_of_one_leaf_and_of_text_are_packed(tmp_path, item):
+    store = MdsStore(packed(tmp_path / "a", [[item, item], [item]]))
+    assert store.lengths.tolist() == [2, 1]
+    (found,) = store(1)
+    assert type(found) is type(item)
+    np.testing.assert_equal(found, item)
+
+
+def test_pictures_are_packed_as_png_where_that_is_asked_for(tmp_path):
+    streams = images((5, 4), size=(6, 7, 3))
+    store = MdsStore(packed(tmp_path / "a", streams, encodings={"image": "png"}))
+    assert store.info().metadata["columns"]["image"] == "png"
+    for number, items in enumerate(streams):
+        for found, item in zip(store(number), items, strict=True):
+            assert np.array_equal(found["image"], item["image"])
+    out = {"image": np.zeros((2, 6, 7, 3), np.uint8), "label": np.zeros(2, np.int64)}
+    out["pose"] = (np.zeros((2, 6), np.float32), np.zeros(2, bool))
+    assert store(1, start=1).read_into(out) == 2
+    assert np.array_equal(out["image"][1], streams[1][2]["image"])
+    with pytest.raises(ValueError, match=r"encodings names \['picture'\]"):
+        packed(tmp_path / "b", streams, encodings={"picture": "png"})
+
+
+def test_what_the_format_does_not_hold_is_refused(tmp_path):
+    for number, (item, message) in enumerate(
+        [
+            ({"x": np.zeros(3, complex)}, r"item\['x'\] is complex128 \(3,\), which MDS does not hold"),
+            ({"x": {1, 2}}, r"item\['x'\] is a set, which MDS does not hold"),
+        ]
+    ):
+        (tmp_path / str(number)).mkdir()
+        with pytest.raises(TypeError, match=message):
+            MdsPacker(str(tmp_path / str(number))).part(0).write(0, "x", iter([item]))
+
+
+def broken(items):
+    yield from items
+    raise RuntimeError("broke off")
+
+
+@pytest.mark.parametrize("size_limit", [900, None])
+def test_streams_that_broke_off_are_not_in_the_store(tmp_path, size_limit):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    packer = MdsPacker(str(folder), size_limit=size_limit, compression="zstd")
+    part, records = packer.part(0), []
+    for number, items in enumerate(STREAMS):
+        records.append(StreamRecord(number, str(number), *part.write(number, str(number), iter(items)), {}))
+        with pytest.raises(RuntimeError, match="broke off"):
+            part.write(9, "broken", broken(STREAMS[3]))
+        with pytest.raises(ValueError, match=r"step 1: item\['image'\] is uint8"):
+            part.write(9, "odd", iter([STREAMS[0][0], STREAMS[0][0] | {"image": np.zeros(2, np.uint8)}]))
+    part.close()
+    packer.finish(records)
+    check_store(folder)
+
+
+def check_store(folder):
+    store = MdsStore(folder)
+    assert store.verify() == []
+    assert store.info().metadata["samples"] == sum(map(len, STREAMS))
+    for number, items in enumerate(STREAMS):
+        assert [item["label"] for item in store(number)] == [item["label"] for item in items]
+    assert not [name for name in os.listdir(folder) if name.startswith(("part", "tail", "layout"))]
+
+
+@pytest.mark.parametrize("size_limit", [900, None])
+def test_packing_goes_on_after_an_interrupt(tmp_path, size_limit):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    options = {"size_limit": size_limit, "compression": "gz"}
+
+    def first():  # is killed behind `sync`, in the middle of a stream
+        part = MdsPacker(str(folder), **options).part(0)
+        places = [part.write(number, str(number), iter(STREAMS[number])) for number in (0, 1, 2)]
+        part.sync()
+        (tmp_path / "journal").write_text(json.dumps(places))
+        part.write(3, "3", iter([*STREAMS[3], os._exit]) if size_limit is None else killed(STREAMS[3]))
+        os._exit(1)
+
+    process = fork.Process(target=first)
+    process.start()
+    process.join(PATIENCE)
+    places = json.loads((tmp_path / "journal").read_text())
+    packer = MdsPacker(str(folder), **options)
+    part = packer.part(1)
+    places.append(part.write(3, "3", iter(STREAMS[3])))
+    part.sync()
+    part.close()
+    packer.finish([StreamRecord(number, str(number), *place, {}) for number, place in enumerate(places)])
+    check_store(folder)
+
+
+def killed(items):
+    yield from items
+    os._exit(1)
+
+
+def test_finishing_may_be_interrupted_anywhere(tmp_path, monkeypatch):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    packer = MdsPacker(str(folder), size_limit=900)
+    part = packer.part(0)
+    records = [
+        StreamRecord(number, str(number), *part.write(number, str(number), iter(items)), {})
+        for number, items in enumerate(STREAMS)
+    ]
+    with pytest.raises(RuntimeError, match="broke off"):
+        part.write(9, "broken", broken(STREAMS[3]))
+    part.sync()  # and is killed: some of it lies in a tail
+    unlink = os.unlink
+    for calls in range(8):
+        left = [calls]
+
+        def interrupted(path, left=left):
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            unlink(path)
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(os, "unlink", interrupted)
+            packer.finish(records)
+    packer.finish(records)
+    part._lines.close()
+    part._tail.close()
+    check_store(folder)
+
+
+def test_a_packed_store_whose_table_is_gone_or_another_is_refused(tmp_path):
+    path, other = packed(tmp_path / "a", STREAMS), packed(tmp_path / "b", images((3, 4)))
+    shutil.copy(f"{other}/streams.mdst", path)
+    with pytest.raises(StoreError, match="its checksum is another"):
+        MdsStore(path)
+    os.unlink(f"{path}/streams.mdst")
+    with pytest.raises(StoreError, match=r"streams.mdst is missing"):
+        MdsStore(path)
+
+
+def test_a_million_streams_open_at_once(tmp_path):
+    count = 1_000_000 if FULL else 50_000
+    folder = tmp_path / "a"
+    folder.mkdir()
+    packer = MdsPacker(str(folder))
+    part = packer.part(0)
+    steps, place = part.write(0, "0", iter([np.int16(1), np.int16(2)]))
+    part.close()
+    packer.finish([StreamRecord(i, str(i), steps, place) for i in range(count)])
+    sources, store = stores.open(folder)
+    assert len(sources) == count
+    assert (store.key(43_210), store.lengths[-1], list(store(count - 1))) == ("43210", 2, [1, 2])

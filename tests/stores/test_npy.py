@@ -1,0 +1,197 @@
+"""Folders of .npy files."""
+
+import os
+
+import numpy as np
+import pytest
+from helpers import FULL, read
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores import NpyStore
+from stream_dataloader.testing import StoreContract
+
+LENGTHS = (23, 0, 7, 31)
+ARRAYS = [np.random.default_rng(n).integers(0, 99, (n, 3, 2)).astype(np.float32) for n in LENGTHS]
+EPISODES = [
+    [{"action": np.float64(step / 7), "state": np.arange(step, step + 4, dtype=np.int16)} for step in range(n)]
+    for n in LENGTHS
+]
+
+
+def files_of_rows(folder):
+    folder.mkdir()
+    for number, array in enumerate(ARRAYS):
+        np.save(folder / f"clip{9 + number}.npy", array)
+    (folder / "readme.txt").write_text("other files are left alone")
+    (folder / "plots").mkdir()
+    return folder
+
+
+def folders_of_leaves(folder):
+    folder.mkdir()
+    for number, items in enumerate(EPISODES):
+        (folder / f"episode{8 + number}").mkdir()
+        np.save(
+            folder / f"episode{8 + number}" / "action.npy", np.array([item["action"] for item in items], np.float64)
+        )
+        states = np.array([item["state"] for item in items], ">i2").reshape(-1, 4)
+        np.save(folder / f"episode{8 + number}" / "state.npy", np.asfortranarray(states))
+    return folder
+
+
+class OfArrays(StoreContract):
+    damages = 500 if FULL else 12
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+
+class TestNpyFiles(OfArrays):
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        store = NpyStore(files_of_rows(tmp_path / "clips"))
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def expected(self):
+        return [list(array) for array in ARRAYS]
+
+
+class TestNpyFolders(OfArrays):
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        store = NpyStore(folders_of_leaves(tmp_path / "episodes"))
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def expected(self):
+        return EPISODES
+
+
+def test_streams_are_named_after_files_numbers_as_numbers(tmp_path):
+    store = stores.open(files_of_rows(tmp_path / "a")).open_stream
+    assert [store.key(number) for number in range(4)] == ["clip9", "clip10", "clip11", "clip12"]
+    store = stores.open(folders_of_leaves(tmp_path / "b")).open_stream
+    assert [store.key(number) for number in range(4)] == ["episode8", "episode9", "episode10", "episode11"]
+
+
+def test_one_file_is_one_stream(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(5))
+    sources, store = stores.open(tmp_path / "x.npy")
+    assert (list(sources), store.key(0), [int(item) for item in read(store(0))]) == ([0], "x", [0, 1, 2, 3, 4])
+    os.rename(tmp_path / "x.npy", tmp_path / "x.dat")
+    with pytest.raises(StoreError, match=r"x.dat is no .npy file"):
+        stores.open(tmp_path / "x.dat", format="npy")
+
+
+def test_some_leaves_can_be_read_alone(tmp_path):
+    store = NpyStore(folders_of_leaves(tmp_path / "a"), leaves=["state"])
+    assert [list(item) for item in read(store(2))] == [["state"]] * 7
+    with pytest.raises(StoreError, match=r"episode8 \(stream 0\) has no depth.npy; it has .*action"):
+        NpyStore(store.path, leaves=["depth"])
+    with pytest.raises(TypeError, match="a list of names"):
+        NpyStore(store.path, leaves="state")
+    with pytest.raises(StoreError, match="each stream is one array"):
+        NpyStore(files_of_rows(tmp_path / "b"), leaves=["state"])
+
+
+def mixed(folder):
+    np.save(folder / "alone.npy", np.arange(3))
+
+
+def one_lacks_a_leaf(folder):
+    os.unlink(folder / "episode10" / "state.npy")
+
+
+def one_has_a_leaf_more(folder):
+    np.save(folder / "episode10" / "depth.npy", np.zeros(7))
+
+
+def one_is_empty(folder):
+    (folder / "episode99").mkdir()
+
+
+def one_is_short(folder):
+    np.save(folder / "episode10" / "state.npy", np.zeros((6, 4), np.int16))
+
+
+def one_is_cut_off(folder):
+    os.truncate(folder / "episode10" / "state.npy", 140)
+
+
+def one_is_of_objects(folder):
+    np.save(folder / "episode10" / "state.npy", np.array([{}, None]), allow_pickle=True)
+
+
+def one_claims_too_much(folder):
+    path = folder / "episode10" / "state.npy"
+    path.write_bytes(path.read_bytes().replace(b"(7, 4), }          ", b"(7, 4000000000000),", 1))
+
+
+def one_has_no_time(folder):
+    np.save(folder / "episode10" / "state.npy", np.float32(1))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (mixed, r"holds .npy files \(alone.npy\) and folders of them \(episode8\).*move"),
+        (one_lacks_a_leaf, r"episode10 \(stream 2\) has no state.npy; it has .*, and episode8 has"),
+        (one_has_a_leaf_more, r"episode10 \(stream 2\) has depth.npy, which episode8 lacks"),
+        (one_is_empty, r"episode99 \(stream 4\) has no action.npy; it has \[\]"),
+        (one_is_short, r"episode10/state.npy has 6 rows, and action.npy beside it 7"),
+        (one_is_cut_off, r"episode10/state.npy is cut off: 140 bytes of 184"),
+        (one_is_of_objects, r"episode10/state.npy is of dtype object"),
+        (one_claims_too_much, r"episode10/state.npy is cut off: 184 bytes of 56,000,000,000,128"),
+        (one_has_no_time, r"episode10/state.npy is a single number"),
+    ],
+)
+def test_what_is_no_store_is_refused_by_name(tmp_path, damage, message):
+    damage(folders_of_leaves(tmp_path / "a"))
+    with pytest.raises(StoreError, match=message):
+        stores.open(tmp_path / "a")
+
+
+def test_a_folder_without_files_is_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(StoreError, match=r"has no .npy files"):
+        stores.open(tmp_path / "a", format="npy")
+    with pytest.raises(FileNotFoundError, match="no store at"):
+        NpyStore(tmp_path / "b")
+
+
+def test_a_file_that_was_written_to_is_noticed_when_it_is_opened(tmp_path):
+    store = NpyStore(files_of_rows(tmp_path / "a"))
+    np.save(tmp_path / "a" / "clip11.npy", ARRAYS[2] + 1)
+    os.utime(tmp_path / "a" / "clip11.npy", (1, 1))
+    with pytest.raises(StoreError, match=r"stream 2 \(clip11\) was written to since"):
+        store(2)
+    assert len(read(store(0))) == 23
+    os.unlink(tmp_path / "a" / "clip11.npy")
+    with pytest.raises(StoreError, match=r"clip11.npy is missing"):
+        store(2)
+
+
+def test_rows_larger_than_none_are_counted(tmp_path):
+    (tmp_path / "a").mkdir()
+    np.save(tmp_path / "a" / "x.npy", np.zeros((3, 0)))
+    path = tmp_path / "a" / "x.npy"
+    assert len(read(stores.open(tmp_path / "a").open_stream(0))) == 3
+    path.write_bytes(path.read_bytes().replace(b"(3, 0), }            ", b"(900000000000000000, 0", 1))
+    with pytest.raises(StoreError, match=r"900,000,000,000,000,000 rows, of no bytes|header"):
+        stores.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_what_the_files_hold(tmp_path, workers):
+    sources, store = stores.open(folders_of_leaves(tmp_path / "a"))
+    dataset = StreamDataset(sources, store, batch_size=2, time_steps=8, lengths=store.lengths)
+    found = [[] for _ in LENGTHS]
+    for batch in StreamDataLoader(dataset, num_workers=workers):
+        for t, lane in zip(*np.nonzero(batch.mask.numpy()), strict=True):
+            found[int(batch.source[t, lane])].append(batch.data["state"][t, lane].tolist())
+    assert found == [[item["state"].tolist() for item in items] for items in EPISODES]

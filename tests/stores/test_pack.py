@@ -1,0 +1,746 @@
+"""Packing: what comes out is what was read, whatever happens on the way."""
+
+import contextlib
+import errno
+import functools
+import multiprocessing
+import os
+import pathlib
+import random
+import re
+import resource
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from helpers import FOREVER, FULL, PATIENCE, START_METHODS, random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+from packed import images
+
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info, interleave, stores
+from stream_dataloader.errors import (
+    ItemError,
+    LengthError,
+    OpenError,
+    ReadError,
+    StoreError,
+    StreamError,
+    WorkerDeathError,
+)
+from stream_dataloader.stores._packing import driver
+from stream_dataloader.stores._packing import worker as packing_worker
+from stream_dataloader.stores._packing.folder import PartialFolder
+from stream_dataloader.stores._packing.journal import Entry, Journal
+from stream_dataloader.stores._packing.ledger import Ledger, streams_at_once
+from stream_dataloader.stores.memmap import MemmapStore
+from stream_dataloader.stores.memmap.writer import MemmapPacker
+from stream_dataloader.streams import ArrayStream
+from stream_dataloader.testing import StoreContract
+
+LENGTHS = (23, 0, 7, 31, 5, 12)
+STREAMS = images(LENGTHS)
+NUMBERS = list(range(len(LENGTHS)))
+LEFT = ".partial"
+
+
+def open_images(number):
+    yield from STREAMS[number]
+
+
+def content(path):
+    """What a store holds, as plain data."""
+    store = MemmapStore(path)
+    assert store.verify() == []
+    found = [(store.key(n), [repr(item) for item in store(n)]) for n in range(len(store))]
+    store.close()
+    return found
+
+
+def expected(numbers=NUMBERS, streams=STREAMS):
+    return [(str(n), [repr(item) for item in streams[n]]) for n in numbers]
+
+
+class TestPackedStore(StoreContract):
+    has_checksums = True
+    damages = 4
+
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        stores.pack((NUMBERS, open_images), tmp_path / "images.store", num_workers=2)
+        store = MemmapStore(tmp_path / "images.store")
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+    @pytest.fixture
+    def expected(self):
+        return STREAMS
+
+
+# ---- what comes out
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_every_way_to_start_workers_packs_the_same(tmp_path, method):
+    streams = [list(range(10 * n, 10 * n + n)) for n in range(9)]
+    report = stores.pack(
+        (list(range(9)), lambda n: iter(streams[n])),  # what only cloudpickle takes along
+        tmp_path / "a",
+        num_workers=2,
+        transform=lambda item: item + 1,
+        multiprocessing_context=method,
+    )
+    store = MemmapStore(tmp_path / "a")
+    assert [list(store(n)) for n in range(9)] == [[item + 1 for item in items] for items in streams]
+    assert (report.streams, report.steps, report.packed_before, report.skipped) == (9, 36, 0, ())
+    assert os.listdir(tmp_path) == ["a"]
+    assert sorted(os.listdir(tmp_path / "a")) == ["0.bin", "keys.bin", "notes.bin", "store.json", "streams.bin"]
+
+
+LEAVES = st.sampled_from(
+    [
+        lambda n, t: np.float32(n + t / 8),
+        lambda n, t: np.arange(6, dtype=np.int16).reshape(2, 3) * t + n,
+        lambda n, t: 100 * n + t,
+        lambda n, t: torch.tensor([n, t], dtype=torch.bfloat16),
+        lambda n, t: np.zeros((0, 2)),
+        lambda n, t: t % 2 == 0,
+    ]
+)
+STRUCTURES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=2),
+        st.lists(inner, min_size=1, max_size=2).map(tuple),
+    ),
+    max_leaves=4,
+)
+
+
+def made(structure, n, t):
+    if isinstance(structure, dict):
+        return {key: made(inner, n, t) for key, inner in structure.items()}
+    return tuple(made(inner, n, t) for inner in structure) if isinstance(structure, tuple) else structure(n, t)
+
+
+@random_cases(200, 12)
+@given(
+    structure=STRUCTURES,
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=7).filter(any),
+    workers=st.sampled_from([0, 0, 2]),
+    lanes=st.integers(1, 3),
+    steps=st.integers(1, 4),
+    seed=st.integers(0, 9),
+)
+def test_batches_of_the_store_are_those_of_the_streams(
+    tmp_path_factory, structure, lengths, workers, lanes, steps, seed
+):
+    def open_stream(number):
+        return (made(structure, number, t) for t in range(lengths[number]))
+
+    path = tmp_path_factory.mktemp("pack") / "a"
+    stores.pack((range(len(lengths)), open_stream), path, num_workers=workers)
+    sources, store = stores.open(path)
+    options = {"time_steps": steps, "shuffle": True, "seed": seed, "windows": "packed"}
+    direct = StreamDataLoader(StreamDataset(range(len(lengths)), open_stream, lanes, **options))
+    packed = StreamDataLoader(StreamDataset(sources, store, lanes, **options))
+    pairs = list(zip(direct, packed, strict=True))
+    assert pairs
+    for one, other in pairs:
+        for name in ("data", "mask", "source", "position", "reset"):
+            assert repr(getattr(one, name)) == repr(getattr(other, name)), name
+    store.close()
+    shutil.rmtree(path)
+
+
+def test_streams_draw_as_in_the_first_epoch_of_a_loader(tmp_path):
+    def open_noise(length):
+        info = get_stream_info()
+        yield from (info.rng_at(t).standard_normal(2) for t in range(length))
+
+    dataset = StreamDataset([4, 2, 3], open_noise, batch_size=1, time_steps=2, seed=7)
+    stores.pack(dataset, tmp_path / "a", num_workers=2)
+    sources, store = stores.open(tmp_path / "a")
+    again = StreamDataset(sources, store, batch_size=1, time_steps=2)
+    for one, other in zip(StreamDataLoader(dataset), StreamDataLoader(again), strict=True):
+        assert torch.equal(one.data, other.data)
+    stores.pack(([4, 2, 3], open_noise), tmp_path / "b", seed=7, transform=lambda item: item + get_stream_info().seed)
+    assert np.array_equal(next(MemmapStore(tmp_path / "b")(2)), next(store(2)) + 7)
+
+
+def test_windows_of_a_dataset_are_taken_apart(tmp_path):
+    def open_windows(number):
+        for first in range(0, 5, 2):
+            count = min(2, 5 - first)
+            yield {"x": np.arange(first, first + count) + 10 * number, "camera": np.int8(number)}
+
+    stores.pack(StreamDataset([1, 2], open_windows, batch_size=2), tmp_path / "a", transform=dict)
+    store = MemmapStore(tmp_path / "a")
+    assert [(int(item["x"]), int(item["camera"])) for item in store(1)] == [(20 + t, 2) for t in range(5)]
+    assert store.info().leaves == {"['x']": "int64 ()", "['camera']": "int8 ()"} or len(store.info().leaves) == 2
+    with pytest.raises(ItemError, match=r"source 0 \(7\), step 0: no leaf of the window has a time axis"):
+        stores.pack(StreamDataset([7], lambda n: [n], batch_size=1), tmp_path / "b")
+
+
+def test_datasets_put_together_are_packed_each_by_its_factory(tmp_path):
+    parts = [StreamDataset([3, 1], lambda n, sign=sign: [sign * n] * n, 2, time_steps=2) for sign in (1, -1)]
+    stores.pack(interleave(parts, batch_size=2), tmp_path / "a", num_workers=1)
+    store = MemmapStore(tmp_path / "a")
+    assert [list(store(n)) for n in range(4)] == [[3, 3, 3], [1], [-3, -3, -3], [-1]]
+
+
+def test_a_stream_that_writes_into_memory_is_packed_by_that(tmp_path):
+    arrays = [np.arange(2000 * n).reshape(-1, 2) for n in (3, 0, 1)]
+    asked = []
+
+    class Watched(ArrayStream):
+        def __call__(self, source, *, start=0):
+            rows = super().__call__(source, start=start)
+            read_into = rows.read_into
+            rows.read_into = lambda out: asked.append(len(out)) or read_into(out)
+            return rows
+
+    stores.pack((arrays, Watched()), tmp_path / "a")
+    store = MemmapStore(tmp_path / "a")
+    assert store.verify() == []
+    for number, array in enumerate(arrays):
+        assert np.array_equal(np.array(list(store(number))).reshape(-1, 2), array)
+    assert len(asked) == 4  # to the end of two streams; the third is empty
+
+
+def test_a_store_is_converted_with_its_keys_and_metadata(tmp_path):
+    stores.pack(
+        (["b.mp4", pathlib.Path("a"), ("c", 0, 3), "b.mp4"], lambda source: range(4)),
+        tmp_path / "a",
+        metadata={"made": "here"},
+        stream_metadata=lambda source: {"source": str(source)},
+    )
+    opened = stores.open(tmp_path / "a")
+    assert [opened.open_stream.key(n) for n in range(4)] == ["b.mp4", "a", "('c', 0, 3)", "b.mp4#3"]
+    stores.pack(opened, tmp_path / "b", num_workers=2)
+    again = MemmapStore(tmp_path / "b")
+    assert [again.key(n) for n in range(4)] == [opened.open_stream.key(n) for n in range(4)]
+    assert again.metadata(2) == {"source": "('c', 0, 3)"}
+    assert again.info().metadata == {"made": "here"}
+    stores.pack(([(3, 1, 3), 0], opened.open_stream), tmp_path / "c", keys=["x", "y"])
+    part = MemmapStore(tmp_path / "c")
+    assert (part.lengths.tolist(), part.key(1), list(part(0))) == ([2, 4], "y", [1, 2])
+
+
+def test_no_streams_make_an_empty_store(tmp_path):
+    report = stores.pack(([], open_images), tmp_path / "a", num_workers=2)
+    assert (report.streams, len(MemmapStore(tmp_path / "a"))) == (0, 0)
+
+
+# ---- what cannot be packed
+
+
+def refuse(number):
+    raise OSError(f"no such thing as {number}")
+
+
+def broken(number):
+    yield from STREAMS[number][:3]
+    if number == 3:
+        raise RuntimeError("broke off")
+
+
+def ragged(number):
+    for t in range(3):
+        yield {"image": np.zeros((2, 3 + (number == 2 and t == 1)))}
+
+
+def wide(number):
+    yield np.zeros(3 + (number == 4), np.uint8)
+
+
+CASES = [
+    (refuse, OpenError, r"source 0 \(0\), step 0: open_stream raised OSError\('no such thing as 0'\)"),
+    (lambda n: 5, OpenError, r"source 0 \(0\), step 0: open_stream returned 5, a int, which cannot be iterated over"),
+    (broken, ReadError, r"source 3 \(3\), step 3: the stream raised RuntimeError\('broke off'\)"),
+    (ragged, ItemError, r"source 2 \(2\), step 1: .*\['image'\] is float64 \(2, 4\), and was float64 \(2, 3\)"),
+    (wide, ItemError, r"source 4 \(4\), step 0: .*uint8 \(4,\), and was uint8 \(3,\)"),
+    (lambda n: ["text"], ItemError, r"source 0 \(0\), step 0: item: a memory-mapped store holds numbers"),
+]
+
+
+@pytest.mark.parametrize(("open_stream", "kind", "message"), CASES, ids=[kind.__name__ for _, kind, _ in CASES])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_names_the_source_and_the_step_and_how_to_go_on(tmp_path, open_stream, kind, message, workers):
+    with pytest.raises(
+        kind, match=rf"^{message}.*\. \d of 6 streams are packed, in .*/a.partial: pack again"
+    ) as raised:
+        stores.pack((NUMBERS, open_stream), tmp_path / "a", num_workers=workers)
+    assert raised.value.source_index == int(message.split("source ")[1][0])
+    assert os.listdir(tmp_path) == ["a.partial"]
+    assert not multiprocessing.active_children()
+
+
+def test_what_is_packed_before_an_error_is_kept(tmp_path):
+    with pytest.raises(ReadError, match=r"3 of 6 streams are packed"):
+        stores.pack((NUMBERS, broken), tmp_path / "a")
+    report = stores.pack((NUMBERS, broken), tmp_path / "a", on_error="skip")
+    assert (report.packed_before, report.streams, len(report.skipped)) == (3, 5, 1)
+    assert re.match(r"packed 5 streams, 3 of them before, 12 steps, .* \(memmap\)\nskipped source 3", str(report))
+    store = MemmapStore(tmp_path / "a")
+    assert [store.key(n) for n in range(5)] == ["0", "1", "2", "4", "5"]
+
+
+def test_on_error_may_decide(tmp_path):
+    seen = []
+
+    def decide(error):
+        seen.append((os.getpid(), error.source_index, type(error), error.position))
+        return "skip"
+
+    report = stores.pack((NUMBERS, broken), tmp_path / "a", on_error=decide, num_workers=2)
+    assert seen == [(os.getpid(), 3, ReadError, 3)]
+    assert [error.source_index for error in report.skipped] == [3]
+    with pytest.raises(ValueError, match=r"on_error returned None for source 3"):
+        stores.pack((NUMBERS, broken), tmp_path / "b", on_error=lambda error: None)
+    with pytest.raises(StoreError, match=r"none of 6 streams could be packed; source 0"):
+        stores.pack((NUMBERS, refuse), tmp_path / "c", on_error="skip")
+
+
+def test_a_transform_that_raises_and_a_length_that_is_wrong(tmp_path):
+    with pytest.raises(ReadError, match=r"source 0 \(0\), step 2: transform raised ZeroDivisionError"):
+        stores.pack(([0], lambda n: range(4)), tmp_path / "a", transform=lambda item: 1 // (item - 2))
+    for length in (3, 5):
+        dataset = StreamDataset([0], lambda n: range(4), 1, time_steps=2, lengths=[length])
+        with pytest.raises(LengthError, match=rf"the stream has 4 steps, and lengths says {length}"):
+            stores.pack(dataset, tmp_path / "b")
+        shutil.rmtree(tmp_path / "b.partial")
+
+
+def test_wrong_arguments_are_refused_at_once(tmp_path):
+    pair = (NUMBERS, open_images)
+    for arguments, kind, message in [
+        ({"streams": 5}, TypeError, "give a StreamDataset, or a pair"),
+        ({"streams": ("a.mp4", open_images)}, TypeError, "sources is 'a.mp4', which is one source; give a list"),
+        ({"streams": (NUMBERS, 3)}, TypeError, "open_stream is 3; give a function"),
+        ({"format": "tfds"}, ValueError, "'tfds' is only read; pack into one of 'lmdb', 'memmap', 'mds'"),
+        ({"format": "zip"}, ValueError, "'zip' is unknown"),
+        ({"on_error": "ignore"}, ValueError, "on_error is 'ignore'"),
+        ({"num_workers": -1}, ValueError, "num_workers is -1"),
+        ({"multiprocessing_context": "thread"}, ValueError, "use one of 'fork'"),
+        ({"keys": ["a"]}, ValueError, "keys has 1 names, and there are 6 sources"),
+        ({"keys": ["a", "b", "a", "c", "d", "e"]}, ValueError, "keys has 'a' twice"),
+        ({"compression": "zstd"}, TypeError, "compression"),
+        ({"metadata": {"a": object()}}, TypeError, "JSON"),
+        ({"stream_metadata": [{}]}, ValueError, "stream_metadata has 1 dicts, and there are 6 sources"),
+        ({"path": "s3://bucket/a"}, ValueError, "is a URL; pack into a folder of this machine"),
+    ]:
+        given_ = {"streams": pair, "path": tmp_path / "a"} | arguments
+        with pytest.raises(kind, match=message):
+            stores.pack(given_.pop("streams"), given_.pop("path"), **given_)
+        assert os.listdir(tmp_path) == []
+
+
+def test_metadata_that_cannot_be_kept_is_an_error_before_it_is_packed(tmp_path):
+    with pytest.raises(TypeError, match=r"the metadata of source 0 \(0\) cannot be kept as JSON: Object of type set"):
+        stores.pack((NUMBERS, refuse), tmp_path / "a", stream_metadata=lambda source: {"a": {1}})
+
+
+# ---- one process at a time, and nothing is overwritten
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").write_text("text")
+    for name in "ab":
+        with pytest.raises(FileExistsError, match=rf"/{name} exists, and pack overwrites nothing; delete it first"):
+            stores.pack((NUMBERS, open_images), tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_what_comes_to_exist_meanwhile_is_left_alone(tmp_path):
+    def open_late(number):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / "a" / "file").touch()
+        yield number
+
+    with pytest.raises(FileExistsError, match="has come to exist while it was packed"):
+        stores.pack(([1, 2], open_late), tmp_path / "a")
+    shutil.rmtree(tmp_path / "a")
+    assert stores.pack(([1, 2], open_late), tmp_path / "a").packed_before == 2
+
+
+def test_going_on_with_something_else_is_an_error(tmp_path):
+    def attempt(sources=NUMBERS, **options):
+        stores.pack((sources, broken), tmp_path / "a", **options)
+
+    with pytest.raises(ReadError):
+        attempt()
+    for options, message in [
+        ({"sources": [*NUMBERS, 6]}, "number of sources was 6, and is 7"),
+        ({"sources": [9, *NUMBERS[1:]]}, "fingerprint of sources and keys was"),
+        ({"keys": str}, None),
+        ({"keys": "abcdef"}, "fingerprint of sources and keys was"),
+        ({"metadata": {"a": 1}}, "fingerprint of options was"),
+        ({"seed": 3}, "seed was None, and is 3"),
+    ]:
+        with pytest.raises(StreamError if message is None else StoreError, match=message or "source 3") as raised:
+            attempt(**options)
+        if message:
+            assert "delete that folder to begin anew" in str(raised.value)
+
+
+class Child:
+    """A process that packs, forked from this one."""
+
+    def __init__(self, **arguments):
+        context = multiprocessing.get_context("fork")
+        self._ours, theirs = context.Pipe()
+        self.process = context.Process(target=self._run, args=(theirs, arguments))
+        self.process.start()
+        theirs.close()
+
+    @staticmethod
+    def _run(connection, arguments):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            if (limit := arguments.pop("file_bytes", None)) is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            connection.send(str(stores.pack(**arguments)))
+        except BaseException as error:
+            connection.send(f"{type(error).__name__}: {error}")
+
+    def kill(self, number=signal.SIGKILL):
+        os.kill(self.process.pid, number)
+
+    def told(self):
+        """What it packed or raised; empty if it was killed."""
+        try:
+            return self._ours.recv() if self._ours.poll(PATIENCE) else "stuck"
+        except EOFError:
+            return ""
+        finally:
+            self._ours.close()
+            self.process.join()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_of_two_processes_the_second_is_refused_at_once(tmp_path, workers):
+    def open_slowly(number):
+        yield number
+        wait_for((tmp_path / "go").exists)
+
+    child = Child(streams=([1, 2], open_slowly), path=tmp_path / "a", num_workers=workers)
+    wait_for((tmp_path / f"a{LEFT}" / "journal").exists)
+    wait_for((tmp_path / f"a{LEFT}" / "lock").read_text)
+    with pytest.raises(
+        StoreError, match=rf"is being packed by another process \(process {child.process.pid} of .*since"
+    ):
+        stores.pack(([1, 2], open_slowly), tmp_path / "a")
+    (tmp_path / "go").touch()
+    assert child.told().startswith("packed 2 streams")
+    assert sorted(os.listdir(tmp_path)) == ["a", "go"]
+
+
+# ---- interrupts
+
+
+def noted(folder, number):
+    """A stream whose opening and end are noted, and which takes its time."""
+    with open(os.path.join(folder, "opened"), "a") as file:
+        file.write(f"{number}\n")
+    for item in STREAMS[number]:
+        time.sleep(0.0005)
+        yield item
+
+
+def opened(folder):
+    path = pathlib.Path(folder) / "opened"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+@pytest.fixture
+def syncs_at_once(monkeypatch):
+    monkeypatch.setattr(packing_worker, "SYNC_SECONDS", 0.0)
+
+
+def workers_of(pid):
+    with contextlib.suppress(FileNotFoundError):
+        return list(map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    return []
+
+
+@pytest.mark.parametrize("seed", range(100 if FULL else 4))
+@pytest.mark.usefixtures("syncs_at_once")
+def test_killed_at_any_moment_it_goes_on_and_gives_the_same(tmp_path, seed):
+    rng = random.Random(seed)
+    workers = rng.choice([0, 1, 2, 3])
+    arguments = {"streams": (NUMBERS, functools.partial(noted, tmp_path)), "path": tmp_path / "a"}
+    journaled = []
+    for _ in range(4):
+        child = Child(**arguments, num_workers=workers)
+        time.sleep(rng.choice([0.02, 0.1, 0.2]) * rng.random())
+        if rng.random() < 0.5 and (pids := workers_of(child.process.pid)):
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(rng.choice(pids), signal.SIGKILL)
+            time.sleep(0.1 * rng.random())
+        child.kill()
+        child.told()
+        if (tmp_path / "a").exists():
+            break
+        journal = tmp_path / f"a{LEFT}" / "journal"
+        text = journal.read_bytes() if journal.exists() else b""
+        journaled.append(set(map(int, re.findall(rb'"stream": \[(\d+)', text))))
+        before = len(opened(tmp_path))
+    else:
+        report = stores.pack(**arguments, num_workers=workers)
+        assert report.packed_before >= len(journaled[-1])
+        assert not set(opened(tmp_path)[before:]) & journaled[-1]
+    assert content(tmp_path / "a") == expected()
+    if (tmp_path / f"a{LEFT}").exists():  # killed between the two last things
+        shutil.rmtree(tmp_path / f"a{LEFT}")
+    assert sorted(os.listdir(tmp_path)) == ["a", "opened"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_ends_all_workers_soon_and_says_how_to_go_on(tmp_path, workers, syncs_at_once):
+    def open_stream(number):
+        yield from STREAMS[number][:2]
+        if number == 3 and not (tmp_path / "go").exists():
+            (tmp_path / "there").touch()
+            time.sleep(FOREVER)
+
+    arguments = {"streams": (NUMBERS, open_stream), "path": tmp_path / "a", "num_workers": workers}
+    child = Child(**arguments)
+    journal = tmp_path / f"a{LEFT}" / "journal"
+    wait_for(lambda: (tmp_path / "there").exists() and journal.read_bytes().count(b'stream"') >= 3)
+    begin = time.monotonic()
+    child.kill(signal.SIGINT)
+    told = child.told()
+    assert re.match(
+        r"KeyboardInterrupt: packing was interrupted\. [345] of 6 streams are packed, in .*: pack again", told
+    )
+    assert time.monotonic() - begin < 30
+    (tmp_path / "go").touch()
+    assert stores.pack(**arguments).packed_before >= int(told.split(". ")[1][0])
+    assert MemmapStore(tmp_path / "a").lengths.tolist() == [min(2, length) for length in LENGTHS]
+
+
+def crash():
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # pytest's handler would print the stack
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_worker_that_dies_is_replaced_and_its_stream_packed_again(tmp_path):
+    def open_stream(number):
+        yield from STREAMS[number]
+        if number in (2, 3) and not (tmp_path / f"{number}").exists():
+            (tmp_path / f"{number}").touch()
+            crash() if number == 2 else os.kill(os.getpid(), signal.SIGKILL)
+
+    report = stores.pack((NUMBERS, open_stream), tmp_path / "a", num_workers=2)
+    assert report.skipped == ()
+    assert content(tmp_path / "a") == expected()
+
+
+def test_a_stream_that_kills_twice_is_an_error_that_names_it(tmp_path):
+    def open_stream(number):
+        yield from STREAMS[number]
+        if number == 3:
+            crash()
+        if number == 4:
+            os._exit(3)
+
+    with pytest.raises(ReadError, match=r"source 3 \(3\): 2 workers died .*was killed by SIGSEGV"):
+        stores.pack((NUMBERS[:4], open_stream), tmp_path / "a", num_workers=1)
+    report = stores.pack((NUMBERS, open_stream), tmp_path / "b", num_workers=2, on_error="skip")
+    assert [error.source_index for error in report.skipped] == [3, 4]
+    assert "exited with status 3" in str(report.skipped[1])
+    assert content(tmp_path / "b") == expected([0, 1, 2, 5])
+
+
+def test_workers_that_cannot_start_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(packing_worker, "_watch_parent", lambda: os._exit(1))
+    with pytest.raises(WorkerDeathError, match=r"workers cannot be started: the last one exited with status 1.*0 of 6"):
+        stores.pack((NUMBERS, open_images), tmp_path / "a", num_workers=2, multiprocessing_context="fork")
+
+
+@pytest.mark.usefixtures("syncs_at_once")
+def test_killed_workers_of_a_killed_process_are_waited_for(tmp_path):
+    def open_stream(number):
+        (tmp_path / f"open{number}").touch()
+        yield number
+        if not (tmp_path / "go").exists():
+            time.sleep(FOREVER)
+
+    arguments = {"streams": ([1, 2], open_stream), "path": tmp_path / "a", "num_workers": 2}
+    child = Child(**arguments)
+    wait_for(lambda: (tmp_path / "open1").exists() and (tmp_path / "open2").exists())
+    child.kill()
+    child.told()
+    (tmp_path / "go").touch()
+    assert stores.pack(**arguments).streams == 2
+    assert [list(MemmapStore(tmp_path / "a")(n)) for n in range(2)] == [[1], [2]]
+
+
+@pytest.mark.parametrize("at", ["rename", "last unlink", "header", "journal"])
+def test_interrupted_while_it_is_finished_it_goes_on(tmp_path, monkeypatch, at):
+    names = {"rename": (os, "rename"), "last unlink": (os, "unlink"), "journal": (PartialFolder, "publish")}
+    owner, name = names.get(at, (MemmapPacker, "finish"))
+
+    def fail(*args):
+        if at == "last unlink" and not str(args[0]).endswith("layout.json"):
+            return original(*args)
+        if at == "header":
+            original(*args)
+        raise KeyboardInterrupt
+
+    original = getattr(owner, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(KeyboardInterrupt, match="6 of 6 streams are packed"):
+            stores.pack((NUMBERS, open_images), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    report = stores.pack((NUMBERS, refuse), tmp_path / "a")
+    assert report.packed_before == 6
+    assert content(tmp_path / "a") == expected()
+
+
+# ---- the disk
+
+
+def test_a_full_disk_is_a_clear_error_and_packing_goes_on_later(tmp_path):
+    size = sum(item["image"].nbytes for items in STREAMS for item in items)
+    arguments = {"streams": (NUMBERS, open_images), "path": tmp_path / "a"}
+    for workers in (0, 2):
+        told = Child(**arguments, num_workers=workers, file_bytes=size // 2).told()
+        assert re.match(
+            rf"OSError: \[Errno {errno.EFBIG}\] the disk of .*a.partial is full \(File too large\)\. Free some", told
+        )
+        assert "of 6 streams are packed" in told
+    assert stores.pack(**arguments).packed_before >= 1
+    assert content(tmp_path / "a") == expected()
+
+
+def test_a_disk_that_will_be_too_small_is_told_before_it_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "_LOOKED_SECONDS", 0)
+    monkeypatch.setattr(PartialFolder, "free_bytes", lambda folder: 1000)
+    dataset = StreamDataset(NUMBERS, open_images, 2, time_steps=2, lengths=LENGTHS)
+    with pytest.raises(
+        OSError, match=r"the streams that are left take about .* kB, and the disk of .* has 1\.0 kB free"
+    ):
+        stores.pack(dataset, tmp_path / "a")
+    with pytest.warns(RuntimeWarning, match="the streams that are left take about"):
+        stores.pack((NUMBERS, open_images), tmp_path / "b")
+    assert content(tmp_path / "b") == expected()
+
+
+def test_damage_on_the_disk_is_found_by_verify(tmp_path, monkeypatch):
+    finish = MemmapPacker.finish
+
+    def damage(packer, records):
+        finish(packer, records)
+        with open(os.path.join(packer._folder, "0.bin"), "rb+") as file:
+            file.write(b"damage")
+
+    monkeypatch.setattr(MemmapPacker, "finish", damage)
+    with pytest.raises(StoreError, match=r"what was packed differs from what the disk holds: .*checksum"):
+        stores.pack((NUMBERS, open_images), tmp_path / "a", verify=True)
+    assert os.listdir(tmp_path) == ["a.partial"]
+    monkeypatch.undo()
+    shutil.rmtree(tmp_path / "a.partial")
+    assert stores.pack((NUMBERS, open_images), tmp_path / "a", verify=True).streams == 6
+
+
+# ---- progress
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_progress_is_told(tmp_path, workers):
+    told = []
+    stores.pack((NUMBERS, open_images), tmp_path / "a", num_workers=workers, progress=lambda *n: told.append(n))
+    assert told == [(n + 1, 6) for n in range(6)]
+
+
+def test_a_bar_shows_rates_and_is_quiet_without_a_terminal(tmp_path, capsys):
+    stores.pack((NUMBERS, open_images), tmp_path / "a")
+    assert capsys.readouterr().err == ""
+    stores.pack((NUMBERS, open_images), tmp_path / "b", progress=True)
+    shown = capsys.readouterr().err
+    assert re.search(r"packing b: 100%.*6/6 \[.*stream/s, [\d,]+ steps/s, [\d.]+ \wB/s\]", shown)
+
+
+# ---- decisions
+
+
+def test_small_streams_are_handed_out_together():
+    assert streams_at_once(0, 0, 1000, 2) == 1
+    assert streams_at_once(10, 10.0, 1000, 2) == 1
+    assert streams_at_once(1000, 0.1, 100_000, 2) == 256
+    assert streams_at_once(1000, 0.1, 80, 2) == 10
+    assert streams_at_once(1000, 0.1, 3, 2) == 1
+
+
+@pytest.mark.parametrize("seed", range(500 if FULL else 50))
+def test_the_ledger_loses_nothing_and_repeats_nothing(seed):
+    rng = random.Random(seed)
+    count = rng.randrange(12)
+    ledger, journal, failed, deaths = Ledger(range(count)), [], [], [0] * count
+    held = {}
+    while not ledger.is_empty:
+        worker, event = rng.randrange(3), rng.choice(["work", "work", "sync", "fail", "die"])
+        if event == "die":
+            fatal = ledger.died(worker)
+            if suspect := held.pop(worker, [])[:1]:
+                deaths[suspect[0]] += 1
+                assert (fatal == suspect[0]) == (deaths[suspect[0]] == 2)
+            failed += [] if fatal is None else [fatal]
+        elif event == "sync":
+            journal += ledger.synced(worker, rng.randrange(3))
+        elif not ledger.holds(worker):
+            held[worker] = ledger.take(worker, rng.randint(1, 3))
+        elif event == "fail":
+            failed.append(held[worker].pop(0))
+            ledger.failed(worker, failed[-1])
+        else:
+            ledger.written(worker, Entry(held[worker].pop(0), 1, None))
+    assert sorted([entry.number for entry in journal] + failed) == list(range(count))
+
+
+@random_cases(200, 20)
+@given(st.data())
+def test_a_journal_that_was_cut_or_damaged_keeps_what_is_whole(tmp_path_factory, data):
+    path = str(tmp_path_factory.mktemp("journal") / "journal")
+    entries = [Entry(n, n + 1, {"start": n, "crcs": [1, np.int64(2)]}) for n in range(5)]
+    journal = Journal(path, {"a": 1}, "remedy")
+    journal.begin_part()
+    for entry in entries:
+        journal.add([entry])
+    journal.close()
+    size = os.path.getsize(path)
+    cut = data.draw(st.integers(0, size))
+    os.truncate(path, cut)
+    if data.draw(st.booleans()) and cut:
+        place = data.draw(st.integers(0, cut - 1))
+        with open(path, "rb+") as file:
+            file.seek(place)
+            byte = file.read(1)[0]
+            file.seek(place)
+            file.write(bytes([byte ^ 16]))
+    again = Journal(path, {"a": 1}, "remedy")
+    kept = len(again.entries)
+    assert list(again.entries.values()) == [Entry(*entry) for entry in entries[:kept]]
+    again.add(entries[kept:])
+    again.close()
+    whole = Journal(path, {"a": 1}, "remedy")
+    assert list(whole.entries.values()) == entries
+    whole.close()

@@ -1,0 +1,385 @@
+"""Parquet and Arrow files."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import sys
+
+import cv2
+import numpy as np
+import pytest
+from helpers import FULL, PATIENCE
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores import ParquetStore
+from stream_dataloader.testing import StoreContract
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+feather = pytest.importorskip("pyarrow.feather")
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def episodes(lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        [
+            {
+                "episode": np.int64(10 * number),
+                "state": rng.standard_normal(6).astype(np.float32),
+                "grid": rng.integers(0, 9, (2, 3)),
+                "pose": {"x": np.float64(step / 2), "ok": np.bool_(step % 2)},
+                "time": np.int64(1_000_000 * step),
+            }
+            for step in range(length)
+        ]
+        for number, length in enumerate(lengths)
+    ]
+
+
+STREAMS = episodes((23, 3, 31, 8))
+
+
+def table_of(items):
+    return pa.table(
+        {
+            "episode": pa.array([item["episode"] for item in items], pa.int64()),
+            "state": pa.array([item["state"].tolist() for item in items], pa.list_(pa.float32(), 6)),
+            "grid": pa.array([item["grid"].tolist() for item in items], pa.list_(pa.list_(pa.int64()))),
+            "pose": pa.array(
+                [{"x": float(item["pose"]["x"]), "ok": bool(item["pose"]["ok"])} for item in items],
+                pa.struct({"x": pa.float64(), "ok": pa.bool_()}),
+            ),
+            "time": pa.array([int(item["time"]) for item in items], pa.timestamp("us")),
+        }
+    )
+
+
+TABLE = table_of([item for items in STREAMS for item in items])
+
+
+def two_parquets(folder):
+    os.makedirs(folder)
+    options = {"row_group_size": 7, "write_page_checksum": True}
+    pq.write_table(TABLE.slice(0, 30), folder / "data-2.parquet", **options)
+    pq.write_table(TABLE.slice(30), folder / "data-10.parquet", **options)
+    return str(folder)
+
+
+def write_ipc(path, table, kind, rows=7):
+    new = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with new(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return str(path)
+
+
+class ParquetContract(StoreContract):
+    damages = 500 if FULL else 12
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+    @pytest.fixture
+    def expected(self):
+        return STREAMS
+
+    def test_damage_is_noticed(self, open_stream, expected):
+        """In a process of its own, as it may crash, with less memory than a damaged size may claim."""
+
+        def check():
+            resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))
+            super(ParquetContract, self).test_damage_is_noticed(open_stream, expected)
+
+        process = multiprocessing.get_context("fork").Process(target=check)
+        process.start()
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+
+
+class TestParquetStore(ParquetContract):
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        store = ParquetStore(two_parquets(tmp_path / "a"), key="episode", cache_bytes=2000)
+        yield store
+        store.close()
+
+
+class TestArrowFile(ParquetContract):
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        store = ParquetStore(write_ipc(tmp_path / "a.arrow", TABLE, "file"), key="episode")
+        yield store
+        store.close()
+
+
+class TestSavedDataset(ParquetContract):
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        write_ipc(tmp_path / "data-00000-of-00002.arrow", TABLE.slice(0, 25), "stream")
+        write_ipc(tmp_path / "data-00001-of-00002.arrow", TABLE.slice(25), "stream")
+        write_ipc(tmp_path / "cache-of-some-map.arrow", TABLE.slice(1, 2), "stream")
+        names = [{"filename": f"data-0000{i}-of-00002.arrow"} for i in range(2)]
+        (tmp_path / "state.json").write_text(json.dumps({"_data_files": names, "_indices_data_files": None}))
+        store = ParquetStore(tmp_path, key="episode")
+        yield store
+        store.close()
+
+
+def written(path, columns, **options):
+    pq.write_table(columns if isinstance(columns, pa.Table) else pa.table(columns), path, **options)
+    return str(path)
+
+
+def test_without_a_key_files_are_streams_in_the_order_of_their_names(tmp_path):
+    for number in (10, 9, 1):
+        written(tmp_path / f"a{number}.parquet", {"x": [number] * number})
+    written(tmp_path / "a0.parquet", {"x": pa.array([], pa.int64())})
+    (tmp_path / "_metadata.parquet").write_bytes(b"no table")
+    store = stores.open(tmp_path).open_stream
+    assert [(store.key(i), store.length(i)) for i in store.sources] == [
+        (f"a{number}.parquet", number) for number in (0, 1, 9, 10)
+    ]
+    assert [len(list(store(number))) for number in store.sources] == [0, 1, 9, 10]
+    some = stores.open(str(tmp_path / "a{9,1}.parquet")).open_stream
+    assert some.lengths.tolist() == [9, 1]
+
+
+@pytest.mark.parametrize("keys", [["b", "b", "a", "c", "c"], [3, 3, 1, 2, 2], [True, True, False, None, None]])
+def test_runs_of_a_key_are_streams(tmp_path, keys):
+    path = written(tmp_path / "a.parquet", {"k": keys, "x": range(5)}, row_group_size=2)
+    if None in keys:
+        with pytest.raises(StoreError, match=r"a\.parquet, row 3: k is null"):
+            ParquetStore(path, key="k")
+        return
+    store = ParquetStore(path, key="k", columns=["x"])
+    found = {store.key(number): [int(item["x"]) for item in store(number)] for number in store.sources}
+    assert found == {str(keys[0]): [0, 1], str(keys[2]): [2], str(keys[3]): [3, 4]}
+    assert store.number(str(keys[2])) == 1
+
+
+def test_a_key_in_several_places_is_an_error(tmp_path):
+    path = written(tmp_path / "a.parquet", {"k": [1, 1, 2, 1]}, row_group_size=2)
+    with pytest.raises(StoreError, match=r"row 3: rows with k = 1 are in several places.*sort_by"):
+        ParquetStore(path, key="k")
+
+
+def test_folders_may_tell_columns(tmp_path):
+    for episode, task in ((2, "lift"), (10, "drop")):
+        folder = tmp_path / f"episode={episode}" / f"task={task}"
+        folder.mkdir(parents=True)
+        for part in range(2):
+            written(folder / f"part-{part}.parquet", {"x": [part, episode]})
+    store = stores.open(tmp_path, key="episode").open_stream
+    assert [store.key(number) for number in store.sources] == ["2", "10"]
+    assert list(store(1))[3] == {"x": 10, "episode": 10, "task": "drop"}
+    batch = next(iter(StreamDataLoader(StreamDataset([0, 1], store, batch_size=2, time_steps=4))))
+    assert batch.data["episode"].T.tolist() == [[2] * 4, [10] * 4]
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (pa.array([1, 2], pa.uint8()), np.uint8(2)),
+        (pa.array(np.array([1, 2], np.float16)), np.float16(2)),
+        (pa.array([0, 5], pa.date32()), np.int64(5)),
+        (pa.array([0, 5], pa.time32("ms")), np.int64(5)),
+        (pa.array([0, 5], pa.duration("ns")), np.int64(5)),
+        (pa.array([0, 5], pa.timestamp("ns", "UTC")), np.int64(5)),
+        (pa.array([[], []], pa.list_(pa.int8())), np.zeros(0, np.int8)),
+        (pa.array([[[1], [2]], [[3], [4]]], pa.large_list(pa.list_(pa.int8(), 1))), np.array([[3], [4]], np.int8)),
+        (pa.array([[{"a": 1}], [{"a": 2}]]), {"a": np.array([2])}),
+        (pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(8).reshape(2, 2, 2)), np.arange(4, 8).reshape(2, 2)),
+        (pa.array(["a", "b"]).dictionary_encode(), "b"),
+        (pa.array([b"a", b"b"], pa.binary(1)), b"b"),
+        (pa.array([["a"], ["b", "c"]]), ["b", "c"]),
+        (pa.array([[{"a": "x", "b": 1}], []]), []),
+    ],
+    ids=lambda value: str(getattr(value, "type", ""))[:40],
+)
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "lz4"])
+def test_types_come_back(tmp_path, array, expected, kind):
+    table = pa.table({"x": array})
+    path = str(tmp_path / f"a.{kind}")
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        feather.write_feather(table, path, compression="lz4" if kind == "lz4" else "uncompressed")
+    with pa.memory_map(path):
+        (_, item) = ParquetStore(path)(0)
+    np.testing.assert_equal(item["x"], expected)
+    assert getattr(item["x"], "dtype", None) == getattr(expected, "dtype", None)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (pa.array([1, None]), r"column 'x', row 1: it is null; fill it by fill_null="),
+        (pa.array([[1], [None]]), r"column 'x', row 1: it is null"),
+        (pa.array([[1], None]), r"column 'x', row 1: it is null"),
+        (pa.array([{"a": 1}, {"a": None}]), r"column 'x.a', row 1: it is null"),
+        (pa.array([[1], [2, 3]]), r"row 1: a list of 2 values, and those before it have 1.*pad"),
+        (pa.array([1, 2]).cast(pa.decimal128(20)), r"decimal128\(20, 0\), which is not read"),
+        (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int8())), "map<.*not read"),
+        (pa.nulls(2), "null"),
+    ],
+    ids=str,
+)
+def test_what_is_no_number_is_refused_by_column_and_row(tmp_path, array, message):
+    store = ParquetStore(written(tmp_path / "a.parquet", {"x": array, "y": [1, 2]}))
+    with pytest.raises(StoreError, match=rf"(?s)a\.parquet, .*{message}"):
+        list(store(0))
+    assert len(list(ParquetStore(store.path, columns=["y"])(0))) == 2
+
+
+def test_a_string_that_is_no_utf8_is_named(tmp_path):
+    array = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"a\xff"))
+    with pytest.raises(StoreError, match="column 'x', row 1: it cannot be read"):
+        list(ParquetStore(written(tmp_path / "a.parquet", {"x": array}))(0))
+
+
+def test_nulls_are_filled_if_asked(tmp_path):
+    path = written(tmp_path / "a.parquet", {"x": [1, None], "s": ["a", None], "l": [[1.0], [None]]})
+    assert list(ParquetStore(path, fill_null={"x": -1, "s": "", "l": 0})(0))[1] == {"x": -1, "s": "", "l": [0]}
+    with pytest.raises(StoreError, match="nulls cannot be -1"):
+        list(ParquetStore(path, fill_null=-1)(0))
+
+
+def test_lists_of_another_length_in_another_row_group_are_no_broadcast(tmp_path):
+    path = written(tmp_path / "a.parquet", {"x": [[1, 2], [1, 2], [3], [3]]}, row_group_size=2)
+    with pytest.raises(StoreError, match=r"int64 \(1,\), and the rows before it are int64 \(2,\)"):
+        ParquetStore(path)(0).read_into({"x": np.zeros((4, 2), np.int64)})
+    with pytest.raises(StoreError, match="float64"):
+        ParquetStore(path)(0).read_into({"x": np.zeros((2, 2))})
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_images_are_decoded(tmp_path, nested):
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (9, 3, 4, 5), np.uint8)
+    encoded = [cv2.imencode(".png", frame.transpose(1, 2, 0)[..., ::-1].copy())[1].tobytes() for frame in frames]
+    column = [{"bytes": data, "path": None} for data in encoded] if nested else encoded
+    path = written(tmp_path / "a.parquet", {"image": column, "x": range(9)}, row_group_size=4)
+    store = ParquetStore(path, decode={"image": "image"})
+    assert all((item["image"] == frame).all() for item, frame in zip(store(0), frames, strict=True))
+    batch = next(iter(StreamDataLoader(StreamDataset([0], store, batch_size=1, time_steps=9))))
+    assert (batch.data["image"][:, 0].numpy() == frames).all()
+    small = ParquetStore(path, decode={"image": "image"}, size=(2, 2), layout="HWC", color="gray")
+    assert next(iter(small(0)))["image"].shape == (2, 2, 1)
+    with pytest.raises(StoreError, match="decode= takes columns of binary"):
+        list(ParquetStore(path, decode={"x": "image"}, columns=["x"])(0))
+    broken = written(tmp_path / "b.parquet", {"image": [encoded[0], encoded[1][:40]]})
+    with pytest.raises(StoreError, match=r"b\.parquet, column 'image', row 1 cannot be decoded"):
+        list(ParquetStore(broken, decode={"image": "image"})(0))
+
+
+def test_options_are_checked(tmp_path):
+    path = written(tmp_path / "a.parquet", {"x": [1], "y": [2]})
+    for options in ({"columns": ["z"]}, {"key": "z"}, {"decode": {"z": "image"}}):
+        with pytest.raises(StoreError, match=r"no column \['z'\]; it has \['x', 'y'\]"):
+            ParquetStore(path, **options)
+    for kind, options in (
+        (TypeError, {"columns": "x"}),
+        (ValueError, {"columns": []}),
+        (ValueError, {"decode": {"x": "sound"}}),
+        (ValueError, {"cache_bytes": -1}),
+    ):
+        with pytest.raises(kind, match=next(iter(options))):
+            ParquetStore(path, **options)
+    assert [list(item) for item in ParquetStore(path, columns=["y", "x"])(0)] == [["y", "x"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"FEA1....", "Feather version 1"),
+        (b"PK\3\4....", "neither"),
+        (b"PAR1....PAR1", "cut off or damaged"),
+        (b"ARROW1\0\0", "cut off or damaged"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\x7f", "cut off or damaged"),
+    ],
+)
+def test_what_is_no_table_is_named(tmp_path, content, message):
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(StoreError, match=rf"a\.parquet.*{message}"):
+        ParquetStore(tmp_path)
+    with pytest.raises(StoreError, match="no tables"):
+        ParquetStore(str(tmp_path / "empty")) if (tmp_path / "empty").mkdir() is None else None
+
+
+def test_an_unfinished_stream_is_an_error(tmp_path):
+    path = write_ipc(tmp_path / "a.arrow", TABLE, "stream")
+    size = os.stat(path).st_size
+    for cut in (8, size // 2):
+        os.truncate(path, size - cut)
+        with pytest.raises(StoreError, match=r"unfinished|cut off"):
+            ParquetStore(path)
+
+
+def test_a_saved_dataset_is_what_its_state_says(tmp_path):
+    state = tmp_path / "state.json"
+    for content, message in (
+        ({"_data_files": [{"filename": "../a.arrow"}]}, "outside of the store"),
+        ({"_data_files": [{"filename": "a.arrow"}]}, "missing"),
+        ({"_data_files": []}, "names no files"),
+        ({"_data_files": [], "_indices_data_files": [{}]}, "flatten_indices"),
+    ):
+        state.write_text(json.dumps(content))
+        with pytest.raises(StoreError, match=message):
+            ParquetStore(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
+def test_a_file_that_is_replaced_or_cut_off_is_an_error(tmp_path, kind):
+    path = str(tmp_path / "a.arrow")
+    pq.write_table(TABLE, path, row_group_size=7) if kind == "parquet" else write_ipc(path, TABLE, kind)
+    store = ParquetStore(path, key="episode", cache_bytes=0)
+    sent = pickle.dumps(store)
+    stream = store(0)
+    next(stream)
+    os.truncate(path, 1000)
+    with pytest.raises((OSError, StoreError), match=r"cut off while it was read|another file now"):
+        list(stream)
+    os.unlink(path)
+    table = table_of([item for items in episodes((23, 3, 31, 8), 1) for item in items])
+    pq.write_table(table, path) if kind == "parquet" else write_ipc(path, table, kind)
+    with pytest.raises(StoreError, match="another file now"):
+        list(store(0))
+    with pytest.raises(StoreError, match="another store now"):
+        pickle.loads(sent)(0)
+
+
+def test_row_groups_are_read_once_for_all_streams_within_the_limit(tmp_path, monkeypatch):
+    path = written(tmp_path / "a.parquet", {"k": np.arange(100) // 5, "x": np.zeros(100)}, row_group_size=25)
+    read = []
+    whole = stores.parquet.rows.Rows.read
+    monkeypatch.setattr(stores.parquet.rows.Rows, "read", lambda self, group: read.append(group) or whole(self, group))
+    store = ParquetStore(path, key="k")
+    for number in store.sources:
+        list(store(number))
+    assert read == [0, 1, 2, 3]
+    store = ParquetStore(path, key="k", cache_bytes=0)
+    list(store(0))
+    list(store(0))
+    assert read[4:] == [0, 0]
+
+
+def test_tables_on_a_server_are_fetched(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").put(two_parquets(tmp_path / "a"), "/tables", recursive=True)
+    store = ParquetStore("memory://tables/data-{2,10}.parquet", key="episode", columns=["state"])
+    assert store.lengths.tolist() == [23, 3, 31, 8]
+    assert len(list(store(2))) == 31
+    store.close()
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
+    path = written(tmp_path / "a.parquet", {"x": [1]})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"stream-dataloader\[arrow\]"):
+        stores.open(path)

@@ -1,0 +1,297 @@
+"""What tensordict saved, read without it."""
+
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import FULL, PATIENCE
+from saved_tensordicts import Constant, Texts, recording, save, steps_of
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores import TensorDictStore
+from stream_dataloader.testing import StoreContract
+
+STEPS = 61
+TREE = recording(STEPS)
+ITEMS = steps_of(TREE, STEPS)
+BOUNDS = [0, 20, 27, 58, 61]
+
+
+def saved(tmp_path, tree=None, batch=(STEPS,)):
+    return save(tmp_path / "a", TREE if tree is None else tree, batch)
+
+
+class OfEpisodes(StoreContract):
+    damages = 500 if FULL else 12
+
+    @pytest.fixture
+    def options(self):
+        return {"episode": ("collector", "traj_ids")}
+
+    @pytest.fixture
+    def open_stream(self, tmp_path, options):
+        store = TensorDictStore(saved(tmp_path), **options)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+    @pytest.fixture
+    def expected(self):
+        return [ITEMS[start:stop] for start, stop in itertools.pairwise(BOUNDS)]
+
+
+class TestEpisodes(OfEpisodes):
+    pass
+
+
+class TestNumbers(OfEpisodes):
+    """Without texts, windows are written into the batch."""
+
+    @pytest.fixture
+    def options(self):
+        return {"done": ("next", "done"), "leaves": ["pixels", "action", "nothing", "next"]}
+
+    @pytest.fixture
+    def expected(self):
+        items = [{key: item[key] for key in ("pixels", "action", "nothing", "next")} for item in ITEMS]
+        return [items[start:stop] for start, stop in itertools.pairwise(BOUNDS)]
+
+
+def test_the_whole_is_one_stream(tmp_path):
+    sources, store = stores.open(saved(tmp_path))
+    assert (len(sources), store.lengths.tolist(), store.key(0)) == (1, [STEPS], "0")
+    info = store.info()
+    assert info.metadata == {"robot": "arm"}
+    assert info.version == "1"
+    assert info.leaves == {
+        "['action']": "bfloat16 (2,)",
+        "['collector']['traj_ids']": "int64 ()",
+        "['next']['deep']['a/b']": "int64 ()",
+        "['next']['done']": "bool (1,)",
+        "['next']['reward']": "float64 (1,)",
+        "['nothing']": "float32 (0,)",
+        "['pixels']": "uint8 (3, 4, 5)",
+        "['task']": "an object",
+    }
+
+
+def test_lengths_are_a_column_or_a_file(tmp_path):
+    tree = {"x": np.arange(10), "n": np.array([3, 0, 7], np.int32)}
+    store = TensorDictStore(saved(tmp_path, tree, ()), lengths="n")
+    assert [[int(item["x"]) for item in store(number)] for number in range(3)] == [[0, 1, 2], [], list(range(3, 10))]
+    assert list(store.info().leaves) == ["['x']"]
+    np.save(tmp_path / "a" / "lengths.npy", np.array([4, 6]))
+    for path in ("lengths.npy", str(tmp_path / "a" / "lengths.npy")):
+        assert TensorDictStore(store.path, leaves=["x"], lengths=path).lengths.tolist() == [4, 6]
+    for wrong, message in (
+        ([4, 5], "lengths of 9 steps together, and there are 10"),
+        ([-1, 11], "-1 to 11, and lengths are 0 to 10"),
+        ([2**62, 2**62], "lengths are 0 to 10"),
+        ([4.0, 6.0], "to cut streams, give one whole number"),
+        ([[4, 6]], "to cut streams, give one whole number"),
+    ):
+        np.save(tmp_path / "a" / "lengths.npy", np.array(wrong))
+        with pytest.raises(StoreError, match=message):
+            TensorDictStore(store.path, leaves=["x"], lengths="lengths.npy")
+
+
+def test_a_replay_buffer_is_read_as_far_as_it_was_filled(tmp_path):
+    folder = saved(tmp_path)
+    (folder / "storage_metadata.json").write_text(json.dumps({"metadata": {}, "is_pytree": False, "len": 22}))
+    assert TensorDictStore(folder, episode=("collector", "traj_ids")).lengths.tolist() == [20, 2]
+    assert TensorDictStore(folder).lengths.tolist() == [22]
+    (folder / "storage_metadata.json").write_text(json.dumps({"len": STEPS + 1}))
+    with pytest.raises(StoreError, match="62 steps are filled, of 61"):
+        TensorDictStore(folder)
+
+
+def test_nested_names_are_tuples_and_take_all_below(tmp_path):
+    store = TensorDictStore(saved(tmp_path), leaves=[("next", "deep"), "pixels"])
+    item = next(iter(store(0)))
+    assert {key: list(item[key]) for key in ("next",)} == {"next": ["deep"]}
+    assert sorted(item) == ["next", "pixels"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"leaves": "pixels"}, TypeError, "give a list of names"),
+        ({"leaves": []}, TypeError, "give a list of names"),
+        ({"leaves": [3]}, TypeError, "a name is a string, or a tuple"),
+        ({"leaves": ["depth"]}, StoreError, r"'depth' is not there; there is \['pixels'"),
+        ({"leaves": ["robot"]}, StoreError, "'robot' holds for all steps"),
+        ({"episode": "x", "done": "y"}, ValueError, "episode and done both say"),
+        ({"episode": 3}, TypeError, "episode names 3"),
+        ({"episode": ("collector", "x")}, StoreError, r"\('collector', 'x'\), which is no column; there is \['pixels'"),
+        ({"episode": "pixels"}, StoreError, r"uint8 \(61, 3, 4, 5\); to cut streams"),
+        ({"episode": "action"}, StoreError, "bfloat16"),
+        ({"done": ("next", "reward")}, StoreError, "float64"),
+        ({"lengths": ("next", "deep", "a/b")}, StoreError, "lengths of 1,830 steps together"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        TensorDictStore(saved(tmp_path), **options)
+
+
+def pickled(folder):
+    (folder / "robot" / "other.pickle").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
+
+
+def pickled_stack(folder):
+    meta = json.loads((folder / "task" / "meta.json").read_text()) | {"data": "pickle.pkl"}
+    (folder / "task" / "meta.json").write_text(json.dumps(meta))
+    (folder / "task" / "pickle.pkl").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
+
+
+def nested_tensor(folder):
+    change(folder, "pixels", is_nested=True)
+
+
+def lazy_stack(folder):
+    (folder / "next" / "meta.json").write_text(json.dumps({"_type": "LazyStackedTensorDict", "stack_dim": 0}))
+
+
+def stack_of_numbers(folder):
+    meta = json.loads((folder / "task" / "meta.json").read_text()) | {"data": [1, 2]}
+    (folder / "task" / "meta.json").write_text(json.dumps(meta))
+
+
+def some_class(folder):
+    (folder / "next" / "meta.json").write_text(json.dumps({"_type": "<class 'mine.Own'>", "index": 3}))
+
+
+def lost_shape(folder):
+    (folder / "shape.memmap").write_bytes(bytes(STEPS))
+
+
+def change(folder, key, **entries):
+    meta = json.loads((folder / "meta.json").read_text())
+    if key is None:
+        meta |= entries
+    else:
+        meta[key] |= entries
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (pickled, "'robot' is pickled.*leaves="),
+        (pickled_stack, "'task' is pickled"),
+        (nested_tensor, "'pixels' is a nested tensor"),
+        (lazy_stack, "'next' is a lazy stack"),
+        (stack_of_numbers, "'task' holds other values"),
+        (some_class, "'next' is a .*mine.Own"),
+        (lost_shape, "'shape' is called as an entry"),
+        (lambda folder: change(folder, "nothing", shape=[]), "'nothing' is one number, without time"),
+        (lambda folder: change(folder, "nothing", shape=[60, 0]), "'nothing' has 60 rows, and time has 61"),
+    ],
+)
+def test_what_cannot_be_read_is_named_and_can_be_left_out(tmp_path, damage, message):
+    damage(saved(tmp_path))
+    with pytest.raises(StoreError, match=message):
+        TensorDictStore(tmp_path / "a")
+    assert len(list(TensorDictStore(tmp_path / "a", leaves=["action"])(0))) == STEPS
+    assert not pathlib.Path("pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: os.unlink(folder / "pixels.memmap"), "pixels.memmap is missing"),
+        (lambda folder: os.truncate(folder / "pixels.memmap", 100), "pixels.memmap is damaged: 100 bytes of 3,660"),
+        (lambda folder: os.unlink(folder / "next" / "meta.json"), "next/meta.json is missing"),
+        (lambda folder: (folder / "next" / "meta.json").write_text("[3"), "no valid JSON"),
+        (lambda folder: change(folder, None, _format_version=2), "version 2 of tensordict's format"),
+        (lambda folder: change(folder, None, _type=3), "has no _type"),
+        (lambda folder: change(folder, "pixels", shape=[STEPS, 1 << 50]), "bytes of 68,679"),
+        (lambda folder: change(folder, "pixels", shape=[STEPS, -1]), "a shape .*which is none"),
+        (lambda folder: change(folder, "pixels", shape=[STEPS, 1 << 60]), "a shape .*which is none"),
+        (lambda folder: change(folder, "pixels", dtype="torch.float512"), "damaged at 'pixels': no dtype"),
+        (lambda folder: change(folder, "pixels", shape=None, dtype=None), "damaged at 'pixels': no dtype"),
+        (lambda folder: change(folder, None, **{"../../etc": {"type": "TensorDict"}}), "etc/meta.json is missing"),
+        (lambda folder: os.symlink(folder, folder / "next" / "deep" / "me") or change(
+            folder / "next" / "deep", None, me={"type": "TensorDict"}), "nested more than 64 deep"),
+    ],
+)  # fmt: skip
+def test_damage_is_named(tmp_path, damage, message):
+    damage(saved(tmp_path))
+    with pytest.raises(StoreError, match=message):
+        TensorDictStore(tmp_path / "a", episode=("collector", "traj_ids"))
+
+
+def test_keys_before_they_were_encoded_are_found(tmp_path):
+    folder = saved(tmp_path, {"white space": np.arange(4)}, (4,))
+    os.rename(folder / "white%20space.memmap", folder / "white space.memmap")
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(
+        json.dumps({key: meta[key] for key in meta if key not in ("_class", "_format_version")})
+    )
+    store = TensorDictStore(folder)
+    assert [int(item["white space"]) for item in store(0)] == [0, 1, 2, 3]
+    assert store.info().version == "0"
+
+
+def test_a_tensorclass_is_a_dict(tmp_path):
+    save(tmp_path / "a" / "_tensordict", {"x": np.arange(4), "s": Constant("hi")}, (4,))
+    (tmp_path / "a" / "meta.json").write_text(json.dumps({"_type": "<class '__main__.Sample'>"}))
+    store = stores.open(tmp_path / "a").open_stream
+    assert list(store(0)) == [{"x": x} for x in range(4)]
+    (tmp_path / "a" / "other.pickle").write_bytes(b"x")
+    with pytest.raises(StoreError, match=r"'other.pickle' is pickled"):
+        stores.open(tmp_path / "a")
+    assert TensorDictStore(tmp_path / "a", leaves=["x"]).lengths.tolist() == [4]
+
+
+def test_what_is_no_tensordict_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no store at"):
+        TensorDictStore(tmp_path / "nothing")
+    (tmp_path / "meta.json").write_text(json.dumps({"_type": "x", "_is_non_tensor": True, "data": 3}))
+    with pytest.raises(StoreError, match="no saved TensorDict"):
+        TensorDictStore(tmp_path)
+    with pytest.raises(StoreError, match="holds no tensors"):
+        TensorDictStore(saved(tmp_path, {}))
+
+
+def test_an_empty_recording_has_no_episodes(tmp_path):
+    folder = saved(tmp_path, {"x": torch.zeros(0, 3), "n": torch.zeros(0, dtype=torch.int64)}, (0,))
+    assert TensorDictStore(folder).lengths.tolist() == [0]
+    assert list(TensorDictStore(folder)(0)) == []
+    for option in ("lengths", "episode", "done"):
+        assert len(TensorDictStore(folder, **{option: "n"})) == 0
+
+
+def test_texts_can_say_where_episodes_begin(tmp_path):
+    folder = saved(tmp_path, {"x": np.arange(5), "clip": Texts("aabbb")}, (5,))
+    assert TensorDictStore(folder, episode="clip").lengths.tolist() == [2, 3]
+
+
+def test_tensordict_is_not_imported(tmp_path):
+    code = (
+        "import sys; from stream_dataloader import stores; "
+        f"list(stores.open({str(saved(tmp_path))!r}).open_stream(0)); assert 'tensordict' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_what_was_saved(tmp_path, workers):
+    sources, store = stores.open(saved(tmp_path), done=("next", "done"), leaves=["action", "next"])
+    dataset = StreamDataset(sources, store, batch_size=2, time_steps=8, lengths=store.lengths)
+    found = [[] for _ in sources]
+    for batch in StreamDataLoader(dataset, num_workers=workers):
+        assert batch.data["action"].dtype == torch.bfloat16
+        for t, lane in zip(*np.nonzero(batch.mask.numpy()), strict=True):
+            found[int(batch.source[t, lane])].append(int(batch.data["next"]["deep"]["a/b"][t, lane]))
+    assert found == [list(range(start, stop)) for start, stop in itertools.pairwise(BOUNDS)]

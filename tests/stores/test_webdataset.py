@@ -1,0 +1,393 @@
+"""WebDataset's tars."""
+
+import json
+import os
+import pickle
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import FULL
+from tars import npy, png, samples, write_tar
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores import WebDatasetStore
+from stream_dataloader.stores._base.patterns import expanded
+from stream_dataloader.stores.webdataset.members import TarIndex
+from stream_dataloader.testing import StoreContract
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+A, B, C = samples("video_0001/", 23), samples("video_0002/", 9, 1), samples("video_0003/", 31, 2)
+
+
+def two_tars(folder):
+    """Three streams in two tars; the second of them goes on in the second tar."""
+    os.makedirs(folder, exist_ok=True)
+    write_tar(folder / "train-000.tar", A[0] + B[0][: 4 * 5])
+    write_tar(folder / "train-001.tar", B[0][4 * 5 :] + C[0])
+    return str(folder)
+
+
+class TestWebDatasetStore(StoreContract):
+    damages = 500 if FULL else 12
+
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        store = WebDatasetStore(two_tars(tmp_path / "tars"))
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+    @pytest.fixture
+    def expected(self):
+        return [A[1], B[1], C[1]]
+
+
+def texts(*names):
+    return [(f"{name}.txt", name.encode()) for name in names]
+
+
+def streams(store):
+    return {store.key(number): [item["txt"] for item in store(number)] for number in store.sources}
+
+
+def test_a_stream_is_a_directory_or_a_tar_that_has_none(tmp_path):
+    write_tar(tmp_path / "s-2.tar", texts("a/0", "a/1", "b.c/0"))
+    write_tar(tmp_path / "s-10.tar", texts("0", "1", "./2"))
+    assert streams(WebDatasetStore(tmp_path)) == {
+        "a": ["a/0", "a/1"],
+        "b.c": ["b.c/0"],
+        "s-10.tar": ["0", "1", "./2"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        ("_", {"x/ep3_1": ["x/ep3_1_0", "x/ep3_1_1"], "x/ep4_1": ["x/ep4_1_0"]}),
+        (r".*(ep\d+)_", {"ep3": ["x/ep3_1_0", "x/ep3_1_1"], "ep4": ["x/ep4_1_0"]}),
+        ("shard", {"a.tar": ["x/ep3_1_0", "x/ep3_1_1", "x/ep4_1_0"]}),
+        (None, {"x": ["x/ep3_1_0", "x/ep3_1_1", "x/ep4_1_0"]}),
+    ],
+)
+def test_what_a_stream_is_can_be_said(tmp_path, stream, expected):
+    path = write_tar(tmp_path / "a.tar", texts("x/ep3_1_0", "x/ep3_1_1", "x/ep4_1_0"))
+    assert streams(WebDatasetStore(path, stream=stream)) == expected
+
+
+@pytest.mark.parametrize("stream", ["", 3, "(", "(?:ep)"])
+def test_a_rule_that_says_nothing_is_refused(tmp_path, stream):
+    with pytest.raises(ValueError, match="stream is "):
+        WebDatasetStore(write_tar(tmp_path / "a.tar", texts("x")), stream=stream)
+
+
+def test_a_key_that_the_rule_does_not_match_is_named(tmp_path):
+    with pytest.raises(StoreError, match=r"key 'zz_1' does not match"):
+        WebDatasetStore(write_tar(tmp_path / "a.tar", texts("ep1_1", "zz_1")), stream=r"(ep\d+)_")
+
+
+def test_tars_are_found_by_patterns_lists_and_urls(tmp_path):
+    for number in (1, 2, 10):
+        write_tar(tmp_path / f"t-{number}.tar", texts(str(number)))
+    keys = [["t-1.tar", "t-2.tar", "t-10.tar"]] * 3 + [["t-10.tar", "t-1.tar"]] * 2
+    stored = [
+        stores.open(tmp_path).open_stream,
+        stores.open(str(tmp_path / "t-*.tar")).open_stream,
+        stores.open(str(tmp_path / "t-{1,2,10}.tar")).open_stream,
+        WebDatasetStore(tmp_path, shards=["t-10.tar", str(tmp_path / "t-1.tar")]),
+        WebDatasetStore(f"file://{tmp_path}", shards=["t-{10,1}.tar"]),
+    ]
+    assert [[store.key(number) for number in store.sources] for store in stored] == keys
+    with pytest.raises(FileNotFoundError, match=r"no file at .*t-3"):
+        WebDatasetStore(str(tmp_path / "t-{1..3}.tar"))
+    with pytest.raises(ValueError, match="may have 1,000,000"):
+        expanded("{0..99999999999}")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match="no tars"):
+        WebDatasetStore(tmp_path / "empty")
+
+
+def test_tars_on_a_server_are_fetched_when_they_are_read(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    memory.put(two_tars(tmp_path), "/tars", recursive=True)
+    store = stores.open("memory://tars/train-{000..001}.tar").open_stream
+    assert [len(list(store(number))) for number in store.sources] == [23, 9, 31]
+    assert store.info().disk_bytes is None
+    os.remove(tmp_path / "train-000.tar")
+    write_tar(tmp_path / "train-000.tar", texts("other/0"))
+    memory.put(str(tmp_path / "train-000.tar"), "/tars/train-000.tar")
+    from stream_dataloader.stores._base.store import Store
+    from stream_dataloader.streams.cache import FileCache
+
+    again = WebDatasetStore("memory://tars/train-{000..001}.tar", cache=FileCache(check_seconds=0))
+    with pytest.raises(StoreError, match="another file now"):
+        list(again(0))
+    assert isinstance(again, Store)
+    new = WebDatasetStore("memory://tars/train-{000..001}.tar", cache=FileCache(check_seconds=0))
+    assert [new.key(number) for number in new.sources] == ["other", "video_0002", "video_0003"]
+
+
+def test_batches_hold_what_the_columns_say(tmp_path):
+    store = WebDatasetStore(two_tars(tmp_path), columns=["png", "cls"], size=(8, 6), layout="HWC")
+    dataset = StreamDataset(*stores.OpenedStore(store.sources, store), batch_size=3, time_steps=8)
+    batch = next(iter(StreamDataLoader(dataset, num_workers=2)))
+    assert (batch.data["png"].shape, batch.data["cls"].T.tolist()) == ((8, 3, 8, 6, 3), [list(range(8))] * 3)
+    keyed = WebDatasetStore(two_tars(tmp_path), columns=["__key__", "cls"])
+    assert next(iter(keyed(1))) == {"__key__": "video_0002/000000", "cls": 0}
+    for wrong, kind in ((["depth"], StoreError), ([], ValueError), ("png", TypeError)):
+        with pytest.raises(kind, match="column"):
+            WebDatasetStore(tmp_path, columns=wrong)
+
+
+def test_columns_are_decoded_by_their_last_extension(tmp_path):
+    members = [
+        ("a/0.depth.PNG", png(np.zeros((3, 2, 2), np.uint8))),
+        ("a/0.npy", npy(np.asfortranarray(np.arange(6, dtype=">i2").reshape(2, 3)))),
+        ("a/0.txt", "naïve".encode()),
+        ("a/0.json", b'{"a": [1, 2]}'),
+        ("a/0.raw", b"\0\1"),
+        ("a/0.id", b" 17\n"),
+    ]
+    path = write_tar(tmp_path / "a.tar", members)
+    (item,) = WebDatasetStore(path)(0)
+    assert item.pop("depth.png").shape == (3, 2, 2)
+    array = item.pop("npy")
+    assert (array.dtype, array.tolist()) == (np.int16, [[0, 1, 2], [3, 4, 5]])
+    assert item == {"txt": "naïve", "json": {"a": [1, 2]}, "raw": b"\0\1", "id": 17}
+    (item,) = WebDatasetStore(path, decode=False)(0)
+    assert item == {name[4:].lower(): data for name, data in members}
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, (os.environ["EVIL"],)
+
+
+def test_what_runs_code_is_refused_unless_allowed(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVIL", str(tmp_path / "ran"))
+    path = write_tar(tmp_path / "a.tar", [("0.pkl", pickle.dumps(Evil())), ("0.cls", b"1")])
+    with pytest.raises(StoreError, match=r"0\.pkl is pickled.*allow_pickle=True"):
+        list(WebDatasetStore(path)(0))
+    assert list(WebDatasetStore(path, columns=["cls"])(0)) == [{"cls": 1}]
+    assert not (tmp_path / "ran").exists()
+    list(WebDatasetStore(path, allow_pickle=True)(0))
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("0.npy", npy(np.zeros(9))[:-8], "192 bytes of 200"),
+        ("0.npy", npy(np.zeros(9)).replace(b"(9,), }", b"(9999999999999999,), }"), "bytes of 80,000"),
+        ("0.npy", b"", "header cannot be read"),
+        ("0.npy", npy(np.array(["a"])), "dtype <U1"),
+        ("0.cls", b"cat", "invalid literal"),
+        ("0.json", b"[1,", "cannot be decoded"),
+        ("0.json", b"[" * 100_000, "cannot be decoded"),
+        ("0.txt", b"\xff", "cannot be decoded"),
+        ("0.jpg", b"\xff\xd8\xff\xe0\0", "cut short"),
+        ("0.png", b"", "is empty"),
+    ],
+)
+def test_a_member_that_cannot_be_decoded_is_named(tmp_path, name, data, message):
+    store = WebDatasetStore(write_tar(tmp_path / "a.tar", [(name, data)]))
+    with pytest.raises(StoreError, match=rf"a\.tar.* 0\.{name[2:]} .*{message}|{message}"):
+        list(store(0))
+    assert len(store.verify()) == 1
+
+
+def read_as(store, out):
+    store(0).read_into(out)
+
+
+@pytest.mark.parametrize(
+    ("members", "out", "message"),
+    [
+        ([("0.png", png(np.zeros((3, 2, 2), np.uint8)))], {"png": np.zeros((1, 3, 4, 4), np.uint8)}, "give size="),
+        ([("0.npy", npy(np.zeros(1)))], {"npy": np.zeros((1, 3))}, r"float64 \(1,\).* float64 \(3,\)"),
+        ([("0.json", b"1.5")], {"json": np.zeros(1, np.int64)}, r"float64 \(\).*int64 \(\)"),
+        ([("0.json", b'{"a": 1}')], {"json": np.zeros(1, np.int64)}, "another structure"),
+        ([("0.cls", b"1")], {"id": np.zeros(1, np.int64)}, "give the columns that all have"),
+    ],
+)
+def test_a_sample_unlike_those_before_it_is_an_error(tmp_path, members, out, message):
+    store = WebDatasetStore(write_tar(tmp_path / "a.tar", members))
+    with pytest.raises(StoreError, match=message):
+        read_as(store, out)
+
+
+def member(name, kind=tarfile.REGTYPE, size=0, **fields):
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, b""
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([member("/etc/0.txt")], "leads out of the tar"),
+        ([member("a/../../0.txt")], "leads out of the tar"),
+        ([member("0.txt", tarfile.SYMTYPE, linkname="/etc/passwd")], "is a link"),
+        ([member("0.txt", tarfile.LNKTYPE, linkname="1.txt")], "is a link"),
+        ([member("0.txt", tarfile.CHRTYPE)], "is a device"),
+        ([member("0.txt", tarfile.FIFOTYPE)], "is a device"),
+        ([("0.txt", b"a"), ("0.TXT", b"b")], "two members '0.TXT'"),
+        ([("0.txt", b"a"), ("1.txt", b"a"), ("0.cls", b"1")], "not one behind the other.*tar --sort=name"),
+        ([member("0.txt", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})], "0.txt|tar"),
+        ([("b/0.txt", b"a"), ("a/0.txt", b"a"), ("b/1.txt", b"a")], "stream 'b' are in .*'shard'"),
+    ],
+)
+def test_members_that_make_no_samples_are_refused(tmp_path, members, message):
+    path = write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(StoreError, match=rf"(?s)a\.tar.*({message})"):
+        WebDatasetStore(path)
+
+
+def test_a_stream_with_a_sample_twice_is_an_error(tmp_path):
+    write_tar(tmp_path / "0.tar", texts("a/0", "a/1"))
+    write_tar(tmp_path / "1.tar", texts("a/1", "a/2"))
+    with pytest.raises(StoreError, match=r"1\.tar: samples of the stream 'a' are in .*0\.tar already"):
+        WebDatasetStore(tmp_path)
+
+
+def test_directories_hidden_notes_and_names_without_a_dot_are_no_samples(tmp_path):
+    members = [member("a", tarfile.DIRTYPE), ("__meta__/0.txt", b""), ("README", b"x"), *texts("a/0")]
+    assert streams(WebDatasetStore(write_tar(tmp_path / "a.tar", members))) == {"a": ["a/0"]}
+
+
+def test_a_tar_without_samples_is_a_stream_without_steps_if_tars_are_streams(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [])
+    assert len(WebDatasetStore(path)) == 0
+
+
+def claim(path, place, text):
+    """Write into the first header, and mend its checksum."""
+    data = bytearray(Path(path).read_bytes())
+    data[place : place + len(text)] = text
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    Path(path).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "message"),
+    [
+        (124, b"77777777777\0", "8,589,934,591 bytes from byte 512"),
+        (124, b"\x80\0\0\0\x7f" + b"\xff" * 7, "tar"),
+        (124, b"\xff" * 12, "tar"),
+        (156, b"x", "header"),
+        (156, b"L", "header|tar"),
+    ],
+)
+def test_absurd_sizes_in_headers_are_refused_at_once(tmp_path, place, text, message):
+    path = write_tar(tmp_path / "a.tar", texts("a/0", "a/1"))
+    claim(path, place, text)
+    if place == 156:
+        claim(path, 124, b"77777777777\0")
+    with pytest.raises(StoreError, match=rf"(?s)a\.tar.*({message})"):
+        WebDatasetStore(path)
+
+
+def test_a_tar_that_is_cut_off_is_an_error(tmp_path):
+    path = write_tar(tmp_path / "a.tar", texts("a/0", "a/1", "a/2"))
+    for size in (0, 100, 512, 700, 1024, 1500, 3 * 1024):
+        copy = shutil.copy(path, tmp_path / f"{size}.tar")
+        os.truncate(copy, size)
+        with pytest.raises(StoreError, match="write it anew"):
+            WebDatasetStore(copy)
+
+
+def test_a_damaged_header_does_not_end_a_tar(tmp_path):
+    path = write_tar(tmp_path / "a.tar", texts("a/0", "a/1", "a/2"))
+    content = Path(path).read_bytes()
+    for damaged in (content[:1024] + b"Q" + content[1025:], content[:1024] + bytes(1024) + content[2048:]):
+        Path(path).write_bytes(damaged)
+        with pytest.raises(StoreError, match="byte 1,024"):
+            WebDatasetStore(path)
+    Path(path).write_bytes(content + content)
+    with pytest.raises(StoreError, match="end to end"):
+        WebDatasetStore(path)
+
+
+@pytest.mark.parametrize("how", ["gz", "bz2", "xz"])
+def test_a_compressed_tar_is_refused_with_the_remedy(tmp_path, how):
+    path = write_tar(tmp_path / "a.tar", texts("a/0"), f"w:{how}")
+    with pytest.raises(StoreError, match=r"compressed.*unpack it once"):
+        WebDatasetStore(path)
+
+
+def test_the_index_is_kept_and_made_anew_when_the_tar_changes(tmp_path, monkeypatch):
+    path = write_tar(tmp_path / "a.tar", texts("a/0"))
+    WebDatasetStore(path)
+    kept = tmp_path / "a.tar.members"
+    assert kept.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("stream_dataloader.stores.webdataset.store.scan", None)
+        assert streams(WebDatasetStore(path)) == {"a": ["a/0"]}
+    for damage in (kept.read_bytes()[:-1], b"", kept.read_bytes().replace(b"a/0", b"b/0")):
+        kept.write_bytes(damage)
+        assert streams(WebDatasetStore(path)) == {"a": ["a/0"]}
+    store = WebDatasetStore(path)
+    sent = pickle.dumps(store)
+    write_tar(path, texts("b/0", "b/1"))
+    with pytest.raises(StoreError, match="another file now"):
+        list(store(0))
+    with pytest.raises(StoreError, match="another store now"):
+        pickle.loads(sent)(0)
+    assert streams(WebDatasetStore(path)) == {"b": ["b/0", "b/1"]}
+
+
+def test_an_index_that_leads_astray_is_not_used(tmp_path):
+    from stream_dataloader.stores.webdataset import members
+
+    path = write_tar(tmp_path / "a.tar", texts("a/0", "a/1"))
+    WebDatasetStore(path)
+    kept = str(tmp_path / "a.tar.members")
+    index = members.load(kept, None)
+    huge = np.array([1 << 60, 1 << 60])
+    for wrong in ({"size": huge}, {"kind": huge}, {"first": huge}, {"key_stops": -huge}):
+        table = {name: np.resize(array, len(getattr(index, name))) for name, array in wrong.items()}
+        members.keep(index._replace(**table), kept)
+        if "size" in wrong:
+            with pytest.raises(StoreError, match="another file now"):
+                streams(WebDatasetStore(path))
+        else:
+            assert streams(WebDatasetStore(path)) == {"a": ["a/0", "a/1"]}
+
+
+def test_the_index_is_kept_in_the_cache_where_the_folder_cannot_be_written_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "cache"))
+    path = write_tar(tmp_path / "a.tar", texts("a/0"))
+    (tmp_path / "a.tar.members").mkdir()  # as root, permissions do not hold
+    WebDatasetStore(path)
+    assert len(os.listdir(tmp_path / "cache" / "tars")) == 1
+    monkeypatch.setattr("stream_dataloader.stores.webdataset.store.scan", None)
+    assert streams(WebDatasetStore(path)) == {"a": ["a/0"]}
+
+
+def test_a_tar_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
+    path = write_tar(tmp_path / "a.tar", samples("a/", 30)[0])
+    stream = WebDatasetStore(path)(0)
+    next(stream)
+    os.truncate(path, 2048)
+    with pytest.raises(OSError, match="cut off while it was read"):
+        list(stream)
+
+
+def test_names_of_any_bytes_and_length_come_back(tmp_path):
+    name = "d" * 120 + "/\udcffé" + "x" * 130
+    path = write_tar(tmp_path / "a.tar", [(f"{name}.txt", b"x")], format=tarfile.GNU_FORMAT)
+    (item,) = WebDatasetStore(path, columns=["__key__"])(0)
+    assert item == {"__key__": name}
+    assert json.dumps(name)
+    assert isinstance(WebDatasetStore(path).index.tars[0], TarIndex)

@@ -1,0 +1,309 @@
+"""Zarr replay buffers."""
+
+import json
+import os
+import pickle
+import shutil
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from episodes import columns, episodes
+from helpers import FULL
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores import ZarrStore
+from stream_dataloader.testing import StoreContract
+from stream_dataloader.testing._items import assert_same, items_of
+
+zarr, numcodecs = pytest.importorskip("zarr"), pytest.importorskip("numcodecs")
+
+STREAMS = episodes((23, 0, 7, 31))
+SHORT = episodes((9, 0, 3))
+BLOSC = numcodecs.Blosc("lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE)
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left(_no_leaks):
+    """zarr's threads stay until they are ended; they are few, so that they are all there at once."""
+    with zarr.config.set({"threading.max_workers": 1}):
+        yield
+    zarr.core.sync.cleanup_resources()
+
+
+def write_buffer(path, streams, rows=10, version=2, **options):
+    """A replay buffer as diffusion_policy writes it."""
+    like = next(items[0] for items in streams if items)
+    root = zarr.open_group(path, mode="w", zarr_format=version)
+    for name, found in columns([item for items in streams for item in items], like).items():
+        sharded = {"shards": (2 * rows, *found.shape[1:])} if options.get("sharded") else {}
+        given = {key: value for key, value in options.items() if key != "sharded"}
+        root.create_array(f"data/{name}", data=found, chunks=(rows, *found.shape[1:]), **sharded, **given)
+    root.create_array("meta/episode_ends", data=np.cumsum([len(items) for items in streams]))
+    return str(path)
+
+
+def zipped(folder, path):
+    with zipfile.ZipFile(path, "w") as archive:
+        for root, _, names in os.walk(folder):
+            for name in names:
+                archive.write(os.path.join(root, name), os.path.relpath(os.path.join(root, name), folder))
+    return str(path)
+
+
+class ZarrContract(StoreContract):
+    damages = 500 if FULL else 12
+
+    @pytest.fixture
+    def sources(self, open_stream):
+        return list(open_stream.sources)
+
+    @pytest.fixture
+    def expected(self):
+        return STREAMS
+
+
+class TestFolder(ZarrContract):
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        store = ZarrStore(write_buffer(tmp_path / "demos.zarr", STREAMS, compressors=BLOSC))
+        list(store(0))
+        yield store
+        store.close()
+
+
+class TestArchive(ZarrContract):
+    @pytest.fixture
+    def open_stream(self, tmp_path):
+        write_buffer(tmp_path / "folder", STREAMS, rows=16, version=3)
+        store = ZarrStore(zipped(tmp_path / "folder", tmp_path / "demos.zarr.zip"))
+        list(store(0))
+        yield store
+        store.close()
+
+
+@pytest.fixture
+def buffer(tmp_path):
+    return write_buffer(tmp_path / "demos.zarr", STREAMS)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compressors": BLOSC},
+        {"compressors": None},
+        {"compressors": numcodecs.Zstd(), "order": "F"},
+        {"version": 3},
+        {"version": 3, "sharded": True},
+    ],
+    ids=repr,
+)
+def test_buffers_of_all_kinds_are_read(tmp_path, rows, options):
+    store = ZarrStore(write_buffer(tmp_path / "a.zarr", SHORT, rows, **options))
+    for number, items in enumerate(SHORT):
+        assert_same(items_of(store(number)), items, number, "read")
+        stream = store(number)
+        found = [next(stream)] if items else []
+        for room in (2, 5, 100):
+            out = {
+                "actions": np.empty((room, 7)),
+                "dones": np.empty(room, np.int64),
+                "obs": {"image": np.empty((room, 4, 5, 3), np.uint8), "pose": np.empty((room, 3), np.float32)},
+            }
+            count = stream.read_into(out)
+            found += [
+                {
+                    "actions": out["actions"][t],
+                    "dones": out["dones"][t],
+                    "obs": {k: v[t] for k, v in out["obs"].items()},
+                }
+                for t in range(count)
+            ]
+        assert_same(found, items, number, "written")
+
+
+def test_chunks_are_unpacked_once(buffer, monkeypatch):
+    store = ZarrStore(buffer, leaves="obs/image")
+    asked = []
+    unpack = zarr.Array.__getitem__
+    monkeypatch.setattr(zarr.Array, "__getitem__", lambda self, rows: asked.append(rows) or unpack(self, rows))
+    assert len(list(store(0))) == 23
+    assert asked == [slice(0, 10), slice(10, 20), slice(20, 30)]
+    asked.clear()
+    first, second = store((3, 0, 5)), store((3, 5, 9))  # both in the chunk of steps 30 to 39
+    next(first), next(second)
+    assert asked == [slice(30, 40)]
+
+
+def test_arrays_anywhere_can_be_read(tmp_path):
+    root = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    root.create_array("img", data=np.arange(12).reshape(6, 2))
+    root.create_array("stops", data=np.array([2, 6], np.uint8))
+    root.attrs["made"] = "here"
+    store = ZarrStore(tmp_path / "a.zarr", data="/", ends="stops")
+    assert [item["img"].tolist() for item in store(0)] == [[0, 1], [2, 3]]
+    assert store.info().metadata == {"made": "here"}
+    assert store.info().version == "3"
+    assert [item.tolist() for item in ZarrStore(tmp_path / "a.zarr", data="/", ends="stops", leaves="img")(0)]
+
+
+def test_some_leaves_can_be_read_alone(buffer):
+    assert next(ZarrStore(buffer, leaves=["obs/pose", "dones"])(0)).keys() == {"obs", "dones"}
+    assert next(ZarrStore(buffer, leaves="obs/pose")(0)).shape == (3,)
+    with pytest.raises(StoreError, match=r"demos\.zarr, data has no leaf 'depth'; it has \['actions', "):
+        ZarrStore(buffer, leaves=["depth"])
+
+
+def edited(buffer, edit):
+    edit(zarr.open_group(buffer, mode="a"))
+    return buffer
+
+
+def ends(*values, dtype=np.int64):
+    def edit(root):
+        root.create_array("meta/episode_ends", data=np.array(values, dtype), overwrite=True)
+
+    return edit
+
+
+def remove(name):
+    def edit(root):
+        del root[name]
+
+    return edit
+
+
+BROKEN = {
+    "ends not in order": (ends(23, 20, 61), r"meta/episode_ends is not in ascending order: \[23, 20, 61\]"),
+    "a negative end": (ends(-3, 61), "is not in ascending order"),
+    "too many steps": (
+        ends(23, 62),
+        r"ends at step 62, and there are arrays with other numbers of steps: \{'actions': 61",
+    ),
+    "ends with commas": (ends(23.0, 61.0, dtype=np.float64), r"is float64 \(2,\); it should be a list of ints"),
+    "ends that are pairs": (ends((1, 2), (3, 4)), r"is int64 \(2, 2\); it should be a list of ints"),
+    "no ends": (remove("meta/episode_ends"), r"has no array 'meta/episode_ends'; it has \['data', "),
+    "no data": (remove("data"), r"has no group 'data'; it has \['meta', 'meta/episode_ends'\]; name it by data="),
+    "text": (
+        lambda root: root.create_array("data/task", data=np.array(["a"] * 61)),
+        r"array data/task is of dtype <U1, and batches are made of numbers",
+    ),
+    "a leaf too short": (
+        lambda root: root.create_array("data/extra", data=np.zeros(7)),
+        r"other numbers of steps: \{'extra': 7\}; .* choose others by leaves=",
+    ),
+    "a step of two gigabytes": (
+        lambda root: root.create_array("data/x", shape=(61, 2**31), chunks=(1, 1 << 20), dtype="u1"),
+        "2,147,483,648 bytes, more than the 1,073,741,824 that one may have",
+    ),
+    "chunks of many gigabytes": (
+        lambda root: root.create_array("data/x", shape=(61, 2), chunks=(61, 1 << 34), dtype="u1"),
+        "bytes would be unpacked for a step, more than 4,294,967,296",
+    ),
+    "a billion ends": (
+        lambda root: (
+            remove("meta/episode_ends")(root),
+            root.create_array("meta/episode_ends", shape=(10**9,), chunks=(1 << 20,), dtype="i8"),
+        ),
+        "has 8,000,000,000 bytes, and 0 of them are there: it is half written",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_does_not_fit_together_is_an_error(buffer, case):
+    edit, message = BROKEN[case]
+    with pytest.raises(StoreError, match=message) as raised:
+        ZarrStore(edited(buffer, edit))
+    assert buffer in str(raised.value)
+
+
+def test_code_in_the_data_is_never_run(buffer, tmp_path):
+    described = json.loads((tmp_path / "demos.zarr" / "data" / "dones" / ".zarray").read_text())
+    described["filters"] = [{"id": "pickle", "protocol": 5}]
+    (tmp_path / "demos.zarr" / "data" / "dones" / ".zarray").write_text(json.dumps(described))
+    with pytest.raises(StoreError, match="pickle"):
+        ZarrStore(buffer)
+
+
+def test_a_codec_that_is_not_there_is_named(buffer, tmp_path):
+    described = json.loads((tmp_path / "demos.zarr" / "data" / "dones" / ".zarray").read_text())
+    described["compressor"] = {"id": "imagecodecs_jpeg2k"}
+    (tmp_path / "demos.zarr" / "data" / "dones" / ".zarray").write_text(json.dumps(described))
+    with pytest.raises(StoreError, match="imagecodecs_jpeg2k"):
+        ZarrStore(buffer)
+
+
+def test_a_damaged_chunk_is_named(tmp_path):
+    buffer = write_buffer(tmp_path / "a.zarr", STREAMS, compressors=BLOSC)
+    (tmp_path / "a.zarr" / "data" / "obs" / "image" / "2.0.0.0").write_bytes(b"not a chunk at all")
+    store = ZarrStore(buffer)
+    with pytest.raises(StoreError, match=r"a\.zarr, array data/obs/image, rows 20 to 30 cannot be read"):
+        next(store(2))
+    assert len(store.verify()) == 2  # streams 0 and 2 share the chunk
+    assert_same(items_of(store(3)), STREAMS[3], 3, "read all the same")
+
+
+def test_what_is_no_store_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no store at"):
+        ZarrStore(tmp_path / "a.zarr")
+    (tmp_path / "a.zarr").mkdir()
+    (tmp_path / "a.zarr.zip").write_bytes(b"no archive")
+    for name in ("a.zarr", "a.zarr.zip"):
+        with pytest.raises(StoreError, match=rf"{name} cannot be read: "):
+            stores.open(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"leaves": 3}, TypeError, "leaves is 3; give a name"),
+        ({"ends": None}, TypeError, "ends is None; give a path"),
+        ({"data": ""}, TypeError, "data is ''; give a path"),
+    ],
+)
+def test_options_of_another_kind_are_refused(buffer, options, kind, message):
+    with pytest.raises(kind, match=message):
+        ZarrStore(buffer, **options)
+
+
+def test_a_store_that_was_replaced_is_an_error(buffer):
+    store = ZarrStore(buffer)
+    sent = pickle.dumps(store)
+    shutil.rmtree(buffer)
+    write_buffer(buffer, episodes((23, 0, 7, 31), seed=1))
+    for broken in (store, pickle.loads(sent)):
+        with pytest.raises(StoreError, match="is another store now than when it was opened"):
+            broken(0)
+
+
+def test_workers_read_an_archive_that_is_open_here(tmp_path):
+    streams = episodes((40, 30, 35, 50))
+    write_buffer(tmp_path / "folder", streams, compressors=BLOSC)
+    store = ZarrStore(zipped(tmp_path / "folder", tmp_path / "a.zarr.zip"))
+    here = store(3)
+    items = [next(here)]
+    dataset = StreamDataset(store.sources, store, 2, time_steps=8, seed=0, lengths=store.lengths)
+    count = 0
+    for batch in StreamDataLoader(dataset, 2):
+        items += [next(here)]
+        for place in zip(*batch.mask.nonzero(as_tuple=True), strict=True):
+            source, position = int(batch.source[place]), int(batch.position[place])
+            expected = streams[source][position]["obs"]["image"]
+            assert np.array_equal(batch.data["obs"]["image"][place].numpy(), expected)
+            count += 1
+    assert count == 155
+    assert_same([*items, *here], streams[3], 3, "read while workers did")
+    here.close()
+    store.close()
+
+
+def test_a_missing_package_is_named(buffer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    with pytest.raises(
+        ImportError, match=r"needs zarr, on Python 3\.11 or later: pip install 'stream-dataloader\[zarr\]'"
+    ):
+        ZarrStore(buffer)

@@ -1,0 +1,112 @@
+"""A server of files on loopback, which may go wrong as planned."""
+
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from helpers import PATIENCE
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files`, and counts; `plan` holds what goes wrong with the next answers to GET."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.requests, self.plan, self.always = {}, [], [], None
+        self.endings = None  # a list has answers to GET come without a length, and end before these bytes
+        self.half_sent, self.go_on = threading.Event(), threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def put(self, name, content):
+        self.files[name] = content
+        return f"{self.url}/{name}"
+
+    def count(self, method, name=""):
+        return sum(asked == method and name in path for asked, path in self.requests)
+
+    def handle_error(self, request, client_address):
+        """A client that was killed is no error here."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self):
+        self.answer()
+
+    def do_GET(self):
+        self.answer()
+
+    def answer(self):
+        server, name = self.server, self.path[1:].partition("?")[0]
+        server.requests.append((self.command, self.path))
+        wrong = server.always or (server.plan.pop(0) if server.plan and self.command == "GET" else None)
+        if wrong == "silent":
+            server.go_on.wait(PATIENCE)
+            self.close_connection = True
+            return
+        if server.endings is not None:
+            self.answer_without_a_length(server.files[name])
+            return
+        content = server.files.get(name)
+        status = wrong if isinstance(wrong, int) else 200 if content is not None else 404
+        if status != 200:
+            content = b"no"
+        elif asked := self.headers.get("Range"):
+            first, last = map(int, asked.removeprefix("bytes=").split("-"))
+            size, content, status = len(content), content[first : last + 1], 206
+        self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hash(content)}"')
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        half = len(content) // 2
+        self.wfile.write(content[:half])
+        self.wfile.flush()
+        if wrong == "cut":
+            self.close_connection = True
+            return
+        if wrong == "slow":
+            server.half_sent.set()
+            server.go_on.wait(PATIENCE)
+        self.wfile.write(content[half:])
+
+    def answer_without_a_length(self, content):
+        """Its end is marked by nothing but that the connection closes; or with `"more"` there is more than was told."""
+        self.close_connection = True
+        self.send_response(200)
+        ending = server_ending(self) if self.command == "GET" else len(content)
+        if ending == "more":
+            self.send_header("Content-Length", str(len(content) // 2))
+        self.send_header("Connection", "close")
+        if ending == "more":  # in one packet with its head: a client that has all it was told looks no further
+            self.wfile.write(b"".join(self._headers_buffer) + b"\r\n" + content)
+            return
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content[:ending])
+
+    def log_message(self, *args):
+        pass
+
+
+def server_ending(handler):
+    """Where the next answer to GET ends: before a byte, or at its end."""
+    return handler.server.endings.pop(0) if handler.server.endings else None
+
+
+@contextmanager
+def serving():
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.go_on.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
