@@ -142,12 +142,13 @@ print(read(guarded, method))
     "printing": (
         """
 def talking(length):
-    print("said by a worker", flush=True)
+    if length == 3:
+        print("said by a worker", flush=True)
     yield from range(length)
 read(talking, method)
-time.sleep(0.5)
+time.sleep(3)  # what a worker prints comes by a thread of the kernel
 """,
-        "said by a worker\nsaid by a worker",
+        "said by a worker",
     ),
     "workers": ("print('pids', *(child.pid for child in multiprocessing.active_children()))", None),
 }
