@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from tqdm.auto import tqdm
-
 from stream_dataloader.stats import LoaderStats
 
 __all__ = ["ProgressBar"]
@@ -39,6 +37,8 @@ class ProgressBar(Generic[Batch]):
         lanes: int,
         options: dict[str, Any],
     ) -> None:
+        from tqdm.auto import tqdm  # here, as in a notebook it warns of what it misses
+
         self._batches = batches
         self._stats = stats
         self._by_batches = total is not None or sources is None

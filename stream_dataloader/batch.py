@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._items.describe import describe
+from stream_dataloader._html.batch import Leaf, Marks, batch_html
+from stream_dataloader._html.page import page
+from stream_dataloader._items.describe import describe, named_leaves
 from stream_dataloader._items.lanes import lanes_of_data, lanes_of_field, split_evenly
 from stream_dataloader._items.layout import (
     INLINE_BYTES,
@@ -328,6 +330,16 @@ class StreamBatch(Conventions):
             f"padding={1 - float(host.mask.float().mean()):.0%}, worker_id={sorted(set(host.worker_id.tolist()))})"
         )
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a row a lane, with thumbnails of pictures; at most 100 kB."""
+        return page(self._html, self.__repr__)
+
+    def _html(self) -> str:
+        host = self.host
+        names = ("lane", "worker_id", "reset", "is_start", "mask", "source", "position")
+        marks = Marks(self.step, self.epoch, *(getattr(host, name).numpy() for name in names))
+        return batch_html(marks, [_leaf(name, value) for name, value in named_leaves(self.data)])
+
 
 class _Inlined:
     """A small tensor that travels within the message; torch would open shared memory for it, which costs more."""
@@ -342,6 +354,11 @@ class _Inlined:
 def _inlined(leaf: Any) -> Any:
     dense = type(leaf) is torch.Tensor and leaf.device.type == "cpu" and is_dense(leaf)
     return _Inlined(leaf) if dense and leaf.nbytes <= INLINE_BYTES else leaf
+
+
+def _leaf(name: str, value: Any) -> Leaf:
+    seen = type(value) is list or (isinstance(value, torch.Tensor) and is_dense(value))
+    return Leaf(name, describe(value), value if seen else None)
 
 
 def _on_tensor(function: Callable[[torch.Tensor], torch.Tensor], leaf: Any) -> Any:

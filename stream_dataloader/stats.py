@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from stream_dataloader._html.page import escaped, page, table
+
 __all__ = ["LoaderStats", "TraceEvent", "WorkerStats"]
 
 
@@ -185,15 +187,17 @@ class LoaderStats:
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": list(_chrome_events(self.events)), "displayTimeUnit": "ms"}, file)
 
-    def __str__(self) -> str:
-        lines = [
+    def _sums(self) -> list[str]:
+        return [
             f"{self.batches:,} batches in {self.seconds:.1f} s: {self.batches_per_second:,.1f} batches/s, "
             f"{self.items_per_second:,.0f} items/s, {self.bytes_per_second / 1e6:,.1f} MB/s",
             f"the trainer waited {self.wait_share:.0%} of the time; padding {self.padding_share:.1%}; "
             f"slots {self.slots_in_use} of {self.slots} in use, {self.copies} copies, {self.sent} parts sent",
             f"streams: {self.opened} opened, {self.skipped} skipped, {self.retried} retried; {self.restarts} restarts",
-            f"{'worker':>6} {'reading':>8} {'opening':>8} {'grants':>8} {'idle':>8} {'ahead':>8} {'items':>12}",
         ]
+
+    def _rows(self) -> list[list[str]]:
+        rows = [["worker", "reading", "opening", "grants", "idle", "ahead", "items"]]
         for number, worker in enumerate(self.workers):
             seconds = (
                 worker.reading_seconds,
@@ -202,8 +206,21 @@ class LoaderStats:
                 worker.idle_seconds,
                 worker.opening_ahead_seconds,
             )
-            lines.append(f"{number:>6} {' '.join(f'{value:>6.2f} s' for value in seconds)} {worker.items:>12,}")
-        return "\n".join(lines)
+            rows.append([str(number), *(f"{value:.2f} s" for value in seconds), f"{worker.items:,}"])
+        return rows
+
+    def __str__(self) -> str:
+        widths = (6, 8, 8, 8, 8, 8, 12)
+        rows = (" ".join(map(str.rjust, row, widths)) for row in self._rows())
+        return "\n".join([*self._sums(), *rows])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return page(self._html, self.__str__)
+
+    def _html(self) -> str:
+        head, *rows = self._rows()
+        return "".join(f"<div>{escaped(line, 200)}</div>" for line in self._sums()) + table(head, rows)
 
 
 def _rate(count: float, seconds: float) -> float:

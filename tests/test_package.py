@@ -18,6 +18,7 @@ ROOMS = [
     "errors",
     "protocols",
     "stream_info",
+    "_html",
     "stats",
     "_memory",
     "_schedule",

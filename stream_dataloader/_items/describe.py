@@ -20,18 +20,18 @@ def describe(value: Any) -> str:
     if type(value) is list:
         inner = f"[{len(value[0])}]" if value and type(value[0]) is list else ""
         return f"list [{len(value)}]{inner}"
-    named = list(_named(value, ""))
+    named = list(named_leaves(value))
     if named and named[0][0] == "":
         return type(value).__name__
     return "{" + ", ".join(f"{path}: {describe(leaf)}" for path, leaf in named) + "}"
 
 
-def _named(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Leaves with their names, in the order of the value's keys."""
+def named_leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves with the ways to them, in the order of the value's keys; `path` is the way to the value."""
     parts = children_of(value)
     if parts is None:
         yield path, value
         return
     kind, keys, children = parts
     for key, child in zip(keys, children, strict=True):
-        yield from _named(child, path + step_to(kind, key))
+        yield from named_leaves(child, path + step_to(kind, key))

@@ -10,6 +10,7 @@ those under `if __name__ == "__main__":`. Everything else goes by reference, as 
 
 from __future__ import annotations
 
+import collections
 import gc
 import io
 import pickle
@@ -29,6 +30,7 @@ from stream_dataloader.errors import shorten
 
 _tokens: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()  # of classes that another process has too
 _classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+_namespaces: dict[int, dict[str, Any]] = {}  # of functions that came by value when this process was started
 _forked = False  # this process is a worker that has what its parent had
 
 
@@ -41,7 +43,9 @@ def dumps(content: Any) -> bytes:
     if mentions_hidden(pickled):
         try:
             return dumps_by_value(content)
-        except Exception:  # it holds what only multiprocessing can send
+        except Exception:  # it may hold what only multiprocessing can send
+            if _NameFinder.finds_hidden(content):
+                raise  # where it arrives, it would be a name that is not there
             return pickled
     return pickled
 
@@ -78,6 +82,23 @@ class _TensorPickler(ForkingPickler):
             table[torch.Tensor] = lambda tensor: tensor.__reduce_ex__(2) if tensor.is_quantized else usual(tensor)
 
 
+class _NameFinder(_TensorPickler):
+    """Looks for functions and classes that a process which is started anew would look up in vain."""
+
+    hidden = False
+
+    @classmethod
+    def finds_hidden(cls, content: Any) -> bool:
+        finder = cls(io.BytesIO())
+        finder.dump(content)
+        return finder.hidden
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, FunctionType)) and obj.__module__ == "__main__" and not main_module.finds(obj):
+            self.hidden = True
+        return NotImplemented
+
+
 def _dumps_with(content: Any, *, home: bool) -> bytes:
     file = io.BytesIO()
     _ValuePickler(file, home=home).dump(content)
@@ -88,6 +109,9 @@ class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler, which alone would take all of `__main__` by value, and duplicate classes that return."""
 
     def __init__(self, file: io.BytesIO, *, home: bool) -> None:
+        if spawning():  # set before pickle's constructor looks at it
+            known: Any = cloudpickle.Pickler.dispatch_table
+            self.dispatch_table = collections.ChainMap(known, _handles())
         super().__init__(file)
         self._home = home
 
@@ -100,10 +124,57 @@ class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if is_class and self._home and _is_hidden(obj) and _is_inherited(obj):
             return _class_at, (id(obj), obj.__module__, obj.__qualname__)
         reduced = super().reducer_override(obj)
+        if isinstance(obj, FunctionType) and spawning():
+            return _with_shared_globals(obj, reduced)
         if not is_class or self._home or not isinstance(reduced, tuple) or len(reduced) != 6:
             return reduced
         make, arguments, state, _, _, complete = reduced
         return make, arguments, (_share(obj), complete, state), None, None, _complete
+
+
+def _handles() -> dict[type, Callable[[Any], Any]]:
+    """How multiprocessing sends its connections, and what is made of them, to a process that it starts.
+
+    Tensors are left out: these go by value, not through shared memory.
+    """
+    table: Any = ForkingPickler(io.BytesIO()).dispatch_table
+    return {kind: reduce for kind, reduce in table.items() if not kind.__module__.startswith("torch")}
+
+
+def _with_shared_globals(function: FunctionType, reduced: Any) -> Any:
+    """A function's pickle, such that all functions of its module have one namespace in the worker, as they have here.
+
+    Each pickle would make one of its own, and what `worker_init_fn` assigns to a global name would be seen by no other
+    function. A process that is started gets all its pickles at once, so the values in them are of one moment.
+    """
+    if not isinstance(reduced, tuple) or len(reduced) != 6 or not isinstance(reduced[1][1], dict):
+        return reduced
+    make, (code, names, *others), state, _, _, fill = reduced
+    namespace = _Namespace(id(function.__globals__), names)
+    return make, (code, namespace, *others), (fill, state), None, None, _fill_function
+
+
+class _Namespace:
+    """Unpickles to the one namespace of a module in this process, which begins with some names."""
+
+    def __init__(self, key: int, names: dict[str, Any]) -> None:
+        self._key = key
+        self._names = names
+
+    def __reduce__(self) -> Any:
+        return _namespace_of, (self._key, self._names)
+
+
+def _namespace_of(key: int, names: dict[str, Any]) -> dict[str, Any]:
+    return _namespaces.setdefault(key, names)
+
+
+def _fill_function(function: FunctionType, filled: tuple[Callable[[FunctionType, Any], Any], Any]) -> None:
+    """Fill in a function that was made by value; global names that are there already keep what was assigned."""
+    fill, (attributes, slots) = filled
+    there = function.__globals__
+    new = {name: value for name, value in slots["__globals__"].items() if name not in there}
+    fill(function, (attributes, slots | {"__globals__": new}))
 
 
 def _token(kind: type) -> str | None:

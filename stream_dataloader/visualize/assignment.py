@@ -5,6 +5,7 @@ Guarantee: plain data.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ class Assignment:
         workers: The lanes of each worker.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...] = dataclasses.field(repr=False)
     lanes: int
     steps: int
     time_steps: int

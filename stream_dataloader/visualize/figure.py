@@ -6,12 +6,13 @@ keeps one, and neighbours in a lane never share one.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
 from stream_dataloader.visualize.assignment import Assignment, Segment
 
-__all__ = ["save_figure"]
+__all__ = ["save_figure", "svg_of"]
 
 _COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00")
 _THEMES = {
@@ -23,6 +24,22 @@ _DARK_COLOURS = {"#0072B2", "#009E73", "#D55E00"}  # on which white letters are 
 
 def save_figure(timeline: Assignment, path: Any, theme: str, sources: Sequence[Any] | None) -> None:
     """See `Timeline.save`."""
+    figure = _drawn(timeline, theme, sources)
+    figure.savefig(path, facecolor=_THEMES[theme]["ground"], dpi=150)
+
+
+def svg_of(timeline: Assignment) -> str:
+    """The picture as a part of a page, the same each time."""
+    from matplotlib import rc_context
+
+    file = io.StringIO()
+    with rc_context({"svg.hashsalt": "timeline", "svg.fonttype": "none"}):
+        _drawn(timeline, "light", None).savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _drawn(timeline: Assignment, theme: str, sources: Sequence[Any] | None) -> Any:
     if theme not in _THEMES:
         raise ValueError(f'theme is {theme!r}; use "light" or "dark"')
     try:
@@ -57,7 +74,7 @@ def save_figure(timeline: Assignment, path: Any, theme: str, sources: Sequence[A
         f"streams; padding (grey) {timeline.padding_share:.1%}; a bar marks a reset"
     )
     axes.set_title(title, color=tone["ink"], fontsize=10, loc="left")
-    figure.savefig(path, facecolor=tone["ground"], dpi=150)
+    return figure
 
 
 def _bar(begin: int, lane: int, length: int, colour: str) -> Any:

@@ -13,6 +13,7 @@ streams, and streams without data are counted.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 from stream_dataloader._assembly.part import Run
+from stream_dataloader._html.page import page, preformatted
 from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._reading.plan import Opening
 from stream_dataloader._schedule.rules import lanes_of_worker, split_batch_size
@@ -29,12 +31,13 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.visualize.assignment import Assignment, Segment
-from stream_dataloader.visualize.figure import save_figure
+from stream_dataloader.visualize.figure import save_figure, svg_of
 from stream_dataloader.visualize.text import draw_text
 
 __all__ = ["Segment", "Timeline", "timeline"]
 
 _MOST_STEPS = 100_000
+_MOST_DRAWN = 500  # segments in a picture that a notebook keeps
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,17 @@ class Timeline(Assignment):
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_svg_(self) -> str | None:
+        """What a notebook shows: the picture, if matplotlib is installed and the picture is not too large."""
+        return svg_of(self) if self._is_drawn() else None
+
+    def _repr_html_(self) -> str | None:
+        """What it shows otherwise: the text."""
+        return None if self._is_drawn() else page(lambda: preformatted(self.text()), self.__repr__)
+
+    def _is_drawn(self) -> bool:
+        return len(self.segments) <= _MOST_DRAWN and importlib.util.find_spec("matplotlib") is not None
 
 
 def timeline(

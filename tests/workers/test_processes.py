@@ -99,6 +99,23 @@ def test_classes_of_an_interactive_session_come_back_as_themselves(method, tmp_p
     assert done.stdout == "[[True, True], [False, True]]\n", done.stderr
 
 
+ASSIGNED = 0
+
+
+def test_functions_that_go_by_value_share_their_global_names():
+    def init(worker):
+        global ASSIGNED
+        ASSIGNED = worker + 1
+
+    def read(number):
+        yield ASSIGNED
+
+    options = {"multiprocessing_context": "forkserver", "worker_init_fn": init}
+    (batch,) = StreamDataLoader(StreamDataset([1, 2], read, 2, time_steps=1), 2, **options)
+    assert batch.data.tolist() == [[1, 2]]
+    assert ASSIGNED == 0
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_local_classes_come_back_as_themselves(method):
     class Kind(enum.Enum):

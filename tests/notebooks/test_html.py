@@ -1,0 +1,346 @@
+"""What notebooks show of a batch: small, well formed, and never an error, whatever the batch holds."""
+
+import base64
+import collections
+import dataclasses
+import html.parser
+import io
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset, visualize
+from stream_dataloader._html.page import LIMIT_BYTES
+
+VOID = {"img"}
+
+
+class Reader(html.parser.HTMLParser):
+    """Reads HTML, and complains of tags that do not match and of what should have been escaped."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.texts, self.images, self.rows = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        assert tag in {"div", "table", "tr", "th", "td", "img", "code", "b", "pre"}, tag
+        assert {name for name, _ in attributes} <= {"style", "src", "alt", "cellpadding"}
+        if tag == "img":
+            self.images.append(dict(attributes)["src"])
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.open[-1:] in (["td"], ["th"]):
+            self.rows[-1][-1] += data
+
+
+def read(batch):
+    """What a batch's HTML says, once it was found to be small and well formed."""
+    text = batch._repr_html_()
+    assert len(text.encode()) <= LIMIT_BYTES
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == []
+    assert all(source.startswith("data:image/png;base64,") for source in reader.images)
+    return reader
+
+
+def first_batch(open_stream, sources=(5, 3), time_steps=4, **options):
+    dataset = StreamDataset(sources, open_stream, len(sources), time_steps=time_steps, **options)
+    return next(iter(StreamDataLoader(dataset)))
+
+
+def batch_of(data, time_steps=4, lanes=3, real=None):
+    """A batch of any data at all."""
+    real = torch.ones(time_steps, lanes, dtype=torch.bool) if real is None else real
+    return StreamBatch(
+        data=data,
+        reset=torch.zeros(lanes, dtype=torch.bool),
+        is_start=torch.zeros(time_steps, lanes, dtype=torch.bool),
+        mask=real,
+        source=torch.where(real, 2**40, -1),
+        position=torch.where(real, torch.arange(time_steps)[:, None], -1),
+        worker_id=torch.zeros(lanes, dtype=torch.int64),
+        lane=torch.arange(lanes),
+        step=0,
+        epoch=0,
+    )
+
+
+def pixels(url):
+    cv2 = pytest.importorskip("cv2")
+    return cv2.imdecode(np.frombuffer(base64.b64decode(url.split(",")[1]), np.uint8), cv2.IMREAD_COLOR)
+
+
+def test_it_has_a_row_for_each_lane():
+    shown = read(first_batch(range, (6, 2), windows="aligned"))
+    head, *rows = shown.rows
+    assert head == ["lane", "worker", "source", "positions", "reset", "padding", "data"]
+    assert rows == [
+        ["0", "0", "0", "0 to 3", "yes", "", "0, 1, 2, 3"],
+        ["1", "0", "1", "0 to 1", "yes", "2 of 4", "0, 1"],
+    ]
+    assert "step 0, epoch 0: 4 time steps of 2 lanes, 2 resets, 25% padding" in "".join(shown.texts)
+
+
+def test_packed_windows_name_each_stream():
+    _, first, *_ = read(first_batch(range, (2, 9), windows="packed", lookahead=0)).rows
+    assert first[2:5] == ["0, 1", "0 to 1, 0 to 1", "yes"]
+    dataset = StreamDataset([1, 1, 1, 1, 1, 9], range, 1, time_steps=6, windows="packed")
+    _, row = read(next(iter(StreamDataLoader(dataset)))).rows
+    assert row[2:4] == ["0, 1, 2, and 3 more", "0 to 0, 0 to 0, 0 to 0, and 3 more"]
+
+
+def test_what_is_read_again_is_told():
+    dataset = StreamDataset([1, 3], range, 2, time_steps=3, padding_mode="data", windows="packed")
+    rows = read(next(iter(StreamDataLoader(dataset)))).rows
+    assert rows[2][5] == "3 read again"
+
+
+@pytest.mark.parametrize("shape", [(3, 40, 60), (1, 40, 60), (4, 40, 60), (40, 60, 3), (40, 60)])
+def test_pictures_are_shown(shape):
+    pytest.importorskip("cv2")
+    shown = read(first_batch(lambda n: (np.full(shape, 50 * t, np.uint8) for t in range(n))))
+    assert len(shown.images) == 2
+    four, three = map(pixels, shown.images)
+    assert four.shape[1] / three.shape[1] == pytest.approx(4 / 3, abs=0.05)  # no picture of padding
+    assert [int(four[5, int(four.shape[1] * (t + 0.5) / 4)].max()) for t in range(4)] == [0, 50, 100, 150]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 255), (-1, 1), (-2.5, 3000)])
+def test_floats_are_scaled_to_what_they_look_like(dtype, low, high):
+    picture = torch.full((3, 16, 16), float(low), dtype=dtype)
+    picture[0, :, 8:] = high  # red
+    picture[1, 0, 0] = torch.nan
+    (url,) = read(batch_of(picture.expand(1, 1, 3, 16, 16), 1, 1)).images
+    image = pixels(url)
+    assert image[8, 12].tolist() == [0, 0, 255]
+    assert image[8, 2].tolist() == [0, 0, 0]
+
+
+def test_a_picture_of_noise_shrinks_until_it_fits():
+    noise = torch.randint(0, 256, (8, 128, 3, 128, 128), dtype=torch.uint8)
+    shown = read(batch_of({"a": noise, "b": noise.permute(0, 1, 3, 4, 2)}, 8, 128))
+    assert len(shown.images) == 32
+    assert "and 112 more lanes" in "".join(shown.texts)
+
+
+def test_without_opencv_there_are_numbers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    shown = read(first_batch(lambda n: (np.full((3, 16, 16), 7, np.uint8) for _ in range(n))))
+    assert shown.images == []
+    assert shown.rows[1][6] == "7, 7, 7, 7, 7, 7, …"
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of prototypes
+def test_all_is_escaped():
+    evil = "<script>alert('&')</script>\u202e"
+
+    class Evil:
+        def __repr__(self):
+            return evil
+
+    Evil.__name__ = Evil.__qualname__ = evil
+    item = {evil: Evil(), "text": evil, "sparse": torch.eye(2).to_sparse()}
+    shown = read(first_batch(lambda n: (item for _ in range(n))))
+    text = "".join(shown.texts)
+    assert "<script>" in text
+    assert "\u202e" not in text
+
+
+def test_text_and_objects_are_shown_in_short():
+    shown = read(first_batch(lambda n: iter("ab\ncd"[:n]), (5, 2)))
+    assert [row[6] for row in shown.rows] == ["data", "ab c", "ab"]
+    shown = read(first_batch(lambda n: (f"word {i}" for i in range(n)), (5, 2)))
+    assert shown.rows[1][6] == "word 0 · word 1 · word 2 · word 3"
+    shown = read(first_batch(lambda n: ([i, {"a": "b" * 999}] for i in range(n)), (1, 1)))
+    assert shown.rows[1][6].startswith("[0, {'a': 'bbb")
+    shown = read(first_batch(lambda n: ([10**9999], Broken()) if n else (), (2, 1)))
+    assert re.fullmatch("list · <Brok.*>", shown.rows[1][6])
+
+
+def raising(*_):
+    raise RuntimeError("no")
+
+
+class Broken:
+    __repr__ = __str__ = __len__ = __iter__ = keys = items = raising
+
+
+class BrokenDict(dict):
+    __repr__ = __str__ = __len__ = __iter__ = keys = items = raising
+
+
+class BrokenString(str):
+    __str__ = __repr__ = __len__ = __iter__ = __getitem__ = __format__ = raising
+
+
+@dataclasses.dataclass
+class Fields:
+    picture: object
+    label: object
+
+
+Named = collections.namedtuple("Named", "first second")
+
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 8, 9, 65]), max_size=4).filter(lambda s: np.prod([*s, 1]) < 3000)
+DTYPES = st.sampled_from(
+    [torch.uint8, torch.bool, torch.int64, torch.float32, torch.bfloat16, torch.complex64, torch.float8_e4m3fn]
+)
+SPECIAL = (np.nan, np.inf, -np.inf, 1e308, 0.0)
+TEXTS = st.one_of(
+    st.text(st.characters(), max_size=200),  # surrogates too
+    st.sampled_from(["", "<", "&" * 100_000, "</td></table>", "\0", "\ud800" * 50]),
+)
+OBJECTS = st.one_of(
+    TEXTS,
+    st.none(),
+    st.binary(max_size=99),
+    st.integers(),
+    st.just(10**5000),
+    st.builds(Broken),
+    st.builds(BrokenString),
+    st.builds(lambda: np.arange(999)),
+    st.builds(lambda: torch.eye(3).to_sparse()),
+    st.recursive(st.integers(), lambda inner: st.lists(inner, max_size=4)),
+)
+
+
+@st.composite
+def leaves(draw, time_steps, lanes):
+    kind = draw(st.sampled_from(["tensor", "picture", "list", "any tensor", "anything"]))
+    if kind == "list":
+        return [[draw(OBJECTS) for _ in range(lanes)] for _ in range(time_steps)]
+    if kind == "anything":
+        return draw(OBJECTS)
+    shape = draw(SHAPES) if kind != "picture" else draw(st.sampled_from([(3, 8, 9), (70, 8, 1), (1, 8, 300), (9, 9)]))
+    shape = shape if kind == "any tensor" else (time_steps, lanes, *shape)
+    values = torch.from_numpy(np.random.default_rng(0).normal(0, 300, shape))
+    if values.numel():
+        values.view(-1)[0] = draw(st.sampled_from(SPECIAL))
+    return (
+        values.abs().nan_to_num(0, 255, 0).clamp(0, 255).to(torch.uint8)
+        if kind == "picture" and draw(st.booleans())
+        else values.to(draw(DTYPES) if kind != "picture" else torch.float32)
+    )
+
+
+@st.composite
+def odd_batches(draw):
+    time_steps, lanes = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 17]))
+    leaf = leaves(time_steps, lanes)
+    data = draw(
+        st.one_of(
+            leaf,
+            st.dictionaries(st.one_of(TEXTS.filter(lambda key: type(key) is str), st.integers()), leaf, max_size=6),
+            st.tuples(leaf, leaf),
+            st.builds(Named, leaf, leaf),
+            st.builds(Fields, leaf, st.tuples(leaf)),
+            st.lists(leaf, max_size=30).map(tuple),
+        )
+    )
+    cells = draw(st.lists(st.booleans(), min_size=time_steps * lanes, max_size=time_steps * lanes))
+    return batch_of(data, time_steps, lanes, torch.tensor(cells).view(time_steps, lanes))
+
+
+@pytest.mark.filterwarnings("ignore")  # of numbers that are out of range
+@random_cases(2000, 60)
+@given(batch=odd_batches())
+def test_any_batch_is_shown(batch):
+    assert len(read(batch).rows) == 1 + min(16, len(batch))
+
+
+def nested(depth):
+    inner = torch.zeros(4, 3)
+    for _ in range(depth):
+        inner = {"a": inner}
+    return inner
+
+
+HOPELESS = {
+    "a key that raises": {Broken: 1},
+    "data that raises": Broken(),
+    "a dict that raises": BrokenDict(a=1),
+    "text without end": [["<" * 10**6] * 3] * 4,
+    "a name without end": {"<" * 10**6: torch.zeros(4, 3)},
+    "thousands of leaves": {f"<{i}>": torch.zeros(4, 3, 3, 9, 9) for i in range(3000)},
+    "nested too deep": nested(5000),
+    "large pictures": torch.zeros(1, dtype=torch.uint8).expand(4, 3, 3, 20_000, 30_000),
+    "narrow pictures": torch.zeros(4, 3, 3, 8, 90_000, dtype=torch.uint8),
+    "no data": None,
+    "meta": torch.zeros(4, 3, 3, 9, 9, device="meta"),
+    "a gradient": torch.zeros(4, 3, 3, 9, 9, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_hopeless_batches_are_shown(name):
+    assert read(batch_of(HOPELESS[name])).texts
+
+
+def test_books_that_do_not_fit_are_no_error():
+    batch = dataclasses.replace(batch_of(torch.zeros(4, 3)), lane="no tensor", worker_id=None)
+    assert "cannot be shown" in "".join(read(batch).texts)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_of_a_batch_on_a_gpu():
+    batch = first_batch(lambda n: ({"picture": np.full((3, 16, 16), 50, np.uint8), "t": t} for t in range(n)))
+    assert batch.cuda()._repr_html_() == batch._repr_html_()
+
+
+def test_a_batch_elsewhere_shows_its_books():
+    batch = first_batch(range).to("meta")
+    assert read(batch).rows[1][:4] == ["0", "0", "0", "0 to 3"]
+
+
+def test_what_a_loader_did_is_a_table():
+    loader = StreamDataLoader(StreamDataset([3, 2], range, 2, time_steps=2))
+    list(loader)
+    head, row = read(loader.stats()).rows
+    assert (head[0], head[-1]) == ("worker", "items")
+    assert (row[0], row[-1]) == ("0", "5")
+
+
+def test_a_timeline_is_a_picture_or_else_text(monkeypatch):
+    timeline = visualize.timeline(StreamDataset([5, 2, 9], range, 2, time_steps=4, lengths=[5, 2, 9]))
+    assert len(repr(timeline)) < 200
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert timeline._repr_svg_() is None
+    assert "".join(read(timeline).texts) == timeline.text()
+
+
+@pytest.fixture(scope="module")
+def fonts():
+    """matplotlib keeps the files of its fonts open once it has drawn something."""
+    pytest.importorskip("matplotlib", reason="install the extra plot")
+    visualize.Timeline((), 1, 1, 1, (range(1),)).save(io.BytesIO())
+
+
+def test_a_picture_of_a_timeline_is_the_same_each_time(fonts):
+    timeline = visualize.timeline(StreamDataset([5, 2, 9], range, 2, time_steps=4, lengths=[5, 2, 9]))
+    picture = timeline._repr_svg_()
+    assert re.match(r"<svg\b.*</svg>\s*$", picture, re.DOTALL)
+    assert timeline._repr_svg_() == picture
+    assert timeline._repr_html_() is None
+    lengths = [1] * 2000
+    many = visualize.timeline(StreamDataset(lengths, range, 2, time_steps=4, lengths=lengths))
+    assert many._repr_svg_() is None
+    assert "".join(read(many).texts) == many.text()

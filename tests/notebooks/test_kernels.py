@@ -1,0 +1,220 @@
+"""Workers read what is defined in the cells of a notebook: in a real kernel, with each way to start a process.
+
+A kernel takes seconds to start, so all cases of a test's fixture run in one, each in a cell of its own.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import nbformat
+import psutil
+import pytest
+from helpers import PATIENCE, ROOT
+
+SETUP = """
+import multiprocessing, os, signal, threading, time
+from stream_dataloader import StreamDataLoader, StreamDataset
+multiprocessing.set_forkserver_preload(["stream_dataloader"])
+scale = 2
+
+def scaled(i):
+    return scale * i
+
+def open_scaled(length):
+    for i in range(length):
+        yield scaled(i)
+
+def loader_of(open_stream, method, **options):
+    dataset = StreamDataset([3, 2], open_stream, 2, time_steps=3)
+    return StreamDataLoader(dataset, workers, multiprocessing_context=method, **options)
+
+def read(*arguments, **options):
+    return [batch.data.T.tolist() for batch in loader_of(*arguments, **options)]
+"""
+SCALED = "[[[0, 2, 4], [0, 2, 0]]]"
+
+#: By name: a cell, and what it prints.
+CASES = {
+    "function": ("print(read(open_scaled, method))", SCALED),
+    "lambda": ("print(read(lambda length: map(scaled, range(length)), method))", SCALED),
+    "closure": (
+        """
+def opening(by):
+    return lambda length: (by * i for i in range(length))
+print(read(opening(3), method))
+""",
+        "[[[0, 3, 6], [0, 3, 0]]]",
+    ),
+    "class": (
+        """
+class Opening:
+    def __init__(self, by):
+        self.by = by
+    def __call__(self, length, start=0):
+        return iter(range(self.by * start, self.by * length, self.by))
+print(read(Opening(4), method))
+""",
+        "[[[0, 4, 8], [0, 4, 0]]]",
+    ),
+    "worker_init_fn": (
+        """
+def init(worker):
+    global scale
+    scale = 10
+print(read(open_scaled, method, worker_init_fn=init), scale)
+""",
+        "[[[0, 10, 20], [0, 10, 0]]] 2",
+    ),
+    "collate_fn": (
+        """
+def collate(windows):
+    return [scaled(int(window.sum())) for window in windows]
+print(list(loader_of(range, method, collate_fn=collate)))
+""",
+        "[[6, 2]]",
+    ),
+    "items": (
+        """
+class Word:
+    def __init__(self, text):
+        self.text = text
+def words(length):
+    return (Word(str(i)) for i in range(length))
+for batch in loader_of(words, method):
+    print([[type(word) is Word and word.text for word in row] for row in batch.data])
+""",
+        "[['0', '0'], ['1', '1'], ['2', False]]",
+    ),
+    "dataset class": (
+        """
+class Scaled(StreamDataset):
+    def __init__(self, lengths):
+        super().__init__(lengths, open_scaled, 2, time_steps=3)
+loader = StreamDataLoader(Scaled([3, 2]), workers, multiprocessing_context=method)
+print([batch.data.T.tolist() for batch in loader])
+""",
+        SCALED,
+    ),
+    "torch's loader": (
+        """
+from torch.utils.data import DataLoader
+dataset = StreamDataset([3, 2], open_scaled, 2, time_steps=3)
+parts = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=method)
+print([lane for part in parts for lane in part.data.T.tolist()])
+""",
+        "[[0, 2, 4], [0, 2, 0]]",
+    ),
+    "queue": (
+        """
+queue = multiprocessing.get_context(method).Queue()
+def telling(length):
+    queue.put(length)
+    return range(length)
+read(telling, method)
+print(sorted(queue.get(timeout=60) for _ in range(2)))
+""",
+        "[2, 3]",
+    ),
+    "interrupt": (
+        """
+loader = loader_of(open_scaled, method, persistent_workers=True)
+try:
+    for batch in loader:
+        os.killpg(0, signal.SIGINT)  # as the button does: the kernel, and all that it started
+        time.sleep(600)
+except KeyboardInterrupt:
+    print([batch.data.T.tolist() for batch in loader])
+""",
+        SCALED,
+    ),
+    "lock": (
+        """
+lock = threading.Lock()
+def guarded(length):
+    with lock:
+        yield from range(length)
+print(read(guarded, method))
+""",
+        {"fork": "[[[0, 1, 2], [0, 1, 0]]]"},
+    ),
+    "printing": (
+        """
+def talking(length):
+    if length == 3:
+        print("said by a worker", flush=True)
+    yield from range(length)
+read(talking, method)
+time.sleep(3)  # what a worker prints comes by a thread of the kernel
+""",
+        "said by a worker",
+    ),
+    "workers": ("print('pids', *(child.pid for child in multiprocessing.active_children()))", None),
+}
+
+
+class Shown:
+    """What a cell showed: what was printed, and the error."""
+
+    def __init__(self, cell):
+        self.printed = "".join(o.text for o in cell.outputs if o.output_type == "stream" and o.name == "stdout")
+        self.errors = [f"{o.ename}: {o.evalue}" for o in cell.outputs if o.output_type == "error"]
+
+
+def run_cells(sources, folder):
+    """Run cells in a kernel of their own."""
+    before, after = folder / "before.ipynb", folder / "after.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources]), before)
+    command = [sys.executable, ROOT / "tests" / "notebooks" / "run_notebook.py", before, after, str(PATIENCE)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return nbformat.read(after, as_version=4).cells
+
+
+def run_cases(methods, folder):
+    """All cases with each start method, in one kernel: (case, method) -> what was shown."""
+    names = [(name, method) for method in methods for name in CASES]
+    workers = {method: 1 if method == "spawn" else 2 for method in methods}  # each imports torch: seconds
+    sources = [f"method, workers = {method!r}, {workers[method]}\n{CASES[name][0].strip()}" for name, method in names]
+    setup, *cells = run_cells([SETUP, *sources], folder)
+    assert not Shown(setup).errors
+    return dict(zip(names, map(Shown, cells), strict=True))
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory):
+    return run_cases(["fork"], tmp_path_factory.mktemp("forked"))
+
+
+@pytest.fixture(scope="module")
+def started_anew(tmp_path_factory):
+    return run_cases(["forkserver", "spawn"], tmp_path_factory.mktemp("anew"))
+
+
+METHODS = ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "workers"])
+def test_what_is_defined_in_a_cell(case, method, request):
+    shown = request.getfixturevalue("forked" if method == "fork" else "started_anew")[case, method]
+    expected = CASES[case][1]
+    if isinstance(expected, dict) and method not in expected:
+        (error,) = shown.errors
+        assert re.match("TypeError: open_stream .*guarded.* cannot be pickled .*lock.*make locks, open files", error)
+    else:
+        assert not shown.errors
+        assert shown.printed.strip() == (expected[method] if isinstance(expected, dict) else expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_worker_outlives_the_kernel(method, request):
+    shown = request.getfixturevalue("forked" if method == "fork" else "started_anew")["workers", method]
+    pids = list(map(int, shown.printed.split()[1:]))
+    assert pids  # those that were kept by the loader that was interrupted
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=PATIENCE)
+    assert not any(map(psutil.pid_exists, pids))
