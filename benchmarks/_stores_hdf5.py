@@ -1,30 +1,29 @@
 """Episodes in HDF5 and Zarr: this package's stores with two workers, against torch's `DataLoader` over the same file.
 
 Guarantees: both sides deliver the same leaves of the same steps, in file order, in batches of as many steps, from a
-warm page cache; starting workers is not counted; they take turns, and a figure is the ratio of medians. The peer is a
-map-style dataset that opens its file once a worker and reads a step a sample, with torch's default collate. Run it as
-`python benchmarks/_stores_hdf5.py [--quick]`; `rows` is what other programs call.
+warm page cache; starting workers is not counted; they take turns, see `interleaved`. The peer is a map-style dataset
+that opens its file once a worker and reads a step a sample, with torch's default collate.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import h5py
 import numcodecs  # type: ignore[import-untyped]
 import numpy as np
 import zarr
+from interleaved import take_turns
+from store_rows import Row, bytes_of, rate_of, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 
-LANES, TIME_STEPS, WORKERS, ROUNDS = 8, 16, 2, 5
+LANES, TIME_STEPS, WORKERS = 8, 16, 2
 IMAGE = "obs/agentview_image"
 SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
     IMAGE: ((84, 84, 3), "u1"),
@@ -138,7 +137,7 @@ def peer(samples: Dataset[Any], batches: int | None) -> Callable[[], float]:
 
     def measure() -> float:
         loader = DataLoader(samples, LANES * TIME_STEPS, num_workers=WORKERS)
-        return steps_per_second(loader, lambda batch: len(batch["actions"]), batches)
+        return rate_of(loader, lambda batch: len(batch["actions"]), WORKERS, batches)
 
     return measure
 
@@ -149,22 +148,9 @@ def ours(path: str) -> Callable[[], float]:
     def measure() -> float:
         sources, store = stores.open(path)
         dataset = StreamDataset(sources, store, LANES, time_steps=TIME_STEPS, seed=0, lengths=store.lengths)
-        return steps_per_second(StreamDataLoader(dataset, WORKERS), lambda batch: int(batch.mask.sum()), None)
+        return rate_of(StreamDataLoader(dataset, WORKERS), lambda batch: int(batch.mask.sum()), WORKERS)
 
     return measure
-
-
-def steps_per_second(loader: Iterable[Any], steps_of: Callable[[Any], int], batches: int | None) -> float:
-    """From the first batch of each worker on, which is not counted."""
-    iterator = iter(loader)
-    for _ in range(WORKERS):
-        next(iterator)
-    start, steps = time.perf_counter(), 0
-    for number, batch in enumerate(iterator, 1):
-        steps += steps_of(batch)
-        if number == batches:
-            break
-    return steps / (time.perf_counter() - start)
 
 
 # figures --------------------------------------------------------------------------------------------------------------
@@ -188,28 +174,13 @@ CASES = [
 ]
 
 
-def rows(quick: bool) -> list[tuple[str, float, float | None, str]]:
-    """Name, ratio to the peer, target, and a note, of each case."""
-    return [row(case, quick) for case in CASES]
-
-
-def row(case: Case, quick: bool) -> tuple[str, float, float | None, str]:
-    """One of them."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = case.write(os.path.join(folder, "demos"), 10 if quick else 40)
-        contenders = (ours(path), peer(case.samples(path), case.batches))
-        rates: list[list[float]] = [[], []]
-        for _ in range(3 if quick else ROUNDS):
-            for contender, measured in zip(contenders, rates, strict=True):
-                measured.append(contender())
-        one, other = map(statistics.median, rates)
-        disk = stores.inspect(path).disk_bytes
-        note = f"{one:,.0f} steps/s against {other:,.0f}; {(disk or 0) / 1e6:,.0f} MB on disk"
-        return case.name, one / other, case.target, note
-
-
-if __name__ == "__main__":
-    for chosen in CASES:
-        title, ratio, target, note = row(chosen, "--quick" in sys.argv)
-        sys.stdout.write(f"{title}: {ratio:.2f} (target {target}); {note}\n")
-        sys.stdout.flush()
+def rows(quick: bool) -> Iterator[Row]:
+    """A row a case; of a quick run those of contiguous HDF5."""
+    for case in CASES[: 2 if quick else None]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = case.write(os.path.join(folder, "demos"), 10 if quick else 40)
+            runs = {"ours": ours(path), "theirs": peer(case.samples(path), case.batches)}
+            rates = take_turns(runs, 1 if quick else 5)
+            one, other = (statistics.median(rates[name]) for name in runs)
+            note = f"{one:,.0f} steps/s against {other:,.0f}"
+            yield row_of(case.name, rates, "ours", "theirs", case.target, bytes_of(path), note)

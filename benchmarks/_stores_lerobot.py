@@ -14,9 +14,10 @@ are arrays in memory, which is less than lerobot does.
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from interleaved import ratio, run_in_turns
+from interleaved import run_in_turns
+from store_rows import Row, bytes_of, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -172,10 +174,9 @@ def _theirs(folder: Path, *, anew: bool) -> tuple[float, int]:
     return time.perf_counter() - begin, frames
 
 
-def rows(quick: bool) -> list[tuple[str, float, float | None, str]]:
-    """The figures: name, ratio, target, and a note."""
-    episodes, length, rounds = (4, 60, 1) if quick else (4, 100, 5)
-    found: list[tuple[str, float, float | None, str]] = []
+def rows(quick: bool) -> Iterator[Row]:
+    """Two rows for each way to encode; of a quick run one."""
+    episodes, length, rounds = (4, 30, 1) if quick else (4, 100, 5)
     for name in _CODECS:
         folder = _dataset(name, episodes, length)
         contenders: dict[str, Callable[[], tuple[float, int]]] = {
@@ -184,20 +185,12 @@ def rows(quick: bool) -> list[tuple[str, float, float | None, str]]:
             _KEPT: partial(_theirs, folder, anew=False),
             _ANEW: partial(_theirs, folder, anew=True),
         }
-        outcomes = run_in_turns(contenders, rounds)
+        pairs = [(_OURS, _KEPT), (_OURS_FLOAT, _ANEW)][: 1 if quick else None]
+        chosen = [who for pair in pairs for who in pair]
+        outcomes = run_in_turns({who: contenders[who] for who in chosen}, rounds)
         assert {frames for runs in outcomes.values() for _, frames in runs} == {episodes * length}
         seconds = {who: [seconds for seconds, _ in runs] for who, runs in outcomes.items()}
-        disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        for ours, other in ((_OURS, _KEPT), (_OURS_FLOAT, _ANEW)):
-            rate = len(_CAMERAS) * episodes * length / sorted(seconds[ours])[rounds // 2]
-            result = ratio("LeRobot", other, seconds, other, ours, 4.0, at_most=False)
-            note = f"{rate:,.0f} frames/s, {result.spread[0]:.2f} to {result.spread[1]:.2f}, {disk:,} bytes on disk"
-            found.append((f"LeRobot, {name}, against {other}", result.value, result.target, note))
-    return found
-
-
-if __name__ == "__main__":
-    import sys
-
-    for line in rows("--quick" in sys.argv):
-        print(*line, sep=" | ")
+        for ours, other in pairs:
+            rate = len(_CAMERAS) * episodes * length / statistics.median(seconds[ours])
+            title, note = f"LeRobot, {name}, against {other}", f"{rate:,.0f} frames/s"
+            yield row_of(title, seconds, other, ours, 4.0, bytes_of(folder), note)

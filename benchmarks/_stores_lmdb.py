@@ -2,17 +2,14 @@
 
 Both have two worker processes, the same frames, warm, and as many frames a batch. The peer's dataset opens its file
 once a worker, without locks, and copies a frame out of the map, which `default_collate` stacks.
-Run it as `PYTHONPATH=.:benchmarks python benchmarks/_stores_lmdb.py [--quick]`.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +17,7 @@ import lmdb
 import numpy as np
 import torch
 from interleaved import take_turns
+from store_rows import Row, bytes_of, rate_of, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -50,7 +48,7 @@ def _pack(folder: str, steps: int, **options: Any) -> int:
         records.append(StreamRecord(stream, str(stream), count, place))
     part.close()
     packer.finish(records)
-    return sum(entry.stat().st_size for entry in os.scandir(folder))
+    return bytes_of(folder)
 
 
 def _write_frames(path: str, steps: int) -> int:
@@ -87,67 +85,42 @@ class _FrameDataset(Dataset[torch.Tensor]):
         return torch.from_numpy(np.frombuffer(value, np.uint8).reshape(SHAPE).copy())
 
 
-def _seconds(loader: Iterable[Any], batches: int) -> float:
-    """Of all batches but the first, for which workers are started."""
-    begin = 0.0
-    count = 0
-    for _ in loader:
-        count += 1
-        if count == 1:
-            begin = time.perf_counter()
-    assert count == batches, (count, batches)
-    return time.perf_counter() - begin
-
-
-def _ours(store: LmdbStore, batches: int) -> float:
+def _ours(store: LmdbStore) -> float:
     dataset = StreamDataset(store.sources, store, batch_size=LANES, time_steps=TIME_STEPS, lengths=store.lengths)
-    return _seconds(StreamDataLoader(dataset, num_workers=WORKERS), batches)
+    return rate_of(StreamDataLoader(dataset, num_workers=WORKERS), lambda batch: int(batch.mask.sum()))
 
 
-def _theirs(path: str, count: int, batches: int) -> float:
-    loader = DataLoader(_FrameDataset(path, count), batch_size=LANES * TIME_STEPS, num_workers=WORKERS)
-    return _seconds(loader, batches)
+def _theirs(path: str, count: int) -> float:
+    return rate_of(DataLoader(_FrameDataset(path, count), batch_size=LANES * TIME_STEPS, num_workers=WORKERS), len)
 
 
-def rows(quick: bool) -> list[tuple[str, float, float | None, str]]:
-    """Name, ratio of the peer's time to ours, target, and a note, for each way to keep windows."""
-    steps, rounds = (100, 3) if quick else (200, 5)
-    batches = STREAMS * steps // (LANES * TIME_STEPS)
+#: Ways to keep windows, and to read them: options of packing, and of the store.
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "raw windows": ({}, {}),
+    "raw windows, check=False": ({}, {"check": False}),
+    "zstd": ({"codec": "zstd"}, {}),
+    "jpeg": ({"codec": "jpeg", "quality": 90}, {}),
+}
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """A row for each way to keep windows."""
+    steps = 60 if quick else 200
     raw_bytes = STREAMS * steps * int(np.prod(SHAPE))
     peer = "torch DataLoader, a frame a sample"
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {peer: _write_frames(path := os.path.join(folder, "frames.lmdb"), steps)}
-        kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-            "raw windows": ({}, {}),
-            "raw windows, check=False": ({}, {"check": False}),
-            "zstd": ({"codec": "zstd"}, {}),
-            "jpeg": ({"codec": "jpeg", "quality": 90}, {}),
-        }
-        contenders: dict[str, Callable[[], float]] = {peer: partial(_theirs, path, STREAMS * steps, batches)}
-        written: dict[str, str] = {}
-        for name, (options, reading) in kinds.items():
-            if repr(options) not in written:
-                written[repr(options)] = os.path.join(folder, name.replace(" ", "-"))
-                sizes[name] = _pack(written[repr(options)], steps, **options)
-            else:
-                sizes[name] = sizes["raw windows"]
-            contenders[name] = partial(_ours, LmdbStore(written[repr(options)], **reading), batches)
-        seconds = take_turns(contenders, rounds)
-    found: list[tuple[str, float, float | None, str]] = []
-    for name in kinds:
-        ratios = [theirs / ours for theirs, ours in zip(seconds[peer], seconds[name], strict=True)]
-        speed = raw_bytes / statistics.median(seconds[name]) / 1e9
-        note = (
-            f"{sizes[name] / 1e6:.0f} MB on disk, the peer's {sizes[peer] / 1e6:.0f} MB, of {raw_bytes / 1e6:.0f} MB "
-            f"of frames; {speed:.2f} GB/s; rounds {min(ratios):.1f} to {max(ratios):.1f}"
-        )
-        found.append(
-            (f"LMDB, {name}, against {peer}", statistics.median(ratios), 4.0 if name == "raw windows" else None, note)
-        )
-    return found
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for row in rows("--quick" in sys.argv):
-        print(*row, sep=" | ")
+        peer_bytes = _write_frames(path := os.path.join(folder, "frames.lmdb"), steps)
+        contenders: dict[str, Callable[[], float]] = {peer: partial(_theirs, path, STREAMS * steps)}
+        sizes: dict[str, int] = {}
+        for name, (options, reading) in KINDS.items():
+            packed = os.path.join(folder, options.get("codec", "none"))
+            if packed not in sizes:
+                sizes[packed] = _pack(packed, steps, **options)
+            sizes[name] = sizes[packed]
+            contenders[name] = partial(_ours, LmdbStore(packed, **reading))
+        rates = take_turns(contenders, 1 if quick else 5)
+    for name in KINDS:
+        speed = statistics.median(rates[name]) * int(np.prod(SHAPE)) / 1e9
+        note = f"the peer's {peer_bytes / 1e6:.0f} MB, of {raw_bytes / 1e6:.0f} MB of frames; {speed:.2f} GB/s"
+        target = 4.0 if name == "raw windows" else None
+        yield row_of(f"LMDB, {name}, against {peer}", rates, name, peer, target, sizes[name], note)

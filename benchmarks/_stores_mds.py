@@ -7,22 +7,20 @@ are read in order. Ours are streams of a shard each, 16 lanes of 16 steps; their
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
+from interleaved import take_turns
+from store_rows import Row, bytes_of, installed, rate_of, row_of
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 
 LEAST = 3.0
 WORKERS, LANES, STEPS = 2, 16, 16
-RUNS = 5
 
 
 def write(folder: str, count: int) -> None:
@@ -35,20 +33,10 @@ def write(folder: str, count: int) -> None:
             writer.write({"image": pictures[index % 64], "label": index, "episode": index * 32 // count})
 
 
-def _samples_a_second(batches: Any, samples_of: Callable[[Any], int]) -> float:
-    """Read all batches; what comes with the first is not counted, as workers start meanwhile."""
-    iterator = iter(batches)
-    next(iterator)
-    start, count = time.perf_counter(), 0
-    for batch in iterator:
-        count += samples_of(batch)
-    return count / (time.perf_counter() - start)
-
-
 def _ours(folder: str) -> float:
     sources, store = stores.open(folder, stream="episode", columns=["image", "label"])
     dataset = StreamDataset(sources, store, LANES, time_steps=STEPS, lengths=store.lengths)
-    return _samples_a_second(StreamDataLoader(dataset, WORKERS), lambda batch: int(batch.data["label"].numel()))
+    return rate_of(StreamDataLoader(dataset, WORKERS), lambda batch: int(batch.mask.sum()))
 
 
 def _theirs(folder: str) -> float:
@@ -57,31 +45,18 @@ def _theirs(folder: str) -> float:
 
     dataset = streaming.StreamingDataset(local=folder, shuffle=False, batch_size=LANES * STEPS)
     loader = DataLoader(dataset, batch_size=LANES * STEPS, num_workers=WORKERS)
-    return _samples_a_second(loader, lambda batch: len(batch["label"]))
+    return rate_of(loader, lambda batch: len(batch["label"]))
 
 
-def rows(quick: bool) -> list[tuple[str, float, float | None, str]]:
-    """Name, ratio, target, and a note with the bytes on disk; none where mosaicml-streaming is not installed."""
-    if importlib.util.find_spec("streaming") is None:
-        return []
-    folder = tempfile.mkdtemp()
-    try:
+def rows(quick: bool) -> Iterator[Row]:
+    """One row, where mosaicml-streaming is installed."""
+    name = "MDS, against mosaicml-streaming and DataLoader"
+    if not installed("streaming", name):
+        return
+    with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "data")
         write(path, 8192 if quick else 20480)
-        ours, theirs = [], []
-        for _ in range(RUNS):
-            ours.append(_ours(path))
-            theirs.append(_theirs(path))
-        disk = sum(os.stat(os.path.join(path, name)).st_size for name in os.listdir(path))
-    finally:
-        shutil.rmtree(folder)
-    mine, his = statistics.median(ours), statistics.median(theirs)
-    note = f"{mine:,.0f} samples a second against {his:,.0f}; {disk:,} bytes on disk"
-    return [("MDS, 2 workers, against mosaicml-streaming and DataLoader", mine / his, LEAST, note)]
-
-
-if __name__ == "__main__":
-    import sys
-
-    for row in rows("--quick" in sys.argv):
-        print(row)
+        rates = take_turns({"ours": partial(_ours, path), "theirs": partial(_theirs, path)}, 1 if quick else 5)
+        one, other = (statistics.median(rates[who]) for who in ("ours", "theirs"))
+        note = f"{one:,.0f} samples/s against {other:,.0f}"
+        yield row_of(name, rates, "ours", "theirs", LEAST, bytes_of(path), note)

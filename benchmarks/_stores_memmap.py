@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from interleaved import Rounds, take_turns
+from interleaved import take_turns
+from store_rows import Row, bytes_of, installed, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -37,8 +38,6 @@ FRAME = (3, 240, 360)
 #: Batches that are under way in the loader: two a worker, one that is made, and one that the consumer holds.
 UNDER_WAY = 6
 LEAST_BATCHES = 20
-
-Row = tuple[str, float, float | None, str]
 
 
 def write_store(folder: str) -> None:
@@ -161,13 +160,8 @@ def tensordicts(path: str, seconds: float, *, gathered: bool) -> float:
     return rate(iter(loader), seconds)
 
 
-def median_of(rounds: Rounds, above: str, below: str) -> float:
-    """The median over rounds of a ratio."""
-    return statistics.median(a / b for a, b in zip(rounds[above], rounds[below], strict=True))
-
-
-def rows(quick: bool) -> list[Row]:
-    """Name, ratio, target, and a note with the bytes on disk."""
+def rows(quick: bool) -> Iterator[Row]:
+    """A row for each contender; targets are what is to be reached at least."""
     seconds = 0.5 if quick else 1.5
     with tempfile.TemporaryDirectory() as folder:
         path, peer_path = os.path.join(folder, "ours"), os.path.join(folder, "tensordict")
@@ -176,31 +170,18 @@ def rows(quick: bool) -> list[Row]:
         frames = stores.open(path).open_stream.index.files[0].rows
         runs: dict[str, Callable[[], float]] = {
             "ours": partial(ours, path, seconds),
-            "plain copy to batches in turn": partial(plain, path, seconds, turns=UNDER_WAY),
-            "plain copy to one batch": partial(plain, path, seconds, turns=1),
+            "plain copies to batches in turn": partial(plain, path, seconds, turns=UNDER_WAY),
+            "plain copies to one batch": partial(plain, path, seconds, turns=1),
         }
-        try:
+        if installed("tensordict", "memory-mapped store, against tensordict"):
             from tensordict import TensorDict
-        except ImportError:
-            pass
-        else:
+
             TensorDict({"image": torch.from_numpy(frames.copy())}, [len(frames)]).memmap(peer_path)
             runs["tensordict, td[indices]"] = partial(tensordicts, peer_path, seconds, gathered=True)
             runs["tensordict, default collate"] = partial(tensordicts, peer_path, seconds, gathered=False)
-        rounds = take_turns(runs, 1 if quick else 5)
-        disk = stores.open(path).open_stream.info().disk_bytes or 0
-    shape = (TIME_STEPS, LANES, *FRAME)
-    note = f"batches {shape} uint8; {disk / 1e6:,.0f} MB on disk"
-    return [
-        (f"memory-mapped store / {peer}", median_of(rounds, "ours", peer), 2.0 if "tensordict" in peer else 0.9, note)
-        for peer in list(runs)[1:]
-    ]
-
-
-if __name__ == "__main__":
-    import sys
-
-    torch.set_num_threads(1)
-    multiprocessing.set_start_method("fork")
-    for name, value, target, text in rows("--quick" in sys.argv):
-        print(f"{name:60} {value:6.2f}  (target {target})  {text}")
+        rates = take_turns(runs, 1 if quick else 5)
+        disk = bytes_of(path)
+    for peer in list(runs)[1:]:
+        target = 2.0 if "tensordict" in peer else 0.9
+        note = f"{statistics.median(rates['ours']):,.0f} batches/s of {(TIME_STEPS, LANES, *FRAME)} uint8"
+        yield row_of(f"memory-mapped store, against {peer}", rates, "ours", peer, target, disk, note)

@@ -6,20 +6,18 @@ Both sides deliver the same frames to batches of the same size, with two workers
 from __future__ import annotations
 
 import functools
-import importlib.util
 import io
 import os
-import statistics
 import tarfile
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 from interleaved import take_turns
+from store_rows import Row, bytes_of, installed, rate_of, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -28,46 +26,32 @@ from stream_dataloader.stores import ParquetStore, Store, WebDatasetStore
 LANES, STEPS, WORKERS = 8, 16, 2
 
 
-def rows(quick: bool) -> list[tuple[str, float, float | None, str]]:
-    """Name, ratio, target and a note, a row each."""
+def rows(quick: bool) -> Iterator[Row]:
+    """A row for tars, where webdataset is installed, and one for Parquet."""
     with tempfile.TemporaryDirectory() as folder:
-        return [*tar_rows(Path(folder), quick), *parquet_rows(Path(folder), quick)]
+        yield from tar_rows(Path(folder), quick)
+        yield from parquet_rows(Path(folder), quick)
 
 
-def seconds_of(make: Callable[[], Iterable[Any]]) -> float:
-    """How long a loader takes for all of its batches, its workers' start left out."""
-    batches = iter(make())
-    next(batches)
-    began = time.perf_counter()
-    for _ in batches:
-        pass
-    return time.perf_counter() - began
+def compared(name: str, store: Store, theirs: Callable[[], float], folder: Path, note: str, quick: bool) -> Row:
+    """How many times faster a store is."""
+    rates = take_turns({"ours": lambda: streamed(store), "theirs": theirs}, 1 if quick else 5)
+    return row_of(name, rates, "ours", "theirs", None, bytes_of(folder), note)
 
 
-def faster(ours: Callable[[], Iterable[Any]], other: Callable[[], Iterable[Any]], quick: bool) -> float:
-    """How many times faster ours is."""
-    contenders = {"ours": lambda: seconds_of(ours), "other": lambda: seconds_of(other)}
-    took = take_turns(contenders, 1 if quick else 5)
-    return statistics.median(b / a for a, b in zip(took["ours"], took["other"], strict=True))
-
-
-def streamed(store: Store) -> Iterable[Any]:
-    """A store in batches of windows."""
+def streamed(store: Store) -> float:
+    """Time steps a second of a store in batches of windows."""
     dataset = StreamDataset(
         store.sources, store, batch_size=LANES, time_steps=STEPS, seed=0, shuffle=False, lengths=store.lengths
     )
-    return StreamDataLoader(dataset, num_workers=WORKERS)
+    return rate_of(StreamDataLoader(dataset, num_workers=WORKERS), lambda batch: int(batch.mask.sum()))
 
 
-def megabytes(folder: Path) -> str:
-    """What the files of a folder take."""
-    return f"{sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.1f} MB"
-
-
-def tar_rows(folder: Path, quick: bool) -> list[tuple[str, float, float | None, str]]:
+def tar_rows(folder: Path, quick: bool) -> Iterator[Row]:
     """JPEG frames in tars, against the package webdataset."""
-    if importlib.util.find_spec("webdataset") is None:
-        return []
+    name = "tars of JPEG frames, against webdataset's loader"
+    if not installed("webdataset", name):
+        return
     import webdataset
 
     folder /= "tars"
@@ -84,20 +68,13 @@ def tar_rows(folder: Path, quick: bool) -> list[tuple[str, float, float | None, 
     store = WebDatasetStore(folder, layout="HWC")
     shards = sorted(str(path) for path in folder.glob("*.tar"))
 
-    def theirs() -> Iterable[Any]:
+    def theirs() -> float:
         dataset = webdataset.WebDataset(shards, shardshuffle=False).decode("rgb8").to_tuple("jpg")
-        batches: Iterable[Any] = webdataset.WebLoader(dataset, batch_size=LANES * STEPS, num_workers=WORKERS)
-        return batches
+        loader = webdataset.WebLoader(dataset, batch_size=LANES * STEPS, num_workers=WORKERS)
+        return rate_of(loader, lambda batch: len(batch[0]))
 
-    note = f"16 tars of 160 JPEG frames, 240 x 360, uint8: {megabytes(folder)}; webdataset {webdataset.__version__}"
-    return [
-        (
-            "tars of JPEG frames, against the webdataset package's loader",
-            faster(lambda: streamed(store), theirs, quick),
-            None,
-            note,
-        )
-    ]
+    note = f"frames (240, 360, 3) uint8; webdataset {webdataset.__version__}"
+    yield compared(name, store, theirs, folder, note, quick)
 
 
 class TableRows(Dataset[Any]):
@@ -123,7 +100,7 @@ class TableRows(Dataset[Any]):
         return np.array(self._group(index // self._group_rows)[index % self._group_rows].values)
 
 
-def parquet_rows(folder: Path, quick: bool) -> list[tuple[str, float, float | None, str]]:
+def parquet_rows(folder: Path, quick: bool) -> Iterator[Row]:
     """Rows of 64 numbers, against torch's loader over a dataset that reads row by row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -139,20 +116,8 @@ def parquet_rows(folder: Path, quick: bool) -> list[tuple[str, float, float | No
     pq.write_table(table, path, row_group_size=group_rows)
     store = ParquetStore(path, key="episode", columns=["state"])
 
-    def theirs() -> Iterable[Any]:
-        return DataLoader(TableRows(path, group_rows, count), batch_size=LANES * STEPS, num_workers=WORKERS)
+    def theirs() -> float:
+        return rate_of(DataLoader(TableRows(path, group_rows, count), LANES * STEPS, num_workers=WORKERS), len)
 
-    note = f"{count} rows of (64,) float32 in row groups of {group_rows}: {megabytes(folder)}; pyarrow {pa.__version__}"
-    return [
-        (
-            "Parquet, against torch's DataLoader reading a row a sample",
-            faster(lambda: streamed(store), theirs, quick),
-            None,
-            note,
-        )
-    ]
-
-
-if __name__ == "__main__":
-    for row in rows(quick=False):
-        print(*row, sep=" | ")
+    note = f"{count} rows of (64,) float32 in row groups of {group_rows}; pyarrow {pa.__version__}"
+    yield compared("Parquet, against torch's DataLoader, a row a sample", store, theirs, folder, note, quick)

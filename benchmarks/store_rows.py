@@ -1,0 +1,60 @@
+"""What the parts of `stores.py` share: what a row is, how rates are taken, and whether a peer is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from interleaved import Rounds, ratio
+
+__all__ = ["Row", "bytes_of", "installed", "rate_of", "row_of"]
+
+#: What was compared, the ratio, its target (None: there is none), and a note that begins with the bytes on disk.
+Row = tuple[str, float, float | None, str]
+
+
+def row_of(
+    name: str, rounds: Rounds, above: str, below: str, target: float | None, disk_bytes: int, note: str = ""
+) -> Row:
+    """The median over rounds of one contender's figure divided by another's; a target is a lower limit."""
+    found = ratio("stores", name, rounds, above, below, target, at_most=False)
+    low, high = found.spread
+    parts = (f"{disk_bytes / 1e6:,.0f} MB on disk", f"rounds {low:.3g} to {high:.3g}" if low < high else "", note)
+    return name, found.value, target, "; ".join(filter(None, parts))
+
+
+def rate_of(batches: Iterable[Any], count: Callable[[Any], int], first: int = 1, most: int | None = None) -> float:
+    """What batches hold, a second, without the start of workers.
+
+    Args:
+        batches: A loader.
+        count: How much a batch holds.
+        first: Batches that are not counted, as workers start meanwhile.
+        most: How many are counted, at most.
+    """
+    iterator = iter(batches)
+    for _ in range(first):
+        next(iterator)
+    begun = time.perf_counter()
+    total = sum(count(batch) for batch in itertools.islice(iterator, most))
+    return total / (time.perf_counter() - begun)
+
+
+def bytes_of(path: str | os.PathLike[str]) -> int:
+    """What a file, or all files below a folder, take."""
+    path = Path(path)
+    files = (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else iter([path])
+    return sum(file.stat().st_size for file in files)
+
+
+def installed(package: str, row: str) -> bool:
+    """Whether a peer is there; says so if it is not."""
+    if importlib.util.find_spec(package) is not None:
+        return True
+    print(f"left out, as the package {package} is not installed: {row}", flush=True)
+    return False
