@@ -18,6 +18,8 @@ ROOMS = [
     "errors",
     "protocols",
     "stream_info",
+    "_notices",
+    "_advice",
     "stats",
     "_memory",
     "_schedule",
