@@ -102,7 +102,7 @@ class Figures:
 def advise(figures: Figures) -> Advice:
     """The advice that follows from figures: about what costs most."""
     if figures.batches < 2:
-        return Advice("unknown", f"There is nothing to tell from {figures.batches} batches: read more.")
+        return Advice("unknown", f"Too few batches to tell anything from ({figures.batches}): read more.")
     if figures.padding_share >= _MUCH_PADDING:
         return _about_padding(figures)
     if figures.wait_share < _LONG_WAIT:
@@ -173,7 +173,9 @@ def _about_busy_workers(figures: Figures) -> Advice:
     opening = sum(worker.opening for worker in figures.workers)
     waits = f"The trainer waits {figures.wait_share:.0%} of its time"
     if setup.num_workers < most:
-        who = f"{setup.num_workers} workers read all the time" if setup.num_workers else "nobody reads meanwhile"
+        who = ("nobody reads meanwhile", "the worker reads all the time")[setup.num_workers > 0]
+        if setup.num_workers > 1:
+            who = f"{setup.num_workers} workers read all the time"
         return Advice("workers", f"{waits}, and {who}: use more workers (num_workers={most}).")
     if opening > reading:
         ahead = any(worker.ahead > 0 for worker in figures.workers)

@@ -42,7 +42,7 @@ def test_slow_decoding_wants_more_workers():
     assert found.kind == "workers"
     assert "nobody reads meanwhile: use more workers (num_workers=2)" in str(found)
     found = advised([60] * 4, Slow(0.005), 4, 4, workers=1, batches=6, cores=8)
-    assert "1 workers read all the time: use more workers (num_workers=4)" in found.text
+    assert "the worker reads all the time: use more workers (num_workers=4)" in found.text
 
 
 def test_slow_decoding_on_all_cores_wants_packing():
@@ -109,7 +109,12 @@ def test_without_figures_there_is_no_advice():
 
 FIGURES = Figures(
     setup=Setup(lanes=4, time_steps=4, packed=False, sources=9, num_workers=2, prefetch_factor=2),
-    **{"batches": 100, "begun": 9, "items": 1600, "cells": 1600, "bytes": 10**9, "sent": 0},
+    batches=100,
+    begun=9,
+    items=1600,
+    cells=1600,
+    bytes=10**9,
+    sent=0,
     wait_share=0.5,
     padding_share=0.0,
     workers=(Busy(5, 0, 0, 5, 0),) * 2,
