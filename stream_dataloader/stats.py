@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from stream_dataloader._advice import Advice, Busy, Figures, Setup, advise
 from stream_dataloader._html.page import escaped, page, table
 
 __all__ = ["LoaderStats", "TraceEvent", "WorkerStats"]
@@ -87,6 +88,7 @@ class LoaderStats:
         skipped: Streams that were skipped after an error.
         restarts: How often workers were started anew after one died.
         events: What took time, the last few thousand of each process; see `save_trace`.
+        setup: How the loader was built, for `advice`; None if that is not known.
 
     Example:
         >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -112,6 +114,7 @@ class LoaderStats:
     skipped: int = 0
     restarts: int = 0
     events: tuple[TraceEvent, ...] = dataclasses.field(default=(), repr=False)
+    setup: Setup | None = dataclasses.field(default=None, repr=False)
 
     @property
     def batches_per_second(self) -> float:
@@ -157,7 +160,7 @@ class LoaderStats:
         """What happened since `earlier`; slots are as they are now."""
         if not isinstance(earlier, LoaderStats):
             return NotImplemented
-        now: dict[str, Any] = {"slots": self.slots, "slots_in_use": self.slots_in_use}
+        now: dict[str, Any] = {"slots": self.slots, "slots_in_use": self.slots_in_use, "setup": self.setup}
         now["workers"] = tuple(
             _difference(one, other) for one, other in zip(self.workers, earlier.workers, strict=True)
         )
@@ -166,10 +169,39 @@ class LoaderStats:
         found: LoaderStats = _difference(self, earlier, leave_out=tuple(now))
         return dataclasses.replace(found, **now)
 
+    def advice(self, *, padding_share: float | None = None, cores: int | None = None) -> Advice:
+        """A sentence about what would make the run faster, or say that nothing would; `print` it.
+
+        It follows from these figures alone, so let some dozens of batches pass, and take the difference to an earlier
+        moment to leave out the start of workers: `(loader.stats() - earlier).advice()`.
+
+        Args:
+            padding_share: That of the whole epoch, if it is known; None takes that of the batches so far.
+            cores: How many cores may be used; None asks the system.
+        """
+        if self.setup is None:
+            return Advice("unknown", "There is nothing to tell: these figures are of no loader.")
+        spent = ("reading", "opening", "granting", "idle", "opening_ahead")
+        return advise(
+            Figures(
+                setup=self.setup,
+                batches=self.batches,
+                begun=self.begun,
+                items=self.items,
+                cells=self.cells,
+                bytes=self.bytes,
+                sent=self.sent,
+                wait_share=self.wait_share,
+                padding_share=self.padding_share if padding_share is None else padding_share,
+                workers=tuple(Busy(*(getattr(one, f"{name}_seconds") for name in spent)) for one in self.workers),
+                cores=_cores() if cores is None else cores,
+            )
+        )
+
     def as_dict(self) -> dict[str, Any]:
-        """The numbers as plain data, for a log; without `events`, with rates and shares."""
-        found = dataclasses.asdict(dataclasses.replace(self, events=()))
-        del found["events"]
+        """The numbers as plain data, for a log; without `events` and `setup`, with rates and shares."""
+        found = dataclasses.asdict(dataclasses.replace(self, events=(), setup=None))
+        del found["events"], found["setup"]
         names = ("batches_per_second", "items_per_second", "bytes_per_second", "wait_share", "padding_share")
         return found | {name: getattr(self, name) for name in (*names, "opened", "retried", "sent")}
 
@@ -221,6 +253,10 @@ class LoaderStats:
     def _html(self) -> str:
         head, *rows = self._rows()
         return "".join(f"<div>{escaped(line, 200)}</div>" for line in self._sums()) + table(head, rows)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rate(count: float, seconds: float) -> float:

@@ -19,6 +19,8 @@ ROOMS = [
     "protocols",
     "stream_info",
     "_html",
+    "_notices",
+    "_advice",
     "stats",
     "_memory",
     "_schedule",

@@ -11,11 +11,13 @@ started if a factory allows it, and it only runs code of sources that may be ope
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from stream_dataloader._notices import log
 from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.section_stream import SectionStream
@@ -28,6 +30,7 @@ from stream_dataloader.stream_info import StreamInfo
 _FIRST_POLL_SECONDS = 100e-6
 _LONGEST_POLL_SECONDS = 5e-3
 _LONGEST_JOIN_SECONDS = 1.0
+_SLOW_SECONDS = 5.0  # to open a stream
 
 
 class Reservation:
@@ -89,6 +92,7 @@ class Opener:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._told_of_slow = False
 
     def now(self, lane: int, time: int) -> OpenedStream | None:
         """Take the next source for a lane that is out of data; None if there is none left."""
@@ -184,8 +188,22 @@ class Opener:
             raise
         finally:
             board.opening[share.worker_id] = 0
-            self._meter.opened(begin, index, ahead=threading.current_thread() is self._thread)
+            ahead = threading.current_thread() is self._thread
+            self._meter.opened(begin, index, ahead=ahead)
+            if (seconds := (clock() - begin) / 1e9) >= _SLOW_SECONDS:
+                self._tell_of_slow(stream, seconds, ahead=ahead)
         return stream
+
+    def _tell_of_slow(self, stream: OpenedStream, seconds: float, *, ahead: bool) -> None:
+        """Log a slow open: the first that a lane waits for is a warning."""
+        level = logging.INFO if ahead or self._told_of_slow else logging.WARNING
+        self._told_of_slow |= not ahead
+        log.log(
+            level,
+            "opening source %d (%s) took %.1f s%s, lane %d, worker %d",
+            *(stream.info.source_index, shorten(stream.source), seconds, ", in the background" if ahead else ""),
+            *(stream.info.lane, stream.info.worker_id),
+        )
 
     def close(self) -> None:
         """Open nothing early any more, and end the thread; one stuck in user code is left to end by itself."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from stream_dataloader._assembly.part import Contents, Fault, Part, Run
 from stream_dataloader._assembly.writer import PartWriter
+from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.opener import Opener
@@ -269,4 +270,6 @@ def unsendable(part: Part, error: Exception) -> ItemError:
 
 def warn_of_skip(failure: Exception) -> None:
     """Tell the user that `on_error` skipped a stream."""
-    warnings.warn(f"skipped the rest of a stream: {failure}", RuntimeWarning, stacklevel=3)
+    text = f"skipped the rest of a stream: {failure}"
+    log_warned(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery
 from stream_dataloader._state.snapshot import Snapshot
@@ -118,7 +119,9 @@ class WorkerPool:
         problem = f"there is no shared memory for batches ({reason})"
         if self._transport == "shared_memory":
             raise RuntimeError(f'{problem}; pass transport="auto" to have them sent through torch\'s queue')
-        warnings.warn(f"{problem}; they are sent through torch's queue, which is slower", RuntimeWarning, stacklevel=4)
+        text = f"{problem}; they are sent through torch's queue, which is slower"
+        log_warned(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
         self._transport = "queue"
 
     def start(
@@ -169,7 +172,9 @@ class WorkerPool:
         persistent = self._dataloader.persistent_workers
         if died := self.died():
             assert self._crew is not None
-            warnings.warn(f"{'; '.join(died.values())} between two epochs; all workers are started anew", stacklevel=5)
+            text = f"{'; '.join(died.values())} between two epochs; all workers are started anew"
+            log_warned(text)
+            warnings.warn(text, stacklevel=5)
             self._crew.kill()
             self._hire()
         elif persistent and resume is not None:

@@ -5,8 +5,10 @@ Guarantee: an iteration that cannot start leaves the loader where it stands, and
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
+from stream_dataloader._advice import Setup
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._ranks.agreement import OwnSteps, Steps
@@ -96,7 +98,16 @@ class Starter:
 
     def stats(self) -> LoaderStats:
         """What was read so far."""
-        return self.tally.stats(*self.pool.slots)
+        reading = self._ranks.reading
+        setup = Setup(
+            lanes=reading.rules.lanes,
+            time_steps=reading.rules.time_steps,
+            packed=reading.rules.windows == "packed",
+            sources=reading.rules.num_sources,
+            num_workers=self._num_workers,
+            prefetch_factor=self._settings.prefetch_factor or 2,
+        )
+        return dataclasses.replace(self.tally.stats(*self.pool.slots), setup=setup)
 
     def lost_workers(self) -> bool:
         """Whether kept workers died since they were waited for last."""

@@ -10,7 +10,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stream_dataloader.errors import StoreError
@@ -21,6 +21,7 @@ __all__ = [
     "MISTAKE",
     "PROBLEM",
     "USER_ERRORS",
+    "add_format",
     "add_store",
     "natural",
     "option",
@@ -30,6 +31,7 @@ __all__ = [
     "say_json",
     "size",
     "status_of",
+    "table",
     "warn",
 ]
 
@@ -92,6 +94,11 @@ def options_of(given: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 def add_store(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a command that opens a store."""
     parser.add_argument("store", metavar="STORE", help="a folder, a file, or a URL where the format allows")
+    add_format(parser)
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how a store is opened, and `--json`."""
     parser.add_argument("--format", help="the store's format (default: found by the names of its files)")
     parser.add_argument(
         "--option",
@@ -113,6 +120,19 @@ def say(text: str = "") -> None:
 def say_json(content: Any) -> None:
     """Print JSON."""
     print(json.dumps(content, indent=2, default=str))
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A table as text, columns as wide as they must be; the first `left` are flush left."""
+    lines = [heads, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if number < left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
 
 
 def warn(error: BaseException | str) -> None:

@@ -13,7 +13,11 @@ from stream_dataloader.cli.arguments import DONE, MISTAKE, natural, positive, sa
 if TYPE_CHECKING:
     from stream_dataloader.cli.demo import DemoReport
 
-__all__ = ["add", "run"]
+__all__ = ["EXAMPLES", "add", "run"]
+
+EXAMPLES = """\
+  stream-dataloader demo
+  stream-dataloader demo videos/ --lanes 9 --output-dir out/"""
 
 _SMALLEST, _LARGEST = 32, 4096  # pixels
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import colorsys
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from stream_dataloader.streams._media.opencv import import_opencv
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Filmstrip", "GridVideo", "VideoWriter", "source_colour"]
+__all__ = ["Filmstrip", "GridVideo", "VideoWriter", "grid_pictures", "source_colour"]
 
 cv2 = import_opencv("The demo, which draws,")
 
@@ -123,23 +123,33 @@ class GridVideo(VideoWriter):
 
     def add(self, batch: StreamBatch) -> None:
         """Write the batch's time steps."""
-        lanes, (height, width) = len(batch), batch.data.shape[-2:]
-        columns = math.ceil(math.sqrt(lanes))
-        rows = math.ceil(lanes / columns)
-        canvas = _canvas(TITLE_HEIGHT + rows * (height + GAP), columns * (width + GAP) + GAP)
-        for t in range(batch.time_steps):
-            canvas[:] = _BACKGROUND
-            title = f"batch {batch.step}"
-            _write(canvas, title, x=GAP + 4, baseline=TITLE_HEIGHT - 8)
-            _write(canvas, f"t = {t}", x=GAP + 28 + _text_width(title), baseline=TITLE_HEIGHT - 8)
-            left = GAP + 28 + _text_width(title) + _text_width("t = 000") + 20
-            room = canvas.shape[1] - left - GAP
-            _write(canvas, _FILM_LEGEND, x=left, baseline=TITLE_HEIGHT - 9, width=room, scale=0.34, colour=_PADDING)
-            for lane in range(lanes):
-                top = TITLE_HEIGHT + lane // columns * (height + GAP)
-                left = GAP + lane % columns * (width + GAP)
-                canvas[top : top + height, left : left + width] = _cell(batch, t, lane, self._names)
-            self.write(canvas)
+        for picture in grid_pictures(batch, self._names):
+            self.write(picture)
+
+
+def grid_pictures(batch: StreamBatch, names: Callable[[int], str]) -> Iterator[Image]:
+    """All lanes side by side, a picture a time step; each is drawn over the one before.
+
+    Args:
+        names: The name to draw for a source, given its index.
+    """
+    lanes, (height, width) = len(batch), batch.data.shape[-2:]
+    columns = math.ceil(math.sqrt(lanes))
+    rows = math.ceil(lanes / columns)
+    canvas = _canvas(TITLE_HEIGHT + rows * (height + GAP), columns * (width + GAP) + GAP)
+    for t in range(batch.time_steps):
+        canvas[:] = _BACKGROUND
+        title = f"batch {batch.step}"
+        _write(canvas, title, x=GAP + 4, baseline=TITLE_HEIGHT - 8)
+        _write(canvas, f"t = {t}", x=GAP + 28 + _text_width(title), baseline=TITLE_HEIGHT - 8)
+        left = GAP + 28 + _text_width(title) + _text_width("t = 000") + 20
+        room = canvas.shape[1] - left - GAP
+        _write(canvas, _FILM_LEGEND, x=left, baseline=TITLE_HEIGHT - 9, width=room, scale=0.34, colour=_PADDING)
+        for lane in range(lanes):
+            top = TITLE_HEIGHT + lane // columns * (height + GAP)
+            left = GAP + lane % columns * (width + GAP)
+            canvas[top : top + height, left : left + width] = _cell(batch, t, lane, names)
+        yield canvas
 
 
 class Filmstrip:

@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from stream_dataloader import __version__
-from stream_dataloader.cli import demo_command, inspect_command, pack_command, verify_command
+from stream_dataloader.cli import (
+    demo_command,
+    inspect_command,
+    pack_command,
+    play_command,
+    profile_command,
+    timeline_command,
+    verify_command,
+)
 from stream_dataloader.cli.arguments import INTERRUPTED, warn
 
 __all__ = ["main"]
@@ -34,6 +42,7 @@ _COMMANDS = {
         "stream a folder of videos and film the batches",
         "Streams each video of a folder once and films what the loader delivers: grid.mp4 shows all lanes side by "
         "side, grid.png six consecutive batches.",
+        demo_command.EXAMPLES,
     ),
     "pack": _Command(
         pack_command.add,
@@ -45,9 +54,30 @@ _COMMANDS = {
     "inspect": _Command(
         inspect_command.add,
         inspect_command.run,
-        "tell what a store holds",
-        "Tells a store's format, streams, time steps, leaves and size.",
+        "tell what a store or a folder of media holds",
+        inspect_command.DESCRIPTION,
         inspect_command.EXAMPLES,
+    ),
+    "timeline": _Command(
+        timeline_command.add,
+        timeline_command.run,
+        "draw which stream lies in which lane when",
+        timeline_command.DESCRIPTION,
+        timeline_command.EXAMPLES,
+    ),
+    "profile": _Command(
+        profile_command.add,
+        profile_command.run,
+        "tell where the time goes, and what would help",
+        profile_command.DESCRIPTION,
+        profile_command.EXAMPLES,
+    ),
+    "play": _Command(
+        play_command.add,
+        play_command.run,
+        "show what lanes read",
+        play_command.DESCRIPTION,
+        play_command.EXAMPLES,
     ),
     "verify": _Command(
         verify_command.add,
@@ -58,6 +88,14 @@ _COMMANDS = {
         verify_command.EXAMPLES,
     ),
 }
+
+
+_EXAMPLES = """\
+examples:
+  stream-dataloader demo
+  stream-dataloader inspect videos/ --batch-size 8
+  stream-dataloader profile videos/ --size 360x240 --workers 2
+  stream-dataloader COMMAND --help"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="stream-dataloader", description="Temporally coherent batches for PyTorch.")
+    parser = argparse.ArgumentParser(
+        prog="stream-dataloader",
+        description="Temporally coherent batches for PyTorch.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"stream-dataloader {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in _COMMANDS.items():

@@ -21,8 +21,9 @@ from stream_dataloader.cli.arguments import (
     warn,
 )
 from stream_dataloader.cli.media import KINDS, find_media
-from stream_dataloader.errors import StoreError, StreamError, WorkerError
-from stream_dataloader.stores._base.formats import FORMATS, format_of
+from stream_dataloader.cli.target import store_at
+from stream_dataloader.errors import StreamError, WorkerError
+from stream_dataloader.stores._base.formats import FORMATS
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
 
@@ -91,26 +92,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _streams(options: argparse.Namespace) -> tuple[Any, list[str] | None]:
-    """What to pack, and the streams' names."""
-    if options.from_format is not None or options.kind == "store" or (options.kind is None and _is_store(options)):
+    """What to pack, and the streams' names; a folder of `.npy` files may be read as either, and is media."""
+    if (
+        options.from_format is not None
+        or options.kind == "store"
+        or (options.kind is None and store_at(options.source) not in (None, "npy"))
+    ):
         if options.size is not None:
             raise ValueError("--size is for videos and images; a store is converted as it is")
         store_options = options_of(options.stream_option)
         return stores.open(options.source, format=options.from_format, **store_options), None
     media = find_media(Path(options.source), options.kind)
     return (media.sources, media.factory(options.size, options_of(options.stream_option))), media.keys
-
-
-def _is_store(options: argparse.Namespace) -> bool:
-    """Whether the source is a store; a folder of `.npy` files may be read as either, and is media."""
-    try:
-        return format_of(options.source) != "npy"
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{options.source} does not exist; give a folder of media, a list of paths, or a store"
-        ) from None
-    except (StoreError, NotADirectoryError):
-        return False
 
 
 def _cores() -> int:

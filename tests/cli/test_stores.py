@@ -149,7 +149,7 @@ def test_options_of_the_format_are_handed_on(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["inspect", "missing"], "there is no store at missing"),
+        (["inspect", "missing"], "missing does not exist; give a folder of media, a list of paths, or a store"),
         (["verify", "missing"], "there is no store at missing"),
         (["pack", "missing", "out"], "missing does not exist; give a folder of media, a list of paths, or a store"),
         (["pack", "empty", "out"], "empty has no media in it; say what it is by --kind, one of video,"),
@@ -192,11 +192,11 @@ def test_options_are_checked(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["pack", "inspect", "verify"])
+@pytest.mark.parametrize("command", ["demo", "pack", "inspect", "timeline", "profile", "play", "verify"])
 def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
-    assert f"examples:\n  stream-dataloader {command} " in capsys.readouterr().out
+    assert f"examples:\n  stream-dataloader {command}" in capsys.readouterr().out
 
 
 def test_ctrl_c_ends_with_130_and_a_remedy(tmp_path):

@@ -1,0 +1,144 @@
+"""What a command reads: a store, or media in a folder or a list, and the dataset of lanes over it.
+
+Guarantee: finding it reads no stream; lengths come from a store's index, from headers, or from packets.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stream_dataloader import stores
+from stream_dataloader.cli.arguments import add_format, natural, option, options_of, positive, size
+from stream_dataloader.cli.media import KINDS, find_media
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.formats import FORMATS, format_of
+
+__all__ = ["Target", "add_lanes", "add_target", "dataset_of", "find_target", "store_at"]
+
+
+class Target(NamedTuple):
+    """What is to be read.
+
+    Attributes:
+        kind: `"store"`, or one of `KINDS`.
+        sources: Of a dataset.
+        open_stream: Of a dataset.
+        name: What a source is called, given its index.
+    """
+
+    kind: str
+    sources: Sequence[Any]
+    open_stream: Any
+    name: Callable[[int], str]
+
+    def lengths(self) -> list[int] | None:
+        """How many items each source has; None if only reading tells that of some.
+
+        Raises:
+            OSError: A file cannot be read.
+            ValueError: It is damaged, or something else.
+        """
+        if self.kind == "store":
+            found = self.open_stream.lengths
+            return None if found is None else found.tolist()
+        lengths = []
+        for source in self.sources:
+            if (length := self.open_stream.length(source)) is None:
+                return None
+            lengths.append(length)
+        return lengths
+
+
+def add_target(parser: argparse.ArgumentParser, *, also: str = "") -> None:
+    """Add the arguments of a command that reads media or a store.
+
+    Args:
+        also: What else may be read.
+    """
+    parser.add_argument("target", metavar="TARGET", help=f"a folder of media, a list of paths, or a store{also}")
+    parser.add_argument("--kind", choices=[*KINDS, "store"], help="what TARGET is (default: found by names, suffixes)")
+    parser.add_argument("--size", type=size, metavar="WxH", help="of pictures, in pixels (default: as they are)")
+    parser.add_argument(
+        "--stream-option",
+        metavar="NAME=VALUE",
+        type=option,
+        action="append",
+        default=[],
+        help="an option of what opens media, such as VideoStream's fps=10; may be given again",
+    )
+    add_format(parser)
+
+
+def add_lanes(parser: argparse._ActionsContainer, batch_size: int | None = 4, time_steps: int | None = 16) -> None:
+    """Add the arguments about lanes.
+
+    Args:
+        batch_size: The number of lanes if none is given.
+        time_steps: Those of a window, if none are given.
+    """
+    defaults = "" if batch_size is None else f" (default: {batch_size})", f" (default: {time_steps or 16})"
+    parser.add_argument("--batch-size", type=positive, default=batch_size, metavar="B", help=f"lanes{defaults[0]}")
+    parser.add_argument(
+        "--time-steps", type=positive, default=time_steps, metavar="T", help=f"of a window{defaults[1]}"
+    )
+    parser.add_argument("--workers", type=natural, default=0, help="processes, at most one a lane (default: 0, none)")
+    parser.add_argument("--windows", choices=["aligned", "packed"], default="aligned")
+    parser.add_argument("--schedule", choices=["listed", "balanced", "longest_first"], default="listed")
+    parser.add_argument("--shuffle", action="store_true", help="read in a random order")
+    parser.add_argument("--seed", type=natural, default=0, help="of that order (default: 0)")
+
+
+def find_target(options: argparse.Namespace) -> Target:
+    """What the arguments name.
+
+    Raises:
+        OSError: There is nothing, or it cannot be read.
+        ValueError: There is no medium, or there are several kinds.
+        TypeError: It has no such option.
+        StoreError: The store is damaged.
+    """
+    is_store = options.kind == "store" or options.format is not None
+    if is_store or (options.kind is None and store_at(options.target) is not None):
+        if options.size is not None or options.stream_option:
+            raise ValueError("--size and --stream-option are for media; a store is read as it is (see --option)")
+        sources, store = stores.open(options.target, format=options.format, **options_of(options.option))
+        return Target("store", sources, store, store.key)
+    if options.option:
+        raise ValueError("--option is for stores; use --stream-option for media")
+    media = find_media(Path(options.target), options.kind)
+    factory = media.factory(options.size, options_of(options.stream_option))
+    return Target(media.kind, media.sources, factory, media.keys.__getitem__)
+
+
+def store_at(path: str) -> str | None:
+    """The format of the store that lies at a path; None if it is no store. A folder may be named as a store is.
+
+    Raises:
+        FileNotFoundError: There is nothing.
+    """
+    try:
+        found = format_of(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist; give a folder of media, a list of paths, or a store") from None
+    except (StoreError, NotADirectoryError):
+        return None
+    return found if found in FORMATS else None
+
+
+def dataset_of(target: Target, options: argparse.Namespace, lengths: Sequence[int] | None) -> StreamDataset:
+    """The dataset that the arguments about lanes describe."""
+    return StreamDataset(
+        target.sources,
+        target.open_stream,
+        options.batch_size,
+        time_steps=options.time_steps or 16,
+        windows=options.windows,
+        schedule=options.schedule,
+        shuffle=options.shuffle,
+        seed=options.seed,
+        lengths=lengths,
+    )

@@ -1,0 +1,291 @@
+"""The commands that look: inspect media, timeline, profile, play."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import wave
+
+import av
+import cv2
+import numpy as np
+import pytest
+from clips import write_clip
+from helpers import PATIENCE
+
+from stream_dataloader import stores, visualize
+from stream_dataloader.cli import film, probe
+from stream_dataloader.cli.main import main
+
+LENGTHS = {"0.mp4": 20, "1.mp4": 50, "2.mp4": 13}
+
+
+def run(capsys, *arguments):
+    """The exit status, and what was printed and warned."""
+    status = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def videos(tmp_path):
+    folder = tmp_path / "videos"
+    folder.mkdir()
+    for name, frames in LENGTHS.items():
+        write_clip(folder / name, frames)
+    return folder
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    """A store of streams of 4, 8 and 1 items."""
+    stores.pack(([4, 8, 1], range), tmp_path / "numbers.store")
+    return tmp_path / "numbers.store"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("abcdefgh\nij")
+    (folder / "b.txt").write_text("xyz")
+    return folder
+
+
+def test_videos_are_inspected(capsys, videos):
+    status, told, errors = run(capsys, "inspect", videos)
+    assert (status, errors) == (0, "")
+    lines = told.splitlines()
+    assert lines[0].split() == ["source", "codec", "size", "rate", "frames", "duration", "keys", "bytes"]
+    assert re.fullmatch(r"1.mp4 +h264 +64x48 +25 +50 +0:02.0 +12 +[\d.]+ kB", lines[2])
+    assert re.fullmatch(r"3 sources, video +83 +0:03.3 +[\d.]+ kB", lines[4])
+    status, told, _ = run(capsys, "inspect", videos, "--json")
+    found = json.loads(told)
+    assert (found["kind"], found["totals"]["frames"], found["totals"]["with_problems"]) == ("video", 83, 0)
+    assert {row["key"]: row["frames"] for row in found["sources"]} == LENGTHS
+    assert found["sources"][0]["duration_seconds"] == pytest.approx(0.8)
+
+
+def test_what_is_wrong_with_files_is_told(capsys, videos):
+    whole = (videos / "1.mp4").read_bytes()
+    (videos / "3.mp4").write_bytes(whole[:1500])
+    (videos / "4.mp4").write_bytes(b"")
+    write_clip(videos / "5.mkv", 30, "h264-mkv", size=(96, 64))
+    (videos / "5.mkv").write_bytes((videos / "5.mkv").read_bytes()[:-200])
+    status, told, errors = run(capsys, "inspect", videos, "--batch-size", 2)
+    assert status == 1
+    problems = re.findall(r"^problem: (\S+): (.*)$", told, re.MULTILINE)
+    assert [name for name, _ in problems][:2] == ["3.mp4", "4.mp4"]
+    assert "cut off" in problems[0][1]
+    assert "empty" in problems[1][1]
+    assert ("5.mkv", True) in [(name, "cut off" in what) for name, what in problems]
+    assert "sizes differ (64x48, 64x96)" in told
+    assert "lanes are not told" in errors
+    rows = json.loads(run(capsys, "inspect", videos, "--json")[1])["sources"]
+    assert [bool(row["problems"]) for row in rows] == [False, False, False, True, True, True]
+
+
+def test_of_a_long_video_the_first_packets_are_read(capsys, videos, monkeypatch):
+    monkeypatch.setattr(probe, "_MOST_PACKETS", 15)
+    rows = json.loads(run(capsys, "inspect", videos, "--json")[1])["sources"]
+    assert [(row["frames"], row["exact"], row["keyframe_interval"]) for row in rows] == [
+        (20, True, 12),
+        (50, True, 12),
+        (13, True, 12),
+    ]
+    monkeypatch.setattr(probe, "_MOST_PACKETS", 5)
+    status, told, _ = run(capsys, "inspect", videos / "1.mp4")
+    assert (status, "problem: 1.mp4: no second key frame within 5 frames" in told) == (1, True)
+    write_clip(videos / "a.mkv", 50, "h264-mkv")
+    assert " ~50 " in run(capsys, "inspect", videos / "a.mkv")[1]
+
+
+def test_other_media_are_inspected(capsys, tmp_path, texts):
+    for name in ("sounds", "shots/1"):
+        (tmp_path / name).mkdir(parents=True)
+    with wave.open(str(tmp_path / "sounds" / "a.wav"), "wb") as file:
+        file.setparams((2, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(4 * 12000))
+    for name in ("a", "b"):
+        cv2.imwrite(str(tmp_path / "shots" / "1" / f"{name}.png"), np.zeros((4, 6, 3), np.uint8))
+    (texts / "bad.txt").write_bytes(b"ab\xff\xfe\xff")
+    assert re.search(r"a.wav +pcm_s16le +2 ch +8000 +12,000 +0:01.5 ", run(capsys, "inspect", "sounds")[1])
+    assert re.search(r"\n1 +png +6x4 +2 ", run(capsys, "inspect", "shots")[1])
+    status, told, _ = run(capsys, "inspect", "texts")
+    assert (status, "problem: bad.txt: 'utf-8' codec can't decode" in told) == (1, True)
+    np.save("a.npy", np.zeros((5, 2, 3), np.float32))
+    assert re.search(r"a.npy +float32 +2x3 +5 ", run(capsys, "inspect", "a.npy", "--kind", "array")[1])
+
+
+def test_lanes_are_told_without_reading(capsys, videos, numbers, texts):
+    arguments = "--batch-size", 2, "--time-steps", 8, "--workers", 2
+    status, told, _ = run(capsys, "inspect", videos, *arguments)
+    assert status == 0
+    assert "\n\n7 batches of 8 time steps, 2 lanes: padding 25.9%, longest lane 1 with 50 items, shortest 33\n" in told
+    assert told.endswith("items of each worker: 33, 50\n")
+    status, told, _ = run(capsys, "inspect", numbers, "--batch-size", 2, "--time-steps", 4, "--json")
+    assert json.loads(told)["lanes"]["items_of_lanes"] == [5, 8]
+    status, told, errors = run(capsys, "inspect", texts, "--batch-size", 2)
+    assert (status, told) == (2, "")
+    assert "only reading tells how long" in errors
+    assert run(capsys, "inspect", texts, "--stream-option", "units=bytes", "--batch-size", 2)[0] == 0
+    assert "say how many by --batch-size" in run(capsys, "inspect", numbers, "--workers", 2)[2]
+
+
+@pytest.fixture(scope="module")
+def fonts():
+    """matplotlib keeps the files of its fonts open once it has drawn something."""
+    pytest.importorskip("matplotlib")
+    visualize.Timeline((), 1, 1, 1, (range(1),)).save(io.BytesIO())
+
+
+def test_a_timeline_is_told(capsys, videos, numbers, texts):
+    status, told, errors = run(capsys, "timeline", numbers, "--batch-size", 2, "--time-steps", 4)
+    assert (status, errors) == (0, "")
+    assert told.splitlines()[2:] == ["lane 0    AaaaC···", "lane 1    Bbbbbbbb"]
+    status, told, _ = run(capsys, "timeline", videos, "--batch-size", 2, "--json")
+    names = [(segment["lane"], segment["name"]) for segment in json.loads(told)["segments"]]
+    assert names == [(0, "0.mp4"), (0, "2.mp4"), (1, "1.mp4")]
+    assert "lane 1    Bbb·" in run(capsys, "timeline", texts, "--time-steps", 4, "--batch-size", 2)[1]  # it is read
+
+
+@pytest.mark.usefixtures("fonts")
+def test_a_timeline_is_drawn(capsys, tmp_path, numbers):
+    assert run(capsys, "timeline", numbers, "--output", "t.svg")[:2] == (0, "written t.svg\n")
+    assert "<svg" in (tmp_path / "t.svg").read_text()
+
+
+def test_a_store_is_profiled(capsys, numbers, tmp_path):
+    arguments = "--batch-size", 3, "--time-steps", 2, "--trace", "trace.json"
+    status, told, errors = run(capsys, "profile", numbers, *arguments)
+    assert (status, errors) == (0, "")
+    assert re.match(r"the first batch came after [\d.]+ s; since then:\n3 batches in ", told)
+    assert "worker  reading" in told
+    assert "% of the batches is padding" in told.splitlines()[-1]
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    found = json.loads(run(capsys, "profile", numbers, *arguments[:4], "--json")[1])
+    assert (found["batches"], found["advice"]["kind"]) == (3, "sections")
+    assert found["padding_share_of_epoch"] == pytest.approx(11 / 24)
+
+
+TRAINING = """
+import time
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+def slow(n):
+    for i in range(n):
+        time.sleep(0.005)
+        yield i
+
+def make_loader():
+    return StreamDataLoader(StreamDataset([40] * 4, slow, 4, time_steps=4), 0)
+
+def nothing():
+    return 7
+"""
+
+
+def test_a_loader_that_a_function_returns_is_profiled(capsys, tmp_path):
+    (tmp_path / "cli_training.py").write_text(TRAINING)
+    status, told, errors = run(capsys, "profile", "cli_training:make_loader", "--batches", 5)
+    assert (status, errors) == (0, "")
+    assert "\n4 batches in " in told
+    if len(os.sched_getaffinity(0)) > 1:
+        assert "use more workers (num_workers=" in told.splitlines()[-1]
+    del sys.modules["cli_training"]
+
+
+def test_a_trainer_may_be_pretended(capsys, numbers):
+    arguments = "--batch-size", 1, "--time-steps", 1, "--train-ms", 60, "--batches", 6
+    assert "The trainer is slower" in run(capsys, "profile", numbers, *arguments)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["timeline", "missing"], "missing does not exist; give a folder"),
+        (["timeline", "numbers.store", "--output", "a.txt"], "--output is a.txt; name a file that ends in .png"),
+        (["timeline", "numbers.store", "--size", "8x8"], "a store is read as it is"),
+        (["timeline", "texts", "--option", "a=1"], "--option is for stores"),
+        (["profile", "json:nothing"], "json has no nothing"),
+        (["profile", "no_module_here:nothing"], "No module named 'no_module_here'"),
+        (["profile", "json:__name__"], "is a str; name a function that returns a StreamDataLoader"),
+        (["profile", "cli_other:nothing"], "returned a int; have it return a StreamDataLoader"),
+        (["profile", "numbers.store", "--trace", "no/t.json"], "there is no folder no for no/t.json"),
+        (["play", "numbers.store", "--json"], "--json is for tables"),
+        (["play", "floats.npy"], "floats.npy has neither pictures, .* nor characters"),
+        (["profile", "empty.npy"], "there is no batch: all sources are empty"),
+        (["play", "empty.npy"], "there is no batch: all sources are empty"),
+    ],
+)
+@pytest.mark.usefixtures("numbers", "texts")
+def test_mistakes_are_told_in_one_line(tmp_path, capsys, arguments, message):
+    (tmp_path / "cli_other.py").write_text(TRAINING)
+    np.save("floats.npy", np.zeros((4, 2)))
+    np.save("empty.npy", np.zeros((0, 2)))
+    status, told, errors = run(capsys, *arguments)
+    assert (status, told) == (2, "")
+    assert re.fullmatch(rf"stream-dataloader: .*{message}.*\n", errors)
+
+
+@pytest.mark.parametrize("command", ["profile", "play", "timeline"])
+def test_a_broken_stream_is_a_problem(tmp_path, capsys, texts, command):
+    (texts / "c.txt").write_bytes(b"ab\xff")
+    status, told, errors = run(capsys, command, texts)
+    assert (status, told) == (1, "")
+    assert re.fullmatch(r"stream-dataloader: source 2 .*c.txt.*\n", errors)
+
+
+def test_pictures_are_played_into_a_file(capsys, videos):
+    arguments = "--batch-size", 2, "--time-steps", 8
+    assert run(capsys, "play", videos, *arguments, "--batches", 2)[:2] == (0, "written play.mp4\n")
+    with av.open("play.mp4") as container:
+        assert sum(1 for _ in container.decode(video=0)) == 16
+    stores.pack(([3], lambda n: ({"image": np.zeros((1, 32, 48), np.uint8), "n": i} for i in range(n))), "gray.store")
+    assert run(capsys, "play", "gray.store", *arguments, "--output", "gray.mp4")[:2] == (0, "written gray.mp4\n")
+
+
+def test_pictures_are_played_in_a_window(capsys, videos, monkeypatch):
+    shown, keys = [], iter([-1] * 4 + [ord("q")])
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr(film.cv2, "namedWindow", lambda name: None)
+    monkeypatch.setattr(film.cv2, "imshow", lambda name, picture: shown.append(picture.shape))
+    monkeypatch.setattr(film.cv2, "waitKey", lambda milliseconds: next(keys))
+    monkeypatch.setattr(film.cv2, "destroyAllWindows", lambda: None)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert run(capsys, "play", videos, "--batch-size", 2, "--size", "64x48") == (0, "", "")
+    assert shown == [(78, 140, 3)] * 5
+
+
+def test_lanes_of_text_are_played(capsys, texts, monkeypatch):
+    arguments = "play", texts, "--batch-size", 2, "--time-steps", 4, "--rate", 1000
+    status, told, _ = run(capsys, *arguments)
+    assert status == 0
+    lanes = ["|abcd", "|xyz·", "efgh", "····", " ij·", "····"]
+    assert re.findall(r"^lane . +(.*)$", told.replace("lane 0   ", "lane 0 "), re.MULTILINE)[0] == lanes[0]
+    assert [line[9:] for line in told.splitlines() if line.startswith("lane")] == lanes
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _, told, _ = run(capsys, *arguments)
+    assert told.split("\x1b[2A")[-1] == "lane 0   |abcdefgh ij·\x1b[K\nlane 1   |xyz·········\x1b[K\n"
+
+
+def test_the_package_is_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "stream_dataloader", "timeline", "missing"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("stream-dataloader: missing does not exist")

@@ -1,0 +1,139 @@
+"""Advice: made-up bottlenecks, read for real, each get the sentence that helps."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader._advice import Busy, Figures, Setup, advise
+from stream_dataloader.stats import LoaderStats
+
+
+class Slow:
+    """A stream whose every item takes so long."""
+
+    def __init__(self, seconds, every=1, others=0.0):
+        self.seconds, self.every, self.others = seconds, every, others
+
+    def __call__(self, length):
+        for i in range(length):
+            time.sleep(self.others if i % self.every else self.seconds)
+            yield np.full(1000, i, np.float32)
+
+
+def advised(sources, open_stream, lanes, time_steps, *, workers=0, train=0.0, batches=40, cores=2, loader=None, **more):
+    """The advice after some batches, the first left out, of a trainer that takes so long."""
+    dataset = StreamDataset(sources, open_stream, lanes, time_steps=time_steps, **more)
+    loader = StreamDataLoader(dataset, workers, **(loader or {}))
+    reading = iter(loader)
+    next(reading)
+    earlier = loader.stats()
+    for _, _batch in zip(range(batches), reading, strict=False):
+        time.sleep(train)
+    found = (loader.stats() - earlier).advice(cores=cores)
+    reading.close()
+    return found
+
+
+def test_slow_decoding_wants_more_workers():
+    found = advised([60] * 4, Slow(0.005), 4, 4, batches=4)
+    assert found.kind == "workers"
+    assert "nobody reads meanwhile: use more workers (num_workers=2)" in str(found)
+    found = advised([60] * 4, Slow(0.005), 4, 4, workers=1, batches=6, cores=8)
+    assert "the worker reads all the time: use more workers (num_workers=4)" in found.text
+
+
+def test_slow_decoding_on_all_cores_wants_packing():
+    found = advised([60] * 2, Slow(0.01), 2, 4, workers=2, batches=6)
+    assert (found.kind, "stream-dataloader pack" in found.text) == ("pack", True)
+
+
+def test_slow_decoding_in_fewer_lanes_than_cores_wants_more_lanes():
+    assert advised([60] * 2, Slow(0.01), 2, 4, workers=2, batches=6, cores=16).kind == "more lanes"
+
+
+def test_a_slow_trainer_has_nothing_to_gain():
+    found = advised([200] * 4, Slow(0), 4, 4, workers=1, train=0.1, batches=8)
+    assert (found.kind, "The trainer is slower" in found.text) == ("nothing", True)
+
+
+def test_slow_opening_wants_to_be_done_ahead():
+    def open_slowly(length):
+        time.sleep(0.02)
+        yield from Slow(0)(length)
+
+    assert advised([2] * 60, open_slowly, 2, 2, workers=2, batches=8).kind == "open ahead"
+
+
+def test_uneven_batches_want_prefetching():
+    found = advised([400], Slow(0.4, every=80, others=0.002), 1, 4, workers=1, train=0.04, batches=40)
+    assert (found.kind, "prefetch_factor=8" in found.text) == ("prefetch", True)
+
+
+@pytest.mark.parametrize("train", [0, 0.01])
+def test_few_sources_want_fewer_lanes(train):
+    found = advised([60] * 3, Slow(0), 8, 4, train=train, batches=10)
+    assert (found.kind, "batch_size=3" in found.text) == ("fewer lanes", True)
+
+
+def test_one_giant_source_wants_sections():
+    found = advised([800, *[8] * 20], Slow(0), 4, 8, batches=100)
+    assert (found.kind, "cut these into sections" in found.text) == ("sections", True)
+
+
+def test_short_streams_want_packed_windows():
+    assert advised([3] * 200, Slow(0), 4, 8, batches=40).kind == "packed windows"
+    assert advised([3] * 200, Slow(0), 4, 8, batches=10, windows="packed").kind != "packed windows"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tiny_items_want_larger_windows(workers):
+    found = advised([4000] * 2, range, 2, 1, workers=workers, batches=600)
+    assert (found.kind, "time_steps" in found.text) == ("larger windows", True)
+
+
+def test_the_padding_of_the_whole_epoch_may_be_known_better():
+    loader = StreamDataLoader(StreamDataset([9] * 3, range, 3, time_steps=3))
+    for _ in loader:
+        pass
+    assert loader.stats().advice().kind != "sections"
+    assert loader.stats().advice(padding_share=0.8).kind == "sections"
+
+
+def test_without_figures_there_is_no_advice():
+    assert LoaderStats().advice().kind == "unknown"
+    assert "read more" in str(StreamDataLoader(StreamDataset([1], range, 1)).stats().advice())
+
+
+FIGURES = Figures(
+    setup=Setup(lanes=4, time_steps=4, packed=False, sources=9, num_workers=2, prefetch_factor=2),
+    batches=100,
+    begun=9,
+    items=1600,
+    cells=1600,
+    bytes=10**9,
+    sent=0,
+    wait_share=0.5,
+    padding_share=0.0,
+    workers=(Busy(5, 0, 0, 5, 0),) * 2,
+    cores=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({}, "prefetch"),
+        ({"sent": 150}, "arrays"),
+        ({"workers": (Busy(3, 0, 5, 2, 0),) * 2}, "lookahead"),
+        ({"workers": (Busy(9, 0, 0, 1, 0),) * 2}, "pack"),
+        ({"workers": (Busy(0.9, 0, 0, 0.1, 0),) * 2}, "smaller items"),
+        ({"workers": (Busy(2, 7, 0, 1, 3),) * 2}, "open ahead"),
+        ({"wait_share": 0.05}, "nothing"),
+        ({"batches": 1}, "unknown"),
+    ],
+)
+def test_what_is_hard_to_make_up(changed, kind):
+    assert advise(dataclasses.replace(FIGURES, **changed)).kind == kind

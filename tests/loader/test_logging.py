@@ -1,0 +1,81 @@
+"""What is logged, under the name `stream_dataloader`, and at which level."""
+
+import logging
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import PATIENCE
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader._reading import opener
+from stream_dataloader._workers import pool
+
+
+def read(number):
+    yield from range(3)
+    if number == 1:
+        raise ValueError("torn")
+
+
+def open_slowly(number):
+    time.sleep(0.03)
+    yield from range(number)
+
+
+def told(caplog):
+    return [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "stream_dataloader"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_skip_is_a_warning(workers, caplog):
+    with pytest.warns(RuntimeWarning, match="skipped"):
+        list(StreamDataLoader(StreamDataset([0, 1, 2], read, 2, time_steps=2, on_error="skip"), workers))
+    ((level, text),) = told(caplog)
+    assert level == "WARNING"
+    assert text.startswith("skipped the rest of a stream: source 1 (1), item 3, lane 1")
+
+
+def test_without_handlers_a_skip_is_told_once():
+    code = (
+        "from stream_dataloader import StreamDataLoader as L, StreamDataset as D\n"
+        "list(L(D(['a'], lambda name: 1 / 0, 1, on_error='skip')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stderr.count("skipped the rest of a stream") == 1
+
+
+def test_the_first_slow_open_is_a_warning(caplog, monkeypatch):
+    monkeypatch.setattr(opener, "_SLOW_SECONDS", 0.02)
+    caplog.set_level(logging.INFO, "stream_dataloader")
+    list(StreamDataLoader(StreamDataset([2, 3], open_slowly, 1, time_steps=2)))
+    (first, text), (second, _) = told(caplog)
+    assert (first, second) == ("WARNING", "INFO")
+    assert text.startswith("opening source 0 (2) took 0.")
+    assert text.endswith("s, lane 0, worker 0")
+
+
+def test_slow_opens_in_the_background_are_no_warning(caplog, monkeypatch):
+    monkeypatch.setattr(opener, "_SLOW_SECONDS", 0.02)
+    caplog.set_level(logging.INFO, "stream_dataloader")
+
+    def open_and_read(number):
+        time.sleep(0.03)
+        for i in range(6):
+            time.sleep(0.02 if i else 0)
+            yield i
+
+    list(StreamDataLoader(StreamDataset(range(8), open_and_read, 2, time_steps=2, open_early=True)))
+    assert ("INFO", True) in [(level, "in the background" in text) for level, text in told(caplog)]
+
+
+def test_to_fall_back_to_the_queue_is_a_warning(caplog, monkeypatch):
+    def no_memory(*_):
+        raise OSError("no room")
+
+    monkeypatch.setattr(pool, "SlotPool", no_memory)
+    with pytest.warns(RuntimeWarning, match="there is no shared memory"):
+        list(StreamDataLoader(StreamDataset([2, 2], range, 2, time_steps=2), 1))
+    ((level, text),) = told(caplog)
+    assert (level, "sent through torch's queue" in text) == ("WARNING", True)
