@@ -752,6 +752,21 @@ def test_pictures_are_packed_as_png_where_that_is_asked_for(tmp_path):
         packed(tmp_path / "b", streams, encodings={"picture": "png"})
 
 
+def test_items_are_packed_whose_keys_are_in_no_order(tmp_path):
+    """Each process may have its own."""
+    streams = [[{"b": np.float32(n), "a": np.int64(n)} for n in range(3)], [{"a": np.int64(7), "b": np.float32(7)}]]
+    store = MdsStore(packed(tmp_path / "a", streams, workers=2))
+    found = [list(store(number)) for number in store.sources]
+    assert found == streams
+    assert list(found[0][0]) == list(found[1][0]) == ["b", "a"]
+    (tmp_path / "b").mkdir()
+    packer = MdsPacker(str(tmp_path / "b"))
+    with contextlib.closing(packer.part(0)) as one, contextlib.closing(packer.part(1)) as other:
+        one.write(0, "x", iter(streams[0]))
+        with pytest.raises(ValueError, match="an item has the leaves .*'c'.*, and the store's first has"):
+            other.write(1, "y", iter([{"c": np.int64(7)}]))
+
+
 def test_what_the_format_does_not_hold_is_refused(tmp_path):
     for number, (item, message) in enumerate(
         [
