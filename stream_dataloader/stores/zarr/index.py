@@ -24,12 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.rows import Leaves, Selection, selected
+from stream_dataloader.stores._base.rows import Leaves, Selection, check_untold, selected
 from stream_dataloader.stores.zarr.arrays import ChunkedArray, zarr_errors
 
 __all__ = ["Opened", "ZarrIndex", "check_times", "open_group", "read_index"]
 
 _LARGEST_UNCHECKED_BYTES = 1 << 20
+_MOST_CHUNKS_OF_ENDS = 1 << 20
 
 
 class ZarrIndex(NamedTuple):
@@ -138,6 +139,7 @@ def read_index(opened: Opened, path: str, data: str, ends: str, leaves: Leaves) 
             f"{path}: {ends} ends at step {steps}, and there are arrays with other numbers of steps: "
             f"{shorten(wrong, 300)}; the store is half written, or they are no data: choose others by leaves="
         )
+    check_untold(path, steps, (math.prod(array.row_shape) for array in arrays.values()))
     digest = hashlib.blake2b(stops.tobytes(), digest_size=16)
     for name in selection.names:
         described = opened.group[prefix + name].metadata.to_dict()
@@ -187,6 +189,11 @@ def _ends(opened: Opened, path: str, ends: str) -> NDArray[np.int64]:
     if claimed > _LARGEST_UNCHECKED_BYTES:
         with zarr_errors(name):
             found = opened.group[ends]
+            if found.nchunks > _MOST_CHUNKS_OF_ENDS:  # zarr would list them all
+                raise StoreError(
+                    f"{name} has {claimed:,} bytes in {found.nchunks:,} chunks, more than {_MOST_CHUNKS_OF_ENDS:,}: "
+                    "it is damaged, or has to be written anew in larger chunks"
+                )
             there = found.nchunks_initialized * math.prod(found.shards or found.chunks) * array.dtype.itemsize
         if there < claimed:
             raise StoreError(f"{name} has {claimed:,} bytes, and {there:,} of them are there: it is half written")
