@@ -14,6 +14,7 @@ Guarantee: no array is unpacked but that of the ends, and that is as long as it 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -81,7 +82,8 @@ class Opened:
                 array = self.group.get(path)
                 if not hasattr(array, "chunks"):
                     raise StoreError(f"{self._path} has no array {path!r}; it has {_listed(self.group)}")
-                found = self._arrays[path] = ChunkedArray(array, name)
+                check = functools.partial(_check_time, self._path, path, _time(self._path, path))
+                found = self._arrays[path] = ChunkedArray(array, name, check)
         return found
 
     def close(self) -> None:
@@ -164,15 +166,19 @@ def check_times(path: str, index: ZarrIndex) -> None:
         StoreError: An array was written to, or is not there any more.
     """
     for array, time in index.times.items():
-        try:
-            now = _time(path, array)
-        except OSError:
-            now = None
-        if now != time:
-            raise StoreError(
-                f"{path} is another store now than when it was opened: {array} was replaced or written to; open it "
-                "again, with stores.open"
-            )
+        _check_time(path, array, time)
+
+
+def _check_time(path: str, array: str, time: tuple[int, int]) -> None:
+    try:
+        now = _time(path, array)
+    except OSError:
+        now = None
+    if now != time:
+        raise StoreError(
+            f"{path} is another store now than when it was opened: {array} was replaced or written to; open it again, "
+            "with stores.open"
+        )
 
 
 def _ends(opened: Opened, path: str, ends: str) -> NDArray[np.int64]:
