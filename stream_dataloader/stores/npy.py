@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.rows import check_untold
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams.array.tables import NpyHeader, NpyTable, checked_header
@@ -232,9 +234,11 @@ def _examine(files: Mapping[str | None, str]) -> tuple[int, int]:
     """
     content = hashlib.blake2b(digest_size=8)
     lengths = {}
+    row_bytes = []
     for path, header, stamp in _headers(files):
         content.update(repr((header, stamp)).encode())
         lengths[path] = header.shape[0]
+        row_bytes.append(math.prod(header.shape[1:]) * header.dtype.itemsize)
     rows = next(iter(lengths.values()))
     if wrong := next((path for path, found in lengths.items() if found != rows), None):
         first = next(iter(lengths))
@@ -242,6 +246,7 @@ def _examine(files: Mapping[str | None, str]) -> tuple[int, int]:
             f"{wrong} has {lengths[wrong]} rows, and {os.path.basename(first)} beside it {rows}; files that are read "
             "side by side need as many"
         )
+    check_untold(next(iter(lengths)), rows, row_bytes)
     return rows, int.from_bytes(content.digest(), "little")
 
 

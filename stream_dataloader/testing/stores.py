@@ -6,19 +6,22 @@ to workers, and damage ends in a clear error. Published as `testing.StoreContrac
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from stream_dataloader import stores
+from stream_dataloader._items.structure import flatten
+from stream_dataloader.batch import map_leaves
 from stream_dataloader.stores import Store
-from stream_dataloader.testing._items import assert_same, items_of
+from stream_dataloader.testing._items import assert_same, copied, items_of
 from stream_dataloader.testing.streams import StreamContract
 
 __all__ = ["StoreContract"]
@@ -79,11 +82,13 @@ class StoreContract(StreamContract):
 
     def test_is_found(self, open_stream: Store, expected: Sequence[Any]) -> None:
         """`stores.open` finds the format out, or takes its name, and gives the same streams."""
+        number = _longest(expected)
         for name in (None, open_stream.format):
             sources, opened = stores.open(open_stream.path, format=name, **open_stream._options)
             assert type(opened) is type(open_stream), f"{open_stream.path} was taken for {opened.format}"
             assert len(sources) == len(expected)
             assert sources.fingerprint == open_stream.sources.fingerprint, "opened again, it has another fingerprint"
+            assert_same(items_of(opened(number)), list(expected[number]), open_stream.name_of(number), "opened again")
 
     def test_knows_its_lengths(self, open_stream: Store, expected: Sequence[Any]) -> None:
         """`lengths` and `length` are the number of items, or both say that only reading tells."""
@@ -96,10 +101,11 @@ class StoreContract(StreamContract):
 
     def test_cuts_sections(self, open_stream: Store, expected: Sequence[Any]) -> None:
         """A source `(number, start, stop)` is part of a stream, also begun later."""
-        number = max(range(len(expected)), key=lambda i: len(expected[i]))
+        number = _longest(expected)
         items = list(expected[number])
         start, stop = len(items) // 4, len(items) - len(items) // 4
         name = open_stream.name_of(number)
+        assert open_stream.length((number, start, stop)) in (None, stop - start), f"{name}: the length of a part"
         assert_same(items_of(open_stream((number, start, stop))), items[start:stop], name, "cut")
         assert_same(
             items_of(open_stream((number, start, None), start=1)), items[start + 1 :], name, "cut and begun late"
@@ -111,15 +117,38 @@ class StoreContract(StreamContract):
         assert [open_stream.number(key) for key in keys] == list(range(len(expected)))
 
     def test_tells_what_it_holds(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """`info` has the number of streams and steps, and a leaf for each of an item's."""
+        """`info` has the number of streams and steps, and a leaf for each of an item's; `metadata` what there is."""
         info = open_stream.info()
         assert (info.path, info.format, info.streams) == (open_stream.path, open_stream.format, len(expected))
         assert info.steps in (None, sum(map(len, expected)))
-        assert info.leaves or not any(map(len, expected))
+        first = next(itertools.chain.from_iterable(expected), None)
+        leaves = 0 if first is None else len(flatten(first)[1])
+        assert len(info.leaves) == leaves or first is None, f"items have {leaves} leaves, and info() {info.leaves}"
+        for number in range(len(expected)):
+            assert isinstance(open_stream.metadata(number), Mapping)
+
+    def test_items_are_copies(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """Items that were yielded stay as they are, and may be written to: no map, cache or file lies behind them."""
+        number = _longest(expected)
+        for change in (False, True):
+            stream = open_stream(number)
+            items = list(stream)
+            stream.close()
+            kept = [map_leaves(item, copied) for item in items]
+            assert_same(kept, list(expected[number]), open_stream.name_of(number), "kept until the stream was closed")
+            for leaf in itertools.chain.from_iterable(flatten(item)[1] for item in items if change):
+                if isinstance(leaf, np.ndarray):
+                    assert leaf.flags.writeable, (
+                        f"{open_stream.name_of(number)} yields arrays that cannot be written to"
+                    )
+                    leaf[...] = leaf[...] == 0
+        assert_same(
+            items_of(open_stream(number)), list(expected[number]), open_stream.name_of(number), "not written to"
+        )
 
     def test_can_be_used_after_it_was_closed(self, open_stream: Store, expected: Sequence[Any]) -> None:
         """A stream that is open stays open; the store opens its index again when it is asked."""
-        number = max(range(len(expected)), key=lambda i: len(expected[i]))
+        number = _longest(expected)
         stream = open_stream(number)
         open_stream.close()
         assert_same(items_of(stream), list(expected[number]), open_stream.path, "read after the store was closed")
@@ -155,8 +184,8 @@ class StoreContract(StreamContract):
                     problems = opened.verify()
                     found = [items_of(opened(number)) for number in range(min(len(opened), len(expected) + 1))]
                 except (OSError, ValueError) as error:
-                    if not str(error):
-                        raise AssertionError(f"{what}: an error without a text, {error!r}") from error
+                    if copy not in str(error):
+                        raise AssertionError(f"{what}: an error that does not name the store, {error!r}") from error
                     continue
                 finally:
                     shutil.rmtree(copy) if os.path.isdir(copy) else os.unlink(copy)
@@ -164,6 +193,11 @@ class StoreContract(StreamContract):
                     assert len(found) == len(expected), f"{what}: {len(found)} streams instead of {len(expected)}"
                     for number, items in enumerate(expected):
                         assert_same(found[number], list(items), number, f"{what}, which verify did not notice")
+
+
+def _longest(expected: Sequence[Any]) -> int:
+    """The stream that has the most items."""
+    return max(range(len(expected)), key=lambda number: len(expected[number]))
 
 
 def _error_of(store: Store, source: Any, kind: type[Exception]) -> str:

@@ -422,3 +422,17 @@ def test_statistics_are_those_of_the_dataset(written):
     assert LeRobotStore(written / "v3").stats()["action"]["std"] == [1.0, 1.0]
     with pytest.raises(StoreError, match=r"stats\.json is missing"):
         LeRobotStore(written / "v21").stats()
+
+
+def test_a_dataset_that_is_replaced_is_not_read_on(copy):
+    """Its index is equal: only the numbers are others."""
+    store = LeRobotStore(copy, cameras=(), task=False)
+    sent = pickle.dumps(store)
+    shutil.copytree(copy, copy.parent / "other")
+    shutil.rmtree(copy)
+    (copy.parent / "other").rename(copy)
+    with pytest.raises(StoreError, match="copy is another store now than when it was opened"):
+        store(2)
+    with pytest.raises(StoreError, match="copy is another store now than when it was opened"):
+        pickle.loads(sent)(2)
+    assert len(list(LeRobotStore(copy, cameras=(), task=False)(2))) == LENGTHS[2]

@@ -752,6 +752,21 @@ def test_pictures_are_packed_as_png_where_that_is_asked_for(tmp_path):
         packed(tmp_path / "b", streams, encodings={"picture": "png"})
 
 
+def test_items_are_packed_whose_keys_are_in_no_order(tmp_path):
+    """Each process may have its own."""
+    streams = [[{"b": np.float32(n), "a": np.int64(n)} for n in range(3)], [{"a": np.int64(7), "b": np.float32(7)}]]
+    store = MdsStore(packed(tmp_path / "a", streams, workers=2))
+    found = [list(store(number)) for number in store.sources]
+    assert found == streams
+    assert list(found[0][0]) == list(found[1][0]) == ["b", "a"]
+    (tmp_path / "b").mkdir()
+    packer = MdsPacker(str(tmp_path / "b"))
+    with contextlib.closing(packer.part(0)) as one, contextlib.closing(packer.part(1)) as other:
+        one.write(0, "x", iter(streams[0]))
+        with pytest.raises(ValueError, match=r"an item has the leaves .*'c'.*, and the store's first has"):
+            other.write(1, "y", iter([{"c": np.int64(7)}]))
+
+
 def test_what_the_format_does_not_hold_is_refused(tmp_path):
     for number, (item, message) in enumerate(
         [
@@ -856,6 +871,25 @@ def test_finishing_may_be_interrupted_anywhere(tmp_path, monkeypatch):
     part._lines.close()
     part._tail.close()
     check_store(folder)
+
+
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_a_dataset_that_is_replaced_is_not_read_on(tmp_path, compression):
+    """Without hashes the indices are equal, and all sizes."""
+    options = {"hashes": [], "compression": compression}
+    path = written(tmp_path / "a", **options)
+    written(tmp_path / "b", [row | {"y": row["y"] + 100} for row in rows()], **options)
+    store = MdsStore(path, stream="episode")
+    stream, sent = store(1), pickle.dumps(store)
+    assert next(stream)["y"] == 6
+    os.rename(path, tmp_path / "c")
+    os.rename(tmp_path / "b", path)
+    store.index.shards._begin()  # as a worker does that is forked now
+    with pytest.raises(StoreError, match="a is another store now than when it was opened"):
+        list(store(3))
+    with pytest.raises(StoreError, match="a is another store now than when it was opened"):
+        pickle.loads(sent)(0)
+    assert [item["y"] for item in MdsStore(path, stream="episode")(0)] == list(range(100, 106))
 
 
 def test_a_packed_store_whose_table_is_gone_or_another_is_refused(tmp_path):

@@ -195,3 +195,11 @@ def test_batches_are_what_the_files_hold(tmp_path, workers):
         for t, lane in zip(*np.nonzero(batch.mask.numpy()), strict=True):
             found[int(batch.source[t, lane])].append(batch.data["state"][t, lane].tolist())
     assert found == [[item["state"].tolist() for item in items] for items in EPISODES]
+
+
+def test_absurdly_many_rows_of_no_bytes_are_refused(tmp_path):
+    with open(tmp_path / "a.npy", "wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (1 << 50, 0)}
+        np.lib.format.write_array_header_1_0(file, header)
+    with pytest.raises(StoreError, match=r"a\.npy says that it has 1,125,899,906,842,624 steps, of no bytes"):
+        NpyStore(tmp_path)

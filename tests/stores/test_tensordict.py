@@ -295,3 +295,13 @@ def test_batches_are_what_was_saved(tmp_path, workers):
         for t, lane in zip(*np.nonzero(batch.mask.numpy()), strict=True):
             found[int(batch.source[t, lane])].append(int(batch.data["next"]["deep"]["a/b"][t, lane]))
     assert found == [list(range(start, stop)) for start, stop in itertools.pairwise(BOUNDS)]
+
+
+def test_absurdly_many_steps_of_no_bytes_are_refused(tmp_path):
+    path = save(tmp_path / "a", {"x": torch.zeros(3, 0)}, (3,))
+    assert len(list(TensorDictStore(path)(0))) == 3
+    meta = json.loads((path / "meta.json").read_text())
+    meta["shape"], meta["x"]["shape"] = [1 << 50], [1 << 50, 0]
+    (path / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(StoreError, match="a says that it has 1,125,899,906,842,624 steps, of no bytes"):
+        TensorDictStore(path)

@@ -391,3 +391,16 @@ def test_names_of_any_bytes_and_length_come_back(tmp_path):
     assert item == {"__key__": name}
     assert json.dumps(name)
     assert isinstance(WebDatasetStore(path).index.tars[0], TarIndex)
+
+
+def test_a_tar_that_is_replaced_is_not_read_by_workers_that_start_later(tmp_path):
+    """Its headers are equal: names, sizes, times of members."""
+    path = write_tar(tmp_path / "a.tar", [("ep/0.cls", b"1"), ("ep/1.cls", b"2")])
+    store = WebDatasetStore(path)
+    sent = pickle.dumps(store)
+    assert len(list(pickle.loads(sent)(0))) == 2
+    os.unlink(path)
+    write_tar(tmp_path / "a.tar", [("ep/0.cls", b"7"), ("ep/1.cls", b"8")])
+    with pytest.raises(StoreError, match=r"a\.tar is another store now than when it was opened"):
+        pickle.loads(sent)(0)
+    assert WebDatasetStore(path).sources.fingerprint == store.sources.fingerprint

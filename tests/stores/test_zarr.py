@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import pickle
 import shutil
 import sys
@@ -278,6 +279,24 @@ def test_a_store_that_was_replaced_is_an_error(buffer):
     for broken in (store, pickle.loads(sent)):
         with pytest.raises(StoreError, match="is another store now than when it was opened"):
             broken(0)
+
+
+def test_a_stream_that_is_open_does_not_go_on_in_another_store(tmp_path):
+    streams = episodes((23, 7))
+    path = write_buffer(tmp_path / "a", streams, 4)
+    stream = ZarrStore(path)(0)
+    assert_same([next(stream)], streams[0][:1], 0, "read")
+    os.rename(path, tmp_path / "b")
+    write_buffer(path, episodes((23, 7), seed=1), 4)
+    with pytest.raises(StoreError, match=r"a is another store now than when it was opened: data/\w+ was replaced"):
+        list(stream)
+
+
+def test_ends_of_absurdly_many_chunks_are_refused_before_they_are_listed(buffer):
+    described = pathlib.Path(buffer) / "meta/episode_ends/.zarray"
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"shape": [1 << 40]}))
+    with pytest.raises(StoreError, match=r"episode_ends has 8,796,093,022,208 bytes in [\d,]+ chunks"):
+        ZarrStore(buffer)
 
 
 def test_workers_read_an_archive_that_is_open_here(tmp_path):

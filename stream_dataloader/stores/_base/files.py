@@ -6,14 +6,16 @@ the file, or in what was asked for.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 from stream_dataloader.errors import StoreError
 
-__all__ = ["inside", "read_json", "sync_folder", "write_once"]
+__all__ = ["inside", "read_json", "stamp_of", "sync_folder", "write_once"]
 
 _LARGEST_JSON_BYTES = 1 << 30
 
@@ -43,6 +45,18 @@ def read_json(path: str, kind: type[Any] | None = None, most_bytes: int = _LARGE
     if kind is not None and not isinstance(found, kind):
         raise StoreError(f"{path} holds a {type(found).__name__} instead of a {kind.__name__}; write the store anew")
     return found
+
+
+def stamp_of(paths: Iterable[str]) -> str:
+    """What tells files from what they were: sizes and times of change; of one that is not there, that it is not."""
+    found = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:
+            found.append((0, 0, 0))
+    return hashlib.blake2b(repr(found).encode(), digest_size=16).hexdigest()
 
 
 def write_once(path: str, content: Any) -> None:

@@ -21,6 +21,9 @@ __all__ = ["Leaves", "RowSteps", "RowTable", "Selection", "loaded_if_small", "se
 #: What a step's leaf may take. No batch holds more; a damaged header may say so.
 LARGEST_ROW_BYTES = 1 << 30
 
+#: So many steps may have leaves without any number in them.
+_MOST_UNTOLD = 1 << 24
+
 #: A table of no more bytes is read whole: a call for each window costs more.
 _SMALL_BYTES = 128 << 10
 
@@ -119,6 +122,21 @@ def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None
             f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes, more than the {LARGEST_ROW_BYTES:,} that "
             "one may have: the store is damaged, or its first axis is not time; leave it out, by leaves="
         )
+
+
+def check_untold(name: str, steps: int, row_bytes: Iterable[int]) -> None:
+    """Refuse many time steps of no bytes: there is nothing on the disk that they could be compared with.
+
+    Args:
+        name: Of the store or the stream, for errors.
+        steps: How many it says that there are.
+        row_bytes: What each leaf takes a step.
+
+    Raises:
+        StoreError: There are too many.
+    """
+    if steps > _MOST_UNTOLD and not any(row_bytes):
+        raise StoreError(f"{name} says that it has {steps:,} steps, of no bytes; it is damaged, write it anew")
 
 
 def check_lengths(name: str, lengths: Mapping[str, int]) -> int:

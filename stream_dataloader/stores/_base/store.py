@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import platform
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,7 @@ from stream_dataloader.stores._base.numbers import StreamNumbers
 from stream_dataloader.stores._base.stream import Steps, StoreStream
 from stream_dataloader.streams._media.section import closed_on_error, section_of
 
-__all__ = ["Index", "OpenedStore", "Store", "StoreInfo"]
+__all__ = ["Index", "OpenedStore", "Store", "StoreInfo", "replaced"]
 
 
 class Index(Protocol):
@@ -105,6 +106,7 @@ class Store(ABC):
         self.path = os.fspath(path)
         self._options = options
         self._expected: str | None = None
+        self._seen: tuple[str, str] | None = None
         self._lock = threading.Lock()
         self._index: Any = None
 
@@ -120,6 +122,18 @@ class Store(ABC):
     def _open_steps(self, number: int) -> Steps:
         """Open one stream; `number` is one there is."""
 
+    def _state(self) -> str:
+        """What changes if the store is replaced by another one of the same fingerprint, on this machine.
+
+        Times of files, for formats whose index does not tell what is in all of the store. Empty if it does.
+        """
+        return ""
+
+    def _check_state(self) -> None:
+        """Raise a `StoreError` if the store was replaced since its index was read."""
+        if self._seen is not None and self._state() != self._seen[1]:
+            raise replaced(self.path)
+
     @property
     def index(self) -> Any:
         """What `_read_index` returned.
@@ -130,13 +144,13 @@ class Store(ABC):
         if self._index is None:
             with self._lock:
                 if self._index is None:
+                    seen = (platform.node(), self._state())
                     index = self._read_index()
                     if self._expected is not None and index.fingerprint != self._expected:
-                        raise StoreError(
-                            f"{self.path} is another store now than when it was opened: it was replaced or written to; "
-                            "open it again, with stores.open"
-                        )
-                    self._index = index
+                        raise replaced(self.path)
+                    if self._seen is not None and self._seen[0] == seen[0] and self._seen != seen:
+                        raise replaced(self.path)
+                    self._seen, self._index = seen, index
         return self._index
 
     def __getstate__(self) -> dict[str, Any]:
@@ -328,6 +342,14 @@ class Store(ABC):
             f", {name}={shorten(value, 60)}" for name, value in self._options.items() if value is not None
         )
         return f"{type(self).__name__}({self.path!r}{options})"
+
+
+def replaced(path: str) -> StoreError:
+    """The error for a store that is not what it was."""
+    return StoreError(
+        f"{path} is another store now than when it was opened: it was replaced or written to; open it again, with "
+        "stores.open"
+    )
 
 
 def _bounds(name: str, length: int, start: int, stop: int | None) -> tuple[int, int]:

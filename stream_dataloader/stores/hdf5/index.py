@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.formats import HDF5_SUFFIXES
-from stream_dataloader.stores._base.rows import Leaves, Selection, check_lengths, check_row, selected
+from stream_dataloader.stores._base.rows import Leaves, Selection, check_lengths, check_row, check_untold, selected
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams._media.section import check_file
 from stream_dataloader.streams.array.hdf5 import Hdf5Table, SharedFile, open_file
@@ -306,6 +306,7 @@ def open_tables_of(opened: SharedFile, name: str, group: str, selection: Selecti
             _check_size(f"{name}, {leaf}", found, len(table) * math.prod(table.row_shape) * table.dtype.itemsize)
             tables.append(table)
         steps = check_lengths(name, {leaf: len(table) for leaf, table in zip(selection.names, tables, strict=True)})
+        check_untold(name, steps, (math.prod(table.row_shape) for table in tables))
         told = file[group].attrs.get("num_samples", steps)
         if steps != length or np.ndim(told) or told != steps:
             raise StoreError(

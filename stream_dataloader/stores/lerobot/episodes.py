@@ -19,7 +19,7 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores.lerobot.info import INFO, Feature, Info
 from stream_dataloader.stores.lerobot.parquet import read_columns, values
 
-__all__ = ["EpisodeVideo", "Episodes", "read_episodes"]
+__all__ = ["EpisodeVideo", "Episodes", "meta_files", "read_episodes"]
 
 _MOST_JSONL_BYTES = 1 << 30
 _MOST_STEPS = 1 << 40
@@ -142,6 +142,16 @@ class Episodes:
         return list(found.as_py() or () if hasattr(found, "as_py") else found)
 
 
+def meta_files(path: str) -> list[str]:
+    """What says where episodes lie, in a dataset's folder; it is written anew whenever episodes are."""
+    meta = os.path.join(path, "meta")
+    return [os.path.join(path, INFO), os.path.join(meta, "episodes.jsonl"), *_episode_tables(meta)]
+
+
+def _episode_tables(meta: str) -> list[str]:
+    return sorted(glob.glob(os.path.join(glob.escape(meta), "episodes", "*", "*.parquet")))
+
+
 def read_episodes(info: Info, cameras: Sequence[str]) -> Episodes:
     """Read where episodes lie.
 
@@ -159,7 +169,7 @@ def _read_v3(info: Info, cameras: Sequence[str]) -> Episodes:
     import pyarrow
 
     folder = os.path.join(info.path, "meta", "episodes")
-    paths = sorted(glob.glob(os.path.join(glob.escape(folder), "*", "*.parquet")))
+    paths = _episode_tables(os.path.dirname(folder))
     if not paths and info.episodes != 0:
         raise StoreError(f"{folder} has no tables of episodes: the dataset is unfinished; download or write it anew")
     whole = ["episode_index", "length", "data/chunk_index", "data/file_index"]

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import read_json
+from stream_dataloader.stores._base.files import read_json, stamp_of
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.lerobot.episodes import Episodes, read_episodes
+from stream_dataloader.stores.lerobot.episodes import Episodes, meta_files, read_episodes
 from stream_dataloader.stores.lerobot.frames import Camera, image_pictures, video_pictures
 from stream_dataloader.stores.lerobot.info import INFO, Feature, Info, read_info
 from stream_dataloader.stores.lerobot.parquet import import_parquet
@@ -98,6 +98,9 @@ class LeRobotStore(Store):
         super().close()
         self._tables = Tables()
 
+    def _state(self) -> str:
+        return stamp_of(meta_files(self.path))
+
     def _read_index(self) -> _Index:
         info = read_info(self.path)
         cameras = self._chosen(info, "cameras", [feature for feature in info.features.values() if feature.is_camera])
@@ -157,6 +160,7 @@ class LeRobotStore(Store):
                     what,
                 )
             cameras[camera.name] = Camera(what, opened)
+        self._check_state()
         return _Steps(length, cameras, leaves, texts)
 
     def key(self, number: int) -> str:

@@ -24,8 +24,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import stamp_of
+from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores.mds.compression import unpack, wrong_hash
-from stream_dataloader.stores.mds.index import DatasetIndex, ShardEntry, ShardFile, in_folder
+from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, ShardEntry, ShardFile, in_folder
 from stream_dataloader.stores.mds.shards import Columns, Shard
 from stream_dataloader.streams._media.section import closed_on_error
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url
@@ -46,9 +48,19 @@ class Shards:
         version: Tells this dataset from another that was at the same place before.
         columns: Which are read.
         cache: Where remote and unpacked shards are kept.
+        stamp: Of index.json, if that is in a folder: see `stamp_of`.
     """
 
-    def __init__(self, folder: str, index: DatasetIndex, version: str, columns: Columns, cache: FileCache) -> None:
+    def __init__(
+        self,
+        folder: str,
+        index: DatasetIndex,
+        version: str,
+        columns: Columns,
+        cache: FileCache,
+        stamp: str,
+    ) -> None:
+        self._stamp = stamp
         self._folder = folder
         self._index = index
         self._version = version
@@ -105,6 +117,7 @@ class Shards:
         return not self._remote and (entry.zip is None or os.path.exists(in_folder(self._folder, entry.raw.basename)))
 
     def _open(self, number: int) -> Shard:
+        self._check()
         entry, name = self._index.shards[number], self.name(number)
         if self._is_here(entry):
             file = LocalFile(name)
@@ -122,11 +135,18 @@ class Shards:
                 raise StoreError(f"{name}: {error}") from error
         with closed_on_error(file):
             try:
-                return Shard(file, name, entry, self._columns)
+                shard = Shard(file, name, entry, self._columns)
             except FileNotFoundError:
                 raise StoreError(
                     f"{name} is missing, and the index names it: the dataset is unfinished or damaged"
                 ) from None
+            self._check()
+            return shard
+
+    def _check(self) -> None:
+        """Raise if another dataset is in the folder now than that of the index."""
+        if not self._remote and stamp_of([in_folder(self._folder, INDEX)]) != self._stamp:
+            raise replaced(self._folder)
 
     def _version_of(self, entry: ShardEntry) -> str:
         """Tells what the cache has of a shard from that of another one."""

@@ -33,7 +33,7 @@ from stream_dataloader._items.structure import Misfit, Node, leaf_paths
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import read_json
 from stream_dataloader.stores._base.packing import StreamRecord
-from stream_dataloader.stores._base.structure import to_json
+from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
 from stream_dataloader.stores.mds.compression import unpack
 from stream_dataloader.stores.mds.encodings import ARRAY_DTYPES
 from stream_dataloader.stores.mds.fetch import check_file
@@ -220,7 +220,8 @@ class _Part:
         _write_layout(self._folder, content)
         agreed = _read_layout(self._folder)
         assert agreed is not None
-        if agreed["structure"] != content["structure"]:
+        structure = from_json(agreed["structure"], os.path.join(self._folder, _LAYOUT), classes_of(layout.structure))
+        if structure != layout.structure:
             raise ValueError(f"an item has the leaves {layout.paths}, and the store's first has {agreed['columns']}")
         self._layout, self._columns = layout, columns
         self._builder = _builder(self._folder, agreed, self._options)

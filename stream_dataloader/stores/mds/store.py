@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import Node, flatten, leaf_paths
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import inside
+from stream_dataloader.stores._base.files import inside, stamp_of
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.structure import classes_of, from_json
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding, ListEncoding
@@ -114,14 +114,18 @@ class MdsStore(Store):
         self._checked: set[int] = set()
         self._classes = classes_of(self.index.structure)
 
+    def _state(self) -> str:
+        return "" if is_url(self._folder) else stamp_of([in_folder(self._folder, INDEX)])
+
     def _read_index(self) -> _MdsIndex:
         path = in_folder(self._folder, INDEX)
         if not is_url(path) and not os.path.isdir(self._folder):
             raise FileNotFoundError(f"there is no MDS dataset at {self._folder}; give the folder of its index.json")
+        stamp = self._state()
         with self._cache.open(path) as local:
             found = read_index(local.path, path, self._folder)
             copy = os.path.basename(local.path) if is_url(path) else ""
-        return _MdsIndex(self, found, copy)
+        return _MdsIndex(self, found, copy, stamp)
 
     def _open_steps(self, number: int) -> SampleSteps | RowSteps:
         index: _MdsIndex = self.index
@@ -204,7 +208,7 @@ class _MdsIndex:
         fingerprint: See `Index`.
     """
 
-    def __init__(self, store: MdsStore, found: DatasetIndex, copy: str) -> None:
+    def __init__(self, store: MdsStore, found: DatasetIndex, copy: str, stamp: str) -> None:
         self.found = found
         options, self._name = store._options, in_folder(store._folder, INDEX)
         self.kind = self._kind(options["stream"])
@@ -217,7 +221,7 @@ class _MdsIndex:
         hashed = all(shard.raw.hashes for shard in found.shards)
         version = hashlib.sha256(f"{found.digest} {'' if hashed else copy}".encode()).hexdigest()[:16]
         columns = Columns(found.names, found.sizes, encodings)
-        self.shards = Shards(store._folder, found, version, columns, store._cache)
+        self.shards = Shards(store._folder, found, version, columns, store._cache, stamp)
         self.table, self.lengths = self._streams(store, version, encodings)
         self._count = len(found.shards) if self.table is None else len(self.table.starts)
         if self.kind == "sample":

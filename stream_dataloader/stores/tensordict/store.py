@@ -21,6 +21,7 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import read_json
 from stream_dataloader.stores._base.leaves import LeafSpec
 from stream_dataloader.stores._base.mapped import Column, LeafFile, MappedSteps, TextColumn
+from stream_dataloader.stores._base.rows import check_untold
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.tensordict.cuts import cut_by_episodes, cut_by_flags, cut_by_lengths
 from stream_dataloader.stores.tensordict.saved import Name, Saved, read_saved
@@ -110,6 +111,8 @@ class TensorDictStore(Store):
         columns = {name: self._column(saved, name, most) for name in chosen}
         bounds = self._cut(saved, most)
         structure, flat = flatten(_nested(columns))
+        sizes = [column.spec.step_bytes if isinstance(column, LeafFile) else 1 for column in flat]
+        check_untold(self.path, most, sizes)  # of texts as many are there as are said
         content = hashlib.blake2b(bounds.tobytes(), digest_size=16)
         for path in [*saved.metas, *sorted(column.path for column in flat if isinstance(column, LeafFile))]:
             found = os.stat(path) if os.path.exists(path) else None

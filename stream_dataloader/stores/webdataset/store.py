@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import stamp_of
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.webdataset.decoding import Decoder
 from stream_dataloader.stores.webdataset.members import TarIndex, beside, in_cache, keep, load, scan
@@ -110,6 +111,9 @@ class WebDatasetStore(Store):
         known = {extension for tar in self.index.tars for extension in tar.extensions} | {KEY}
         if missing := [name for name in columns or () if name not in known]:
             raise StoreError(f"{self.path} has no column {missing}; it has {sorted(known)}")
+
+    def _state(self) -> str:
+        return stamp_of(path for path in find_shards(self.path, self._shards) if not is_url(path))
 
     def _read_index(self) -> Streams:
         paths = find_shards(self.path, self._shards)

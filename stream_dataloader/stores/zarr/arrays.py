@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,13 +44,15 @@ class ChunkedArray:
     Args:
         array: A `zarr.Array`.
         name: What it is called in errors.
+        check: Called when something was unpacked; raises if that may be of another array than this one was.
 
     Raises:
         StoreError: It has no rows of numbers, or absurdly large ones, or is unpacked by running code that it holds.
     """
 
-    def __init__(self, array: Any, name: str) -> None:
+    def __init__(self, array: Any, name: str, check: Callable[[], None]) -> None:
         self.name = name
+        self._check = check
         self._array = array
         _refuse_pickle(array, name)
         try:
@@ -119,7 +121,9 @@ class ChunkedArray:
 
     def _unpack(self, start: int, stop: int) -> Any:
         with zarr_errors(f"{self.name}, rows {start} to {stop}"):
-            return np.asarray(self._array[start : min(stop, len(self))])
+            rows = np.asarray(self._array[start : min(stop, len(self))])
+        self._check()  # zarr opens a file a chunk, by its name
+        return rows
 
 
 def _refuse_pickle(array: Any, name: str) -> None:

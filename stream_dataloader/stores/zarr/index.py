@@ -14,6 +14,7 @@ Guarantee: no array is unpacked but that of the ends, and that is as long as it 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -24,12 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.rows import Leaves, Selection, selected
+from stream_dataloader.stores._base.rows import Leaves, Selection, check_untold, selected
 from stream_dataloader.stores.zarr.arrays import ChunkedArray, zarr_errors
 
 __all__ = ["Opened", "ZarrIndex", "check_times", "open_group", "read_index"]
 
 _LARGEST_UNCHECKED_BYTES = 1 << 20
+_MOST_CHUNKS_OF_ENDS = 1 << 20
 
 
 class ZarrIndex(NamedTuple):
@@ -80,7 +82,8 @@ class Opened:
                 array = self.group.get(path)
                 if not hasattr(array, "chunks"):
                     raise StoreError(f"{self._path} has no array {path!r}; it has {_listed(self.group)}")
-                found = self._arrays[path] = ChunkedArray(array, name)
+                check = functools.partial(_check_time, self._path, path, _time(self._path, path))
+                found = self._arrays[path] = ChunkedArray(array, name, check)
         return found
 
     def close(self) -> None:
@@ -138,6 +141,7 @@ def read_index(opened: Opened, path: str, data: str, ends: str, leaves: Leaves) 
             f"{path}: {ends} ends at step {steps}, and there are arrays with other numbers of steps: "
             f"{shorten(wrong, 300)}; the store is half written, or they are no data: choose others by leaves="
         )
+    check_untold(path, steps, (math.prod(array.row_shape) for array in arrays.values()))
     digest = hashlib.blake2b(stops.tobytes(), digest_size=16)
     for name in selection.names:
         described = opened.group[prefix + name].metadata.to_dict()
@@ -162,15 +166,19 @@ def check_times(path: str, index: ZarrIndex) -> None:
         StoreError: An array was written to, or is not there any more.
     """
     for array, time in index.times.items():
-        try:
-            now = _time(path, array)
-        except OSError:
-            now = None
-        if now != time:
-            raise StoreError(
-                f"{path} is another store now than when it was opened: {array} was replaced or written to; open it "
-                "again, with stores.open"
-            )
+        _check_time(path, array, time)
+
+
+def _check_time(path: str, array: str, time: tuple[int, int]) -> None:
+    try:
+        now = _time(path, array)
+    except OSError:
+        now = None
+    if now != time:
+        raise StoreError(
+            f"{path} is another store now than when it was opened: {array} was replaced or written to; open it again, "
+            "with stores.open"
+        )
 
 
 def _ends(opened: Opened, path: str, ends: str) -> NDArray[np.int64]:
@@ -187,6 +195,11 @@ def _ends(opened: Opened, path: str, ends: str) -> NDArray[np.int64]:
     if claimed > _LARGEST_UNCHECKED_BYTES:
         with zarr_errors(name):
             found = opened.group[ends]
+            if found.nchunks > _MOST_CHUNKS_OF_ENDS:  # zarr would list them all
+                raise StoreError(
+                    f"{name} has {claimed:,} bytes in {found.nchunks:,} chunks, more than {_MOST_CHUNKS_OF_ENDS:,}: "
+                    "it is damaged, or has to be written anew in larger chunks"
+                )
             there = found.nchunks_initialized * math.prod(found.shards or found.chunks) * array.dtype.itemsize
         if there < claimed:
             raise StoreError(f"{name} has {claimed:,} bytes, and {there:,} of them are there: it is half written")
