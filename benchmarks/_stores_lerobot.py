@@ -14,6 +14,7 @@ are arrays in memory, which is less than lerobot does.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -48,6 +49,7 @@ _OURS_FLOAT = "stream_dataloader, float32"
 
 def _write_video(path: Path, frames: int, codec: str, options: Mapping[str, str], seed: int) -> None:
     """A window that wanders over a smooth picture, with some grain."""
+    os.environ.setdefault("SVT_LOG", "1")  # the encoder of AV1 tells of errors alone
     height, width = _SIZE
     rng = np.random.default_rng(seed)
     coarse = torch.from_numpy(rng.uniform(0, 255, (1, 3, 24, 32)).astype(np.float32))

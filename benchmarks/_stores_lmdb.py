@@ -105,7 +105,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def rows(quick: bool) -> Iterator[Row]:
     """A row for each way to keep windows."""
-    steps = 60 if quick else 200
+    steps = 120 if quick else 200
     raw_bytes = STREAMS * steps * int(np.prod(SHAPE))
     peer = "torch DataLoader, a frame a sample"
     with tempfile.TemporaryDirectory() as folder:

@@ -58,9 +58,9 @@ def tar_rows(folder: Path, quick: bool) -> Iterator[Row]:
     folder.mkdir()
     rng = np.random.default_rng(0)
     picture = cv2.resize(rng.integers(0, 256, (15, 23, 3), np.uint8), (360, 240), interpolation=cv2.INTER_CUBIC)
-    for video in range(8 if quick else 16):
+    for video in range(16):
         with tarfile.open(folder / f"video-{video:03d}.tar", "w") as tar:
-            for step in range(32 if quick else 160):
+            for step in range(64 if quick else 160):
                 jpeg = cv2.imencode(".jpg", np.roll(picture, step, 1))[1].tobytes()
                 info = tarfile.TarInfo(f"{video:03d}/{step:05d}.jpg")
                 info.size = len(jpeg)
@@ -107,7 +107,7 @@ def parquet_rows(folder: Path, quick: bool) -> Iterator[Row]:
 
     folder /= "parquet"
     folder.mkdir()
-    episodes, length, group_rows = 16, 200 if quick else 2000, 1000
+    episodes, length, group_rows = 16, 1000 if quick else 2000, 1000
     count = episodes * length
     numbers = np.random.default_rng(0).standard_normal((count, 64)).astype(np.float32)
     state = pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), 64)

@@ -3,7 +3,8 @@
 The rows are those of the modules `_stores_*.py`, which say what is compared with what. A part whose peers are not
 installed runs in the environment that `.ci/store_peers` makes; the first time that takes some minutes. Without it what
 cannot run is left out, and a line says so. Each ratio is the median over rounds in which contenders take turns, see
-`interleaved`. Run it as `python benchmarks/stores.py [--quick] [--only PART ...] [--json PATH]`.
+`interleaved`. A quick run reads a few batches a contender, once: it shows that all works, and its ratios say little.
+Run it as `python benchmarks/stores.py [--quick] [--only PART ...] [--json PATH]`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def peer_python() -> str | None:
 def measure_elsewhere(parts: list[str], python: str, quick: bool) -> list[Row]:
     """Run parts with another interpreter, which prints their rows."""
     paths = [HERE.parent, SHIMS, os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(path) for path in paths if str(path))}
+    paths_text = os.pathsep.join(str(path) for path in paths if str(path))
+    environment = os.environ | {"PYTHONPATH": paths_text, "PYTHONWARNINGS": "ignore"}  # of peers
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rows.json")
         command = [python, __file__, "--here", "--json", str(path), "--only", *parts, *["--quick"] * quick]
@@ -81,7 +83,7 @@ def measure_elsewhere(parts: list[str], python: str, quick: bool) -> list[Row]:
 def main() -> None:
     """Measure, print rows as they come, and write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="less data and one round: under a minute")
+    parser.add_argument("--quick", action="store_true", help="less data and one round: about a minute")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--here", action="store_true", help="leave out what needs another environment")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the rows here")
