@@ -9,6 +9,8 @@ Guarantee: what a user can put right is one line on stderr that says how.
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,7 +24,7 @@ from stream_dataloader.cli import (
     timeline_command,
     verify_command,
 )
-from stream_dataloader.cli.arguments import INTERRUPTED, warn
+from stream_dataloader.cli.arguments import DONE, INTERRUPTED, warn
 
 __all__ = ["main"]
 
@@ -111,6 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if str(interrupt):
             warn(interrupt)
         return INTERRUPTED  # as a shell reports SIGINT
+    except BrokenPipeError:  # who reads stdout, `head` say, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
+        return DONE
 
 
 def _parser() -> argparse.ArgumentParser:

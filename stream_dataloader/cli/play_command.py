@@ -67,6 +67,8 @@ def run(options: argparse.Namespace) -> int:
     except USER_ERRORS as error:
         warn(error)
         return status_of(error)
+    except BrokenPipeError:
+        raise
     except OSError as error:  # a full disk
         warn(error)
         return PROBLEM

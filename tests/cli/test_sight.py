@@ -289,3 +289,13 @@ def test_the_package_is_a_program():
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("stream-dataloader: missing does not exist")
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(tmp_path, texts):
+    (texts / "a.txt").write_text("abc " * 20_000)
+    command = [sys.executable, "-m", "stream_dataloader", "play", texts, "--time-steps", "10"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "batch 0\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(PATIENCE) == 0
