@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from stream_dataloader.errors import StoreError
@@ -93,6 +94,7 @@ def open(path: str | os.PathLike[str], *, format: str | None = None, **options: 
     Raises:
         FileNotFoundError: There is nothing at that path.
         StoreError: The store is damaged, unfinished or of no known format.
+        TypeError: The format has no such option.
         ImportError: A package is missing that the format needs; names the extra to install.
 
     Example:
@@ -112,7 +114,14 @@ def open(path: str | os.PathLike[str], *, format: str | None = None, **options: 
     if name not in FORMATS:
         raise ValueError(f"format is {format!r}; use one of {', '.join(map(repr, FORMATS))}, or None to have it found")
     module = importlib.import_module(f"{__name__}.{FORMATS[name].module}")
-    store: Store = getattr(module, FORMATS[name].store)(path, **options)
+    kind: Callable[..., Store] = getattr(module, FORMATS[name].store)
+    known = [option for option in signature(kind).parameters if option != "path"]
+    if unknown := sorted(options.keys() - set(known)):
+        taken = f"{path} was taken for a store of format {name!r}" if format is None else f"format is {name!r}"
+        raise TypeError(
+            f"{taken}, which has no option {unknown[0]!r}; it has {', '.join(known)}; format= names another format"
+        )
+    store = kind(path, **options)
     return OpenedStore(store.sources, store)
 
 

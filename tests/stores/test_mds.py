@@ -2,6 +2,7 @@
 
 import contextlib
 import decimal
+import errno
 import itertools
 import json
 import multiprocessing
@@ -890,6 +891,19 @@ def test_a_dataset_that_is_replaced_is_not_read_on(tmp_path, compression):
     with pytest.raises(StoreError, match="a is another store now than when it was opened"):
         pickle.loads(sent)(0)
     assert [item["y"] for item in MdsStore(path, stream="episode")(0)] == list(range(100, 106))
+
+
+def test_a_full_disk_of_the_cache_is_an_error_that_names_the_shard(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = MdsStore(written(tmp_path / "a", compression="gz"))
+    monkeypatch.setattr("stream_dataloader.stores.mds.fetch.unpack", full)
+    with pytest.raises(
+        OSError, match=r"shard.00000.mds cannot be unpacked into the cache: No space .*make room"
+    ) as error:
+        store(0)
+    assert error.value.errno == errno.ENOSPC
 
 
 def test_a_packed_store_whose_table_is_gone_or_another_is_refused(tmp_path):

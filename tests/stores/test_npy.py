@@ -203,3 +203,13 @@ def test_absurdly_many_rows_of_no_bytes_are_refused(tmp_path):
         np.lib.format.write_array_header_1_0(file, header)
     with pytest.raises(StoreError, match=r"a\.npy says that it has 1,125,899,906,842,624 steps, of no bytes"):
         NpyStore(tmp_path)
+
+
+def test_an_option_of_another_format_is_refused_with_the_format_that_was_found(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    with pytest.raises(
+        TypeError, match=r"was taken for a store of format 'npy', which has no option 'lengths'; it has le"
+    ):
+        stores.open(tmp_path, lengths="n")
+    with pytest.raises(TypeError, match=r"^format is 'npy', which has no option 'stream'"):
+        stores.open(tmp_path, format="npy", stream="n")

@@ -15,6 +15,7 @@ or unpacked than the index says. What a process has open belongs to it; a forked
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -33,6 +34,8 @@ from stream_dataloader.streams._media.section import closed_on_error
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url
 
 __all__ = ["Ahead", "Shards"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: So many local shards stay open that no stream reads just now: streams of a few samples each share a shard. Those of
 #: the cache do not, as they could not be deleted to make room.
@@ -131,6 +134,14 @@ class Shards:
                 )
             except StoreError:
                 raise
+            except OSError as error:
+                if error.errno not in _FULL or error.filename is not None:
+                    raise
+                raise OSError(
+                    error.errno,
+                    f"{name} cannot be unpacked into the cache: {error.strerror}; make room there, or give another "
+                    "cache=, or set STREAM_DATALOADER_CACHE to another directory",
+                ) from error
             except ValueError as error:  # larger than the cache may be, or of a process that this one waited for
                 raise StoreError(f"{name}: {error}") from error
         with closed_on_error(file):
