@@ -108,7 +108,7 @@ class PartReader:
             raise StopIteration
         begin = clock()
         part = self._next_part()
-        self.share.meter.step(part.step, begin, part.items, in_slot=part.contents.in_slot)
+        self.share.meter.step(part.step, begin, part.items, in_slot=part.contents.in_slot or self.share.locally)
         return part
 
     def _next_part(self) -> Part:

@@ -40,6 +40,7 @@ def test_counts_are_those_of_the_batches(workers):
     assert stats.padding_share == pytest.approx(1 - stats.items / stats.cells)
     assert stats.opened == stats.begun == len(LENGTHS)
     assert len(stats.workers) == max(workers, 1)
+    assert workers or not stats.sent
     assert sum(worker.items for worker in stats.workers) == stats.items
 
 
