@@ -1,0 +1,101 @@
+"""What it costs that a loader counts what it does: the same loaders, with counting taken out of the code.
+
+Guarantee: contenders take turns, see `interleaved`; both read the same, and only the counters differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from interleaved import Result, print_table, ratio, take_turns, write_json
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader._reading.meters import Meter
+from stream_dataloader._workers.tally import Tally
+
+LANES = 8
+COUNTERS = [(Meter, name) for name in ("step", "opened", "granted", "waited_for_opening")] + [(Tally, "batch")]
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Counters that do nothing, also in workers that are forked meanwhile."""
+    patches = [mock.patch.object(kind, name, _nothing) for kind, name in COUNTERS]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+class Windows:
+    """A stream of ready windows."""
+
+    def __init__(self, window: Any, count: int) -> None:
+        self._window, self._count = window, count
+
+    def __call__(self, source: int) -> Iterator[Any]:
+        del source
+        for _ in range(self._count):
+            yield self._window
+
+
+def seconds(window: Any, batches: int, workers: int, *, counted: bool) -> float:
+    """How long an epoch takes, from its second batch on."""
+    dataset = StreamDataset(range(LANES), Windows(window, batches), LANES)
+    if counted:
+        return _read(dataset, workers)
+    with uncounted():
+        return _read(dataset, workers)
+
+
+def _read(dataset: StreamDataset, workers: int) -> float:
+    batches = iter(StreamDataLoader(dataset, workers, multiprocessing_context="fork" if workers else None))
+    next(batches)
+    begin = time.perf_counter()
+    for _ in batches:
+        pass
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--json", type=Path, help="write the results to a file")
+    options = parser.parse_args()
+    rounds = 7 if options.quick else 25
+    cases: list[tuple[str, Any, int, int]] = [
+        ("(1, 64) uint8 windows, no workers", np.zeros((1, 64), np.uint8), 4000, 0),
+        ("(1, 64) uint8 windows, 2 workers", np.zeros((1, 64), np.uint8), 8000, 2),
+        ("(16, 128) float32 windows, 2 workers", np.zeros((16, 128), np.float32), 4000, 2),
+    ]
+    results: list[Result] = []
+    for name, window, batches, workers in cases:
+        contenders: dict[str, Callable[[], float]] = {
+            "counted": partial(seconds, window, batches, workers, counted=True),
+            "not counted": partial(seconds, window, batches, workers, counted=False),
+        }
+        found = take_turns(contenders, rounds)
+        results.append(ratio("Counting: time with it / without", name, found, "counted", "not counted", 1.02))
+        print_table(results[-1:])
+    if options.json:
+        write_json(options.json, results)
+
+
+if __name__ == "__main__":
+    main()
