@@ -164,6 +164,7 @@ def draw(numbers: dict[str, Any], path: Path) -> None:
         one.set_xlabel("frames from key frame to key frame")
         one.set_title(title, fontsize=11)
         one.set_yscale("log")
+        one.set_ylim(1, 1000)
         one.yaxis.set_major_formatter("{x:,.0f}")
         one.grid(visible=False, axis="x")
     axes[0].set_ylabel("frames a second of processor time")

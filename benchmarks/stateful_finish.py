@@ -162,7 +162,7 @@ def tables(numbers: dict[str, Any]) -> list[str]:
 def draw(numbers: dict[str, Any], path: Path) -> None:
     """Loss against place, and below it how far it is from that of models that were always reset; a column a model."""
     reach = numbers["reach"]
-    middles = [max(1.0, (a * b) ** 0.5) for a, b in itertools.pairwise(edges(reach))]
+    middles = [(max(a, 4) * b) ** 0.5 for a, b in itertools.pairwise(edges(reach))]
     image, axes = panels(len(MODELS), 2, height=7.0, sharex=True, sharey="row")
     lines: dict[str, dict[str, Any]] = {
         RESET: {"color": VERMILION, "linestyle": "-", "marker": "o", "label": "reset at every window"},
@@ -178,7 +178,7 @@ def draw(numbers: dict[str, Any], path: Path) -> None:
             one.axvline(TIME_STEPS, color="0.3", linewidth=1)
             one.text(TIME_STEPS * 1.15, 0.97, f"T = {TIME_STEPS}", transform=one.get_xaxis_transform(), va="top")
             one.set_xscale("log", base=2)
-            one.set_xticks([2**n for n in range(2, 15, 2)], [f"{2**n:,}" for n in range(2, 15, 2)], fontsize=9)
+            one.set_xticks([2**n for n in range(4, 15, 2)], [f"{2**n:,}" for n in range(4, 15, 2)], fontsize=9)
         axes[column].set_title(model)
         axes[-1 - column].set_xlabel("place in the file (bytes)")
     axes[0].set_ylabel("loss (nats a byte)")
