@@ -1,0 +1,60 @@
+"""The proofs run, in a small version; the page shows what was measured."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import PATIENCE, ROOT
+
+ASSETS = ROOT / "docs" / "assets"
+#: The figures of each proof.
+FIGURES = {
+    "stateful_finish": ["stateful_finish.png", "stateful_finish_orders.png"],
+    "behind_the_wall": ["behind_the_wall.png"],
+    "sequential_decoding": ["sequential_decoding.png"],
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param("stateful_finish", marks=pytest.mark.slow), *list(FIGURES)[1:]])
+def test_a_small_version_writes_figures_and_numbers(name, tmp_path):
+    pytest.importorskip("matplotlib", reason="install the extra plot")
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--quick", "--jobs", "1", "--out", tmp_path / "out"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([f"{name}.json", *FIGURES[name]])
+    assert all((tmp_path / "out" / figure).read_bytes()[1:4] == b"PNG" for figure in FIGURES[name])
+    assert "made_with" in json.loads((tmp_path / "out" / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_page_has_the_tables_and_figures_that_were_written(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    page = (ROOT / "docs" / "proof.md").read_text()
+    numbers = json.loads((ASSETS / f"{name}.json").read_text())
+    for table in __import__(name).tables(numbers):
+        assert table in page
+    for figure in FIGURES[name]:
+        assert f"(assets/{figure})" in page
+        assert (ASSETS / figure).exists()
+
+
+def test_a_run_that_is_stopped_goes_on(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from proof import _kept
+
+    calls = []
+
+    def run(task):
+        calls.append(task)
+        return [*task]
+
+    assert [_kept(run, tmp_path, task) for task in [("a", 1), ("b", 2), ("a", 1)]] == [["a", 1], ["b", 2], ["a", 1]]
+    assert calls == [("a", 1), ("b", 2)]
