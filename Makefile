@@ -1,7 +1,7 @@
 # The tasks of a contributor; CONTRIBUTING.md says when to run which. `make setup` once, then `make check test`.
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: setup check format test test-all test-deep examples integrations bench docs
 

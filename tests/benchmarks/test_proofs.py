@@ -17,7 +17,8 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param("stateful_finish", marks=pytest.mark.slow), *list(FIGURES)[1:]])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
 def test_a_small_version_writes_figures_and_numbers(name, tmp_path):
     pytest.importorskip("matplotlib", reason="install the extra plot")
     done = subprocess.run(

@@ -107,6 +107,7 @@ def test_per_worker_rnn_learns(workers):
         assert losses[-1] < 0.85 * losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_event_camera_learns_from_whole_batches_and_from_parts(workers):
     output = run("event_camera.py", "--workers", workers, "--epochs", 3)

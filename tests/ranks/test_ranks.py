@@ -45,6 +45,7 @@ def test_the_union_of_all_ranks_is_the_batch_of_one(ranks, drawn, data):
     assert [side_by_side(step) for step in zip(*batches, strict=True)] == whole
 
 
+@pytest.mark.slow
 @random_cases(EXAMPLES, quick=2)
 @given(shared_cases(), st.data())
 def test_any_number_of_ranks_goes_on_with_the_same_batches(ranks, drawn, data):
