@@ -48,7 +48,7 @@ class Tally:
         self._mark: int | None = None  # the end of the batch before, in the same epoch
         self._layout: Layout | None = None
         self._item_bytes = 0
-        self._events: deque[tuple[str, int, int, int]] = deque(maxlen=_EVENTS)
+        self._events: deque[tuple[int | None, int, int, int]] = deque(maxlen=_EVENTS)
 
     def begin(self, begin: int) -> None:
         """An epoch has begun; starting it took from `begin` until now."""
@@ -66,24 +66,26 @@ class Tally:
             layout: What its items look like, if that is known.
             rules: T and B.
         """
-        now, items, time_steps = clock(), 0, rules.time_steps
+        items, time_steps = 0, rules.time_steps
         longest = time_steps or 0
         for part in parts:
             if part is not None:
                 items += part.items
-                self._begun += sum([grant != NONE for _, grant in part.reports.taken])
-                longest = max(longest, part.contents.time_steps) if time_steps is None else longest
+                if part.reports.taken:  # seldom
+                    self._begun += sum([grant != NONE for _, grant in part.reports.taken])
+                if time_steps is None and part.contents.time_steps > longest:
+                    longest = part.contents.time_steps
         if layout is not self._layout:
             self._layout, self._item_bytes = layout, 0 if layout is None else _bytes_of(layout)
+        cells = longest * rules.lanes
         self._batches += 1
         self._items += items
         self._bytes += items * self._item_bytes
-        self._cells += max(longest * rules.lanes, items)
-        if self._mark is not None:
-            self._total_ns += now - self._mark
-            self._events.append(("train", self._mark, begin, step - 1))
+        self._cells += cells if cells > items else items
+        now, mark = clock(), self._mark
+        self._total_ns += now - (begin if mark is None else mark)
         self._wait_ns += now - begin
-        self._events.append(("batch", begin, now, step))
+        self._events.append((mark, begin, now, step))
         self._mark = now
 
     def end(self) -> None:
@@ -93,7 +95,10 @@ class Tally:
     def stats(self, slots_in_use: int, slots: int) -> LoaderStats:
         """All counts as they are now."""
         events = self.meters.events()
-        events += [TraceEvent(-1, *event) for event in self._events]
+        for mark, begin, stop, step in self._events:
+            events.append(TraceEvent(-1, "batch", begin, stop, step))
+            if mark is not None:
+                events.append(TraceEvent(-1, "train", mark, begin, step - 1))
         return LoaderStats(
             seconds=self._total_ns / 1e9,
             batches=self._batches,
