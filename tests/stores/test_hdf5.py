@@ -9,22 +9,18 @@ import numpy as np
 import pytest
 from episodes import columns, episodes, write_group, write_robomimic
 from helpers import FULL
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import Hdf5Store
-from stream_dataloader.testing import StoreContract
 from stream_dataloader.testing._items import assert_same, items_of
 
 STREAMS = episodes((23, 0, 7, 31))
 
 
-class Hdf5Contract(StoreContract):
+class Hdf5Contract(StoreTests):
     damages = 500 if FULL else 12
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
 
     @pytest.fixture
     def expected(self):
@@ -33,18 +29,14 @@ class Hdf5Contract(StoreContract):
 
 class TestRobomimic(Hdf5Contract):
     @pytest.fixture
-    def open_stream(self, tmp_path):
-        store = Hdf5Store(write_robomimic(tmp_path / "demos.hdf5", STREAMS, {"train": (0, 2)}))
-        yield store
-        store.close()
+    def made(self, tmp_path):
+        return Hdf5Store(write_robomimic(tmp_path / "demos.hdf5", STREAMS, {"train": (0, 2)}))
 
 
 class TestFolderOfPackedEpisodes(Hdf5Contract):
     @pytest.fixture
-    def open_stream(self, tmp_path):
-        store = Hdf5Store(aloha(tmp_path / "a", STREAMS, compression="gzip"))
-        yield store
-        store.close()
+    def made(self, tmp_path):
+        return Hdf5Store(aloha(tmp_path / "a", STREAMS, compression="gzip"))
 
 
 def aloha(folder, streams, **options):

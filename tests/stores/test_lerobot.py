@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers import FULL, read
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
@@ -18,7 +19,6 @@ from stream_dataloader.stores import LeRobotStore
 from stream_dataloader.stores.lerobot import rows as rows_module
 from stream_dataloader.streams import VideoStream
 from stream_dataloader.streams.video.frames import FrameReader
-from stream_dataloader.testing import StoreContract
 
 LENGTHS = (9, 0, 14, 5)
 TOP, WRIST = data.CAMERAS
@@ -63,18 +63,12 @@ def assert_right_frames(store, lengths):
         assert steps == length
 
 
-class TestLeRobotStore(StoreContract):
+class TestLeRobotStore(StoreTests):
     damages = 500 if FULL else 12
 
     @pytest.fixture
-    def open_stream(self, written):
-        store = LeRobotStore(written / "v3", task=False)
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
+    def made(self, written):
+        return LeRobotStore(written / "v3", task=False)
 
     @pytest.fixture
     def expected(self, written):

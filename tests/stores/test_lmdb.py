@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers import FULL, PATIENCE
 from packed import images, pack_here
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
@@ -21,7 +22,6 @@ from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores.lmdb import LmdbPacker, LmdbStore, files_as_streams
 from stream_dataloader.stores.lmdb import writer as lmdb_writer
 from stream_dataloader.stores.lmdb.pages import read_tree
-from stream_dataloader.testing import StoreContract
 from stream_dataloader.testing._items import assert_same
 
 lmdb = pytest.importorskip("lmdb")
@@ -62,21 +62,15 @@ def opened():
         store.close()
 
 
-class Contract(StoreContract):
+class Contract(StoreTests):
     has_checksums = True
     damages = 500 if FULL else 12
     options: ClassVar = {}
     read_with: ClassVar = {}
 
     @pytest.fixture
-    def open_stream(self, tmp_path):
-        store = LmdbStore(written(tmp_path / "a", **self.options), **self.read_with)
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
+    def made(self, tmp_path):
+        return LmdbStore(written(tmp_path / "a", **self.options), **self.read_with)
 
     @pytest.fixture
     def expected(self):
@@ -92,7 +86,7 @@ class TestLmdbStoreOneDatabaseAtATime(Contract):
     read_with: ClassVar = {"open_databases": 1}
 
 
-class TestPlainLmdb(StoreContract):
+class TestPlainLmdb(StoreTests):
     damages = 500 if FULL else 12
     values: ClassVar = [
         [number * np.arange(step + 3, step + 5000, dtype=np.int32)[:1200] for step in range(n)]
@@ -100,16 +94,10 @@ class TestPlainLmdb(StoreContract):
     ]
 
     @pytest.fixture
-    def open_stream(self, tmp_path):
+    def made(self, tmp_path):
         for number, values in enumerate(self.values):
             plain(tmp_path / f"{number}.lmdb", {b"%06d" % i: value.tobytes() for i, value in enumerate(values)})
-        store = LmdbStore(tmp_path, decode=int32s)
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
+        return LmdbStore(tmp_path, decode=int32s)
 
     @pytest.fixture
     def expected(self):

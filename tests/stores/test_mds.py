@@ -18,6 +18,7 @@ import pytest
 from file_server import serving
 from helpers import FULL, PATIENCE
 from packed import images, pack_here
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
@@ -26,7 +27,6 @@ from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores.mds import MdsPacker
 from stream_dataloader.stores.mds import store as mds_store
 from stream_dataloader.streams import FileCache
-from stream_dataloader.testing import StoreContract
 
 STREAMS = images((23, 0, 7, 31))
 COMPRESSIONS = ["zstd", "gz", "bz2", "br", "snappy"]
@@ -80,19 +80,13 @@ def changed_index(folder, change):
     path.write_text(json.dumps(content))
 
 
-class TestMdsStore(StoreContract):
+class TestMdsStore(StoreTests):
     has_checksums = True
     damages = 500 if FULL else 12
 
     @pytest.fixture
-    def open_stream(self, tmp_path):
-        store = MdsStore(packed(tmp_path / "images.mds", STREAMS, workers=2, size_limit=2000))
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
+    def made(self, tmp_path):
+        return MdsStore(packed(tmp_path / "images.mds", STREAMS, workers=2, size_limit=2000))
 
     @pytest.fixture
     def expected(self):
@@ -104,14 +98,12 @@ class TestCompressed(TestMdsStore):
     damages = 200 if FULL else 6
 
     @pytest.fixture
-    def open_stream(self, tmp_path):
+    def made(self, tmp_path):
         folder = packed(tmp_path / "images.mds", STREAMS, compression="zstd", size_limit=2000)
-        store = MdsStore(folder, cache=FileCache(directory=tmp_path / "unpacked"))
-        yield store
-        store.close()
+        return MdsStore(folder, cache=FileCache(directory=tmp_path / "unpacked"))
 
 
-class TestSamples(StoreContract):
+class TestSamples(StoreTests):
     """A stream is what one sample holds; its arrays differ in length."""
 
     damages = 200 if FULL else 6
@@ -128,7 +120,7 @@ class TestSamples(StoreContract):
         ]
 
     @pytest.fixture
-    def open_stream(self, tmp_path, expected):
+    def made(self, tmp_path, expected):
         samples = [
             {
                 "label": int(items[0]["label"]),
@@ -138,13 +130,7 @@ class TestSamples(StoreContract):
             for items in expected
         ]
         columns = {"x": "ndarray:int16", "label": "int", "z": "ndarray"}
-        store = MdsStore(written(tmp_path / "a", samples, columns), stream="sample")
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
+        return MdsStore(written(tmp_path / "a", samples, columns), stream="sample")
 
 
 # what a stream is

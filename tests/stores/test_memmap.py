@@ -11,11 +11,11 @@ import pytest
 import torch
 from helpers import FULL
 from packed import images, pack_here
+from store_tests import StoreTests
 
 from stream_dataloader import stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores.memmap import MemmapPacker, MemmapStore
-from stream_dataloader.testing import StoreContract
 
 STREAMS = images((23, 0, 7, 31))
 Pair = collections.namedtuple("Pair", "one other")
@@ -33,19 +33,13 @@ def written(folder, streams, workers=1, **options):
     return str(folder)
 
 
-class TestMemmapStore(StoreContract):
+class TestMemmapStore(StoreTests):
     damages = 500 if FULL else 12
     has_checksums = True
 
     @pytest.fixture
-    def open_stream(self, tmp_path):
-        store = MemmapStore(written(tmp_path / "images.store", STREAMS, workers=2))
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
+    def made(self, tmp_path):
+        return MemmapStore(written(tmp_path / "images.store", STREAMS, workers=2))
 
     @pytest.fixture
     def expected(self):

@@ -5,11 +5,11 @@ import os
 import numpy as np
 import pytest
 from helpers import FULL, read
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import NpyStore
-from stream_dataloader.testing import StoreContract
 
 LENGTHS = (23, 0, 7, 31)
 ARRAYS = [np.random.default_rng(n).integers(0, 99, (n, 3, 2)).astype(np.float32) for n in LENGTHS]
@@ -40,20 +40,14 @@ def folders_of_leaves(folder):
     return folder
 
 
-class OfArrays(StoreContract):
+class OfArrays(StoreTests):
     damages = 500 if FULL else 12
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
 
 
 class TestNpyFiles(OfArrays):
     @pytest.fixture
-    def open_stream(self, tmp_path):
-        store = NpyStore(files_of_rows(tmp_path / "clips"))
-        yield store
-        store.close()
+    def made(self, tmp_path):
+        return NpyStore(files_of_rows(tmp_path / "clips"))
 
     @pytest.fixture
     def expected(self):
@@ -62,10 +56,8 @@ class TestNpyFiles(OfArrays):
 
 class TestNpyFolders(OfArrays):
     @pytest.fixture
-    def open_stream(self, tmp_path):
-        store = NpyStore(folders_of_leaves(tmp_path / "episodes"))
-        yield store
-        store.close()
+    def made(self, tmp_path):
+        return NpyStore(folders_of_leaves(tmp_path / "episodes"))
 
     @pytest.fixture
     def expected(self):

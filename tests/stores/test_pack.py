@@ -20,6 +20,7 @@ from helpers import FOREVER, FULL, PATIENCE, START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from packed import images
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info, interleave, stores
 from stream_dataloader.errors import (
@@ -39,7 +40,6 @@ from stream_dataloader.stores._packing.ledger import Ledger, streams_at_once
 from stream_dataloader.stores.memmap import MemmapStore
 from stream_dataloader.stores.memmap.writer import MemmapPacker
 from stream_dataloader.streams import ArrayStream
-from stream_dataloader.testing import StoreContract
 
 LENGTHS = (23, 0, 7, 31, 5, 12)
 STREAMS = images(LENGTHS)
@@ -64,20 +64,14 @@ def expected(numbers=NUMBERS, streams=STREAMS):
     return [(str(n), [repr(item) for item in streams[n]]) for n in numbers]
 
 
-class TestPackedStore(StoreContract):
+class TestPackedStore(StoreTests):
     has_checksums = True
     damages = 4
 
     @pytest.fixture
-    def open_stream(self, tmp_path):
+    def made(self, tmp_path):
         stores.pack((NUMBERS, open_images), tmp_path / "images.store", num_workers=2)
-        store = MemmapStore(tmp_path / "images.store")
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
+        return MemmapStore(tmp_path / "images.store")
 
     @pytest.fixture
     def expected(self):

@@ -11,11 +11,11 @@ import cv2
 import numpy as np
 import pytest
 from helpers import FULL, PATIENCE
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import ParquetStore
-from stream_dataloader.testing import StoreContract
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -77,12 +77,8 @@ def write_ipc(path, table, kind, rows=7):
     return str(path)
 
 
-class ParquetContract(StoreContract):
+class ParquetContract(StoreTests):
     damages = 500 if FULL else 12
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
 
     @pytest.fixture
     def expected(self):
@@ -103,31 +99,25 @@ class ParquetContract(StoreContract):
 
 class TestParquetStore(ParquetContract):
     @pytest.fixture
-    def open_stream(self, tmp_path):
-        store = ParquetStore(two_parquets(tmp_path / "a"), key="episode", cache_bytes=2000)
-        yield store
-        store.close()
+    def made(self, tmp_path):
+        return ParquetStore(two_parquets(tmp_path / "a"), key="episode", cache_bytes=2000)
 
 
 class TestArrowFile(ParquetContract):
     @pytest.fixture
-    def open_stream(self, tmp_path):
-        store = ParquetStore(write_ipc(tmp_path / "a.arrow", TABLE, "file"), key="episode")
-        yield store
-        store.close()
+    def made(self, tmp_path):
+        return ParquetStore(write_ipc(tmp_path / "a.arrow", TABLE, "file"), key="episode")
 
 
 class TestSavedDataset(ParquetContract):
     @pytest.fixture
-    def open_stream(self, tmp_path):
+    def made(self, tmp_path):
         write_ipc(tmp_path / "data-00000-of-00002.arrow", TABLE.slice(0, 25), "stream")
         write_ipc(tmp_path / "data-00001-of-00002.arrow", TABLE.slice(25), "stream")
         write_ipc(tmp_path / "cache-of-some-map.arrow", TABLE.slice(1, 2), "stream")
         names = [{"filename": f"data-0000{i}-of-00002.arrow"} for i in range(2)]
         (tmp_path / "state.json").write_text(json.dumps({"_data_files": names, "_indices_data_files": None}))
-        store = ParquetStore(tmp_path, key="episode")
-        yield store
-        store.close()
+        return ParquetStore(tmp_path, key="episode")
 
 
 def written(path, columns, **options):

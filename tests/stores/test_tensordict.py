@@ -12,11 +12,11 @@ import pytest
 import torch
 from helpers import FULL, PATIENCE
 from saved_tensordicts import Constant, Texts, recording, save, steps_of
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import TensorDictStore
-from stream_dataloader.testing import StoreContract
 
 STEPS = 61
 TREE = recording(STEPS)
@@ -28,7 +28,7 @@ def saved(tmp_path, tree=None, batch=(STEPS,)):
     return save(tmp_path / "a", TREE if tree is None else tree, batch)
 
 
-class OfEpisodes(StoreContract):
+class OfEpisodes(StoreTests):
     damages = 500 if FULL else 12
 
     @pytest.fixture
@@ -36,14 +36,8 @@ class OfEpisodes(StoreContract):
         return {"episode": ("collector", "traj_ids")}
 
     @pytest.fixture
-    def open_stream(self, tmp_path, options):
-        store = TensorDictStore(saved(tmp_path), **options)
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
+    def made(self, tmp_path, options):
+        return TensorDictStore(saved(tmp_path), **options)
 
     @pytest.fixture
     def expected(self):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import FULL
+from store_tests import StoreTests
 from tars import npy, png, samples, write_tar
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -17,7 +18,6 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import WebDatasetStore
 from stream_dataloader.stores._base.patterns import expanded
 from stream_dataloader.stores.webdataset.members import TarIndex
-from stream_dataloader.testing import StoreContract
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -32,18 +32,12 @@ def two_tars(folder):
     return str(folder)
 
 
-class TestWebDatasetStore(StoreContract):
+class TestWebDatasetStore(StoreTests):
     damages = 500 if FULL else 12
 
     @pytest.fixture
-    def open_stream(self, tmp_path):
-        store = WebDatasetStore(two_tars(tmp_path / "tars"))
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
+    def made(self, tmp_path):
+        return WebDatasetStore(two_tars(tmp_path / "tars"))
 
     @pytest.fixture
     def expected(self):

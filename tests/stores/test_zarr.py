@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from episodes import columns, episodes
 from helpers import FULL
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import ZarrStore
-from stream_dataloader.testing import StoreContract
 from stream_dataloader.testing._items import assert_same, items_of
 
 zarr, numcodecs = pytest.importorskip("zarr"), pytest.importorskip("numcodecs")
@@ -54,12 +54,8 @@ def zipped(folder, path):
     return str(path)
 
 
-class ZarrContract(StoreContract):
+class ZarrContract(StoreTests):
     damages = 500 if FULL else 12
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
 
     @pytest.fixture
     def expected(self):
@@ -68,21 +64,19 @@ class ZarrContract(StoreContract):
 
 class TestFolder(ZarrContract):
     @pytest.fixture
-    def open_stream(self, tmp_path):
+    def made(self, tmp_path):
         store = ZarrStore(write_buffer(tmp_path / "demos.zarr", STREAMS, compressors=BLOSC))
         list(store(0))
-        yield store
-        store.close()
+        return store
 
 
 class TestArchive(ZarrContract):
     @pytest.fixture
-    def open_stream(self, tmp_path):
+    def made(self, tmp_path):
         write_buffer(tmp_path / "folder", STREAMS, rows=16, version=3)
         store = ZarrStore(zipped(tmp_path / "folder", tmp_path / "demos.zarr.zip"))
         list(store(0))
-        yield store
-        store.close()
+        return store
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import FULL, ROOT
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
-from stream_dataloader.testing import StoreContract
 
 tfds = pytest.importorskip("tensorflow_datasets")
 pytest.importorskip("array_record")
@@ -159,18 +159,12 @@ def assert_equal(ours, others):
         np.testing.assert_array_equal(ours, others)
 
 
-class TestTfdsStore(StoreContract):
+class TestTfdsStore(StoreTests):
     damages = 500 if FULL else 8
 
     @pytest.fixture
-    def open_stream(self, prepared):
-        store = TfdsStore(prepared, leaves=NUMBERS)
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
+    def made(self, prepared):
+        return TfdsStore(prepared, leaves=NUMBERS)
 
     @pytest.fixture
     def expected(self, prepared):
