@@ -10,10 +10,11 @@ Guarantee: a pure function. What costs most comes first::
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Advice", "Busy", "Figures", "Setup", "advise"]
+__all__ = ["Advice", "Busy", "Figures", "Setup", "advise", "available_cores"]
 
 _MUCH_PADDING = 0.2
 _LONG_WAIT = 0.1  # of the trainer's time
@@ -227,3 +228,8 @@ def _about_idle_workers(figures: Figures) -> Advice:
         f"{waits} in between, as some batches take much longer than others: read more of them ahead "
         f"(prefetch_factor={4 * setup.prefetch_factor}).",
     )
+
+
+def available_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stream_dataloader._advice import Advice, Busy, Figures, Setup, advise
+from stream_dataloader._advice import Advice, Busy, Figures, Setup, advise, available_cores
 from stream_dataloader._html.page import escaped, page, table
 
 __all__ = ["LoaderStats", "TraceEvent", "WorkerStats"]
@@ -194,7 +194,7 @@ class LoaderStats:
                 wait_share=self.wait_share,
                 padding_share=self.padding_share if padding_share is None else padding_share,
                 workers=tuple(Busy(*(getattr(one, f"{name}_seconds") for name in spent)) for one in self.workers),
-                cores=_cores() if cores is None else cores,
+                cores=available_cores() if cores is None else cores,
             )
         )
 
@@ -253,10 +253,6 @@ class LoaderStats:
     def _html(self) -> str:
         head, *rows = self._rows()
         return "".join(f"<div>{escaped(line, 200)}</div>" for line in self._sums()) + table(head, rows)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rate(count: float, seconds: float) -> float:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from stream_dataloader.errors import StoreError
+from stream_dataloader.errors import StoreError, StreamError, WorkerError
 
 __all__ = [
     "DONE",
@@ -23,6 +24,7 @@ __all__ = [
     "USER_ERRORS",
     "add_format",
     "add_store",
+    "errors_told",
     "natural",
     "option",
     "options_of",
@@ -30,7 +32,6 @@ __all__ = [
     "say",
     "say_json",
     "size",
-    "status_of",
     "table",
     "warn",
 ]
@@ -144,6 +145,27 @@ def warn(error: BaseException | str) -> None:
     print(f"stream-dataloader: {text}".encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
 
 
-def status_of(error: Exception) -> int:
-    """The exit status for an error: damage is a problem that was found, other errors are mistakes."""
-    return PROBLEM if isinstance(error, StoreError) else MISTAKE
+def errors_told(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """A command that prints its errors in one line, and returns the exit status that belongs to them.
+
+    A stream, a worker or a store that is broken is a problem that was found, and so is a full disk; what else a user
+    can put right is a mistake.
+    """
+
+    @functools.wraps(run)
+    def told(options: argparse.Namespace) -> int:
+        try:
+            return run(options)
+        except BrokenPipeError:  # who reads stdout has enough
+            raise
+        except (StreamError, WorkerError, StoreError) as error:
+            warn(error)
+            return PROBLEM
+        except USER_ERRORS as error:
+            warn(error)
+            return MISTAKE
+        except OSError as error:  # a full disk
+            warn(error)
+            return PROBLEM
+
+    return told

@@ -7,17 +7,7 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-from stream_dataloader.cli.arguments import (
-    DONE,
-    PROBLEM,
-    USER_ERRORS,
-    natural,
-    say,
-    say_json,
-    status_of,
-    table,
-    warn,
-)
+from stream_dataloader.cli.arguments import DONE, PROBLEM, errors_told, natural, say, say_json, table, warn
 from stream_dataloader.cli.probe import Probe, probe
 from stream_dataloader.cli.target import Target, add_lanes, add_target, dataset_of, find_target
 from stream_dataloader.stores import Store, StoreInfo
@@ -51,18 +41,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_lanes(parser.add_argument_group("how lanes would read it"), batch_size=None, time_steps=None)
 
 
+@errors_told
 def run(options: argparse.Namespace) -> int:
     """Inspect a store or media."""
-    try:
-        if options.batch_size is None and (options.time_steps is not None or options.workers):
-            raise ValueError("--time-steps and --workers are about lanes; say how many by --batch-size")
-        target = find_target(options)
-        if target.kind == "store":
-            return _inspect_store(target, options)
-        return _inspect_media(target, options)
-    except USER_ERRORS as error:
-        warn(error)
-        return status_of(error)
+    if options.batch_size is None and (options.time_steps is not None or options.workers):
+        raise ValueError("--time-steps and --workers are about lanes; say how many by --batch-size")
+    target = find_target(options)
+    if target.kind == "store":
+        return _inspect_store(target, options)
+    return _inspect_media(target, options)
 
 
 def _inspect_store(target: Target, options: argparse.Namespace) -> int:

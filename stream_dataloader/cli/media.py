@@ -6,13 +6,13 @@ Guarantee: files come in the order of their names, numbers as numbers, and none 
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stream_dataloader import streams
+from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams.images import SUFFIXES as IMAGE_SUFFIXES
 
 __all__ = ["KINDS", "VIDEO_SUFFIXES", "Media", "find_media", "is_list"]
@@ -88,7 +88,9 @@ def find_media(path: Path, kind: str | None) -> Media:
         ValueError: There is no medium, or there are several kinds.
     """
     if path.is_dir():
-        files = sorted((found for found in path.rglob("*") if found.is_file()), key=_natural)
+        files = sorted(
+            (found for found in path.rglob("*") if found.is_file()), key=lambda file: natural_order(str(file))
+        )
         names = [str(found.relative_to(path)) for found in files]
     elif path.exists() and (kind != "text" and is_list(path)):
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
@@ -138,7 +140,3 @@ def _image_folders(path: Path, files: list[Path], names: list[str]) -> Media:
 
 def _suffix(path: Path) -> str:
     return path.suffix.lower()
-
-
-def _natural(path: Path) -> list[Any]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]

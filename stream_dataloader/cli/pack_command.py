@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
 from stream_dataloader import stores
+from stream_dataloader._advice import available_cores
 from stream_dataloader.cli.arguments import (
     DONE,
     MISTAKE,
@@ -51,7 +51,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--kind", choices=[*KINDS, "store"], help="what SOURCE is (default: found by names and suffixes)"
     )
     parser.add_argument("--from-format", help="the format of SOURCE, if that is a store (default: found)")
-    parser.add_argument("--workers", type=natural, default=_cores(), help="processes (default: one a core); 0: none")
+    parser.add_argument(
+        "--workers", type=natural, default=available_cores(), help="processes (default: one a core); 0: none"
+    )
     parser.add_argument("--size", type=size, metavar="WxH", help="of pictures, in pixels (default: as they are)")
     parser.add_argument("--on-error", choices=["raise", "skip"], default="raise", help="about a medium that is broken")
     parser.add_argument("--verify", action="store_true", help="read the store again and compare checksums")
@@ -104,7 +106,3 @@ def _streams(options: argparse.Namespace) -> tuple[Any, list[str] | None]:
         return stores.open(options.source, format=options.from_format, **store_options), None
     media = find_media(Path(options.source), options.kind)
     return (media.sources, media.factory(options.size, options_of(options.stream_option))), media.keys
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,10 +18,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.cli.arguments import DONE, PROBLEM, USER_ERRORS, positive, say, status_of, warn
+from stream_dataloader.cli.arguments import DONE, errors_told, positive, say
 from stream_dataloader.cli.target import Target, add_lanes, add_target, dataset_of, find_target
 from stream_dataloader.dataloader import StreamDataLoader
-from stream_dataloader.errors import StreamError, WorkerError
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
 
@@ -48,30 +47,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.mp4", help="write pictures to this file, show no window")
 
 
+@errors_told
 def run(options: argparse.Namespace) -> int:
     """Play."""
-    try:
-        if options.json:
-            raise ValueError("--json is for tables, and play prints none")
-        target = _target(options)
-        loader = StreamDataLoader(dataset_of(target, options, None), min(options.workers, options.batch_size))
-        reading: Any = iter(loader)
-        with closing(reading):
-            batches = itertools.islice(reading, options.batches)
-            if (first := next(batches, None)) is None:
-                raise ValueError(f"{options.target}: there is no batch: all sources are empty")
-            _play(first, itertools.chain([first], batches), target, options)
-    except (StreamError, WorkerError) as error:
-        warn(error)
-        return PROBLEM
-    except USER_ERRORS as error:
-        warn(error)
-        return status_of(error)
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # a full disk
-        warn(error)
-        return PROBLEM
+    if options.json:
+        raise ValueError("--json is for tables, and play prints none")
+    target = _target(options)
+    loader = StreamDataLoader(dataset_of(target, options, None), min(options.workers, options.batch_size))
+    reading: Any = iter(loader)
+    with closing(reading):
+        batches = itertools.islice(reading, options.batches)
+        if (first := next(batches, None)) is None:
+            raise ValueError(f"{options.target}: there is no batch: all sources are empty")
+        _play(first, itertools.chain([first], batches), target, options)
     return DONE
 
 

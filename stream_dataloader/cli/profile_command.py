@@ -12,20 +12,9 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
-from stream_dataloader.cli.arguments import (
-    DONE,
-    PROBLEM,
-    USER_ERRORS,
-    natural,
-    positive,
-    say,
-    say_json,
-    status_of,
-    warn,
-)
+from stream_dataloader.cli.arguments import DONE, errors_told, natural, positive, say, say_json
 from stream_dataloader.cli.target import add_lanes, add_target, dataset_of, find_target
 from stream_dataloader.dataloader import StreamDataLoader
-from stream_dataloader.errors import StreamError, WorkerError
 from stream_dataloader.stats import LoaderStats
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
@@ -57,24 +46,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="FILE", help="write what took time, for https://ui.perfetto.dev")
 
 
+@errors_told
 def run(options: argparse.Namespace) -> int:
     """Profile."""
-    try:
-        if options.trace is not None:
-            _check_writable(options.trace)
-        loader, padding_share = _loader(options)
-        stats, first_seconds = _measured(loader, options.batches, options.train_ms / 1000)
-        if options.trace is not None:
-            stats.save_trace(options.trace)
-    except (StreamError, WorkerError) as error:
-        warn(error)
-        return PROBLEM
-    except USER_ERRORS as error:
-        warn(error)
-        return status_of(error)
-    except OSError as error:  # a full disk
-        warn(error)
-        return PROBLEM
+    if options.trace is not None:
+        _check_writable(options.trace)
+    loader, padding_share = _loader(options)
+    stats, first_seconds = _measured(loader, options.batches, options.train_ms / 1000)
+    if options.trace is not None:
+        stats.save_trace(options.trace)
     advice = stats.advice(padding_share=padding_share)
     if options.json:
         found = stats.as_dict() | {"first_batch_seconds": first_seconds}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import shutil
 
-from stream_dataloader.cli.arguments import DONE, PROBLEM, USER_ERRORS, positive, say, say_json, status_of, warn
+from stream_dataloader.cli.arguments import DONE, errors_told, positive, say, say_json
 from stream_dataloader.cli.target import add_lanes, add_target, dataset_of, find_target
-from stream_dataloader.errors import StreamError
 from stream_dataloader.visualize import timeline
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
@@ -35,26 +34,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--theme", choices=["light", "dark"], default="light", help="of the picture")
 
 
+@errors_told
 def run(options: argparse.Namespace) -> int:
     """Draw."""
-    try:
-        if options.output is not None and not options.output.endswith(_SUFFIXES):
-            raise ValueError(f"--output is {options.output}; name a file that ends in {', '.join(_SUFFIXES)}")
-        target = find_target(options)
-        dataset = dataset_of(target, options, target.lengths())
-        drawn = timeline(dataset, steps=options.steps, num_workers=options.workers)
-        if options.output is not None:
-            names = [target.name(number) for number in range(len(target.sources))]
-            drawn.save(options.output, theme=options.theme, sources=names)
-    except StreamError as error:
-        warn(error)
-        return PROBLEM
-    except USER_ERRORS as error:
-        warn(error)
-        return status_of(error)
-    except OSError as error:  # a full disk
-        warn(error)
-        return PROBLEM
+    if options.output is not None and not options.output.endswith(_SUFFIXES):
+        raise ValueError(f"--output is {options.output}; name a file that ends in {', '.join(_SUFFIXES)}")
+    target = find_target(options)
+    dataset = dataset_of(target, options, target.lengths())
+    drawn = timeline(dataset, steps=options.steps, num_workers=options.workers)
+    if options.output is not None:
+        names = [target.name(number) for number in range(len(target.sources))]
+        drawn.save(options.output, theme=options.theme, sources=names)
     if options.json:
         segments = [segment._asdict() | {"name": target.name(segment.source)} for segment in drawn.segments]
         about = {"lanes": drawn.lanes, "steps": drawn.steps, "time_steps": drawn.time_steps}

@@ -5,17 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stream_dataloader import stores
-from stream_dataloader.cli.arguments import (
-    DONE,
-    PROBLEM,
-    USER_ERRORS,
-    add_store,
-    options_of,
-    say,
-    say_json,
-    status_of,
-    warn,
-)
+from stream_dataloader.cli.arguments import DONE, PROBLEM, add_store, errors_told, options_of, say, say_json
 from stream_dataloader.stores._packing.progress import Bar
 
 __all__ = ["EXAMPLES", "add", "run"]
@@ -30,15 +20,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
 
 
+@errors_told
 def run(options: argparse.Namespace) -> int:
     """Verify a store."""
-    try:
-        store = stores.open(options.store, format=options.format, **options_of(options.option)).open_stream
-        with Bar(desc="verifying", total=len(store), unit="stream", disable=None) as bar:
-            problems = store.verify(lambda *_: bar.update())
-    except USER_ERRORS as error:
-        warn(error)
-        return status_of(error)
+    store = stores.open(options.store, format=options.format, **options_of(options.option)).open_stream
+    with Bar(desc="verifying", total=len(store), unit="stream", disable=None) as bar:
+        problems = store.verify(lambda *_: bar.update())
     if options.json:
         say_json({"path": store.path, "streams": len(store), "problems": problems})
     else:
