@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, overload
 
 from stream_dataloader._advice import Advice, Busy, Figures, Setup, advise, available_cores
 from stream_dataloader._html.page import escaped, page, table
@@ -37,6 +38,34 @@ class TraceEvent(NamedTuple):
     begin_ns: int
     stop_ns: int
     number: int
+
+
+class Events(Sequence[TraceEvent]):
+    """Events that are put together when they are first looked at, which takes longer than all that is counted.
+
+    Args:
+        make: Puts them together, of what is kept for it.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[TraceEvent]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> tuple[TraceEvent, ...]:
+        return tuple(self._make())
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, index: int) -> TraceEvent: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[TraceEvent, ...]: ...
+    def __getitem__(self, index: int | slice) -> TraceEvent | tuple[TraceEvent, ...]:
+        return self._made[index]
+
+    def __reduce__(self) -> tuple[type[tuple[TraceEvent, ...]], tuple[tuple[TraceEvent, ...]]]:
+        return tuple, (self._made,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +142,7 @@ class LoaderStats:
     copies: int = 0
     skipped: int = 0
     restarts: int = 0
-    events: tuple[TraceEvent, ...] = dataclasses.field(default=(), repr=False)
+    events: Sequence[TraceEvent] = dataclasses.field(default=(), repr=False)
     setup: Setup | None = dataclasses.field(default=None, repr=False)
 
     @property
@@ -164,8 +193,7 @@ class LoaderStats:
         now["workers"] = tuple(
             _difference(one, other) for one, other in zip(self.workers, earlier.workers, strict=True)
         )
-        since = max((event.stop_ns for event in earlier.events), default=0)
-        now["events"] = tuple(event for event in self.events if event.stop_ns > since)
+        now["events"] = Events(lambda: _events_since(self.events, earlier.events))
         found: LoaderStats = _difference(self, earlier, leave_out=tuple(now))
         return dataclasses.replace(found, **now)
 
@@ -255,6 +283,11 @@ class LoaderStats:
         return "".join(f"<div>{escaped(line, 200)}</div>" for line in self._sums()) + table(head, rows)
 
 
+def _events_since(now: Sequence[TraceEvent], then: Sequence[TraceEvent]) -> Iterator[TraceEvent]:
+    since = max((event.stop_ns for event in then), default=0)
+    return (event for event in now if event.stop_ns > since)
+
+
 def _rate(count: float, seconds: float) -> float:
     return count / seconds if seconds > 0 else 0.0
 
@@ -264,7 +297,7 @@ def _difference(now: Any, then: Any, leave_out: tuple[str, ...] = ()) -> Any:
     return type(now)(**{name: getattr(now, name) - getattr(then, name) for name in names})
 
 
-def _chrome_events(events: tuple[TraceEvent, ...]) -> Iterator[dict[str, Any]]:
+def _chrome_events(events: Sequence[TraceEvent]) -> Iterator[dict[str, Any]]:
     """Events as Chrome's trace viewer takes them: microseconds from the first; a process and thread a row."""
     first = min((event.begin_ns for event in events), default=0)
     yield {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "stream_dataloader"}}

@@ -20,6 +20,7 @@ import numpy as np
 
 from stream_dataloader._memory.fields import Carver, bytes_of
 from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader.stats import TraceEvent, WorkerStats
 
 #: The numbers of a worker, in this order.
@@ -78,16 +79,22 @@ class Meters:
         """What each worker did so far."""
         return tuple(map(_stats, self._laid.numbers.reshape(self._workers, _NUMBERS).tolist()))
 
-    def events(self) -> list[TraceEvent]:
-        """The last events of all workers."""
-        found = []
-        for worker, events in enumerate(self._laid.events.reshape(self._workers, _EVENTS, _WORDS)):
-            for kind, begin, stop, number in events[events[:, 0] > 0].tolist():
-                found.append(TraceEvent(worker, _KINDS[kind], begin, stop, number))
-        return found
+    def kept_events(self) -> IntArray:
+        """The last events of all workers, as `events_of` takes them: a copy."""
+        kept: IntArray = self._laid.events.reshape(self._workers, _EVENTS, _WORDS).copy()
+        return kept
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("_workers", "_memory")}
+
+
+def events_of(kept: IntArray) -> list[TraceEvent]:
+    """What `Meters.kept_events` returned, put together."""
+    return [
+        TraceEvent(worker, _KINDS[kind], begin, stop, number)
+        for worker, events in enumerate(kept)
+        for kind, begin, stop, number in events[events[:, 0] > 0].tolist()
+    ]
 
 
 def _stats(row: list[int]) -> WorkerStats:

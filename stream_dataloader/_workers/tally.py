@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._items.layout import Layout, storage_dtype
-from stream_dataloader._reading.meters import Meters, clock
-from stream_dataloader._schedule.rules import NONE, Rules
-from stream_dataloader.stats import LoaderStats, TraceEvent
+from stream_dataloader._reading.meters import Meters, clock, events_of
+from stream_dataloader._schedule.rules import NONE, IntArray, Rules
+from stream_dataloader.stats import Events, LoaderStats, TraceEvent
 
 __all__ = ["Tally", "clock"]
 
@@ -94,11 +94,7 @@ class Tally:
 
     def stats(self, slots_in_use: int, slots: int) -> LoaderStats:
         """All counts as they are now."""
-        events = self.meters.events()
-        for mark, begin, stop, step in self._events:
-            events.append(TraceEvent(-1, "batch", begin, stop, step))
-            if mark is not None:
-                events.append(TraceEvent(-1, "train", mark, begin, step - 1))
+        of_workers, of_batches = self.meters.kept_events(), tuple(self._events)
         return LoaderStats(
             seconds=self._total_ns / 1e9,
             batches=self._batches,
@@ -113,8 +109,18 @@ class Tally:
             copies=self.copies,
             skipped=self.skipped,
             restarts=self.restarts,
-            events=tuple(sorted(events, key=lambda event: event.begin_ns)),
+            events=Events(lambda: _in_order(of_workers, of_batches)),
         )
+
+
+def _in_order(of_workers: IntArray, of_batches: Iterable[tuple[int | None, int, int, int]]) -> list[TraceEvent]:
+    """The events of workers, and those of the trainer, by the time when they began."""
+    events = events_of(of_workers)
+    for mark, begin, stop, step in of_batches:
+        events.append(TraceEvent(-1, "batch", begin, stop, step))
+        if mark is not None:
+            events.append(TraceEvent(-1, "train", mark, begin, step - 1))
+    return sorted(events, key=lambda event: event.begin_ns)
 
 
 def _bytes_of(layout: Layout) -> int:
