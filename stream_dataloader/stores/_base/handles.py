@@ -10,30 +10,32 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 __all__ = ["Handles", "Lease"]
 
 KeyT = TypeVar("KeyT", bound=Hashable)
-HandleT = TypeVar("HandleT")
+HandleT = TypeVar("HandleT", bound="Closes")
 
 _MOST_IDLE = 16
 
 
+class Closes(Protocol):
+    """What is open."""
+
+    def close(self) -> Any: ...
+
+
 class Handles(Generic[KeyT, HandleT]):
-    """Opens each of some files once.
+    """Opens each of some files once. Sent to another process, it has nothing open there.
 
     Args:
-        open_: Opens one; what it raises, `lease` raises.
-        close: Closes one.
+        open_: Opens one; what it raises, `lease` raises. What it returns has a `close`.
         most_idle: How many stay open that nobody reads.
     """
 
-    def __init__(
-        self, open_: Callable[[KeyT], HandleT], close: Callable[[HandleT], Any], most_idle: int = _MOST_IDLE
-    ) -> None:
+    def __init__(self, open_: Callable[[KeyT], HandleT], most_idle: int = _MOST_IDLE) -> None:
         self._open = open_
-        self._close = close
         self._most_idle = most_idle
         self._forget([])
         _ALL.add(self)
@@ -61,7 +63,7 @@ class Handles(Generic[KeyT, HandleT]):
             if self._entries.get(entry.key) is entry:
                 self._close_idle(self._most_idle)
             elif not entry.users and entry not in self._inherited:
-                self._close(entry.handle)
+                entry.handle.close()
 
     def close(self) -> None:
         """Close all that nobody reads now, and the others when nobody does any more."""
@@ -73,7 +75,10 @@ class Handles(Generic[KeyT, HandleT]):
         idle = [entry for entry in self._entries.values() if not entry.users]
         for entry in idle[: max(0, len(idle) - most)]:
             if self._entries.pop(entry.key, None) is not None:
-                self._close(entry.handle)
+                entry.handle.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._open, self._most_idle)
 
     def before_fork(self) -> None:
         """Have the child inherit as little as can be."""

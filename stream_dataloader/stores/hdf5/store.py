@@ -80,16 +80,9 @@ class Hdf5Store(Store):
         self._wanted = check_leaves(leaves)
         self._group = group
         self._filter_key = filter_key
-        self._files: Handles[FileRecord, Any] = _handles()
+        self._files: Handles[FileRecord, Any] = Handles(open_record)
         super().__init__(path, group=group, leaves=self._wanted, filter_key=filter_key)
         _ = self.index
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_files": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._files = _handles()
 
     def close(self) -> None:
         """Close the files that no stream reads; see `Store.close`."""
@@ -158,10 +151,6 @@ class _Shared:
 
     def close(self) -> None:
         """Nothing: the stream's lease is closed after its tables."""
-
-
-def _handles() -> Handles[FileRecord, Any]:
-    return Handles(open_record, lambda file: file.close())
 
 
 def _check_chunks(dataset: Any, name: str) -> None:

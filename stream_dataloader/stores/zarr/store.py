@@ -70,16 +70,9 @@ class ZarrStore(Store):
         self._wanted = check_leaves(leaves)
         self._data = data
         self._ends = ends
-        self._opened: Handles[str, Opened] = _handles()
+        self._opened: Handles[str, Opened] = Handles(open_group)
         super().__init__(path, data=data, ends=ends, leaves=self._wanted)
         _ = self.index
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_opened": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._opened = _handles()
 
     def close(self) -> None:
         """Close the archive, as soon as no stream reads it; see `Store.close`."""
@@ -125,7 +118,3 @@ class ZarrStore(Store):
         with closed_on_error(steps):
             steps.check()
         steps.close()
-
-
-def _handles() -> Handles[str, Opened]:
-    return Handles(open_group, lambda opened: opened.close())
