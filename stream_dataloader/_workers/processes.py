@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing import util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -26,22 +26,13 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader._memory import main_module
+from stream_dataloader._memory.interrupts import interrupts_held
 from stream_dataloader._memory.pickling import ByValue, note_fork
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._workers.torch_quirks import JOIN_SECONDS, guard_handler
 
 _WATCH_SECONDS = 1.0
 _FAREWELL_SECONDS = JOIN_SECONDS - 1.0  # to all workers together; torch would give that to one after the other
-
-
-@contextlib.contextmanager
-def sigint_blocked() -> Iterator[None]:
-    """Block SIGINT in this thread, and so in the processes started meanwhile."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_method(context: BaseContext | None) -> str:
@@ -55,24 +46,13 @@ def starting(method: str) -> Iterator[list[Callable[[], Any]]]:
 
     Nor does Ctrl-C come between two halves of a start: what it would have done is in the list that this yields.
     """
-    if method != "fork":
-        resource_tracker.ensure_running()  # which would unblock SIGINT
-    if method == "forkserver":
-        forkserver.ensure_running()  # others use it, who want their Ctrl-C
-    interrupts: list[Callable[[], Any]] = []
-    handler = signal.getsignal(signal.SIGINT)
-    holds = threading.current_thread() is threading.main_thread() and callable(handler)
-    if holds:  # blocking it in this thread has another one take it
-        signal.signal(signal.SIGINT, lambda *signalled: interrupts.append(lambda: handler(*signalled)))  # type: ignore[operator,misc]
     _starting.append(1)
     guard_handler(_is_wanted)
     try:
-        with sigint_blocked():
+        with interrupts_held(method) as interrupts:
             yield interrupts
     finally:
         _starting.pop()
-        if holds:
-            signal.signal(signal.SIGINT, handler)
 
 
 class WorkerInit:

@@ -203,8 +203,10 @@ def test_ctrl_c_ends_with_130_and_a_remedy(tmp_path):
     for number in range(300):
         write = np.lib.format.open_memmap(tmp_path / f"{number}.npy", "w+", np.uint8, (200, 100, 100))
         del write
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # also where these tests do not
+    run = "from stream_dataloader.cli.main import main; raise SystemExit(main())"
     with subprocess.Popen(
-        [sys.executable, "-m", "stream_dataloader", "pack", tmp_path, tmp_path / "out", "--workers", "2", "--quiet"],
+        [sys.executable, "-c", f"{hears}; {run}", "pack", tmp_path, tmp_path / "out", "--workers", "2", "--quiet"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,13 +11,13 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, resource_tracker
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from stream_dataloader._memory.interrupts import interrupts_held
 from stream_dataloader._memory.pickling import ByValue, dumps_by_value
 from stream_dataloader.stores._packing.worker import Job, Tasks, run_worker
 
@@ -86,9 +86,11 @@ class Crew:
             daemon=True,
         )
         try:
-            with _interrupt_later(method):
+            with interrupts_held(method) as interrupts:
                 process.start()
                 self.workers.append(Worker(number, process, ours))
+            if interrupts:
+                interrupts[0]()
         except BaseException:
             if not self.workers or self.workers[-1].connection is not ours:
                 ours.close()
@@ -146,16 +148,3 @@ def described(exit_code: int | None) -> str:
     if exit_code is None:
         return "ended"
     return f"exited with status {exit_code}" if exit_code >= 0 else f"was killed by {signal.Signals(-exit_code).name}"
-
-
-@contextmanager
-def _interrupt_later(method: str) -> Iterator[None]:
-    if method != "fork":
-        resource_tracker.ensure_running()  # which would unblock SIGINT
-    if method == "forkserver":
-        forkserver.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

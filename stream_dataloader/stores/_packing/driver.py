@@ -293,6 +293,7 @@ class _Run:
             raise WorkerDeathError(f"{error}. {self._kept()}") from error.__cause__
 
     def _kept(self) -> str:
+        self._journal.look_again()
         return (
             f"{len(self._journal.entries):,} of {len(self._given):,} streams are packed, in {self._folder.partial}: "
             "pack again and it goes on there, or delete that folder"

@@ -57,7 +57,8 @@ class Journal:
         self.parts = 0
         self.finishing: list[int] | None = None
         self.header: Mapping[str, Any] = {"version": _VERSION, **header}
-        size = self._read(path)
+        self._path = path
+        size = self._read()
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         os.ftruncate(self._file, size)
         os.lseek(self._file, size, os.SEEK_SET)
@@ -72,10 +73,14 @@ class Journal:
             told = "; ".join(f"{name} was {self.header.get(name)}, and is {wanted[name]}" for name in changed)
             raise StoreError(f"{os.path.dirname(path)} holds what was packed with something else: {told}. {remedy}")
 
-    def _read(self, path: str) -> int:
+    def look_again(self) -> None:
+        """Take in what the file has: an interrupt may come after that was written, and before it was noted here."""
+        self._read()
+
+    def _read(self) -> int:
         """Take in what is there; the size of what is whole."""
         try:
-            with open(path, "rb") as file:
+            with open(self._path, "rb") as file:
                 lines = file.read().split(b"\n")
         except FileNotFoundError:
             return 0
