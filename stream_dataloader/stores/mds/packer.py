@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO
@@ -31,7 +30,8 @@ from numpy.typing import NDArray
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout
 from stream_dataloader._items.structure import Misfit, Node, leaf_paths
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import read_json
+from stream_dataloader.stores._base.files import read_json, write_once
+from stream_dataloader.stores._base.leaves import LAYOUT
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
 from stream_dataloader.stores.mds.compression import unpack
@@ -43,7 +43,7 @@ from stream_dataloader.stores.mds.writer import SampleEncoder, ShardBuilder
 
 __all__ = ["MdsPacker"]
 
-_LAYOUT, _TABLE = "layout.json", "streams.mdst"
+_TABLE = "streams.mdst"
 _OURS = re.compile(r"(part|tail|shard)\.\d")
 _PART = re.compile(r"part\.(\d+)\.jsonl")
 
@@ -97,7 +97,7 @@ class MdsPacker:
         found = [file for shard in index["shards"] for file in (shard["raw_data"], shard["zip_data"]) if file]
         files = {file["basename"] for file in found}
         for name in os.listdir(self._folder):
-            if name == _LAYOUT or (_OURS.match(name) and name not in files):
+            if name == LAYOUT or (_OURS.match(name) and name not in files):
                 os.unlink(os.path.join(self._folder, name))
 
     def _is_finished(self, records: Sequence[StreamRecord]) -> bool:
@@ -217,10 +217,10 @@ class _Part:
         if unknown := sorted(self._given.keys() - encodings.keys()):
             raise ValueError(f"encodings names {unknown}, and items have the columns {columns}")
         content = {"structure": to_json(layout.structure), "columns": columns, "encodings": encodings, "bools": bools}
-        _write_layout(self._folder, content)
+        write_once(os.path.join(self._folder, LAYOUT), content)
         agreed = _read_layout(self._folder)
         assert agreed is not None
-        structure = from_json(agreed["structure"], os.path.join(self._folder, _LAYOUT), classes_of(layout.structure))
+        structure = from_json(agreed["structure"], os.path.join(self._folder, LAYOUT), classes_of(layout.structure))
         if structure != layout.structure:
             raise ValueError(f"an item has the leaves {layout.paths}, and the store's first has {agreed['columns']}")
         self._layout, self._columns = layout, columns
@@ -370,19 +370,7 @@ def _encoding_for(path: str, dtype: torch.dtype | None, shape: tuple[int, ...], 
     return f"ndarray:{name}:{','.join(map(str, shape))}"
 
 
-def _write_layout(folder: str, content: Mapping[str, Any]) -> None:
-    """Say what items look like, unless another process has."""
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-        json.dump(content, file)
-    try:
-        os.link(file.name, os.path.join(folder, _LAYOUT))  # whole, or there already
-    except FileExistsError:
-        pass
-    finally:
-        os.unlink(file.name)
-
-
 def _read_layout(folder: str) -> dict[str, Any] | None:
-    """What `_write_layout` said; None if there was no item."""
-    path = os.path.join(folder, _LAYOUT)
+    """What the process that had the first item said of items; None if there was no item."""
+    path = os.path.join(folder, LAYOUT)
     return dict(read_json(path, dict)) if os.path.exists(path) else None
