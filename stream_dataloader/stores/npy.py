@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.leaves import names_given
 from stream_dataloader.stores._base.rows import check_untold
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.streams._media.names import natural_order
@@ -69,12 +70,8 @@ class NpyStore(Store):
     format: ClassVar[str] = "npy"
 
     def __init__(self, path: str | os.PathLike[str], *, leaves: Sequence[str] | None = None) -> None:
-        super().__init__(path, leaves=None if leaves is None else list(leaves))
-        self._wanted = None if leaves is None else list(leaves)
-        if self._wanted is not None and (
-            not self._wanted or not all(isinstance(name, str) for name in self._wanted) or isinstance(leaves, str)
-        ):
-            raise TypeError(f"leaves is {leaves!r}; give a list of names, or None for all")
+        self._wanted = names_given(leaves)
+        super().__init__(path, leaves=self._wanted)
         _ = self.index
 
     def _read_index(self) -> _NpyIndex:

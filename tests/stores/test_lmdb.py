@@ -155,6 +155,13 @@ def test_some_leaves_of_dicts_can_be_read_alone(tmp_path, opened):
     assert [sorted(item) for item in opened(path, leaves=["pose", "label"])(2)] == [["label", "pose"]] * 7
     with pytest.raises(StoreError, match=r"no leaf \['depth'\].*'image', 'label', 'pose'"):
         LmdbStore(path, leaves=["depth"])
+    assert stores.inspect(path, leaves=["label"]).leaves == {"['label']": "int64 ()"}
+    for wrong in ("label", [], [3]):
+        with pytest.raises(TypeError, match="give a list of names"):
+            LmdbStore(path, leaves=wrong)
+    alone = written(tmp_path / "b", [[np.zeros(3)]])
+    with pytest.raises(StoreError, match=r"no leaf \['label'\]; its items are no dicts"):
+        LmdbStore(alone, leaves=["label"])
 
 
 def smooth(shape, seed):

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import read_json
 
-__all__ = ["HEADER", "read_header", "write_header"]
+__all__ = ["HEADER", "damage_told", "read_header", "write_header"]
 
 HEADER = "store.json"
 
@@ -59,3 +60,21 @@ def read_header(folder: str, kind: str, version: int, called: str) -> dict[str, 
     if content.get("check") != _digest({name: value for name, value in content.items() if name != "check"}):
         raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
     return content
+
+
+@contextmanager
+def damage_told(path: str) -> Iterator[None]:
+    """Have what goes wrong while a header's content is made use of say that the header is damaged.
+
+    Args:
+        path: The header's.
+
+    Raises:
+        StoreError: Names the header, and says what is wrong.
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise StoreError(f"{path} is damaged: {error}; pack the store anew") from None

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Spec, as_tensor, storage_dtype
-from stream_dataloader._items.structure import Misfit, Node, leaf_paths
+from stream_dataloader._items.structure import Misfit, Node, flatten, leaf_paths, unflatten
+from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import read_json, write_once
 from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
 
@@ -24,13 +25,18 @@ __all__ = [
     "LAYOUT",
     "ItemSpecs",
     "LeafSpec",
+    "check_names",
+    "chosen",
     "dtype_named",
+    "items_json",
     "leaf_names",
-    "leaves_json",
+    "names_given",
     "owned",
     "read_layout",
     "structure_of",
 ]
+
+Leaf = TypeVar("Leaf")
 
 #: Where a store that is being packed says what items look like.
 LAYOUT = "layout.json"
@@ -63,7 +69,12 @@ class LeafSpec:
         return f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
 
 
-def leaves_json(leaves: Sequence[LeafSpec]) -> list[dict[str, Any]]:
+def items_json(structure: Any, leaves: Sequence[LeafSpec]) -> dict[str, Any]:
+    """What a header says of items, which `structure_of` reads; `structure` as JSON has it, None if there is no item."""
+    return {"structure": None if not leaves else [structure], "leaves": _leaves_json(leaves)}
+
+
+def _leaves_json(leaves: Sequence[LeafSpec]) -> list[dict[str, Any]]:
     """Leaves as JSON has them."""
     return [{"dtype": str(leaf.dtype).removeprefix("torch."), "shape": list(leaf.shape)} for leaf in leaves]
 
@@ -90,7 +101,7 @@ def structure_of(
     """What a header says of items: their structure, None if there is no item, and their leaves.
 
     Args:
-        content: With `structure`, null or a list of one, and `leaves`.
+        content: See `items_json`.
         path: The header, for errors.
         classes: See `structure.from_json`.
 
@@ -111,6 +122,48 @@ def leaf_names(structure: Node | None) -> list[str]:
     if structure is None:
         return []
     return [path.removeprefix("item") or path for path in leaf_paths(structure)]
+
+
+def names_given(leaves: Any) -> list[str] | None:
+    """The option `leaves` of a store whose items are dicts: names of entries, or None for all.
+
+    Raises:
+        TypeError: It is no list of names.
+    """
+    if leaves is None:
+        return None
+    names = list(leaves) if isinstance(leaves, Iterable) and not isinstance(leaves, str) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"leaves is {leaves!r}; give a list of names, or None for all")
+    return names
+
+
+def check_names(wanted: Sequence[str] | None, structure: Node | None, path: str) -> None:
+    """Refuse names of which items have no entry.
+
+    Args:
+        wanted: See `names_given`.
+        structure: Of an item; None if there is no item.
+        path: The store, for errors.
+
+    Raises:
+        StoreError: Items have no such entry, or are no dicts.
+    """
+    names = structure.keys if structure is not None and structure.type is dict else ()
+    if missing := [name for name in wanted or () if name not in names]:
+        has = f"it has {list(names)}" if names else "its items are no dicts"
+        raise StoreError(f"{path} has no leaf {missing}; {has}")
+
+
+def chosen(
+    wanted: Sequence[str] | None, structure: Node | None, leaves: Sequence[Leaf]
+) -> tuple[Node | None, Sequence[Leaf]]:
+    """The structure of items as they are read, and their leaves: those of the entries that `wanted` names."""
+    if wanted is None or structure is None:
+        return structure, leaves
+    by_name = unflatten(structure, iter(range(len(leaves))))
+    node, places = flatten({name: by_name[name] for name in wanted})
+    return node, [leaves[place] for place in places]
 
 
 def owned(row: Any, dtype: torch.dtype) -> Any:
@@ -173,7 +226,7 @@ class ItemSpecs:
 def _write_layout(folder: str, layout: Layout) -> None:
     """Say what items look like, unless another process has."""
     specs = [LeafSpec(spec.dtype, spec.shape) for spec in layout.specs if spec.dtype is not None]
-    content = {"structure": to_json(layout.structure), "leaves": leaves_json(specs)}
+    content = {"structure": to_json(layout.structure), "leaves": _leaves_json(specs)}
     write_once(os.path.join(folder, LAYOUT), content)
 
 

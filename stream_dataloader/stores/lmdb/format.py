@@ -25,19 +25,18 @@ Guarantee: a header that was read is consistent.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import Node
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside
-from stream_dataloader.stores._base.header import HEADER, read_header, write_header
-from stream_dataloader.stores._base.leaves import LeafSpec, leaves_json, structure_of
-from stream_dataloader.stores._base.tables import checksums_of
+from stream_dataloader.stores._base.header import HEADER, damage_told, read_header, write_header
+from stream_dataloader.stores._base.leaves import LeafSpec, items_json
+from stream_dataloader.stores._base.packed import PackedHeader, check_sizes, header_fields
 
 __all__ = ["CODECS", "OWN_ROWS", "VERSION", "DatabaseSpec", "Header", "check_table", "load_header", "save_header"]
 
@@ -46,8 +45,6 @@ CODECS = ("none", "zstd", "jpeg")
 
 #: The rows of streams.bin that other stores do not have: database, CRC-32 of its values' checksums.
 OWN_ROWS = 2
-
-_MOST_STEPS = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -67,31 +64,19 @@ class DatabaseSpec:
     crc: int
 
 
-@dataclass(frozen=True)
-class Header:
+@dataclass(frozen=True, kw_only=True)
+class Header(PackedHeader):
     """What a store holds.
 
     Attributes:
-        streams: How many streams.
         window: Steps of a value.
         codec: One of `CODECS`.
         databases: The files with the values.
-        structure: Of an item; None if there is no item.
-        leaves: An item's leaves, in the structure's order.
-        checksums: See `tables.checksums_of`.
-        metadata: The user's, of the whole store.
-        fingerprint: Of all of this, and so of all that the store holds.
     """
 
-    streams: int
     window: int
     codec: str
     databases: tuple[DatabaseSpec, ...]
-    structure: Node | None
-    leaves: tuple[LeafSpec, ...]
-    checksums: Mapping[str, tuple[int, int]]
-    metadata: Mapping[str, Any]
-    fingerprint: str
 
 
 def save_header(
@@ -102,17 +87,8 @@ def save_header(
     **content: Any,
 ) -> None:
     """Write store.json, the last thing that is written; `structure` is as JSON has it, None if there is no item."""
-    write_header(
-        folder,
-        KIND,
-        VERSION,
-        content
-        | {
-            "databases": [vars(database) for database in databases],
-            "structure": None if not leaves else [structure],
-            "leaves": leaves_json(leaves),
-        },
-    )
+    told = {"databases": [vars(database) for database in databases], **items_json(structure, leaves)}
+    write_header(folder, KIND, VERSION, content | told)
 
 
 def load_header(folder: str, classes: dict[str, type]) -> Header:
@@ -127,31 +103,20 @@ def load_header(folder: str, classes: dict[str, type]) -> Header:
     """
     path = os.path.join(folder, HEADER)
     content = read_header(folder, KIND, VERSION, "an LMDB store")
-    try:
-        node, leaves = structure_of(content, path, classes)
+    with damage_told(path):
         header = Header(
-            content["streams"],
-            content["window"],
-            content["codec"],
-            tuple(DatabaseSpec(**database) for database in content["databases"]),
-            node,
-            leaves,
-            checksums_of(content["checksums"]),
-            content["metadata"],
-            content["check"],
+            **header_fields(content, path, classes),
+            window=content["window"],
+            codec=content["codec"],
+            databases=tuple(DatabaseSpec(**database) for database in content["databases"]),
         )
-        sizes = [header.streams, header.window, *(size for leaf in leaves for size in leaf.shape)]
-        sizes += [size for database in header.databases for size in (database.size, database.entries)]
-        if not all(isinstance(size, int) and 0 <= size < _MOST_STEPS for size in sizes) or header.window < 1:
-            raise ValueError(f"sizes {sizes}")
+        check_sizes(header.window, *(size for found in header.databases for size in (found.size, found.entries)))
+        if header.window < 1:
+            raise ValueError("a window of no steps")
         if header.codec not in CODECS:
             raise ValueError(f"codec {header.codec!r}")
         for database in header.databases:
             inside(folder, database.file, path)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"{path} is damaged: {error}; pack the store anew") from None
     return header
 
 

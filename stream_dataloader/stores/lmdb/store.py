@@ -13,17 +13,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.header import HEADER
-from stream_dataloader.stores._base.leaves import leaf_names, owned
+from stream_dataloader.stores._base.leaves import check_names, chosen, leaf_names, names_given, owned
+from stream_dataloader.stores._base.packed import PackedIndex
 from stream_dataloader.stores._base.store import Index, Store
 from stream_dataloader.stores._base.stream import Steps
 from stream_dataloader.stores._base.structure import classes_of
-from stream_dataloader.stores._base.tables import Tables, crc_of
+from stream_dataloader.stores._base.tables import crc_of
 from stream_dataloader.stores.lmdb.databases import Database, Shelf, import_lmdb
 from stream_dataloader.stores.lmdb.format import OWN_ROWS, VERSION, Header, check_table, load_header
 from stream_dataloader.stores.lmdb.plain import PlainIndex, PlainSteps
@@ -51,6 +51,7 @@ class LmdbStore(Store):
         FileNotFoundError: There is nothing.
         StoreError: The store is unfinished, damaged or of another version, or has no such leaf, or is none of ours and
             there is no `decode`.
+        TypeError: `leaves` is no list of names, or `decode` no function.
         ImportError: The package lmdb is missing.
 
     Checked against py-lmdb 3.0.0, with LMDB 0.9.36.
@@ -76,10 +77,9 @@ class LmdbStore(Store):
         if separator is not None and (decode is None or not separator):
             raise ValueError(f"separator is {separator!r}; give some text, with decode=, or None")
         import_lmdb()
-        wanted = None if leaves is None else list(leaves)
         super().__init__(
             path,
-            leaves=wanted,
+            leaves=names_given(leaves),
             open_databases=open_databases,
             readahead=readahead,
             check=check,
@@ -112,10 +112,7 @@ class LmdbStore(Store):
                 "decode=, a function that makes an item of a value's bytes"
             )
         header = load_header(self.path, self._classes)
-        if (wanted := options["leaves"]) is not None:
-            names = header.structure.keys if header.structure is not None and header.structure.type is dict else ()
-            if not wanted or (missing := [name for name in wanted if name not in names]):
-                raise StoreError(f"{self.path} has no leaf {missing if wanted else wanted}; it has {list(names)}")
+        check_names(options["leaves"], header.structure, self.path)
         return _PackedIndex(self.path, header, shelf, check_all=self._check_all)
 
     def _open_steps(self, number: int) -> Steps:
@@ -140,7 +137,8 @@ class LmdbStore(Store):
     def _leaves(self) -> dict[str, str]:
         if not isinstance(index := self.index, _PackedIndex):
             return super()._leaves()
-        return dict(zip(leaf_names(index.header.structure), map(str, index.header.leaves), strict=True))
+        structure, leaves = chosen(self._options["leaves"], index.header.structure, index.header.leaves)
+        return dict(zip(leaf_names(structure), map(str, leaves), strict=True))
 
     def check_stream(self, number: int) -> None:
         """Compare a stream with its checksums."""
@@ -155,31 +153,17 @@ class LmdbStore(Store):
             steps.close()
 
 
-class _PackedIndex:
+class _PackedIndex(PackedIndex[Header]):
     """The tables of a store, and its databases; the tables are inherited by fork."""
 
     def __init__(self, path: str, header: Header, shelf: Shelf, *, check_all: bool) -> None:
-        self.header = header
-        self.fingerprint = header.fingerprint
-        self.tables = Tables(path, header.streams, OWN_ROWS, header.checksums, check=check_all)
-        self.table = self.tables.table
+        super().__init__(path, header, OWN_ROWS, check=check_all)
         if check_all:
             check_table(self.table, header, self.tables.path)
         self.windows = Windows(header.leaves, header.codec)
         self.databases = [
             Database(os.path.join(path, spec.file), shelf, (spec.size, spec.crc)) for spec in header.databases
         ]
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        lengths: NDArray[np.int64] = self.table[1]
-        return lengths
-
-    def __len__(self) -> int:
-        return self.header.streams
-
-    def key(self, number: int) -> str:
-        return self.tables.key(number)
 
 
 class _PackedSteps:
@@ -194,12 +178,8 @@ class _PackedSteps:
         self._windows = index.windows
         self._database = index.databases[int(index.table[4, number])] if self._steps else None
         self._check = check
-        self._structure = header.structure
         self._specs = header.leaves
-        self._leaves = list(range(len(header.leaves)))  # those that are wanted
-        if wanted is not None and header.structure is not None:
-            numbers = unflatten(header.structure, iter(self._leaves))
-            self._structure, self._leaves = flatten({name: numbers[name] for name in wanted})
+        self._structure, self._leaves = chosen(wanted, header.structure, range(len(header.leaves)))
         self._kept: tuple[int, Any] | None = None  # the latest window that was decompressed
 
     def __len__(self) -> int:

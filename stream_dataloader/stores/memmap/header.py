@@ -20,17 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import Node
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.header import HEADER, read_header, write_header
-from stream_dataloader.stores._base.leaves import LeafSpec, leaf_names, leaves_json, structure_of
-from stream_dataloader.stores._base.tables import checksums_of
+from stream_dataloader.stores._base.header import HEADER, damage_told, read_header, write_header
+from stream_dataloader.stores._base.leaves import LeafSpec, items_json, leaf_names
+from stream_dataloader.stores._base.packed import PackedHeader, check_sizes, header_fields
 
 __all__ = ["VERSION", "Header", "check_table", "leaf_file", "load_header", "save_header"]
 
 KIND, VERSION = "memmap store", 1
-
-_MOST_STEPS = 1 << 56
 
 
 def leaf_file(leaf: int) -> str:
@@ -38,27 +35,15 @@ def leaf_file(leaf: int) -> str:
     return f"{leaf}.bin"
 
 
-@dataclass(frozen=True)
-class Header:
+@dataclass(frozen=True, kw_only=True)
+class Header(PackedHeader):
     """What a store holds.
 
     Attributes:
-        streams: How many streams.
         steps: What there is room for in the leaves' files. After an interrupt it may be more than streams have.
-        structure: Of an item; None if there is no item.
-        leaves: An item's leaves, in the structure's order.
-        checksums: CRC-32 of streams.bin, keys.bin and notes.bin, and their sizes in bytes.
-        metadata: The user's, of the whole store.
-        fingerprint: Of all of this, and so of all that the store holds.
     """
 
-    streams: int
     steps: int
-    structure: Node | None
-    leaves: tuple[LeafSpec, ...]
-    checksums: Mapping[str, tuple[int, int]]
-    metadata: Mapping[str, Any]
-    fingerprint: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -79,8 +64,7 @@ def save_header(
     content = {
         "streams": streams,
         "steps": steps,
-        "structure": None if not leaves else [structure],
-        "leaves": leaves_json(leaves),
+        **items_json(structure, leaves),
         "checksums": checksums,
         "metadata": metadata,
     }
@@ -99,24 +83,9 @@ def load_header(folder: str, classes: dict[str, type]) -> Header:
     """
     path = os.path.join(folder, HEADER)
     content = read_header(folder, KIND, VERSION, "a memory-mapped store")
-    try:
-        node, leaves = structure_of(content, path, classes)
-        header = Header(
-            content["streams"],
-            content["steps"],
-            node,
-            leaves,
-            checksums_of(content["checksums"]),
-            content["metadata"],
-            content["check"],
-        )
-        sizes = [header.streams, header.steps, *(size for leaf in leaves for size in leaf.shape)]
-        if not all(isinstance(size, int) and 0 <= size < _MOST_STEPS for size in sizes):
-            raise ValueError(f"sizes {sizes}")
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"{path} is damaged: {error}; pack the store anew") from None
+    with damage_told(path):
+        header = Header(**header_fields(content, path, classes), steps=content["steps"])
+        check_sizes(header.steps)
     return header
 
 

@@ -10,16 +10,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stream_dataloader._items.structure import Node, flatten, unflatten
+from stream_dataloader._items.structure import Node
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.leaves import leaf_names
+from stream_dataloader.stores._base.leaves import check_names, chosen, leaf_names, names_given
 from stream_dataloader.stores._base.mapped import LeafFile, MappedSteps
+from stream_dataloader.stores._base.packed import PackedIndex
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.structure import classes_of
-from stream_dataloader.stores._base.tables import ROWS, Tables, crc_of
+from stream_dataloader.stores._base.tables import ROWS, crc_of
 from stream_dataloader.stores.memmap.header import VERSION, Header, check_table, leaf_file, load_header
 
 __all__ = ["MemmapStore"]
@@ -37,15 +35,14 @@ class MemmapStore(Store):
     Raises:
         FileNotFoundError: There is no such folder.
         StoreError: The store is unfinished, damaged or of another version, or has no such leaf.
+        TypeError: `leaves` is no list of names.
     """
 
     format: ClassVar[str] = "memmap"
 
     def __init__(self, path: str | os.PathLike[str], *, leaves: tuple[str, ...] | list[str] | None = None) -> None:
-        if isinstance(leaves, str):
-            raise TypeError(f"leaves is {leaves!r}; give a list of names, or None for all")
-        super().__init__(path, leaves=None if leaves is None else list(leaves))
-        self._wanted = None if leaves is None else list(leaves)
+        self._wanted = names_given(leaves)
+        super().__init__(path, leaves=self._wanted)
         self._classes: dict[str, type] = {}
         self._check_all = True
         header = self.index.header
@@ -58,12 +55,7 @@ class MemmapStore(Store):
         if not os.path.isdir(self.path):
             raise FileNotFoundError(f"there is no store at {self.path}; give the folder that stores.pack wrote")
         header = load_header(self.path, self._classes)
-        if (wanted := self._wanted) is not None:
-            structure = header.structure
-            names = structure.keys if structure is not None and structure.type is dict else ()
-            if not wanted or (missing := [name for name in wanted if name not in names]):
-                has = f"it has {list(names)}" if names else "its items are no dicts"
-                raise StoreError(f"{self.path} has no leaf {missing if wanted else wanted}; {has}")
+        check_names(self._wanted, header.structure, self.path)
         return _MemmapIndex(self.path, header, check_all=self._check_all)
 
     def _open_steps(self, number: int) -> MappedSteps:
@@ -76,14 +68,10 @@ class MemmapStore(Store):
     def _chosen(self) -> tuple[Node | None, Sequence[LeafFile]]:
         """The structure of items, and their leaves."""
         index: _MemmapIndex = self.index
-        structure = index.header.structure
-        if self._wanted is None or structure is None:
-            return structure, index.files
-        by_name = unflatten(structure, iter(index.files))
-        return flatten({name: by_name[name] for name in self._wanted})
+        return chosen(self._wanted, index.header.structure, index.files)
 
     def key(self, number: int) -> str:
-        return str(self.index.tables.key(self._check_number(number)))
+        return str(self.index.key(self._check_number(number)))
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.index.tables.note(self._check_number(number))
@@ -114,25 +102,13 @@ class MemmapStore(Store):
                 raise StoreError(f"{self.name_of(number)}: {name} is damaged, its checksum is another; pack it anew")
 
 
-class _MemmapIndex:
+class _MemmapIndex(PackedIndex[Header]):
     """The tables of a store, and the maps of its leaves; inherited by fork, mapped anew otherwise."""
 
     def __init__(self, path: str, header: Header, *, check_all: bool) -> None:
-        self.path = path
-        self.header = header
-        self.fingerprint = header.fingerprint
-        self.tables = Tables(path, header.streams, len(header.leaves), header.checksums, check=check_all)
-        self.table = self.tables.table
+        super().__init__(path, header, len(header.leaves), check=check_all)
         if check_all:
             check_table(self.table, header, self.tables.path)
         self.files = [
             LeafFile(os.path.join(path, leaf_file(leaf)), spec, header.steps) for leaf, spec in enumerate(header.leaves)
         ]
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        lengths: NDArray[np.int64] = self.table[1]
-        return lengths
-
-    def __len__(self) -> int:
-        return self.header.streams
