@@ -13,6 +13,7 @@ from stream_dataloader._assembly.block import Block
 from stream_dataloader._items.layout import Layout, Leaves
 from stream_dataloader._state.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport
+from stream_dataloader.protocols import PaddingMode
 
 MESSAGE_BYTES = 1 << 20  # a message carries several parts only up to so much
 
@@ -143,6 +144,20 @@ class Part(NamedTuple):
     failures: Sequence[ErrorReport] = ()
     faults: Sequence[Fault] = ()
     end: bool = False
+
+
+def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: int) -> bool:
+    """Whether a step belongs to the epoch, as far as those tell who read it: a pure function of what lanes read in it.
+
+    Args:
+        parts: All workers' parts of the step; None for a worker that has ended.
+        padding_mode: The dataset's.
+        lanes: How many lanes the workers have together.
+    """
+    given = [part for part in parts if part is not None]
+    if padding_mode == "drop":
+        return sum([part.lanes_read for part in given]) == lanes
+    return any(part.fresh for part in given)
 
 
 def pack(parts: Sequence[Part]) -> list[Any]:

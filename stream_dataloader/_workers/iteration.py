@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.lane_windows import LaneWindows
-from stream_dataloader._assembly.part import Part
+from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._loader.position import IterationPosition
@@ -180,7 +180,8 @@ class Iteration:
             self._note_failures(sent)
             parts = [None if part is None or part.end else part for part in sent]
             slot = self._collector.slot(step) if any(parts) else None
-            delivered = self._steps.delivers(step, self._has_data(parts))
+            rules = self._dataset.rules
+            delivered = self._steps.delivers(step, have_data(parts, rules.padding_mode, rules.lanes))
             if delivered:
                 self._raise_first_error(parts, slot)
         except BaseException:
@@ -203,14 +204,6 @@ class Iteration:
                     self._skipped.add(failure.source_index)
                     self._tally.skipped += 1
                     warn_of_skip(failure)
-
-    def _has_data(self, parts: list[Part | None]) -> bool:
-        """Whether the step belongs to the epoch, as far as is known here: a pure function of what lanes read in it."""
-        given = [part for part in parts if part is not None]
-        rules = self._dataset.rules
-        if rules.padding_mode == "drop":
-            return sum([part.lanes_read for part in given]) == rules.lanes
-        return any(part.fresh for part in given)
 
     def _raise_first_error(self, parts: list[Part | None], slot: Slot | None) -> None:
         """Raise the error of the lowest lane, if there is one."""

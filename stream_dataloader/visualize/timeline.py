@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from stream_dataloader._assembly.part import Run
+from stream_dataloader._assembly.part import Run, have_data
 from stream_dataloader._html.page import page, preformatted
 from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._reading.plan import Opening
@@ -186,8 +186,8 @@ def _of_lengths(dataset: StreamDataset, steps: int | None, workers: int, epoch: 
     reader = read_locally(plan, epoch)
     try:
         for part in reader:
-            done = part.step >= (_MOST_STEPS if steps is None else steps)
-            if part.end or not part.fresh or (rules.padding_mode == "drop" and part.lanes_read < rules.lanes) or done:
+            done = part.end or part.step >= (_MOST_STEPS if steps is None else steps)
+            if done or not have_data([part], rules.padding_mode, rules.lanes):
                 break
             if part.faults:
                 raise part.faults[0].error.unpack()
