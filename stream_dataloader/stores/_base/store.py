@@ -16,6 +16,7 @@ import platform
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -264,14 +265,11 @@ class Store(ABC):
         from stream_dataloader._items.layout import Layout
 
         for number in range(len(self)):
-            steps = self._open_steps(number)
-            try:
+            with closing(self._open_steps(number)) as steps:
                 if len(steps):
                     layout, _ = Layout.of(steps.item(0), windowed=False)
                     names = [path.removeprefix("item") or "item" for path in layout.paths]
                     return dict(zip(names, map(str, layout.specs), strict=True))
-            finally:
-                steps.close()
         return {}
 
     def _disk_bytes(self) -> int | None:
@@ -308,15 +306,12 @@ class Store(ABC):
             StoreError: It is damaged.
             OSError: It cannot be read.
         """
-        steps = self._open_steps(number)
-        try:
+        with closing(self._open_steps(number)) as steps:
             lengths = self.lengths
             if lengths is not None and len(steps) != lengths[number]:
                 raise StoreError(f"{self.name_of(number)} has {len(steps)} steps, and the index says {lengths[number]}")
             for index in range(len(steps)):
                 steps.item(index)
-        finally:
-            steps.close()
 
     def _section(self, source: Any) -> tuple[int, int, int | None]:
         number, start, stop = section_of(source)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, ClassVar
 
 from stream_dataloader.errors import StoreError
@@ -112,19 +113,13 @@ class Hdf5Store(Store):
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         """The attributes of a stream's group."""
-        lease = self._lease(self._check_number(number))
-        with closed_on_error(lease):
-            found = attributes(lease.handle[self.index.groups[number]], self.name_of(number))
-        lease.close()
-        return found
+        with closing(self._lease(self._check_number(number))) as lease:
+            return attributes(lease.handle[self.index.groups[number]], self.name_of(number))
 
     def _metadata(self) -> Mapping[str, Any]:
         """The attributes of the group above the first stream's."""
-        lease = self._lease(0)
-        with closed_on_error(lease):
-            found = attributes(lease.handle[self.index.group], self.path)
-        lease.close()
-        return found
+        with closing(self._lease(0)) as lease:
+            return attributes(lease.handle[self.index.group], self.path)
 
     def check_stream(self, number: int) -> None:
         """Read one stream, which compares the checksums of its chunks if it was written with them (fletcher32).
@@ -132,15 +127,14 @@ class Hdf5Store(Store):
         Raises:
             StoreError: It is damaged, or some of its chunks were never written.
         """
-        steps = self._open_steps(number)
-        with closed_on_error(steps):
-            lease = self._lease(number)
-            with closed_on_error(lease), hdf5_errors(self.name_of(number)):
-                for leaf in self.index.selection.names:
-                    _check_chunks(lease.handle[self.index.groups[number]][leaf], f"{self.name_of(number)}, {leaf}")
-                steps.check()
-            lease.close()
-        steps.close()
+        with (
+            closing(self._open_steps(number)) as steps,
+            closing(self._lease(number)) as lease,
+            hdf5_errors(self.name_of(number)),
+        ):
+            for leaf in self.index.selection.names:
+                _check_chunks(lease.handle[self.index.groups[number]][leaf], f"{self.name_of(number)}, {leaf}")
+            steps.check()
 
 
 class _Shared:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -137,11 +138,8 @@ def _remembered(path: str, _size: int, _changed: int) -> _Shown:
     ticks = frame_index(path).times
     if ticks is None:
         raise StoreError(f"{path} does not tell when its frames are shown; encode it anew")
-    reader = FrameReader(path)
-    try:
+    with closing(FrameReader(path)) as reader:
         base = reader.stream.time_base
-    finally:
-        reader.close()
     return _Shown(ticks, ticks * base.numerator / base.denominator)
 
 

@@ -146,11 +146,7 @@ class LmdbStore(Store):
         if isinstance(index, PlainIndex):
             super().check_stream(number)
             return
-        steps = _PackedSteps(index, number, self.name_of(number), None, True)
-        try:
-            steps.verify()
-        finally:
-            steps.close()
+        _PackedSteps(index, number, self.name_of(number), None, True).verify()
 
 
 class _PackedIndex(PackedIndex[Header]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -176,11 +177,8 @@ class TensorDictStore(Store):
         """A whole column, and what it is called."""
         if option == "lengths" and len(name) == 1 and name[0].endswith(".npy"):
             path = os.path.join(self.path, name[0])
-            table = NpyTable(path, path)
-            try:
+            with closing(NpyTable(path, path)) as table:
                 return table.all_rows(), path
-            finally:
-                table.close()
         if name in saved.stacks:
             return np.array(saved.stacks[name], object), _text(name)
         if name not in saved.tensors or not saved.tensors[name].whole.shape:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, ClassVar
 
 from stream_dataloader.stores._base.handles import Handles
@@ -80,11 +81,8 @@ class ZarrStore(Store):
         self._opened.close()
 
     def _read_index(self) -> ZarrIndex:
-        lease = self._opened.lease(self.path)
-        with closed_on_error(lease):
-            index = read_index(lease.handle, self.path, self._data, self._ends, self._wanted)
-        lease.close()
-        return index
+        with closing(self._opened.lease(self.path)) as lease:
+            return read_index(lease.handle, self.path, self._data, self._ends, self._wanted)
 
     def _open_steps(self, number: int) -> RowSteps:
         index: ZarrIndex = self.index
@@ -102,11 +100,9 @@ class ZarrStore(Store):
 
     def _metadata(self) -> Mapping[str, Any]:
         """The root's attributes."""
-        lease = self._opened.lease(self.path)
-        with closed_on_error(lease), zarr_errors(self.path):
+        with closing(self._opened.lease(self.path)) as lease, zarr_errors(self.path):
             found: dict[str, Any] = lease.handle.group.attrs.asdict()
-        lease.close()
-        return found
+            return found
 
     def check_stream(self, number: int) -> None:
         """Read one stream, which compares checksums if arrays were written with them (crc32c, in format 3).
@@ -114,7 +110,5 @@ class ZarrStore(Store):
         Raises:
             StoreError: It is damaged.
         """
-        steps = self._open_steps(number)
-        with closed_on_error(steps):
+        with closing(self._open_steps(number)) as steps:
             steps.check()
-        steps.close()
