@@ -32,7 +32,7 @@ from stream_dataloader.errors import (
     StreamError,
     WorkerDeathError,
 )
-from stream_dataloader.stores._packing import driver
+from stream_dataloader.stores._packing import space
 from stream_dataloader.stores._packing import worker as packing_worker
 from stream_dataloader.stores._packing.folder import PartialFolder
 from stream_dataloader.stores._packing.journal import Entry, Journal
@@ -626,7 +626,7 @@ def test_a_full_disk_is_a_clear_error_and_packing_goes_on_later(tmp_path):
 
 
 def test_a_disk_that_will_be_too_small_is_told_before_it_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "_LOOKED_SECONDS", 0)
+    monkeypatch.setattr(space, "LOOKED_SECONDS", 0)
     monkeypatch.setattr(PartialFolder, "free_bytes", lambda folder: 1000)
     dataset = StreamDataset(NUMBERS, open_images, 2, time_steps=2, lengths=LENGTHS)
     with pytest.raises(
