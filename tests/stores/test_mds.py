@@ -25,7 +25,7 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import MdsStore, MdsWriter
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores.mds import MdsPacker
-from stream_dataloader.stores.mds import store as mds_store
+from stream_dataloader.stores.mds import streams as mds_streams
 from stream_dataloader.streams import FileCache
 
 STREAMS = images((23, 0, 7, 31))
@@ -160,8 +160,8 @@ def test_a_pass_over_a_column_is_made_once(tmp_path, monkeypatch):
     path = written(tmp_path / "a")
     assert len(MdsStore(path, stream="episode")) == 4
     passes = []
-    scan = mds_store.write_key_table
-    monkeypatch.setattr(mds_store, "write_key_table", lambda path, **args: (passes.append(path), scan(path, **args)))
+    scan = mds_streams.write_key_table
+    monkeypatch.setattr(mds_streams, "write_key_table", lambda path, **args: (passes.append(path), scan(path, **args)))
     assert len(pickle.loads(pickle.dumps(MdsStore(path, stream="episode")))) == 4
     assert not passes
     shutil.rmtree(path)
