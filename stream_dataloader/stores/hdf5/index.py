@@ -17,10 +17,7 @@ takes a fraction of a millisecond a stream.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,27 +25,23 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.formats import HDF5_SUFFIXES
-from stream_dataloader.stores._base.rows import Leaves, Selection, check_lengths, check_row, check_untold, selected
+from stream_dataloader.stores._base.rows import Leaves, Selection, check_lengths, selected
+from stream_dataloader.stores.hdf5.files import (
+    REMEDY,
+    FileRecord,
+    check_size,
+    classes,
+    hdf5_errors,
+    open_record,
+    record_of,
+)
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams._media.section import check_file
-from stream_dataloader.streams.array.hdf5 import Hdf5Table, SharedFile, open_file
 
-__all__ = ["FileRecord", "Hdf5Index", "attributes", "hdf5_errors", "open_record", "open_tables_of", "read_index"]
+__all__ = ["Hdf5Index", "read_index"]
 
 _DATA, _ROOT = "data", "/"
 _MOST_FILTERED = 1 << 24
-_LARGEST_ATTRIBUTE_BYTES = 1 << 24
-
-#: Datasets of more bytes have to be on the disk, a thousandth of them at least: gzip packs zeros as tightly as that.
-_LARGEST_UNCHECKED_BYTES, _MOST_PACKED = 64 << 20, 1100
-
-
-class FileRecord(NamedTuple):
-    """A file, as it was when the index was read."""
-
-    path: str
-    size: int
-    modified_ns: int
 
 
 class Hdf5Index(NamedTuple):
@@ -76,49 +69,6 @@ class Hdf5Index(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.groups)
-
-
-@contextmanager
-def hdf5_errors(name: str) -> Iterator[None]:
-    """Have what h5py raises about a damaged file say which; `name` is of the file or the stream."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except (KeyError, RuntimeError, TypeError, ValueError, OverflowError, MemoryError, AttributeError) as error:
-        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        if str(name) not in text:
-            text = f"{name} is damaged: {text or repr(error)}; write it anew"
-        raise StoreError(text) from error
-    except OSError as error:
-        if error.errno is not None or str(name) in str(error):
-            raise
-        raise StoreError(f"{name} is damaged: {error}; write it anew") from error
-
-
-def open_record(record: FileRecord) -> Any:
-    """Open a file, if it is what it was: an `h5py.File`.
-
-    Raises:
-        StoreError: It is another one now, or no HDF5 file.
-        OSError: It cannot be read.
-    """
-    if _record(record.path) != record:
-        raise StoreError(
-            f"{record.path} is another file now than when the store was opened: it was replaced or written to; open "
-            "the store again, with stores.open"
-        )
-    try:
-        return open_file(record.path, record.path)
-    except OSError as error:
-        if isinstance(error.__cause__, BlockingIOError):
-            raise
-        raise StoreError(str(error)) from error
-
-
-def _record(path: str) -> FileRecord:
-    status = os.stat(path)
-    return FileRecord(path, status.st_size, status.st_mtime_ns)
 
 
 def _files(path: str) -> list[str]:
@@ -157,7 +107,7 @@ def read_index(path: str, group: str | None, leaves: Leaves, filter_key: str | N
     for name in _files(path):
         with hdf5_errors(name):
             check_file(name)
-            record = _record(name)
+            record = record_of(name)
             with open_record(record) as file:
                 above = _group_of(file, name, group)
                 names = _streams(file, name, above, filter_key)
@@ -198,16 +148,16 @@ def _key(group: str, above: str, file: str) -> str:
 def _group_of(file: Any, name: str, group: str | None) -> str:
     """The group to look for streams in."""
     if group is None:
-        return f"/{_DATA}" if file.get(_DATA, getclass=True) is _classes()[0] else _ROOT
+        return f"/{_DATA}" if file.get(_DATA, getclass=True) is classes()[0] else _ROOT
     path = "/" + group.strip("/")
-    if path != _ROOT and file.get(path, getclass=True) is not _classes()[0]:
+    if path != _ROOT and file.get(path, getclass=True) is not classes()[0]:
         raise StoreError(f"{name} has no group {group!r}; it has {shorten(list(file), 300)}")
     return path
 
 
 def _streams(file: Any, name: str, above: str, filter_key: str | None) -> list[str]:
     """The groups that are streams."""
-    group, dataset = _classes()
+    group, dataset = classes()
     members = {key: file[above].get(key, getclass=True) for key in file[above]}
     if any(kind is dataset for kind in members.values()):
         names = [above]
@@ -220,16 +170,10 @@ def _streams(file: Any, name: str, above: str, filter_key: str | None) -> list[s
     return [f"{above.rstrip('/')}/{key}" for key in sorted(wanted, key=natural_order)]
 
 
-def _classes() -> tuple[Any, Any]:
-    import h5py
-
-    return h5py.Group, h5py.Dataset
-
-
 def _filtered(file: Any, name: str, filter_key: str, members: dict[str, Any]) -> list[str]:
     """The members that robomimic's filter key names."""
-    mask = file.get("mask", getclass=True) is _classes()[0] and file["mask"]
-    if not mask or mask.get(filter_key, getclass=True) is not _classes()[1]:
+    mask = file.get("mask", getclass=True) is classes()[0] and file["mask"]
+    if not mask or mask.get(filter_key, getclass=True) is not classes()[1]:
         has = f"the filter keys {shorten(list(mask), 300)}" if mask else "no group 'mask' of filter keys"
         raise StoreError(f"{name} has no filter key {filter_key!r}; it has {has}")
     found = mask[filter_key]
@@ -237,9 +181,9 @@ def _filtered(file: Any, name: str, filter_key: str, members: dict[str, Any]) ->
         raise StoreError(
             f"{name}: mask/{filter_key} is {found.dtype} {found.shape}, and should be a list of names; it is damaged"
         )
-    _check_size(f"{name}: mask/{filter_key}", found, found.nbytes)
+    check_size(f"{name}: mask/{filter_key}", found, found.nbytes)
     names = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in found[:]]
-    if missing := [one for one in names if members.get(one) is not _classes()[0]]:
+    if missing := [one for one in names if members.get(one) is not classes()[0]]:
         raise StoreError(f"{name}: mask/{filter_key} names {shorten(missing, 200)}, of which there is no group")
     if len(set(names)) < len(names):
         raise StoreError(f"{name}: mask/{filter_key} names a stream twice; it is damaged")
@@ -249,7 +193,7 @@ def _filtered(file: Any, name: str, filter_key: str, members: dict[str, Any]) ->
 def _leaves_of(file: Any, name: str, group: str, leaves: Leaves) -> Selection:
     """Which leaves the items have, by the first stream."""
     there: dict[str, int] = {}
-    dataset = _classes()[1]
+    dataset = classes()[1]
 
     def visit(found_name: str, found: Any) -> None:
         if isinstance(found, dataset):
@@ -269,84 +213,7 @@ def _length(file: Any, name: str, group: str, leaf: str) -> int:
     try:
         shape = h5py.h5d.open(file.id, path.encode()).get_space().get_simple_extent_dims()
     except (KeyError, ValueError):
-        raise StoreError(f"{name}: {group} has no dataset {leaf!r}, as the first stream has; {_REMEDY}") from None
+        raise StoreError(f"{name}: {group} has no dataset {leaf!r}, as the first stream has; {REMEDY}") from None
     if not shape:
-        raise StoreError(f"{name}: {path} is a single number, without an axis for time steps; {_REMEDY}")
+        raise StoreError(f"{name}: {path} is a single number, without an axis for time steps; {REMEDY}")
     return int(shape[0])
-
-
-_REMEDY = "name others by leaves=, or leave the stream out"
-
-
-def open_tables_of(opened: SharedFile, name: str, group: str, selection: Selection, length: int) -> list[Hdf5Table]:
-    """Open a stream's datasets.
-
-    Args:
-        opened: The file.
-        name: Of the stream, for errors.
-        group: The stream's.
-        selection: Which datasets.
-        length: How many steps they have to have.
-
-    Raises:
-        StoreError: One is missing, has another length, or is none of numbers.
-    """
-    file = opened.file
-    tables: list[Hdf5Table] = []
-    with hdf5_errors(name):
-        for leaf in selection.names:
-            path = f"{group.rstrip('/')}/{leaf}"
-            found = file.get(path)
-            if not isinstance(found, _classes()[1]):
-                raise StoreError(f"{name} has no dataset {leaf!r}; {_REMEDY}")
-            if found.file.id != file.id or found.external:
-                raise StoreError(f"{name}: {leaf!r} lies in another file, which is refused; copy it into this one")
-            table = Hdf5Table(opened, name, found)
-            check_row(f"{name}, {leaf}", table.row_shape, table.dtype)
-            _check_size(f"{name}, {leaf}", found, len(table) * math.prod(table.row_shape) * table.dtype.itemsize)
-            tables.append(table)
-        steps = check_lengths(name, {leaf: len(table) for leaf, table in zip(selection.names, tables, strict=True)})
-        check_untold(name, steps, (math.prod(table.row_shape) for table in tables))
-        told = file[group].attrs.get("num_samples", steps)
-        if steps != length or np.ndim(told) or told != steps:
-            raise StoreError(
-                f"{name} has {steps} steps, and should have {length if steps != length else told} (as its attribute "
-                "num_samples says): it is damaged or half written; write it anew"
-            )
-    return tables
-
-
-def _check_size(name: str, dataset: Any, claimed: int) -> None:
-    """Refuse a dataset that claims much more than is on the disk.
-
-    Raises:
-        StoreError: Names it, and tells both sizes.
-    """
-    if claimed <= _LARGEST_UNCHECKED_BYTES or dataset.is_virtual:
-        return
-    there = dataset.id.get_storage_size()
-    if dataset.chunks is not None:
-        there = dataset.id.get_num_chunks() * math.prod(dataset.chunks) * dataset.dtype.itemsize
-    if claimed > _MOST_PACKED * there:
-        raise StoreError(
-            f"{name} is {dataset.dtype} {dataset.shape}, {claimed:,} bytes, and {there:,} of them are there: it is "
-            "damaged, or was never written"
-        )
-
-
-def attributes(group: Any, name: str) -> dict[str, Any]:
-    """A group's attributes, as plain values; large ones are left out.
-
-    Raises:
-        StoreError: They are damaged.
-    """
-    found: dict[str, Any] = {}
-    with hdf5_errors(name):
-        for key in group.attrs:
-            if group.attrs.get_id(key).get_storage_size() > _LARGEST_ATTRIBUTE_BYTES:
-                continue
-            value = group.attrs[key]
-            if isinstance(value, bytes):
-                value = value.decode("utf-8", "replace")
-            found[str(key)] = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
-    return found

@@ -15,15 +15,8 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.handles import Handles, Lease
 from stream_dataloader.stores._base.rows import RowSteps, check_leaves, loaded_if_small
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.hdf5.index import (
-    FileRecord,
-    Hdf5Index,
-    attributes,
-    hdf5_errors,
-    open_record,
-    open_tables_of,
-    read_index,
-)
+from stream_dataloader.stores.hdf5.files import FileRecord, attributes, hdf5_errors, open_record, open_tables_of
+from stream_dataloader.stores.hdf5.index import Hdf5Index, read_index
 from stream_dataloader.streams._media.section import closed_on_error
 
 __all__ = ["Hdf5Store"]
