@@ -1,11 +1,12 @@
 """Parquet files that may hold anything: what pyarrow raises becomes an error that names the file.
 
-No file stays open, and nothing is read ahead by threads: a worker is forked from a process that may have read before.
+No file stays open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,24 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.arrow import arrow_errors, open_parquet
 from stream_dataloader.stores.lerobot.info import Feature
 
-__all__ = ["check_columns", "import_parquet", "opened", "read_columns", "reading", "values"]
+__all__ = ["check_columns", "opened", "read_columns", "reading", "values"]
 
 _BUFFER_BYTES = 1 << 18
-
-
-def import_parquet() -> Any:
-    """The module `pyarrow.parquet`.
-
-    Raises:
-        ImportError: It is not installed.
-    """
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise ImportError("LeRobot datasets need pyarrow: pip install 'stream-dataloader[arrow]'") from None
-    return pyarrow.parquet
 
 
 @contextlib.contextmanager
@@ -41,22 +30,15 @@ def reading(path: str) -> Iterator[None]:
         StoreError: It is missing or damaged.
         OSError: It cannot be read.
     """
-    import pyarrow
-
     try:
-        yield
-    except StoreError:
-        raise
+        with arrow_errors(functools.partial(_damaged, path)):
+            yield
     except FileNotFoundError:
         raise StoreError(
             f"{path} is missing: the dataset is unfinished or damaged; download or write it anew"
         ) from None
     except OSError as error:
-        if error.errno is not None:
-            raise type(error)(error.errno, f"{path} cannot be read: {error}") from error
-        raise _damaged(path, error) from error
-    except (pyarrow.ArrowException, ValueError, LookupError, OverflowError, MemoryError) as error:
-        raise _damaged(path, error) from error
+        raise type(error)(error.errno, f"{path} cannot be read: {error}") from error
 
 
 def _damaged(path: str, error: BaseException) -> StoreError:
@@ -66,12 +48,8 @@ def _damaged(path: str, error: BaseException) -> StoreError:
 @contextlib.contextmanager
 def opened(path: str, metadata: Any = None) -> Iterator[Any]:
     """A `ParquetFile`, within `reading`; `metadata` is its footer, if it was read before."""
-    with reading(path):
-        file = import_parquet().ParquetFile(
-            path, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
-        )
-        with file:
-            yield file
+    with reading(path), open_parquet(path, metadata, buffer_size=_BUFFER_BYTES) as file:
+        yield file
 
 
 def check_columns(file: Any, columns: Sequence[str], path: str) -> None:

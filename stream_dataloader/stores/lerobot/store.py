@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.arrow import pyarrow_of
 from stream_dataloader.stores._base.files import read_json, stamp_of
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.lerobot.episodes import Episodes, meta_files, read_episodes
 from stream_dataloader.stores.lerobot.frames import Camera, image_pictures, video_pictures
 from stream_dataloader.stores.lerobot.info import INFO, Feature, Info, read_info
-from stream_dataloader.stores.lerobot.parquet import import_parquet
 from stream_dataloader.stores.lerobot.rows import Tables
 from stream_dataloader.streams._media.opencv import check_opencv
 from stream_dataloader.streams.video.stream import VideoStream
@@ -69,7 +69,7 @@ class LeRobotStore(Store):
         image_dtype: Any = "uint8",
         tolerance_s: float | None = None,
     ) -> None:
-        import_parquet()
+        pyarrow_of("LeRobotStore")
         self._video = VideoStream(size=size, layout=layout, fit=fit, dtype=image_dtype)
         if tolerance_s is not None and not 0 <= tolerance_s < float("inf"):
             raise ValueError(f"tolerance_s is {tolerance_s!r}; give seconds, or None for a quarter of a time step")

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.arrow import pyarrow_of
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.parquet.rows import Rows
 from stream_dataloader.stores.parquet.steps import RowSteps
-from stream_dataloader.stores.parquet.tables import TableFile, find_tables, open_table, pyarrow_of
+from stream_dataloader.stores.parquet.tables import TableFile, find_tables, open_table
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache

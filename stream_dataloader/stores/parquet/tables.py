@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,48 +25,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.arrow import arrow_errors, open_parquet
 from stream_dataloader.stores._base.files import inside, read_json
 from stream_dataloader.stores._base.patterns import matching
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams._media.section import check_file
 from stream_dataloader.streams.cache.file_cache import is_url, open_local
 
-__all__ = ["TableFile", "find_tables", "open_table", "pyarrow_of"]
+__all__ = ["TableFile", "find_tables", "open_table", "told_by"]
 
 _SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 _PARQUET, _FILE, _STREAM, _FEATHER_1 = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff", b"FEA1"
 _DIGESTED_BYTES = 1 << 16
 
 
-def pyarrow_of(user: str) -> Any:
-    """The package pyarrow, with `parquet` and `ipc`.
-
-    Raises:
-        ImportError: It is not installed; names the extra.
-    """
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(f"{user} needs pyarrow: pip install 'stream-dataloader[arrow]' ({error})") from error
-    return pyarrow
-
-
-@contextmanager
-def told_by(path: str) -> Iterator[None]:
+def told_by(path: str) -> AbstractContextManager[None]:
     """Errors of pyarrow as ours: with the name of the file, and what to do."""
-    import pyarrow
 
-    try:
-        yield
-    except StoreError:
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError, MemoryError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
+    def damaged(error: BaseException) -> StoreError:
         text = " ".join(str(error).split()) or type(error).__name__
-        raise StoreError(f"{path} cannot be read: {text}; it is cut off or damaged, write it anew") from error
+        return StoreError(f"{path} cannot be read: {text}; it is cut off or damaged, write it anew")
+
+    return arrow_errors(damaged)
 
 
 @dataclass(frozen=True)
@@ -119,14 +99,11 @@ class TableFile:
         return found
 
     def _read(self, group: int, columns: list[str]) -> dict[str, Any]:
-        import pyarrow as pa
 
         if not columns:
             return {}
         if self.kind == _PARQUET:
-            with pa.parquet.ParquetFile(
-                self.path, metadata=self.metadata, pre_buffer=False, page_checksum_verification=True
-            ) as file:
+            with open_parquet(self.path, self.metadata) as file:
                 table = file.read_row_group(group, columns=columns, use_threads=False)
             return {name: _whole(table.column(name)) for name in columns}
         batch = _batch(self.path, self.kind, self.offsets, group, columns)
@@ -200,7 +177,7 @@ def open_table(path: str, root: str, cache: Any = None) -> TableFile:
     known: dict[str, Any] = {}
     with told_by(path):
         if kind == _PARQUET:
-            with pa.parquet.ParquetFile(local, pre_buffer=False) as opened:
+            with open_parquet(local) as opened:
                 metadata, schema = opened.metadata, opened.schema_arrow
             groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
             known = {"metadata": metadata}
