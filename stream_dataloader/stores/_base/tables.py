@@ -1,4 +1,6 @@
-"""The tables of a packed store: of each stream its place, length, key and metadata.
+"""Tables of streams: of each its place, length, key and metadata.
+
+Those of a packed store are three files; MDS has one of its own, with the same texts.
 
 ::
 
@@ -20,7 +22,7 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.packing import StreamRecord
 
-__all__ = ["ROWS", "Tables", "checksums_of", "crc_of", "write_tables"]
+__all__ = ["ROWS", "Tables", "Texts", "checksums_of", "crc_of", "encoded", "stops_of", "write_tables"]
 
 STREAMS, KEYS, NOTES = "streams.bin", "keys.bin", "notes.bin"
 
@@ -56,14 +58,12 @@ def write_tables(
     Returns:
         The table, and of each file its CRC-32 and its size, for the header.
     """
-    keys = [record.key.encode("utf-8", "backslashreplace") for record in records]
-    notes = [json.dumps(record.metadata).encode() if record.metadata else b"" for record in records]
+    keys, notes = encoded([record.key for record in records], [record.metadata for record in records])
     table = np.zeros((len(ROWS) + len(own), len(records)), "<i8")
     if records:
         table[0] = starts
         table[1] = [record.steps for record in records]
-        table[2] = np.cumsum([len(key) for key in keys])
-        table[3] = np.cumsum([len(note) for note in notes])
+        table[2], table[3] = stops_of(keys), stops_of(notes)
         table[len(ROWS) :] = own
     contents = {STREAMS: table.tobytes(), KEYS: b"".join(keys), NOTES: b"".join(notes)}
     for name, content in contents.items():
@@ -72,6 +72,47 @@ def write_tables(
             file.flush()
             os.fsync(file.fileno())
     return table, {name: [crc_of(content), len(content)] for name, content in contents.items()}
+
+
+def encoded(keys: Iterable[str], notes: Iterable[Mapping[str, Any]]) -> tuple[list[bytes], list[bytes]]:
+    """Streams' keys and metadata as files have them: UTF-8, and JSON, nothing where there is no metadata."""
+    texts = [key.encode("utf-8", "backslashreplace") for key in keys]
+    return texts, [json.dumps(note).encode() if note else b"" for note in notes]
+
+
+def stops_of(texts: Sequence[bytes]) -> NDArray[np.int64]:
+    """Where each text ends, as they lie end to end."""
+    stops: NDArray[np.int64] = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    return stops
+
+
+class Texts:
+    """The keys and the metadata of all streams, end to end.
+
+    Args:
+        keys: The bytes of all keys.
+        key_stops: Where each ends.
+        notes: The bytes of all metadata.
+        note_stops: Where each ends.
+    """
+
+    def __init__(self, keys: Any, key_stops: NDArray[np.int64], notes: Any, note_stops: NDArray[np.int64]) -> None:
+        self._keys, self._notes = (keys, key_stops), (notes, note_stops)
+
+    def key(self, number: int) -> str:
+        """A stream's key."""
+        return _part(*self._keys, number).decode("utf-8", "backslashreplace")
+
+    def note(self, number: int) -> Mapping[str, Any]:
+        """A stream's metadata."""
+        text = _part(*self._notes, number)
+        found: Mapping[str, Any] = json.loads(text) if text else {}
+        return found
+
+
+def _part(text: Any, stops: NDArray[np.int64], number: int) -> bytes:
+    begin = int(stops[number - 1]) if number else 0
+    return bytes(text[begin : int(stops[number])])
 
 
 def checksums_of(content: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
@@ -86,8 +127,8 @@ def checksums_of(content: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return found
 
 
-class Tables:
-    """The tables of a store, mapped; inherited by fork.
+class Tables(Texts):
+    """The tables of a packed store, mapped; inherited by fork.
 
     Args:
         path: The store.
@@ -108,35 +149,20 @@ class Tables:
     ) -> None:
         texts = {name: _load(os.path.join(path, name), *checksums[name], check) for name in (STREAMS, KEYS, NOTES)}
         self.path = os.path.join(path, STREAMS)
-        self._keys, self._notes = texts[KEYS], texts[NOTES]
         table = np.frombuffer(texts[STREAMS], "<i8")
         rows = len(ROWS) + own_rows
         if len(table) != rows * streams:
             raise StoreError(f"{self.path} is damaged: {len(table)} numbers for {streams} streams")
         self.table: NDArray[np.int64] = table.reshape(rows, streams)
+        super().__init__(texts[KEYS], self.table[2], texts[NOTES], self.table[3])
         if check:
-            self._check()
+            self._check(texts)
 
-    def _check(self) -> None:
-        for row, name, text in ((2, KEYS, self._keys), (3, NOTES, self._notes)):
+    def _check(self, texts: Mapping[str, Any]) -> None:
+        for row, name in ((2, KEYS), (3, NOTES)):
             stops = self.table[row]
-            if len(stops) and (stops[0] < 0 or (np.diff(stops) < 0).any() or stops[-1] > len(text)):
+            if len(stops) and (stops[0] < 0 or (np.diff(stops) < 0).any() or stops[-1] > len(texts[name])):
                 raise StoreError(f"{self.path} is damaged: it points outside of {name}; pack it anew")
-
-    def key(self, number: int) -> str:
-        """A stream's key."""
-        return self._part(self._keys, 2, number).decode("utf-8", "backslashreplace")
-
-    def note(self, number: int) -> Mapping[str, Any]:
-        """A stream's metadata."""
-        text = self._part(self._notes, 3, number)
-        found: Mapping[str, Any] = json.loads(text) if text else {}
-        return found
-
-    def _part(self, text: Any, row: int, number: int) -> bytes:
-        stops = self.table[row]
-        begin = int(stops[number - 1]) if number else 0
-        return bytes(text[begin : int(stops[number])])
 
 
 def _load(path: str, crc: int, size: int, check: bool) -> Any:

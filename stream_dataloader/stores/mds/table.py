@@ -18,7 +18,6 @@ within the dataset.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import zlib
@@ -29,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.tables import Texts, encoded, stops_of
 
 __all__ = ["StreamTable", "write_table"]
 
@@ -55,9 +55,8 @@ def write_table(
     Returns:
         Its size in bytes, and its checksum.
     """
-    texts = [key.encode("utf-8", "backslashreplace") for key in keys]
-    jsons = [json.dumps(note).encode() if note else b"" for note in notes] or [b""] * len(texts)
-    rows = [starts, steps, np.cumsum([len(text) for text in texts]), np.cumsum([len(text) for text in jsons])]
+    texts, jsons = encoded(keys, notes or [{}] * len(keys))
+    rows = [starts, steps, stops_of(texts), stops_of(jsons)]
     body = b"".join([np.array(rows, "<i8").tobytes(), *texts, *jsons])
     sizes = [len(texts), sum(map(len, texts)), sum(map(len, jsons)), zlib.crc32(body)]
     with open(path, "wb") as file:
@@ -67,7 +66,7 @@ def write_table(
     return _HEAD_BYTES + len(body), sizes[3]
 
 
-class StreamTable:
+class StreamTable(Texts):
     """A table, mapped.
 
     Args:
@@ -97,26 +96,11 @@ class StreamTable:
         if not whole or mapped[: len(_MAGIC)] != _MAGIC or zlib.crc32(memoryview(mapped)[_HEAD_BYTES:]) != self.check:
             raise StoreError(f"{path} is damaged: it is no table of streams, or its checksum is another")
         rows = np.frombuffer(mapped, "<i8", 4 * count, _HEAD_BYTES).reshape(4, count)
-        self.starts, self.steps, *self._stops = rows
-        self._texts = (_HEAD_BYTES + 32 * count, _HEAD_BYTES + 32 * count + keys)
-        self._mapped = mapped
+        self.starts, self.steps, *stops = rows
+        texts = memoryview(mapped)[_HEAD_BYTES + 32 * count :]
+        super().__init__(texts[:keys], stops[0], texts[keys:], stops[1])
         outside = count and (rows.min() < 0 or (most is not None and (self.starts + self.steps).max() > most))
-        if outside or any((np.diff(stops) < 0).any() for stops in self._stops):
+        if outside or any((np.diff(ends) < 0).any() for ends in stops):
             raise StoreError(f"{path} is damaged: a stream lies outside of the dataset's {most} samples")
-        if count and (int(self._stops[0][-1]), int(self._stops[1][-1])) != (keys, notes):
+        if count and (int(stops[0][-1]), int(stops[1][-1])) != (keys, notes):
             raise StoreError(f"{path} is damaged: names of streams end elsewhere than they should")
-
-    def key(self, number: int) -> str:
-        """A stream's name."""
-        return self._text(0, number).decode("utf-8", "backslashreplace")
-
-    def note(self, number: int) -> Mapping[str, Any]:
-        """A stream's metadata."""
-        text = self._text(1, number)
-        found: Mapping[str, Any] = json.loads(text) if text else {}
-        return found
-
-    def _text(self, row: int, number: int) -> bytes:
-        begin = int(self._stops[row][number - 1]) if number else 0
-        at = self._texts[row]
-        return bytes(self._mapped[at + begin : at + int(self._stops[row][number])])
