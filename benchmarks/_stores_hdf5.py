@@ -17,8 +17,8 @@ import h5py
 import numcodecs  # type: ignore[import-untyped]
 import numpy as np
 import zarr
-from interleaved import take_turns
-from store_rows import Row, bytes_of, rate_of, row_of
+from interleaved import Result, take_turns
+from store_rows import bytes_of, rate_of, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -174,7 +174,7 @@ CASES = [
 ]
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(quick: bool) -> Iterator[Result]:
     """A row a case; of a quick run those of contiguous HDF5."""
     for case in CASES[: 2 if quick else None]:
         with tempfile.TemporaryDirectory() as folder:

@@ -28,8 +28,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from interleaved import run_in_turns
-from store_rows import Row, bytes_of, row_of
+from interleaved import Result, run_in_turns
+from store_rows import bytes_of, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -176,7 +176,7 @@ def _theirs(folder: Path, *, anew: bool) -> tuple[float, int]:
     return time.perf_counter() - begin, frames
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(quick: bool) -> Iterator[Result]:
     """Two rows for each way to encode; of a quick run one."""
     episodes, length, rounds = (4, 30, 1) if quick else (4, 100, 5)
     for name in _CODECS:

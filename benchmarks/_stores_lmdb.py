@@ -16,8 +16,8 @@ from typing import Any
 import lmdb
 import numpy as np
 import torch
-from interleaved import take_turns
-from store_rows import Row, bytes_of, rate_of, row_of
+from interleaved import Result, take_turns
+from store_rows import bytes_of, rate_of, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -103,7 +103,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(quick: bool) -> Iterator[Result]:
     """A row for each way to keep windows."""
     steps = 120 if quick else 200
     raw_bytes = STREAMS * steps * int(np.prod(SHAPE))

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from interleaved import take_turns
-from store_rows import Row, bytes_of, installed, row_of
+from interleaved import Row, take_turns
+from store_rows import bytes_of, row_of, without
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -173,7 +173,9 @@ def rows(quick: bool) -> Iterator[Row]:
             "plain copies to batches in turn": partial(plain, path, seconds, turns=UNDER_WAY),
             "plain copies to one batch": partial(plain, path, seconds, turns=1),
         }
-        if installed("tensordict", "memory-mapped store, against tensordict"):
+        if missing := without("tensordict", "memory-mapped store, against tensordict"):
+            yield missing
+        else:
             from tensordict import TensorDict
 
             TensorDict({"image": torch.from_numpy(frames.copy())}, [len(frames)]).memmap(peer_path)

@@ -14,24 +14,25 @@ Contenders take turns; see `interleaved`. Run it as `python benchmarks/audio_tex
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import av
 import numpy as np
-from interleaved import Result, figure, print_table, ratio, take_turns, write_json
+from interleaved import Result, figure, ratio, take_turns
+from program import run
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.streams import AudioStream, TextStream
 
 LANES, WORKERS, LEAST = 8, 2, 0.9
+KINDS = ("audio", "audio, overlapping", "tokens", "characters", "bytes")
 OURS, ALONE = "stream_dataloader", "2 processes"
 
 
@@ -134,7 +135,7 @@ def measure(name: str, work: Work, rounds: int) -> list[Result]:
         items = run(work)
         return items / (time.perf_counter() - begin)
 
-    figures = take_turns({OURS: partial(timed, through_loader), ALONE: partial(timed, without_loader)}, rounds)
+    figures = take_turns({OURS: partial(timed, through_loader), ALONE: partial(timed, without_loader)}, rounds, name)
     return [
         *(figure(name, contender, values, "it/s") for contender, values in figures.items()),
         ratio(name, f"{OURS} / {ALONE}", figures, OURS, ALONE, LEAST, at_most=False),
@@ -142,20 +143,14 @@ def measure(name: str, work: Work, rounds: int) -> list[Result]:
 
 
 def main() -> None:
-    """Run all parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer files and rounds")
-    parser.add_argument("--only", help="the name of one part")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    options = parser.parse_args()
-    results = []
+    """Run all parts; what they read is made once."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, work in all_works(Path(folder), 0.5 if options.quick else 1).items():
-            if options.only in (None, name):
-                results += measure(name, work, 2 if options.quick else 5)
-    print_table(results)
-    if options.json:
-        write_json(options.json, results)
+        works = cache(partial(all_works, Path(folder)))
+
+        def section(name: str, quick: bool) -> list[Result]:
+            return measure(name, works(0.5 if quick else 1)[name], 2 if quick else 5)
+
+        run(__doc__, {name: partial(section, name) for name in KINDS})
 
 
 if __name__ == "__main__":
