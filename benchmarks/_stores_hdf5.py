@@ -17,8 +17,8 @@ import h5py
 import numcodecs  # type: ignore[import-untyped]
 import numpy as np
 import zarr
-from interleaved import Result, take_turns
-from store_rows import bytes_of, rate_of, row_of
+from interleaved import Result
+from store_rows import bytes_of, in_turns, rate_of, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -180,7 +180,7 @@ def rows(quick: bool) -> Iterator[Result]:
         with tempfile.TemporaryDirectory() as folder:
             path = case.write(os.path.join(folder, "demos"), 10 if quick else 40)
             runs = {"ours": ours(path), "theirs": peer(case.samples(path), case.batches)}
-            rates = take_turns(runs, 1 if quick else 5)
+            rates = in_turns(runs, case.name, quick)
             one, other = (statistics.median(rates[name]) for name in runs)
             note = f"{one:,.0f} steps/s against {other:,.0f}"
             yield row_of(case.name, rates, "ours", "theirs", case.target, bytes_of(path), note)

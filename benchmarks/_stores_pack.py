@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from interleaved import Result, take_turns
-from store_rows import bytes_of, row_of
+from interleaved import Result
+from store_rows import bytes_of, in_turns, row_of
 from video_clips import make_clips
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -67,8 +67,7 @@ def _rate(run: Callable[[], int]) -> Callable[[], float]:
 
 def rows(quick: bool) -> Iterator[Result]:
     """A row for packing, and one for reading what was packed."""
-    clips = make_clips(16, 60 if quick else 300)
-    rounds = 1 if quick else 5
+    clips = make_clips(16, 40 if quick else 300)
     sizes: list[int] = []
 
     def pack_once() -> int:
@@ -76,15 +75,15 @@ def rows(quick: bool) -> Iterator[Result]:
         sizes.append(size)
         return frames
 
-    packing = take_turns({"pack": _rate(pack_once), "decode": _rate(lambda: decode_alone(clips))}, rounds)
+    packing = in_turns({"pack": _rate(pack_once), "decode": _rate(lambda: decode_alone(clips))}, "packing", quick)
     note = f"{sum(map(bytes_of, clips)) / 1e6:.0f} MB of videos"
     yield row_of("packing 16 clips, against decoding alone", packing, "pack", "decode", 0.7, sizes[0], note)
     folder = tempfile.mkdtemp()
     try:
         stores.pack((clips, OPEN), f"{folder}/clips.store", num_workers=WORKERS, progress=False)
         packed = stores.open(f"{folder}/clips.store")
-        streaming = take_turns(
-            {"store": _rate(lambda: stream(*packed)), "videos": _rate(lambda: stream(clips, OPEN))}, rounds
+        streaming = in_turns(
+            {"store": _rate(lambda: stream(*packed)), "videos": _rate(lambda: stream(clips, OPEN))}, "streaming", quick
         )
     finally:
         shutil.rmtree(folder)

@@ -16,8 +16,8 @@ from typing import Any
 
 import cv2
 import numpy as np
-from interleaved import Result, Row, take_turns
-from store_rows import bytes_of, rate_of, row_of, without
+from interleaved import Result, Row
+from store_rows import bytes_of, in_turns, rate_of, row_of, without
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -35,7 +35,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 def compared(name: str, store: Store, theirs: Callable[[], float], folder: Path, note: str, quick: bool) -> Result:
     """How many times faster a store is."""
-    rates = take_turns({"ours": lambda: streamed(store), "theirs": theirs}, 1 if quick else 5)
+    rates = in_turns({"ours": lambda: streamed(store), "theirs": theirs}, name, quick)
     return row_of(name, rates, "ours", "theirs", None, bytes_of(folder), note)
 
 

@@ -110,11 +110,12 @@ def train_tokenizer(path: str) -> Any:
     return tokenizer
 
 
-def all_works(folder: Path, share: float) -> dict[str, Work]:
-    """What is measured; `share` of the files."""
-    music = [write_music(folder / f"{i}.mp3", 120, i % 4) for i in range(4)] * round(16 * share)
-    texts = [write_text(folder / f"{i}.txt", 1 << 20, i) for i in range(4)] * round(8 * share)
-    long_texts = [write_text(folder / f"long{i}.txt", 4 << 20, i) for i in range(4)] * round(16 * share)
+def all_works(folder: Path, quick: bool) -> dict[str, Work]:
+    """What is measured; of a quick run two files a lane, and these are shorter."""
+    part = 4 if quick else 1
+    music = [write_music(folder / f"{i}.mp3", 120 // part, i % 4) for i in range(4)] * (16 // part)
+    texts = [write_text(folder / f"{i}.txt", (1 << 20) // part, i) for i in range(4)] * (4 if quick else 8)
+    long_texts = [write_text(folder / f"long{i}.txt", (4 << 20) // part, i) for i in range(4)] * (16 // part)
     codes: dict[str, tuple[tuple[int, ...], str]] = {"input": ((), "int64"), "target": ((), "int64")}
     tokens = TextStream(tokenizer=train_tokenizer(texts[0]), targets=True)
     overlapping = AudioStream(window=400, hop=160, rate=16000, channels=1)
@@ -127,7 +128,7 @@ def all_works(folder: Path, share: float) -> dict[str, Work]:
     }
 
 
-def measure(name: str, work: Work, rounds: int) -> list[Result]:
+def measure(name: str, work: Work, quick: bool) -> list[Result]:
     """Items a second of both."""
 
     def timed(run: Callable[[Work], int]) -> float:
@@ -135,7 +136,8 @@ def measure(name: str, work: Work, rounds: int) -> list[Result]:
         items = run(work)
         return items / (time.perf_counter() - begin)
 
-    figures = take_turns({OURS: partial(timed, through_loader), ALONE: partial(timed, without_loader)}, rounds, name)
+    contenders = {OURS: partial(timed, through_loader), ALONE: partial(timed, without_loader)}
+    figures = take_turns(contenders, 3 if quick else 5, "items", warm_up=not quick)
     return [
         *(figure(name, contender, values, "it/s") for contender, values in figures.items()),
         ratio(name, f"{OURS} / {ALONE}", figures, OURS, ALONE, LEAST, at_most=False),
@@ -148,7 +150,7 @@ def main() -> None:
         works = cache(partial(all_works, Path(folder)))
 
         def section(name: str, quick: bool) -> list[Result]:
-            return measure(name, works(0.5 if quick else 1)[name], 2 if quick else 5)
+            return measure(name, works(quick)[name], quick)
 
         run(__doc__, {name: partial(section, name) for name in KINDS})
 

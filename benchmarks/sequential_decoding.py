@@ -174,7 +174,7 @@ def draw(numbers: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Measure, draw."""
-    options = options_of("Frames a second in order, and at random places.")
+    options = options_of("Frames a second in order, and at random places.", quick_runs=3)
     clips, frames = (2, 60) if options.quick else (4, 500)
     intervals = KEY_INTERVALS[:1] if options.quick else KEY_INTERVALS
     found = {}

@@ -6,13 +6,13 @@ import importlib.util
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from interleaved import LeftOut, Result, Rounds, ratio
+from interleaved import LeftOut, Outcome, Result, Rounds, ratio, run_in_turns
 
-__all__ = ["SECTION", "bytes_of", "rate_of", "row_of", "without"]
+__all__ = ["SECTION", "bytes_of", "in_turns", "rate_of", "row_of", "without"]
 
 SECTION = "stores: ours / the usual way to read the same data"
 
@@ -23,6 +23,11 @@ def row_of(
     """The median over rounds of one contender's figure divided by another's; a target is a lower limit."""
     note = "; ".join(filter(None, (f"{disk_bytes / 1e6:,.0f} MB on disk", note)))
     return ratio(SECTION, name, rounds, above, below, target, at_most=False, note=note)
+
+
+def in_turns(contenders: Mapping[str, Callable[[], Outcome]], what: str, quick: bool) -> dict[str, list[Outcome]]:
+    """Run all contenders, five times after a round that does not count, or if quick three times."""
+    return run_in_turns(contenders, 3 if quick else 5, what, warm_up=not quick)
 
 
 def rate_of(batches: Iterable[Any], count: Callable[[Any], int], first: int = 1, most: int | None = None) -> float:

@@ -3,8 +3,8 @@
 The rows are those of the modules `_stores_*.py`, which say what is compared with what. A part whose peers are not
 installed runs in the environment that `.ci/store_peers` makes; the first time that takes some minutes, so that a quick
 run uses it only if it is there. Without it what cannot run is left out, and a line says so. Each ratio is the median
-over rounds in which contenders take turns, see `interleaved`. A quick run reads a few batches a contender, once: it
-shows that all works, and its ratios say little.
+over rounds in which contenders take turns, see `interleaved`. A quick run reads a few batches a contender: it shows
+that all works, and its ratios say little.
 Run it as `python benchmarks/stores.py [--quick] [--only PART ...] [--json PATH]`.
 """
 

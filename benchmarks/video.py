@@ -161,9 +161,8 @@ def throughput(quick: bool) -> Iterator[Row]:
         contenders |= {PEER: peer, TORCH: torch_alone}
     else:
         yield LeftOut(section, f"{PEER}; {TORCH}", "the package decord is not installed")
-    figures = take_turns(
-        {name: partial(timed, contender) for name, contender in contenders.items()}, 2 if quick else 5, "decoding clips"
-    )
+    runs = {name: partial(timed, contender) for name, contender in contenders.items()}
+    figures = take_turns(runs, 3 if quick else 5, "frames", warm_up=not quick)
     yield from (figure(section, name, values, "f/s") for name, values in figures.items())
     for name, least in ((CONVERTED, 0.92), (PEER, 2.0), (TORCH, 1.3)):
         if name in figures:
