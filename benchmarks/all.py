@@ -194,7 +194,10 @@ def _told(result: Result) -> str:
 
 def machines_of(programs: Iterable[Mapping[str, Any]]) -> str:
     """What figures were measured with."""
-    found = {", ".join(f"{name} {value}" for name, value in one["machine"].items()) for one in programs}
+    found = set()
+    for one in programs:
+        machine = [f"{name} {value}" for name, value in one["machine"].items()]
+        found.add(", ".join(["quick" if one.get("quick") else "in full", *machine]))
     return "; ".join(sorted(found))
 
 
@@ -220,16 +223,17 @@ def main() -> None:
     against, path = options.against or kept, options.json or kept
     before: dict[str, Any] = json.loads(against.read_text()) if against.exists() else {}
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored, by programs too
     outcomes: dict[str, Outcome] = {}
-    for name in options.only or programs:
-        limit = options.limit or LIMITS[options.quick]
-        outcomes[name] = outcome_of(name, programs[name], options.quick, limit)
-        live.show(f"{name}: {outcomes[name]}")
+    with contextlib.suppress(KeyboardInterrupt):  # what was measured before Ctrl-C is not lost
+        for name in options.only or programs:
+            outcomes[name] = outcome_of(name, programs[name], options.quick, options.limit or LIMITS[options.quick])
+            live.show(f"{name}: {outcomes[name]}")
 
     good = {name: one.written for name, one in outcomes.items() if one.written and not one.problem}
     now = by_key({name: one.written for name, one in outcomes.items() if one.written})
     saved = by_key(before)
-    found = compare(now, saved, good if options.only else {*good, *(set(before) - set(programs))})
+    found = compare(now, saved, {*good, *(set(before) - set(programs))})
     print_all(outcomes, found, saved)
     print_summary(outcomes, found, now)
     if before:
@@ -239,7 +243,7 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         old = json.loads(path.read_text()) if path.exists() else {}
         path.write_text(json.dumps(old | good, indent=1) + "\n")
-    sys.exit(any(one.problem for one in outcomes.values()))
+    sys.exit(any(one.problem for one in outcomes.values()) or len(outcomes) < len(options.only or programs))
 
 
 if __name__ == "__main__":

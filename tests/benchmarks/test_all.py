@@ -34,7 +34,7 @@ PROGRAMS = {
 }
 #: One that measures something, and then does something else.
 BEGUN = """
-import time
+import os, signal, time
 from interleaved import figure
 from program import run
 
@@ -124,6 +124,16 @@ def test_a_program_is_stopped_at_the_limit(folder):
     assert any(line.startswith("begun: FAILED: it was stopped at the limit of 0.5 s") for line in lines)
 
 
+def test_what_was_measured_before_ctrl_c_is_told_and_saved(folder):
+    stop = "os.kill(os.getppid(), signal.SIGINT); time.sleep(100_000)"
+    (folder / "interrupting.py").write_text(BEGUN.format(stop))
+    status, lines, _ = run_all(folder, "--only", "good", "interrupting", "broken")
+    assert status == 1
+    assert "ours / theirs 2.1 x 2 to 2.2 at least 3 MISSED" in lines
+    assert not any(line.startswith(("interrupting", "broken")) for line in lines)
+    assert list(json.loads((folder / "results" / "quick.json").read_text())) == ["good"]
+
+
 def test_all_programs_are_found():
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "all.py", "--only", "nothing"],
@@ -133,8 +143,6 @@ def test_all_programs_are_found():
         timeout=PATIENCE,
     )
     assert done.returncode == 2
-    programs = done.stderr.split("there are ")[1].split()
-    table = (ROOT / "benchmarks" / "README.md").read_text().split("\n\n")[2]
-    assert sorted(f"`{name.strip(',')}.py`" for name in programs) == sorted(
-        line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]
-    )
+    found = {f"`{name}.py`" for name in done.stderr.split("there are ")[1].strip().split(", ")}
+    table = (ROOT / "benchmarks" / "README.md").read_text().split("| File | What it measures | ")[1].split("\n\n")[0]
+    assert found == {line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]} - {"`all.py`"}
