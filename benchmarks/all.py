@@ -45,7 +45,7 @@ class Outcome:
         written: Its file; empty if there is none.
         seconds: How long it took.
         busy_seconds: Of processors, all of its processes together.
-        left_out: The package that it lacks.
+        left_out: Why it measured nothing, which is no fault of its own.
         problem: Why it failed.
         told: The last lines on stderr.
     """
@@ -59,7 +59,7 @@ class Outcome:
 
     def __str__(self) -> str:
         if self.left_out:
-            return f"left out: the package {self.left_out} is not installed"
+            return f"left out: {self.left_out}"
         took = f"{self.seconds:.0f} s, {self.busy_seconds:.0f} s of processors"
         return f"FAILED: {self.problem} ({took})" if self.problem else took
 
@@ -79,16 +79,12 @@ def outcome_of(name: str, program: Path, quick: bool, limit: float) -> Outcome:
     told: deque[str] = deque(maxlen=20)
     live.show(f"{name}: begins")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "results.json")
+        path, printed = Path(folder, "results.json"), Path(folder, "printed")
         command = [sys.executable, str(program), "--json", str(path), *["--quick"] * quick]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,  # the same is in its file
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        with printed.open("w") as stdout:
+            process = subprocess.Popen(
+                command, stdout=stdout, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+            )
         assert process.stderr is not None
         listener = threading.Thread(target=_listen, args=(name, process.stderr, told))
         listener.start()
@@ -101,16 +97,17 @@ def outcome_of(name: str, program: Path, quick: bool, limit: float) -> Outcome:
             _kill_all(process)
             listener.join()
             process.stderr.close()
-        if path.exists():
-            outcome.written = json.loads(path.read_text())
+        outcome.written = json.loads(path.read_text()) | {"quick": quick} if path.exists() else {}
+        lines = printed.read_text(errors="replace").splitlines()
     outcome.seconds, outcome.busy_seconds = time.monotonic() - begun, _busy_seconds() - busy
     outcome.told = list(told)
     if not outcome.problem and process.returncode:
         last = outcome.told[-1] if outcome.told else f"status {process.returncode}"
         missing = _MISSING.match(last)
-        outcome.left_out, outcome.problem = (missing[1], "") if missing else ("", last)
+        outcome.left_out = f"the package {missing[1]} is not installed" if missing else ""
+        outcome.problem = "" if missing else last
     elif not outcome.problem and not outcome.written:
-        outcome.problem = "it wrote no figures"
+        outcome.left_out = lines[-1] if lines else "it said nothing"
     return outcome
 
 

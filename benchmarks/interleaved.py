@@ -105,11 +105,11 @@ def run_in_turns(
         for i in range(len(names)):
             name = names[(turn + i) % len(names)]
             gc.collect()
-            live.doing(f"{what}: {now}: {name}")
+            live.doing(f"{now}: {what}: {name}")
             outcome = contenders[name]()
             if turn >= 0:
                 outcomes[name].append(outcome)
-        live.done(f"{what}: {now}")
+        live.done(f"{now}: {what}")
     return outcomes
 
 

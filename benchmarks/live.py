@@ -49,7 +49,8 @@ def say(text: str = "") -> None:
 
 
 def _line(what: str) -> str:
-    return f"{_section}{': ' * bool(_section)}{what}, {time.monotonic() - _begun:.0f} s"
+    since = f"{time.monotonic() - _begun:.0f} s"
+    return f"{', '.join(filter(None, (_section, since)))}: {what}"
 
 
 def _write_over(line: str) -> None:

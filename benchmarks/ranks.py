@@ -206,7 +206,7 @@ def measure_store(quick: bool) -> Iterator[Result]:
                 thread.join()
             begins.append(1000 * max(begun))
             steps.append(1000 * max(tail))
-            live.done(f"{ranks} ranks: round {turn + 1} of 3")
+            live.done(f"round {turn + 1} of 3: {ranks} ranks")
         section = f"store: {ranks} ranks as threads of one process"
         yield figure(section, "start of an epoch, until the last has begun", begins, "ms")
         yield figure(section, "a step of the tail, beyond the step itself", steps, "ms")
