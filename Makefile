@@ -36,11 +36,9 @@ integrations:  ## the trainers, in the versions that were tested
 	$(BIN)/pip install -q -c constraints.txt -e '.[integrations]'
 	$(BIN)/python -m pytest -q -n $(WORKERS) --full tests/integrations
 
-bench:  ## speed as ratios against peers, a quick look; the figures in the docs are from full runs
+bench:  ## all benchmarks, a quick look, compared with the one before; the figures in the docs are from full runs
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
-	$(BIN)/python benchmarks/transport.py --quick
-	$(BIN)/python benchmarks/scheduling.py
-	$(BIN)/python benchmarks/resume.py
+	$(BIN)/python benchmarks/all.py --quick
 
 docs:  ## the site, in site/, without network: fails on a link that leads nowhere and a docstring that cannot be read
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'

@@ -17,8 +17,8 @@ import h5py
 import numcodecs  # type: ignore[import-untyped]
 import numpy as np
 import zarr
-from interleaved import take_turns
-from store_rows import Row, bytes_of, rate_of, row_of
+from interleaved import Result
+from store_rows import bytes_of, in_turns, rate_of, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -174,13 +174,13 @@ CASES = [
 ]
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(quick: bool) -> Iterator[Result]:
     """A row a case; of a quick run those of contiguous HDF5."""
     for case in CASES[: 2 if quick else None]:
         with tempfile.TemporaryDirectory() as folder:
             path = case.write(os.path.join(folder, "demos"), 10 if quick else 40)
             runs = {"ours": ours(path), "theirs": peer(case.samples(path), case.batches)}
-            rates = take_turns(runs, 1 if quick else 5)
+            rates = in_turns(runs, case.name, quick)
             one, other = (statistics.median(rates[name]) for name in runs)
             note = f"{one:,.0f} steps/s against {other:,.0f}"
             yield row_of(case.name, rates, "ours", "theirs", case.target, bytes_of(path), note)

@@ -28,8 +28,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from interleaved import run_in_turns
-from store_rows import Row, bytes_of, row_of
+from interleaved import Result
+from store_rows import bytes_of, in_turns, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -176,9 +176,9 @@ def _theirs(folder: Path, *, anew: bool) -> tuple[float, int]:
     return time.perf_counter() - begin, frames
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(quick: bool) -> Iterator[Result]:
     """Two rows for each way to encode; of a quick run one."""
-    episodes, length, rounds = (4, 30, 1) if quick else (4, 100, 5)
+    episodes, length = 4, 20 if quick else 100
     for name in _CODECS:
         folder = _dataset(name, episodes, length)
         contenders: dict[str, Callable[[], tuple[float, int]]] = {
@@ -189,7 +189,7 @@ def rows(quick: bool) -> Iterator[Row]:
         }
         pairs = [(_OURS, _KEPT), (_OURS_FLOAT, _ANEW)][: 1 if quick else None]
         chosen = [who for pair in pairs for who in pair]
-        outcomes = run_in_turns({who: contenders[who] for who in chosen}, rounds)
+        outcomes = in_turns({who: contenders[who] for who in chosen}, name, quick)
         assert {frames for runs in outcomes.values() for _, frames in runs} == {episodes * length}
         seconds = {who: [seconds for seconds, _ in runs] for who, runs in outcomes.items()}
         for ours, other in pairs:

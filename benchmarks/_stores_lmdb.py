@@ -16,8 +16,8 @@ from typing import Any
 import lmdb
 import numpy as np
 import torch
-from interleaved import take_turns
-from store_rows import Row, bytes_of, rate_of, row_of
+from interleaved import Result
+from store_rows import bytes_of, in_turns, rate_of, row_of
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -103,7 +103,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(quick: bool) -> Iterator[Result]:
     """A row for each way to keep windows."""
     steps = 120 if quick else 200
     raw_bytes = STREAMS * steps * int(np.prod(SHAPE))
@@ -118,7 +118,7 @@ def rows(quick: bool) -> Iterator[Row]:
                 sizes[packed] = _pack(packed, steps, **options)
             sizes[name] = sizes[packed]
             contenders[name] = partial(_ours, LmdbStore(packed, **reading))
-        rates = take_turns(contenders, 1 if quick else 5)
+        rates = in_turns(contenders, "LMDB", quick)
     for name in KINDS:
         speed = statistics.median(rates[name]) * int(np.prod(SHAPE)) / 1e9
         note = f"the peer's {peer_bytes / 1e6:.0f} MB, of {raw_bytes / 1e6:.0f} MB of frames; {speed:.2f} GB/s"

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
-from interleaved import take_turns
-from store_rows import Row, bytes_of, installed, rate_of, row_of
+from interleaved import Row
+from store_rows import bytes_of, in_turns, rate_of, row_of, without
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 
@@ -51,12 +51,13 @@ def _theirs(folder: str) -> float:
 def rows(quick: bool) -> Iterator[Row]:
     """One row, where mosaicml-streaming is installed."""
     name = "MDS, against mosaicml-streaming and DataLoader"
-    if not installed("streaming", name):
+    if missing := without("streaming", name):
+        yield missing
         return
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "data")
         write(path, 8192 if quick else 20480)
-        rates = take_turns({"ours": partial(_ours, path), "theirs": partial(_theirs, path)}, 1 if quick else 5)
+        rates = in_turns({"ours": partial(_ours, path), "theirs": partial(_theirs, path)}, name, quick)
         one, other = (statistics.median(rates[who]) for who in ("ours", "theirs"))
         note = f"{one:,.0f} samples/s against {other:,.0f}"
         yield row_of(name, rates, "ours", "theirs", LEAST, bytes_of(path), note)

@@ -14,10 +14,11 @@ import multiprocessing
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from interleaved import ratio, take_turns
+from interleaved import Result
+from store_rows import bytes_of, in_turns, row_of
 from video_clips import make_clips
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -64,10 +65,9 @@ def _rate(run: Callable[[], int]) -> Callable[[], float]:
     return timed
 
 
-def rows(quick: bool = False) -> list[tuple[str, float, float | None, str]]:
-    """Name, ratio, target and a note of each figure."""
-    clips = make_clips(16, 60 if quick else 300)
-    rounds = 1 if quick else 5
+def rows(quick: bool) -> Iterator[Result]:
+    """A row for packing, and one for reading what was packed."""
+    clips = make_clips(16, 40 if quick else 300)
     sizes: list[int] = []
 
     def pack_once() -> int:
@@ -75,31 +75,16 @@ def rows(quick: bool = False) -> list[tuple[str, float, float | None, str]]:
         sizes.append(size)
         return frames
 
-    packing = take_turns({"pack": _rate(pack_once), "decode": _rate(lambda: decode_alone(clips))}, rounds)
+    packing = in_turns({"pack": _rate(pack_once), "decode": _rate(lambda: decode_alone(clips))}, "packing", quick)
+    note = f"{sum(map(bytes_of, clips)) / 1e6:.0f} MB of videos"
+    yield row_of("packing 16 clips, against decoding alone", packing, "pack", "decode", 0.7, sizes[0], note)
     folder = tempfile.mkdtemp()
     try:
         stores.pack((clips, OPEN), f"{folder}/clips.store", num_workers=WORKERS, progress=False)
         packed = stores.open(f"{folder}/clips.store")
-        streaming = take_turns(
-            {"store": _rate(lambda: stream(*packed)), "videos": _rate(lambda: stream(clips, OPEN))}, rounds
+        streaming = in_turns(
+            {"store": _rate(lambda: stream(*packed)), "videos": _rate(lambda: stream(clips, OPEN))}, "streaming", quick
         )
     finally:
         shutil.rmtree(folder)
-    note = f"{sizes[0] / 1e6:.0f} MB on disk, {sum(map(_size, clips)) / 1e6:.0f} MB of videos"
-    figures = [
-        ratio("stores", "packing 16 clips, against decoding alone", packing, "pack", "decode", 0.7),
-        ratio("stores", "memory-mapped store, against decoding", streaming, "store", "videos", 10.0),
-    ]
-    return [(figure.name, figure.value, figure.target, note) for figure in figures]
-
-
-def _size(path: str) -> int:
-    with open(path, "rb") as file:
-        return file.seek(0, 2)
-
-
-if __name__ == "__main__":
-    import sys
-
-    for name, value, target, note in rows("--quick" in sys.argv):
-        print(f"{name:<45} {value:6.2f} (target {target}), {note}")
+    yield row_of("memory-mapped store, against decoding", streaming, "store", "videos", 10.0, sizes[0], note)

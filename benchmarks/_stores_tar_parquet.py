@@ -16,8 +16,8 @@ from typing import Any
 
 import cv2
 import numpy as np
-from interleaved import take_turns
-from store_rows import Row, bytes_of, installed, rate_of, row_of
+from interleaved import Result, Row
+from store_rows import bytes_of, in_turns, rate_of, row_of, without
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -33,9 +33,9 @@ def rows(quick: bool) -> Iterator[Row]:
         yield from parquet_rows(Path(folder), quick)
 
 
-def compared(name: str, store: Store, theirs: Callable[[], float], folder: Path, note: str, quick: bool) -> Row:
+def compared(name: str, store: Store, theirs: Callable[[], float], folder: Path, note: str, quick: bool) -> Result:
     """How many times faster a store is."""
-    rates = take_turns({"ours": lambda: streamed(store), "theirs": theirs}, 1 if quick else 5)
+    rates = in_turns({"ours": lambda: streamed(store), "theirs": theirs}, name, quick)
     return row_of(name, rates, "ours", "theirs", None, bytes_of(folder), note)
 
 
@@ -50,7 +50,8 @@ def streamed(store: Store) -> float:
 def tar_rows(folder: Path, quick: bool) -> Iterator[Row]:
     """JPEG frames in tars, against the package webdataset."""
     name = "tars of JPEG frames, against webdataset's loader"
-    if not installed("webdataset", name):
+    if missing := without("webdataset", name):
+        yield missing
         return
     import webdataset
 

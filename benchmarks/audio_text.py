@@ -14,24 +14,25 @@ Contenders take turns; see `interleaved`. Run it as `python benchmarks/audio_tex
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import av
 import numpy as np
-from interleaved import Result, figure, print_table, ratio, take_turns, write_json
+from interleaved import Result, figure, ratio, take_turns
+from program import run
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.streams import AudioStream, TextStream
 
 LANES, WORKERS, LEAST = 8, 2, 0.9
+KINDS = ("audio", "audio, overlapping", "tokens", "characters", "bytes")
 OURS, ALONE = "stream_dataloader", "2 processes"
 
 
@@ -109,11 +110,12 @@ def train_tokenizer(path: str) -> Any:
     return tokenizer
 
 
-def all_works(folder: Path, share: float) -> dict[str, Work]:
-    """What is measured; `share` of the files."""
-    music = [write_music(folder / f"{i}.mp3", 120, i % 4) for i in range(4)] * round(16 * share)
-    texts = [write_text(folder / f"{i}.txt", 1 << 20, i) for i in range(4)] * round(8 * share)
-    long_texts = [write_text(folder / f"long{i}.txt", 4 << 20, i) for i in range(4)] * round(16 * share)
+def all_works(folder: Path, quick: bool) -> dict[str, Work]:
+    """What is measured; of a quick run two files a lane, and these are shorter."""
+    part = 4 if quick else 1
+    music = [write_music(folder / f"{i}.mp3", 120 // part, i % 4) for i in range(4)] * (16 // part)
+    texts = [write_text(folder / f"{i}.txt", (1 << 20) // part, i) for i in range(4)] * (4 if quick else 8)
+    long_texts = [write_text(folder / f"long{i}.txt", (4 << 20) // part, i) for i in range(4)] * (16 // part)
     codes: dict[str, tuple[tuple[int, ...], str]] = {"input": ((), "int64"), "target": ((), "int64")}
     tokens = TextStream(tokenizer=train_tokenizer(texts[0]), targets=True)
     overlapping = AudioStream(window=400, hop=160, rate=16000, channels=1)
@@ -126,7 +128,7 @@ def all_works(folder: Path, share: float) -> dict[str, Work]:
     }
 
 
-def measure(name: str, work: Work, rounds: int) -> list[Result]:
+def measure(name: str, work: Work, quick: bool) -> list[Result]:
     """Items a second of both."""
 
     def timed(run: Callable[[Work], int]) -> float:
@@ -134,7 +136,8 @@ def measure(name: str, work: Work, rounds: int) -> list[Result]:
         items = run(work)
         return items / (time.perf_counter() - begin)
 
-    figures = take_turns({OURS: partial(timed, through_loader), ALONE: partial(timed, without_loader)}, rounds)
+    contenders = {OURS: partial(timed, through_loader), ALONE: partial(timed, without_loader)}
+    figures = take_turns(contenders, 3 if quick else 5, "items", warm_up=not quick)
     return [
         *(figure(name, contender, values, "it/s") for contender, values in figures.items()),
         ratio(name, f"{OURS} / {ALONE}", figures, OURS, ALONE, LEAST, at_most=False),
@@ -142,20 +145,14 @@ def measure(name: str, work: Work, rounds: int) -> list[Result]:
 
 
 def main() -> None:
-    """Run all parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer files and rounds")
-    parser.add_argument("--only", help="the name of one part")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    options = parser.parse_args()
-    results = []
+    """Run all parts; what they read is made once."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, work in all_works(Path(folder), 0.5 if options.quick else 1).items():
-            if options.only in (None, name):
-                results += measure(name, work, 2 if options.quick else 5)
-    print_table(results)
-    if options.json:
-        write_json(options.json, results)
+        works = cache(partial(all_works, Path(folder)))
+
+        def section(name: str, quick: bool) -> list[Result]:
+            return measure(name, works(quick)[name], quick)
+
+        run(__doc__, {name: partial(section, name) for name in KINDS})
 
 
 if __name__ == "__main__":

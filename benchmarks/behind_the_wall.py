@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 import torch
-from proof import BLUE, GREY, VERMILION, line_with_span, options_of, side_by_side, span, table, told, write
+from proof import BLUE, GREY, VERMILION, figure_of, line_with_span, options_of, side_by_side, span, table, told, write
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
@@ -258,7 +258,9 @@ def main() -> None:
     numbers = numbers_of(tasks, side_by_side(run, tasks, options.jobs, options.keep))
     draw(numbers, test[0], options.out / "behind_the_wall.png")
     print("\n\n".join(tables(numbers)))
-    write(options.out, "behind_the_wall", numbers)
+    section = "share of right answers in the last frame before the ball comes out"
+    rows = [figure_of(section, f"state {name}", numbers[name]["last frame"], "of 1") for name in ("carried", "reset")]
+    write(options, "behind_the_wall", numbers, rows)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
 """What it costs that a loader counts what it does: the same loaders, with counting taken out of the code.
 
-Guarantee: contenders take turns, see `interleaved`; both read the same, and only the counters differ.
+Guarantee: contenders take turns, see `interleaved`; both read the same, and only the counters differ. Run it as
+`python benchmarks/counting.py [--quick] [--json PATH]`.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from interleaved import Result, print_table, ratio, take_turns, write_json
+from interleaved import Result, ratio, take_turns
+from program import run
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._reading.meters import Meter
@@ -72,30 +72,22 @@ def _read(dataset: StreamDataset, workers: int) -> float:
     return time.perf_counter() - begin
 
 
-def main() -> None:
-    """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", type=Path, help="write the results to a file")
-    options = parser.parse_args()
-    rounds = 7 if options.quick else 25
+def measure(quick: bool) -> Iterator[Result]:
+    """The ratio of times, of each kind of loader."""
+    rounds, batches = (5, 2000) if quick else (25, 4000)
     cases: list[tuple[str, Any, int, int]] = [
-        ("(1, 64) uint8 windows, no workers", np.zeros((1, 64), np.uint8), 4000, 0),
-        ("(1, 64) uint8 windows, 2 workers", np.zeros((1, 64), np.uint8), 8000, 2),
-        ("(16, 128) float32 windows, 2 workers", np.zeros((16, 128), np.float32), 4000, 2),
+        ("(1, 64) uint8 windows, no workers", np.zeros((1, 64), np.uint8), batches, 0),
+        ("(1, 64) uint8 windows, 2 workers", np.zeros((1, 64), np.uint8), 2 * batches, 2),
+        ("(16, 128) float32 windows, 2 workers", np.zeros((16, 128), np.float32), batches, 2),
     ]
-    results: list[Result] = []
-    for name, window, batches, workers in cases:
+    for name, window, count, workers in cases:
         contenders: dict[str, Callable[[], float]] = {
-            "counted": partial(seconds, window, batches, workers, counted=True),
-            "not counted": partial(seconds, window, batches, workers, counted=False),
+            "counted": partial(seconds, window, count, workers, counted=True),
+            "not counted": partial(seconds, window, count, workers, counted=False),
         }
-        found = take_turns(contenders, rounds)
-        results.append(ratio("Counting: time with it / without", name, found, "counted", "not counted", 1.02))
-        print_table(results[-1:])
-    if options.json:
-        write_json(options.json, results)
+        found = take_turns(contenders, rounds, name)
+        yield ratio("Counting: time with it / without", name, found, "counted", "not counted", 1.02)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, {"counting": measure})

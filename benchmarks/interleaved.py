@@ -1,7 +1,8 @@
 """Measures contenders against each other on a machine that does other things too.
 
 Guarantee: contenders take turns, round by round, each round starting with another one, and a ratio is the
-median of the rounds' own ratios; what slows the machine down for a while slows all of them down.
+median of the rounds' own ratios; what slows the machine down for a while slows all of them down. Each round that
+ends is told, see `live`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import torch
+import live
 
 Outcome = TypeVar("Outcome")
 
@@ -35,7 +37,8 @@ class Result:
         unit: `"x"` for a ratio.
         spread: The smallest and the largest figure of all rounds.
         target: The limit, or None where there is none.
-        at_most: Whether the target is an upper limit, or a lower one.
+        at_most: Whether less is better, so that the target is an upper limit, or more.
+        note: What else there is to say.
     """
 
     section: str
@@ -45,6 +48,7 @@ class Result:
     spread: tuple[float, float]
     target: float | None = None
     at_most: bool = True
+    note: str = ""
 
     @property
     def met(self) -> bool | None:
@@ -54,72 +58,127 @@ class Result:
         return self.value <= self.target if self.at_most else self.value >= self.target
 
 
-def take_turns(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+class LeftOut(NamedTuple):
+    """What was not measured.
+
+    Attributes:
+        section: What it belongs to.
+        name: What would have been measured.
+        why: A few words.
+    """
+
+    section: str
+    name: str
+    why: str
+
+
+#: What a program tells.
+Row = Result | LeftOut
+
+
+def take_turns(
+    contenders: Mapping[str, Callable[[], float]], rounds: int, what: str | None = None, warm_up: bool = True
+) -> dict[str, list[float]]:
     """Run all contenders once a round, after a round that does not count.
 
     Args:
         contenders: Each returns the figure of one run.
         rounds: How many rounds count.
+        what: What is measured, for those who watch; by default some of the contenders' names.
+        warm_up: Whether there is a round that does not count; contenders that warm up by themselves need none.
 
     Returns:
         The figures of each contender, one a round.
     """
-    return run_in_turns(contenders, rounds)
+    return run_in_turns(contenders, rounds, what, warm_up)
 
 
-def run_in_turns(contenders: Mapping[str, Callable[[], Outcome]], rounds: int) -> dict[str, list[Outcome]]:
+def run_in_turns(
+    contenders: Mapping[str, Callable[[], Outcome]], rounds: int, what: str | None = None, warm_up: bool = True
+) -> dict[str, list[Outcome]]:
     """The same for contenders that return anything: several figures, say."""
     names = list(contenders)
+    what = what or ", ".join([*names[:2], *["..."] * (len(names) > 2)])
     outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
-    for turn in range(-1, rounds):
+    for turn in range(-1 if warm_up else 0, rounds):
+        now = f"round {turn + 1} of {rounds}" if turn >= 0 else "a first round"
         for i in range(len(names)):
             name = names[(turn + i) % len(names)]
             gc.collect()
+            live.doing(f"{now}: {what}: {name}")
             outcome = contenders[name]()
             if turn >= 0:
                 outcomes[name].append(outcome)
+        live.done(f"{now}: {what}")
     return outcomes
 
 
-def figure(section: str, name: str, values: Sequence[float], unit: str, target: float | None = None) -> Result:
-    """The median of one contender's figures; a target is an upper limit."""
-    return Result(section, name, statistics.median(values), unit, (min(values), max(values)), target)
+def figure(
+    section: str, name: str, values: Sequence[float], unit: str, target: float | None = None, at_most: bool = True
+) -> Result:
+    """The median of one contender's figures."""
+    return Result(section, name, statistics.median(values), unit, (min(values), max(values)), target, at_most)
 
 
 def ratio(
-    section: str, name: str, rounds: Rounds, above: str, below: str, target: float | None = None, at_most: bool = True
+    section: str,
+    name: str,
+    rounds: Rounds,
+    above: str,
+    below: str,
+    target: float | None = None,
+    at_most: bool = True,
+    note: str = "",
 ) -> Result:
     """The median over rounds of one contender's figure divided by another's."""
     ratios = [a / b for a, b in zip(rounds[above], rounds[below], strict=True)]
-    return Result(section, name, statistics.median(ratios), "x", (min(ratios), max(ratios)), target, at_most)
+    return Result(section, name, statistics.median(ratios), "x", (min(ratios), max(ratios)), target, at_most, note)
 
 
-def print_table(results: Sequence[Result]) -> None:
-    """Print the results, a section at a time."""
-    width = max(len(result.name) for result in results)
+def print_table(rows: Sequence[Row]) -> None:
+    """Print rows, a section at a time."""
+    width = max((len(row.name) for row in rows), default=0)
     section = None
-    for result in results:
-        if result.section != section:
-            section = result.section
-            print(f"\n{section}")
-        low, high = result.spread
-        line = f"  {result.name:{width}} {result.value:>10,.4g} {result.unit:5} {low:>9,.4g} to {high:<9,.4g}"
-        if result.target is not None:
-            limit = "at most" if result.at_most else "at least"
-            line += f"  {limit} {result.target:<7,.3g} {'met' if result.met else 'MISSED'}"
-        print(line.rstrip())
+    for row in rows:
+        if row.section != section:
+            section = row.section
+            live.say(f"\n{section}")
+        live.say(line_of(row, width))
 
 
-def write_json(path: Path, results: Sequence[Result]) -> None:
-    """Write the results, and what they were measured with."""
+def line_of(row: Row, width: int, beside: str = "") -> str:
+    """A line of a table whose names are so wide; `beside` stands before the note."""
+    if isinstance(row, LeftOut):
+        return f"  {row.name:{width}} left out: {row.why}"
+    low, high = row.spread
+    line = f"  {row.name:{width}} {row.value:>10,.4g} {row.unit:5} {low:>9,.4g} to {high:<9,.4g}"
+    if row.target is not None:
+        limit = "at most" if row.at_most else "at least"
+        line += f"  {limit} {row.target:<7,.3g} {'met' if row.met else 'MISSED'}"
+    return "  ".join(filter(None, (line.rstrip(), beside, row.note)))
+
+
+def write_json(path: Path, rows: Sequence[Row], **more: Any) -> None:
+    """Write rows, what they were measured with, and whatever else there is."""
     machine = {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "machine": platform.machine(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
     }
-    lines = [{**asdict(result), "met": result.met} for result in results]
-    path.write_text(json.dumps({"machine": machine, "results": lines}, indent=2) + "\n")
+    results = [{**asdict(row), "met": row.met} for row in rows if isinstance(row, Result)]
+    left_out = [row._asdict() for row in rows if isinstance(row, LeftOut)]
+    path.write_text(json.dumps({"machine": machine, **more, "results": results, "left_out": left_out}, indent=2) + "\n")
+
+
+def rows_of(written: Mapping[str, Any]) -> list[Row]:
+    """The rows of a file that was written."""
+    results = [{name: value for name, value in row.items() if name != "met"} for row in written["results"]]
+    left_out = written.get("left_out", [])
+    return [
+        *(Result(**row | {"spread": tuple(row["spread"])}) for row in results),
+        *(LeftOut(**row) for row in left_out),
+    ]
 
 
 def draw(

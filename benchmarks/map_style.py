@@ -12,16 +12,15 @@ All contenders of a section take turns; see `interleaved`. Run it as
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from interleaved import Result, figure, print_table, ratio, take_turns, write_json
+from interleaved import Result, figure, ratio, take_turns
+from program import Section, run
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset
@@ -65,10 +64,9 @@ def items_a_second(batches: Iterable[Any], items: int) -> float:
     return count * items / (time.perf_counter() - start)
 
 
-def measure_streams(quick: bool) -> list[Result]:
+def measure_streams(quick: bool) -> Iterator[Result]:
     """Items a second of two workers, against torch's own loader."""
     steps, batch_size = 16, 16
-    results: list[Result] = []
     for pictures in (Pictures, PicturesAtOnce):
         dataset = pictures(steps * batch_size * (200 if quick else 500))
         length = len(dataset) // (4 * batch_size)
@@ -83,15 +81,12 @@ def measure_streams(quick: bool) -> list[Result]:
             sampler = BatchSampler(SequentialSampler(dataset), steps * batch_size, drop_last=True)
             return items_a_second(DataLoader(dataset, batch_sampler=sampler, num_workers=2), steps * batch_size)
 
-        rounds = take_turns({"ours": ours, "theirs": theirs}, 3 if quick else 9)
-        section = f"streams: 2 workers, {steps} x {batch_size} items (3, 64, 64) uint8 a batch"
         how = "by __getitems__" if pictures is PicturesAtOnce else "one by one"
-        results += [
-            figure(section, f"from_map_style, {how}", rounds["ours"], "1/s"),
-            figure(section, f"torch's DataLoader, {how}", rounds["theirs"], "1/s"),
-            ratio(section, f"ratio, {how}", rounds, "ours", "theirs", LEAST_OF_DATALOADER, at_most=False),
-        ]
-    return results
+        rounds = take_turns({"ours": ours, "theirs": theirs}, 3 if quick else 9, how)
+        section = f"streams: 2 workers, {steps} x {batch_size} items (3, 64, 64) uint8 a batch"
+        yield figure(section, f"from_map_style, {how}", rounds["ours"], "1/s")
+        yield figure(section, f"torch's DataLoader, {how}", rounds["theirs"], "1/s")
+        yield ratio(section, f"ratio, {how}", rounds, "ours", "theirs", LEAST_OF_DATALOADER, at_most=False)
 
 
 def indices_a_second(batches: Iterable[list[int]], use: Callable[[list[int]], object]) -> float:
@@ -113,9 +108,8 @@ def look_at_each(batch: list[int]) -> None:
     deque(batch, maxlen=0)
 
 
-def measure_indices(quick: bool) -> list[Result]:
+def measure_indices(quick: bool) -> Iterator[Result]:
     """Indices a second, against torch's sampler."""
-    results: list[Result] = []
     # lanes, time steps, lengths of groups: episodes of a robot, and scenes of 40 frames, as in driving datasets
     episodes, scenes = [120, 300, 75, 505], [40]
     for lanes, steps, some in ((16, 16, episodes), (8, 1, episodes), (16, 16, scenes)):
@@ -134,39 +128,23 @@ def measure_indices(quick: bool) -> list[Result]:
         def theirs(size: int = lanes * steps, total: int = total) -> float:
             return indices_a_second(BatchSampler(SequentialSampler(range(total)), size, drop_last=False), leave)
 
+        size = f"{steps} x {lanes} a batch, shuffled groups of {sum(some) // len(some)} items on average"
         rounds = take_turns(
-            {"drawn": lambda: ours(leave), "made": lambda: ours(look_at_each), "theirs": theirs}, 3 if quick else 9
+            {"drawn": lambda: ours(leave), "made": lambda: ours(look_at_each), "theirs": theirs},
+            3 if quick else 9,
+            size,
         )
-        section = f"indices: {steps} x {lanes} a batch, shuffled groups of {sum(some) // len(some)} items on average"
+        section = f"indices: {size}"
         least = LEAST_OF_SAMPLER if steps > 1 and some is episodes else None
-        results += [
-            figure(section, "LaneBatchSampler", rounds["drawn"], "1/s"),
-            figure(section, "the same, each made a LaneIndex", rounds["made"], "1/s"),
-            figure(section, "BatchSampler(SequentialSampler)", rounds["theirs"], "1/s"),
-            ratio(section, "ratio", rounds, "drawn", "theirs", least, at_most=False),
-            ratio(section, "ratio, each made a LaneIndex", rounds, "made", "theirs"),
-        ]
-    return results
+        yield figure(section, "LaneBatchSampler", rounds["drawn"], "1/s")
+        yield figure(section, "the same, each made a LaneIndex", rounds["made"], "1/s")
+        yield figure(section, "BatchSampler(SequentialSampler)", rounds["theirs"], "1/s")
+        yield ratio(section, "ratio", rounds, "drawn", "theirs", least, at_most=False)
+        yield ratio(section, "ratio, each made a LaneIndex", rounds, "made", "theirs", at_most=False)
 
 
-MEASURES: dict[str, Callable[[bool], list[Result]]] = {"streams": measure_streams, "indices": measure_indices}
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
-    parser.add_argument("--json", type=Path, help="write the results there")
-    parser.add_argument("--only", choices=MEASURES, help="one section")
-    arguments = parser.parse_args()
-    results: list[Result] = []
-    for name, measure in MEASURES.items():
-        if arguments.only in (None, name):
-            results += measure(arguments.quick)
-    print_table(results)
-    if arguments.json:
-        write_json(arguments.json, results)
+SECTIONS: dict[str, Section] = {"streams": measure_streams, "indices": measure_indices}
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, SECTIONS)

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import av
 import torch
+from interleaved import Result, Row, write_json
 from tqdm import tqdm
 
 Task = TypeVar("Task")
@@ -33,16 +34,19 @@ BLUE, VERMILION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#AA4499
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
 
 
-def options_of(description: str) -> argparse.Namespace:
+def options_of(description: str, quick_runs: int = 1) -> argparse.Namespace:
     """The command's options: `quick`, `runs`, `jobs` and `out`."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="one tiny run, into a folder of its own")
+    parser.add_argument("--quick", action="store_true", help="tiny runs, into a folder of its own")
     parser.add_argument("--runs", type=int, help="how many, each with a seed of its own (3)")
     parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each (2)")
     parser.add_argument("--keep", type=Path, help="keeps what is done here, for when the command is run again")
-    parser.add_argument("--out", type=Path, help="where the figure and the numbers go (docs/assets)")
+    parser.add_argument("--out", type=Path, help="where the figure and the numbers go (docs/assets, or beside --json)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write some of the numbers here")
     options = parser.parse_args()
-    options.runs = options.runs or (1 if options.quick else 3)
+    options.runs = options.runs or (quick_runs if options.quick else 3)
+    if options.json:
+        options.out = options.out or options.json.parent
     options.out = options.out or (Path(tempfile.mkdtemp(prefix="proof-")) if options.quick else ASSETS)
     options.out.mkdir(parents=True, exist_ok=True)
     return options
@@ -97,8 +101,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def write(folder: Path, name: str, numbers: dict[str, Any]) -> None:
-    """Write the numbers as JSON, with what they were made with."""
+def figure_of(section: str, name: str, cell: dict[str, float], unit: str) -> Result:
+    """A figure for the table of all programs, of which more is better; it is the mean of the runs."""
+    return Result(section, name, cell["mean"], unit, (cell["low"], cell["high"]), at_most=False, note="mean")
+
+
+def write(options: argparse.Namespace, name: str, numbers: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Write the numbers as JSON, with what they were made with; and rows where `--json` says."""
     made_with = {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "machine": platform.machine(),
@@ -106,8 +115,11 @@ def write(folder: Path, name: str, numbers: dict[str, Any]) -> None:
         "torch": torch.__version__,
         "av": av.__version__,
     }
-    (folder / f"{name}.json").write_text(json.dumps({"made_with": made_with, **numbers}, indent=1) + "\n")
-    print(f"\nwritten: {folder / name}.json and the figures beside it")
+    path = options.out / f"{name}.json"
+    path.write_text(json.dumps({"made_with": made_with, **numbers}, indent=1) + "\n")
+    print(f"\nwritten: {path} and the figures beside it")
+    if options.json:
+        write_json(options.json, rows, quick=options.quick)
 
 
 def panels(

@@ -11,9 +11,7 @@ Run it as `python benchmarks/ranks.py [--quick] [--json PATH] [--only SECTION]`.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import multiprocessing
 import socket
 import statistics
@@ -21,12 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import live
 import numpy as np
 import torch.distributed as dist
-from interleaved import Result, figure, print_table, write_json
+from interleaved import Result, figure
+from program import Section, run
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -84,9 +83,8 @@ RULES: dict[str, Callable[[IntArray, int, np.random.Generator], float]] = {
 }
 
 
-def measure_padding(quick: bool) -> list[Result]:
+def measure_padding(quick: bool) -> Iterator[Result]:
     """The share of real items, for 1 to 64 ranks."""
-    results = []
     for name, lengths_of in (("10 to 100 steps", uniform), ("heavy-tailed", heavy_tailed)):
         for ranks in (1, 8, 64) if quick else (1, 2, 4, 8, 16, 32, 64):
             count = 125 * ranks
@@ -96,8 +94,7 @@ def measure_padding(quick: bool) -> list[Result]:
                 for seed in range(3 if quick else 10):
                     rng = np.random.default_rng(seed)
                     shares.append(share_of(lengths_of(rng, count), ranks, rng))
-                results.append(figure(section, rule, shares, "of 1"))
-    return results
+                yield figure(section, rule, shares, "of 1", at_most=False)
 
 
 # agreement ------------------------------------------------------------------------------------------------------------
@@ -141,9 +138,8 @@ def _slowly(iterator: Iterator[Any], told: dict[str, list[float]], *, busy: bool
         yield batch
 
 
-def measure_agreement(quick: bool) -> list[Result]:
+def measure_agreement(quick: bool) -> Iterator[Result]:
     """What a step of the tail costs, with all processes on this machine's cores."""
-    results = []
     for world_size in (2, 4):
         context = multiprocessing.get_context("spawn")
         queue, port = context.Queue(), free_port()
@@ -154,23 +150,22 @@ def measure_agreement(quick: bool) -> list[Result]:
         told = dict(queue.get(timeout=300) for _ in processes)
         for process in processes:
             process.join()
+        live.done(f"{world_size} ranks: all epochs read")
         section = f"agreement: {world_size} ranks, one of which has all of the tail"
         begins = [max(told[rank]["begin"][i] for rank in told) for i in range(3)]
-        results.append(figure(section, "start of an epoch", begins, "ms"))
+        yield figure(section, "start of an epoch", begins, "ms")
         for kind, name in (("busy", "a step of the tail, on the rank with data"), ("idle", "on those without")):
             values = [value for rank in told for value in told[rank][kind]]
             low, high = np.percentile(values, [5, 95])
             limit = MOST_MS_A_STEP
-            results.append(Result(section, name, statistics.median(values), "ms", (float(low), float(high)), limit))
-    return results
+            yield Result(section, name, statistics.median(values), "ms", (float(low), float(high)), limit)
 
 
 # store ----------------------------------------------------------------------------------------------------------------
 
 
-def measure_store(quick: bool) -> list[Result]:
+def measure_store(quick: bool) -> Iterator[Result]:
     """Ranks as threads of this process, which ask one store."""
-    results = []
     store = TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
     for ranks in (8, 64) if quick else (8, 64, 512):
         begins: list[float] = []
@@ -211,28 +206,14 @@ def measure_store(quick: bool) -> list[Result]:
                 thread.join()
             begins.append(1000 * max(begun))
             steps.append(1000 * max(tail))
+            live.done(f"round {turn + 1} of 3: {ranks} ranks")
         section = f"store: {ranks} ranks as threads of one process"
-        results.append(figure(section, "start of an epoch, until the last has begun", begins, "ms"))
-        results.append(figure(section, "a step of the tail, beyond the step itself", steps, "ms"))
-    return results
+        yield figure(section, "start of an epoch, until the last has begun", begins, "ms")
+        yield figure(section, "a step of the tail, beyond the step itself", steps, "ms")
 
 
-SECTIONS = {"padding": measure_padding, "agreement": measure_agreement, "store": measure_store}
-
-
-def main() -> None:
-    """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs")
-    parser.add_argument("--json", type=Path, help="write the results there too")
-    parser.add_argument("--only", choices=SECTIONS, action="append")
-    options = parser.parse_args()
-    results = [result for name in options.only or SECTIONS for result in SECTIONS[name](options.quick)]
-    print_table(results)
-    if options.json:
-        write_json(options.json, results)
-        print(json.dumps({"results": len(results)}))
+SECTIONS: dict[str, Section] = {"padding": measure_padding, "agreement": measure_agreement, "store": measure_store}
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, SECTIONS)

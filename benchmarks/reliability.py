@@ -17,7 +17,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -30,8 +29,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import live
 import psutil
-import torch
+from interleaved import Result, figure, write_json
 from reliability_checks import FAULTS, run_fault
 from reliability_epochs import EPOCHS, leave_early
 from reliability_runs import Finding, run_kill, run_restore
@@ -61,12 +61,12 @@ class Outcome(NamedTuple):
 def runs_of(section: str, *, quick: bool) -> list[str]:
     """The names of a section's runs."""
     if section == "kills":
-        return [str(seed) for seed in range(30 if quick else 300)]
+        return [str(seed) for seed in range(5 if quick else 300)]
     if section == "restores":
-        return [str(seed) for seed in range(100 if quick else 1000)]
+        return [str(seed) for seed in range(10 if quick else 1000)]
     if section == "faults":
         return list(FAULTS)
-    return [f"{how} {max(count // (10 if quick else 1), 2)}" for how, count in EPOCHS.items()]
+    return [f"{how} {max(count // (50 if quick else 1), 1)}" for how, count in EPOCHS.items()]
 
 
 SECTIONS = ("kills", "restores", "faults", "epochs")
@@ -159,14 +159,16 @@ def _have_stacks_written(pid: int) -> None:
 
 def run_section(section: str, *, quick: bool) -> list[Outcome]:
     """Do all runs of a section, and tell of each that went wrong at once."""
+    live.begin(section)
     runs, outcomes = runs_of(section, quick=quick), list[Outcome]()
     size = 1 if section == "epochs" else _RUNS_A_PROCESS
     for first in range(0, len(runs), size):
         for outcome in watched(section, runs[first : first + size]):
             outcomes.append(outcome)
+            live.doing(f"{len(outcomes)} of {len(runs)} runs: {outcome.run}")
             if outcome.problem:
-                print(f"{section}, run {outcome.run!r}:\n{outcome.problem}", file=sys.stderr, flush=True)
-        print(f"{section}: {len(outcomes)} of {len(runs)}", file=sys.stderr, flush=True)
+                live.show(f"{section}, run {outcome.run!r}:\n{outcome.problem}\n")
+        live.done(f"{len(outcomes)} of {len(runs)} runs")
     return outcomes
 
 
@@ -202,17 +204,22 @@ def print_tables(outcomes: dict[str, list[Outcome]]) -> None:
             print(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |")
 
 
-def write_json(path: Path, outcomes: dict[str, list[Outcome]]) -> None:
-    """Write everything that was found."""
-    machine = {"machine": platform.machine(), "python": platform.python_version(), "torch": torch.__version__}
-    sections = {section: [plain(outcome) for outcome in found] for section, found in outcomes.items()}
-    path.write_text(json.dumps({"machine": machine, **sections}, indent=1) + "\n")
+def results_of(section: str, found: Sequence[Outcome]) -> list[Result]:
+    """What went wrong, and how long runs took, for the table of all programs."""
+    wrong, hangs = sum(bool(outcome.problem) for outcome in found), sum(outcome.hang for outcome in found)
+    seconds = [outcome.seconds for outcome in found]
+    title = f"{section}: {_TITLES[section]}"
+    counts = {"wrong": wrong - hangs, "hangs": hangs}
+    return [
+        *(Result(title, name, count, "runs", (count, count), 0) for name, count in counts.items()),
+        figure(title, "a run", seconds, "s"),
+    ]
 
 
 def main() -> None:
     """Run the sections and print the tables; ends with status 1 if anything went wrong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of the runs")
+    parser.add_argument("--quick", action="store_true", help="a few runs of each kind")
     parser.add_argument("--only", choices=SECTIONS, help="one section")
     parser.add_argument("--run", help="one run of the section, in this process")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write everything there")
@@ -228,10 +235,14 @@ def main() -> None:
     else:
         for section in [given.only] if given.only else SECTIONS:
             outcomes[section] = run_section(section, quick=given.quick)
+    live.say()
     print_tables(outcomes)
     if given.json:
-        write_json(given.json, outcomes)
-    sys.exit(any(outcome.problem for found in outcomes.values() for outcome in found))
+        results = [result for section, found in outcomes.items() for result in results_of(section, found)]
+        everything = {section: [plain(outcome) for outcome in found] for section, found in outcomes.items()}
+        write_json(given.json, results, quick=given.quick, outcomes=everything)
+    wrong = [f"{section}: {outcome.run}" for section, found in outcomes.items() for outcome in found if outcome.problem]
+    sys.exit(f"went wrong: {'; '.join(wrong)}" if wrong else 0)
 
 
 if __name__ == "__main__":

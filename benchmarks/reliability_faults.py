@@ -229,7 +229,11 @@ def kinds(folder: Path) -> dict[str, Fault]:
         "another dtype in a stream": Fault(reading(partial(np.zeros, 2)), ItemError, at_item + "float64"),
         "another structure in a stream": Fault(reading(lambda: {"x": item(3, 3)}), ItemError, at_item),
         "another shape in another stream": Fault(
-            opening(lambda: iter(np.zeros((ITEMS, 3), int))), ItemError, "source 3,.*not fit beside", 0, skips=False
+            opening(lambda: iter(np.zeros((ITEMS, 3), int))),
+            ItemError,
+            "source 3 .*not fit beside",
+            0,
+            skips=False,
         ),
         "a number too large for its dtype": Fault(reading(lambda: 10**30, number), ItemError, at_item + "too large"),
         "an item cannot be pickled": Fault(reading(threading.Lock, text), ItemError, "cannot be pickled", skips=False),

@@ -14,16 +14,15 @@ see `interleaved`. Run it as `python benchmarks/resume.py [--quick] [--json PATH
 
 from __future__ import annotations
 
-import argparse
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from interleaved import Result, figure, print_table, ratio, take_turns, write_json
+from interleaved import Result, figure, ratio, take_turns
+from program import run
 from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -133,7 +132,8 @@ def seconds_to_first_batch(make: Callable[[], Any], state: Any, expected: int) -
 
 def measure(quick: bool) -> list[Result]:
     """All contenders at all places."""
-    steps = LENGTH // TIME_STEPS
+    logging.getLogger("torchdata").setLevel(logging.ERROR)  # it warns, rightly, that it reads all batches again
+    steps, seconds = LENGTH // TIME_STEPS, "seconds from a saved state to the first batch"
     makes: Mapping[str, tuple[Callable[[], Any], int]] = {
         "ours, start=": (partial(ours, read, LENGTH), 1),
         "ours, forward": (partial(ours, read_forward, LENGTH), 1),
@@ -145,8 +145,7 @@ def measure(quick: bool) -> list[Result]:
         for place, state in states(make, batches_a_step, steps).items():
             expected = max(1, steps * place // 100) * TIME_STEPS
             contenders[f"{name}, {place} %"] = partial(seconds_to_first_batch, make, state, expected)
-    taken = take_turns(contenders, 3 if quick else 9)
-    seconds = "seconds from a saved state to the first batch"
+    taken = take_turns(contenders, 3 if quick else 9, seconds, warm_up=not quick)
     against = "ratios"
     flat = partial(ratio, against, rounds=taken)
     return [
@@ -159,22 +158,14 @@ def measure(quick: bool) -> list[Result]:
             target=LEAST_AGAINST_REPLAY,
             at_most=False,
         ),
-        flat("StatefulDataLoader / ours, forward: 90 %", above="StatefulDataLoader, 90 %", below="ours, forward, 90 %"),
+        flat(
+            "StatefulDataLoader / ours, forward: 90 %",
+            above="StatefulDataLoader, 90 %",
+            below="ours, forward, 90 %",
+            at_most=False,
+        ),
     ]
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="3 rounds instead of 9")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
-    given = parser.parse_args()
-    logging.getLogger("torchdata").setLevel(logging.ERROR)  # it warns, rightly, that it reads all batches again
-    results = measure(given.quick)
-    print_table(results)
-    if given.json:
-        write_json(given.json, results)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, {"resume": measure})

@@ -11,20 +11,19 @@ All contenders of a section read the same streams and take turns; see `interleav
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytorch_stream_dataloader.stream_dataloader as peer_loader
 import pytorch_stream_dataloader.stream_dataset as peer_dataset
 import torch
-from interleaved import Result, figure, print_table, ratio, take_turns, write_json
+from interleaved import Result, figure, ratio, take_turns
+from program import Section, run
 from torch.utils.data import DataLoader, IterableDataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -119,12 +118,11 @@ def epoch_seconds(
     return time.perf_counter() - start
 
 
-def measure_determinism(quick: bool) -> list[Result]:
+def measure_determinism(quick: bool) -> Iterator[Result]:
     """Time of an epoch, deterministic against not."""
-    results = []
     cases = [
-        ("2 to 40 items", [Jittery(i, 2, 40) for i in range(240 if quick else 800)], 1.05, 1.3, (1, 2)),
-        ("100 to 200 items", [Jittery(i, 100, 200) for i in range(48 if quick else 160)], 1.02, 1.02, (1,)),
+        ("2 to 40 items", [Jittery(i, 2, 40) for i in range(120 if quick else 800)], 1.05, 1.3, (1, 2)),
+        ("100 to 200 items", [Jittery(i, 100, 200) for i in range(24 if quick else 160)], 1.02, 1.02, (1,)),
     ]
     for (what, sources, of_plain, of_same, lookaheads), prefetch_factor in itertools.product(cases, (2, 8)):
         section = f"determinism: 4 workers, 8 lanes, streams of {what}, prefetch_factor={prefetch_factor}"
@@ -137,16 +135,15 @@ def measure_determinism(quick: bool) -> list[Result]:
         }
         in_time = "ordered, lookahead=1, opened in time"  # what factories have that do not declare open_early
         contenders[in_time] = partial(epoch_seconds, sources, prefetch_factor, True, 1, False)
-        rounds = take_turns(contenders, 3 if quick else 7)
-        results += [figure(section, name, values, "s") for name, values in rounds.items()]
+        rounds = take_turns(contenders, 3 if quick else 7, f"{what}, prefetch_factor={prefetch_factor}")
+        yield from (figure(section, name, values, "s") for name, values in rounds.items())
         plain = "first come, lookahead=0"
-        results.append(ratio(section, f"ordered, lookahead=0 / {plain}", rounds, "ordered, lookahead=0", plain))
-        results.append(ratio(section, f"{in_time} / {plain}", rounds, in_time, plain))
+        yield ratio(section, f"ordered, lookahead=0 / {plain}", rounds, "ordered, lookahead=0", plain)
+        yield ratio(section, f"{in_time} / {plain}", rounds, in_time, plain)
         for lookahead in lookaheads:
             name, same = f"ordered, lookahead={lookahead}", f"first come, lookahead={lookahead}"
-            results.append(ratio(section, f"{name} / {plain}", rounds, name, plain, of_plain))
-            results.append(ratio(section, f"{name} / {same}", rounds, name, same, of_same))
-    return results
+            yield ratio(section, f"{name} / {plain}", rounds, name, plain, of_plain)
+            yield ratio(section, f"{name} / {same}", rounds, name, same, of_same)
 
 
 # main process ---------------------------------------------------------------------------------------------------------
@@ -229,11 +226,11 @@ def measure_main_process(quick: bool) -> list[Result]:
             collate_fn=as_it_is,
         )
 
-    def run(name: str, loader: Callable[[int], Iterable[Any]], each: int) -> float:
+    def timed(name: str, loader: Callable[[int], Iterable[Any]], each: int) -> float:
         seen[name].append(processor_seconds(loader(long_epoch), long_epoch))
         return statistics.median(ready_seconds(loader(READY_BATCHES), each, epochs)) * 1e6
 
-    contenders = {"ours": partial(run, "ours", ours, 1), "torch": partial(run, "torch", bare, workers)}
+    contenders = {"ours": partial(timed, "ours", ours, 1), "torch": partial(timed, "torch", bare, workers)}
     rounds = take_turns(contenders, 3 if quick else 9)
     results = []
     for name, who, target in (
@@ -248,30 +245,12 @@ def measure_main_process(quick: bool) -> list[Result]:
     return results
 
 
-SECTIONS: dict[str, Callable[[bool], list[Result]]] = {
+SECTIONS: dict[str, Section] = {
     "overhead": measure_overhead,
     "determinism": measure_determinism,
     "main": measure_main_process,
 }
 
 
-def main() -> None:
-    """Measure, print a table and write it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
-    parser.add_argument("--only", choices=list(SECTIONS), help="measure one section")
-    arguments = parser.parse_args()
-    results = [
-        result
-        for name, measure in SECTIONS.items()
-        if arguments.only in (None, name)
-        for result in measure(arguments.quick)
-    ]
-    print_table(results)
-    if arguments.json:
-        write_json(arguments.json, results)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, SECTIONS)

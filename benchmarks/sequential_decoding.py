@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 from interleaved import run_in_turns
-from proof import BLUE, PURPLE, VERMILION, options_of, panels, span, table, told, write
+from proof import BLUE, PURPLE, VERMILION, figure_of, options_of, panels, span, table, told, write
 from video_clips import make_clips
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -116,7 +116,7 @@ def measured(key_interval: int, clips: int, frames: int, rounds: int) -> dict[st
             return count / seconds
 
         contenders = {how: (lambda how=how, rate=rate: rate(how)) for how in (ORDER, CLIPS, SINGLE)}
-        found[name] = run_in_turns(contenders, rounds)
+        found[name] = run_in_turns(contenders, rounds, f"a key frame every {key_interval}, {READERS[name]}")
     return found
 
 
@@ -174,7 +174,7 @@ def draw(numbers: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Measure, draw."""
-    options = options_of("Frames a second in order, and at random places.")
+    options = options_of("Frames a second in order, and at random places.", quick_runs=3)
     clips, frames = (2, 60) if options.quick else (4, 500)
     intervals = KEY_INTERVALS[:1] if options.quick else KEY_INTERVALS
     found = {}
@@ -184,7 +184,13 @@ def main() -> None:
     numbers = {"clips": clips, "frames": frames, "runs": options.runs, "key intervals": found}
     draw(numbers, options.out / "sequential_decoding.png")
     print("\n\n".join(tables(numbers)))
-    write(options.out, "sequential_decoding", numbers)
+    rows = [
+        figure_of(f"{READERS[reader]}, a key frame every {interval}", f"in order / {how}", factor, "x")
+        for interval, readers in found.items()
+        for reader, of_reader in readers.items()
+        for how, factor in of_reader["factor"].items()
+    ]
+    write(options, "sequential_decoding", numbers, rows)
 
 
 if __name__ == "__main__":

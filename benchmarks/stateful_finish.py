@@ -16,17 +16,19 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from byte_language import MODELS, TIME_STEPS, Training, library, loss_by_position, training_loader
+from interleaved import Result
 from proof import (
     BLUE,
     GREEN,
     GREY,
     PURPLE,
     VERMILION,
+    figure_of,
     line_with_span,
     options_of,
     panels,
@@ -159,6 +161,15 @@ def tables(numbers: dict[str, Any]) -> list[str]:
     ]
 
 
+def results(numbers: dict[str, Any]) -> Iterator[Result]:
+    """How much lower the loss is than that of the same run whose state was always reset."""
+    for model, found in numbers["models"].items():
+        for how in (FINISH, CARRIED):
+            mean, low, high = (-found[how]["against reset"]["later"][name] for name in ("mean", "high", "low"))
+            better = {"mean": mean, "low": low, "high": high}
+            yield figure_of(f"{model}: loss after the first window, reset less this", how, better, "nats")
+
+
 def draw(numbers: dict[str, Any], path: Path) -> None:
     """Loss against place, and below it how far it is from that of models that were always reset; a column a model."""
     reach = numbers["reach"]
@@ -229,7 +240,7 @@ def main() -> None:
     draw(numbers, options.out / "stateful_finish.png")
     draw_orders(numbers, options.out / "stateful_finish_orders.png")
     print("\n\n".join(tables(numbers)))
-    write(options.out, "stateful_finish", numbers)
+    write(options, "stateful_finish", numbers, list(results(numbers)))
 
 
 if __name__ == "__main__":

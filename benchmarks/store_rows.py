@@ -6,26 +6,28 @@ import importlib.util
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from interleaved import Rounds, ratio
+from interleaved import LeftOut, Outcome, Result, Rounds, ratio, run_in_turns
 
-__all__ = ["Row", "bytes_of", "installed", "rate_of", "row_of"]
+__all__ = ["SECTION", "bytes_of", "in_turns", "rate_of", "row_of", "without"]
 
-#: What was compared, the ratio, its target (None: there is none), and a note that begins with the bytes on disk.
-Row = tuple[str, float, float | None, str]
+SECTION = "stores: ours / the usual way to read the same data"
 
 
 def row_of(
     name: str, rounds: Rounds, above: str, below: str, target: float | None, disk_bytes: int, note: str = ""
-) -> Row:
+) -> Result:
     """The median over rounds of one contender's figure divided by another's; a target is a lower limit."""
-    found = ratio("stores", name, rounds, above, below, target, at_most=False)
-    low, high = found.spread
-    parts = (f"{disk_bytes / 1e6:,.0f} MB on disk", f"rounds {low:.3g} to {high:.3g}" if low < high else "", note)
-    return name, found.value, target, "; ".join(filter(None, parts))
+    note = "; ".join(filter(None, (f"{disk_bytes / 1e6:,.0f} MB on disk", note)))
+    return ratio(SECTION, name, rounds, above, below, target, at_most=False, note=note)
+
+
+def in_turns(contenders: Mapping[str, Callable[[], Outcome]], what: str, quick: bool) -> dict[str, list[Outcome]]:
+    """Run all contenders, five times after a round that does not count, or if quick three times."""
+    return run_in_turns(contenders, 3 if quick else 5, what, warm_up=not quick)
 
 
 def rate_of(batches: Iterable[Any], count: Callable[[Any], int], first: int = 1, most: int | None = None) -> float:
@@ -52,9 +54,8 @@ def bytes_of(path: str | os.PathLike[str]) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def installed(package: str, row: str) -> bool:
-    """Whether a peer is there; says so if it is not."""
+def without(package: str, name: str) -> LeftOut | None:
+    """What to tell of a row if a peer is not there."""
     if importlib.util.find_spec(package) is not None:
-        return True
-    print(f"left out, as the package {package} is not installed: {row}", flush=True)
-    return False
+        return None
+    return LeftOut(SECTION, name, f"the package {package} is not installed")

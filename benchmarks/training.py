@@ -1,22 +1,19 @@
-"""What it costs to train with the loader: to carry a model's state, and to read a map-style dataset in lanes.
+"""What it costs to train with the loader: to carry a model's state from batch to batch.
 
     python benchmarks/training.py [--quick] [--json PATH]
 
 The model is an LSTM of two layers of 256 on 64 lanes. One contender calls it on a loader's batches, the other calls
 `RecurrentState.before` and `after` for the same batches. They take turns, so that a ratio holds on a busy machine.
-The other figures are those of `map_style`.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import torch
-from interleaved import Result, figure, print_table, ratio, take_turns, write_json
-from map_style import MEASURES
+from interleaved import Result, figure, ratio, take_turns
+from program import run
 
 from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
 from stream_dataloader.recurrent import RecurrentState
@@ -69,7 +66,7 @@ def carried(name: str, time_steps: int, rounds: int, count: int, micro_batches: 
     def forward() -> float:
         return seconds_a_batch(lambda batch: lstm(batch.data), split)
 
-    times = take_turns({"carry": carry, "forward": forward}, rounds)
+    times = take_turns({"carry": carry, "forward": forward}, rounds, name)
     target = LIMIT if time_steps > 1 and micro_batches == 1 else None
     return [
         figure(name, "before + after", [1e3 * seconds for seconds in times["carry"]], "ms"),
@@ -78,23 +75,13 @@ def carried(name: str, time_steps: int, rounds: int, count: int, micro_batches: 
     ]
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="What training with the loader costs.")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    options = parser.parse_args()
-    rounds, count = (5, 6) if options.quick else (15, 20)
-    results = [
-        *carried("RecurrentState, LSTM 2 x 256, 64 lanes, 16 time steps", 16, rounds, count),
-        *carried("the same, in 4 micro-batches", 16, rounds, count, micro_batches=4),
-        *carried("the same, one time step a batch", 1, rounds, 4 * count),
-        *(result for measure in MEASURES.values() for result in measure(options.quick)),
-    ]
-    print_table(results)
-    if options.json:
-        write_json(options.json, results)
+def measure(quick: bool) -> Iterator[Result]:
+    """All that is carried."""
+    rounds, count = (5, 6) if quick else (15, 20)
+    yield from carried("RecurrentState, LSTM 2 x 256, 64 lanes, 16 time steps", 16, rounds, count)
+    yield from carried("the same, in 4 micro-batches", 16, rounds, count, micro_batches=4)
+    yield from carried("the same, one time step a batch", 1, rounds, 4 * count)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, {"carried": measure})

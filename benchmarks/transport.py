@@ -16,7 +16,6 @@ one thread: with more, pytorch-stream-dataloader is slower where its workers nee
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import multiprocessing
 import os
@@ -32,7 +31,8 @@ import numpy as np
 import pytorch_stream_dataloader.stream_dataloader as peer_loader
 import pytorch_stream_dataloader.stream_dataset as peer_dataset
 import torch
-from interleaved import Result, draw, figure, print_table, ratio, run_in_turns, take_turns, write_json
+from interleaved import Result, draw, figure, ratio, run_in_turns, take_turns
+from program import Section, measure, parser_of
 from torch.utils.data import DataLoader, IterableDataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -152,25 +152,23 @@ def bytes_per_second(contender: Contender, window: Window, seconds: float) -> fl
     return rate(batches, seconds) * window.nbytes * LANES
 
 
-def measure_throughput(quick: bool) -> list[Result]:
+def measure_throughput(quick: bool) -> Iterator[Result]:
     """Bytes or batches a second of all contenders, and in units of theirs."""
-    results = []
     for work in (BIG, MID, SMALL):
         window = work.window()
         section = f"throughput: 2 workers, 8 lanes of {work} windows, {window.nbytes * LANES / MB:,.4g} MB a batch"
         runs = {
-            name: partial(bytes_per_second, contender, window, 0.3 if quick else 1.2)
+            name: partial(bytes_per_second, contender, window, 0.2 if quick else 1.2)
             for name, contender in (CONTENDERS | {RESENT: partial(peer, resent=True), COPY: copies}).items()
         }
-        rounds = take_turns(runs, 2 if quick else 5)
+        rounds = take_turns(runs, 3 if quick else 5, str(work), warm_up=not quick)
         unit, size = ("GB/s", GB) if work is BIG else ("1/s", window.nbytes * LANES)
-        results += [figure(section, name, [value / size for value in rounds[name]], unit) for name in runs]
+        yield from (figure(section, name, [value / size for value in rounds[name]], unit) for name in runs)
         targets = {PEER: work.of_peer, TORCH: work.of_torch, COPY: work.of_copy, RESENT: None, QUEUE: None}
         if work is not BIG:  # copying is not what takes the time
             del targets[COPY]
         for name, target in targets.items():
-            results.append(ratio(section, f"ours / {name}", rounds, OURS, name, target, at_most=False))
-    return results
+            yield ratio(section, f"ours / {name}", rounds, OURS, name, target, at_most=False)
 
 
 # main process ---------------------------------------------------------------------------------------------------------
@@ -202,20 +200,18 @@ def ready_cost(contender: Contender, window: Window, batches: int) -> Cost:
     return Cost(statistics.median(cpu), statistics.mean(cpu), statistics.median(wall), statistics.mean(wall))
 
 
-def measure_main_process(quick: bool) -> list[Result]:
+def measure_main_process(quick: bool) -> Iterator[Result]:
     """Microseconds that a ready batch takes in the main process."""
-    results = []
     for work in (BIG, MID, SMALL):
         section = f"main process, microseconds for a ready batch: 2 workers, 8 lanes of {work} windows"
-        window, batches = work.window(), 60 if quick else 150
+        window, batches = work.window(), 30 if quick else 150
         runs = {name: partial(ready_cost, contender, window, batches) for name, contender in CONTENDERS.items()}
-        rounds = run_in_turns(runs, 1 if quick else 5)
+        rounds = run_in_turns(runs, 1 if quick else 5, str(work), warm_up=not quick)
         for name, costs in rounds.items():
             for i, field in enumerate(Cost._fields):
                 what = f"{name}: {field.replace('_', ', ')}"
                 target = MOST_MICROSECONDS if name == OURS else None
-                results.append(figure(section, what, [cost[i] for cost in costs], "us", target))
-    return results
+                yield figure(section, what, [cost[i] for cost in costs], "us", target)
 
 
 # memory ---------------------------------------------------------------------------------------------------------------
@@ -278,7 +274,7 @@ def measure_memory(quick: bool) -> list[Result]:
         "big": partial(resident_afresh, ours, BIG, [100 if quick else 400], PAUSE_SECONDS),
         "mid": partial(resident_afresh, ours, MID, [FEW, MANY]),
     }
-    rounds = run_in_turns(runs, 1 if quick else 5)
+    rounds = run_in_turns(runs, 1 if quick else 5, "resident memory", warm_up=False)
     first = rounds["big"][0]
     whole, touched = first.slots * first.slot_bytes, [big.touched_bytes for big in rounds["big"]]
     over = [big.after[0] - small.after[0] for big, small in zip(rounds["big"], rounds["torch"], strict=True)]
@@ -318,13 +314,13 @@ def measure_sizes(quick: bool) -> dict[str, list[Result]]:
             name: partial(bytes_per_second, contender, window, 0.2 if quick else 1.0)
             for name, contender in (CONTENDERS | {COPY: copies}).items()
         }
-        for name, values in take_turns(runs, 1 if quick else 3).items():
+        for name, values in take_turns(runs, 1 if quick else 3, f"batches of {size >> 10:,} KiB").items():
             section = f"throughput of batches of {size // 1024:,} KiB"
             lines[name].append(figure(section, name, [value / GB for value in values], "GB/s"))
     return lines
 
 
-SECTIONS: dict[str, Callable[[bool], list[Result]]] = {
+SECTIONS: dict[str, Section] = {
     "throughput": measure_throughput,
     "main": measure_main_process,
     "memory": measure_memory,
@@ -332,27 +328,27 @@ SECTIONS: dict[str, Callable[[bool], list[Result]]] = {
 
 
 def main() -> None:
-    """Measure, print a table and write it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
-    chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--only", choices=list(SECTIONS), help="measure one section")
-    chosen.add_argument("--figure", type=Path, metavar="PATH", help="instead, draw throughput against batch size")
-    arguments = parser.parse_args()
+    """Measure, or draw."""
+    parser = parser_of(__doc__, SECTIONS)
+    parser.add_argument(
+        "--figure", type=Path, metavar="PATH", help="instead, draw throughput against the size of a batch"
+    )
+    options = parser.parse_args()
     multiprocessing.set_start_method("fork")  # the peer's loader cannot be pickled
     torch.set_num_threads(1)
-    if arguments.figure:
-        lines = measure_sizes(arguments.quick)
-        styled = {name: (STYLES[name], results) for name, results in lines.items()}
-        draw(arguments.figure, TITLE, "GB/s", BATCH_BYTES, styled)
-        results = [result for of_size in zip(*lines.values(), strict=True) for result in of_size]
-    else:
-        sections = [measure for name, measure in SECTIONS.items() if arguments.only in (None, name)]
-        results = [result for measure in sections for result in measure(arguments.quick)]
-    print_table(results)
-    if arguments.json:
-        write_json(arguments.json, results)
+    if not options.figure:
+        measure(SECTIONS, options)
+        return
+    lines: dict[str, list[Result]] = {}
+
+    def sizes(quick: bool) -> Iterator[Result]:
+        lines.update(measure_sizes(quick))
+        yield from (result for of_size in zip(*lines.values(), strict=True) for result in of_size)
+
+    options.only = None
+    measure({"figure": sizes}, options)
+    styled = {name: (STYLES[name], results) for name, results in lines.items()}
+    draw(options.figure, TITLE, "GB/s", BATCH_BYTES, styled)
 
 
 if __name__ == "__main__":

@@ -9,37 +9,45 @@ windows of ten, read by two workers; the consumer does nothing. Each frame is de
 - `torch DataLoader`: an iterable dataset of windows, decoded by decord, eight to a batch.
 
 Then: what seeking costs, what a lane takes of memory and threads, how true the colours are. Contenders take turns, see
-`interleaved`. Run it as `python benchmarks/video.py [--quick] [--json PATH]`; it makes its clips once.
+`interleaved`. Run it as `python benchmarks/video.py [--quick] [--json PATH] [--only SECTION]`; it makes its clips once.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import av
-import decord
 import numpy as np
 import psutil
 import pytorch_stream_dataloader.stream_dataloader as peer_loader
 import pytorch_stream_dataloader.stream_dataset as peer_dataset
 from av.video.reformatter import Interpolation, VideoReformatter
-from interleaved import Result, figure, print_table, ratio, take_turns, write_json
+from interleaved import LeftOut, Result, Row, figure, ratio, take_turns
+from program import Section, run
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from video_clips import decibels, long_clip, make_clips, reference, shown_number
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.streams import VideoStream
 
+try:
+    import decord
+except ImportError:  # the peers are left out
+    decord = None
+
 SIZE, LANES, WORKERS, TIME_STEPS = (240, 360), 8, 2, 10
 OURS, CONVERTED, DECODED = "stream_dataloader", "decode + convert, 2 processes", "decode only, 2 processes"
 PEER, TORCH = "pytorch-stream-dataloader 1.0, decord", "torch DataLoader, decord"
 Array = np.ndarray[Any, Any]
+
+
+def some_clips(quick: bool) -> list[str]:
+    """What is read."""
+    return make_clips(16, 150 if quick else 600)
 
 
 def ours(paths: list[str]) -> int:
@@ -134,8 +142,9 @@ def torch_alone(paths: list[str]) -> int:
     return sum(len(decord.VideoReader(path)) for path in paths[:1]) * len(paths)
 
 
-def throughput(paths: list[str], rounds: int) -> list[Result]:
+def throughput(quick: bool) -> Iterator[Row]:
     """Frames a second of everyone."""
+    paths = some_clips(quick)
 
     def timed(run: Callable[[list[str]], int]) -> float:
         begin = time.perf_counter()
@@ -146,22 +155,25 @@ def throughput(paths: list[str], rounds: int) -> list[Result]:
         OURS: ours,
         CONVERTED: partial(without_loader, convert=True),
         DECODED: partial(without_loader, convert=False),
-        PEER: peer,
-        TORCH: torch_alone,
     }
-    figures = take_turns({name: partial(timed, run) for name, run in contenders.items()}, rounds)
     section = f"{len(paths)} clips 640x360 to {SIZE[1]}x{SIZE[0]}, {LANES} lanes, {WORKERS} workers"
-    against = ((CONVERTED, 0.92), (PEER, 2.0), (TORCH, 1.3))
-    return [
-        *(figure(section, name, values, "f/s") for name, values in figures.items()),
-        *(ratio(section, f"{OURS} / {name}", figures, OURS, name, least, at_most=False) for name, least in against),
-        ratio(section, f"{CONVERTED} / {DECODED}", figures, CONVERTED, DECODED, 0.72, at_most=False),
-    ]
+    if decord is not None:
+        contenders |= {PEER: peer, TORCH: torch_alone}
+    else:
+        yield LeftOut(section, f"{PEER}; {TORCH}", "the package decord is not installed")
+    runs = {name: partial(timed, contender) for name, contender in contenders.items()}
+    figures = take_turns(runs, 3 if quick else 5, "frames", warm_up=not quick)
+    yield from (figure(section, name, values, "f/s") for name, values in figures.items())
+    for name, least in ((CONVERTED, 0.92), (PEER, 2.0), (TORCH, 1.3)):
+        if name in figures:
+            yield ratio(section, f"{OURS} / {name}", figures, OURS, name, least, at_most=False)
+    yield ratio(section, f"{CONVERTED} / {DECODED}", figures, CONVERTED, DECODED, 0.72, at_most=False)
 
 
-def seeking(seeks: int) -> list[Result]:
+def seeking(quick: bool) -> list[Result]:
     """From opening a long clip at a random frame to having it; the first one also looks up when frames are shown."""
-    path = long_clip(10)
+    minutes, seeks = (2, 20) if quick else (10, 60)
+    path = long_clip(minutes)
     stream, rng, times, wrong = VideoStream(), np.random.default_rng(0), [], 0
     length = stream.length(path)
     assert length is not None
@@ -172,7 +184,7 @@ def seeking(seeks: int) -> list[Result]:
         times.append(1e3 * (time.perf_counter() - begin))
         wrong += shown_number(picture) != frame
         video.close()
-    section = "seeking to random frames of 10 minutes"
+    section = f"seeking to random frames of {minutes} minutes"
     return [
         figure(section, "open, seek, decode", times, "ms", 60),
         figure(section, "wrong frames", [wrong], "", 0),
@@ -189,8 +201,9 @@ def one_of(lanes: int, paths: list[str], answer: Any) -> None:
     answer.put((process.memory_info().rss, process.num_threads()))
 
 
-def footprint(paths: list[str]) -> list[Result]:
+def footprint(quick: bool) -> list[Result]:
     """What a lane takes."""
+    paths = some_clips(quick)
     spawn = multiprocessing.get_context("spawn")
     taken = {}
     for lanes in (1, 64):
@@ -207,36 +220,25 @@ def footprint(paths: list[str]) -> list[Result]:
     ]
 
 
-def colours(paths: list[str]) -> list[Result]:
+def colours(quick: bool) -> list[Result]:
     """Signal to noise of what is delivered, against the same computed in double precision."""
     found = []
-    for path in paths:
+    for path in some_clips(quick)[:4]:
         with av.open(path) as container:
             expected = [reference(frame, SIZE) for _, frame in zip(range(5), decoded(container), strict=False)]
         video = VideoStream(size=SIZE)(path)
         found += [decibels(picture, right) for picture, right in zip(video, expected, strict=False)]
         video.close()
-    line = figure("colours", "against double precision", found, "dB")
-    return [Result(line.section, line.name, line.value, line.unit, line.spread, 40, at_most=False)]
+    return [figure("colours", "against double precision", found, "dB", 40, at_most=False)]
 
 
-def main() -> None:
-    """Run all parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="shorter clips, fewer rounds")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    options = parser.parse_args()
-    paths = make_clips(16, 150 if options.quick else 600)
-    results = [
-        *throughput(paths, 2 if options.quick else 5),
-        *seeking(20 if options.quick else 60),
-        *footprint(paths),
-        *colours(paths[:4]),
-    ]
-    print_table(results)
-    if options.json:
-        write_json(options.json, results)
+SECTIONS: dict[str, Section] = {
+    "throughput": throughput,
+    "seeking": seeking,
+    "footprint": footprint,
+    "colours": colours,
+}
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, SECTIONS)

@@ -1,0 +1,53 @@
+"""What the programs' commands share: their options, and telling what their sections measure as soon as it is there.
+
+Guarantee: what was measured before a program failed or was stopped is printed, and written where `--json` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import live
+from interleaved import Row, line_of, write_json
+
+__all__ = ["Section", "measure", "parser_of", "run"]
+
+#: Measures; told whether to be quick. Rows that are yielded are printed at once.
+Section = Callable[[bool], Iterable[Row]]
+
+_WIDTH = 66
+
+
+def parser_of(description: str | None, sections: Iterable[str]) -> argparse.ArgumentParser:
+    """The options that all programs have; some add more."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: under a minute")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results here")
+    parser.add_argument("--only", nargs="+", choices=[*sections], metavar="SECTION", help=", ".join(sections))
+    return parser
+
+
+def measure(sections: Mapping[str, Section], options: argparse.Namespace) -> list[Row]:
+    """Measure what the options ask for, print it as it comes, and write it."""
+    rows: list[Row] = []
+    headline = None
+    try:
+        for name in options.only or sections:
+            live.begin(name)
+            for row in sections[name](options.quick):
+                if row.section != headline:
+                    headline = row.section
+                    live.say(f"\n{headline}")
+                live.say(line_of(row, _WIDTH))
+                rows.append(row)
+    finally:
+        if options.json:
+            write_json(options.json, rows, quick=options.quick)
+    return rows
+
+
+def run(description: str | None, sections: Mapping[str, Section]) -> None:
+    """All that the command of a program does that has no options of its own."""
+    measure(sections, parser_of(description, sections).parse_args())
