@@ -91,7 +91,12 @@ class PartReader:
             Lane(lane, row, self._opener, plan, share, self._taken, starts[row]) for row, lane in enumerate(lanes)
         ]
         self._writer = PartWriter(
-            len(lanes), plan.rules.time_steps, plan.fill_value, share.slots, whole_windows=share.whole_windows
+            len(lanes),
+            plan.rules.time_steps,
+            plan.fill_value,
+            share.slots,
+            whole_windows=share.whole_windows,
+            runs_ahead=not share.locally,
         )
         self._step = self._first_step = resume.step if resume else 0
         self._marks_ends = share.marks_ends(plan)
