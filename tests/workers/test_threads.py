@@ -279,8 +279,7 @@ def test_a_loader_dropped_in_the_middle_ends_its_threads():
 
     def count(n):
         try:
-            for i in itertools.count():
-                yield i
+            yield from itertools.count()
         finally:
             closed.append(n)
 
@@ -451,11 +450,8 @@ def test_a_stream_that_exits_is_named_at_its_own_step(place, keep, prefetch_fact
     dataset = StreamDataset([1, 2, 3, 5], read, 2, time_steps=1, lookahead=0)
     loader = by_threads(dataset, 2, persistent_workers=keep, prefetch_factor=prefetch_factor)
     steps = []
-    with pytest.raises(
-        WorkerDeathError, match=rf"worker \d \(a thread\) exited with status 3 .*{place} source 3 \(5\)"
-    ):
-        for batch in loader:
-            steps.append(batch.step)
+    with pytest.raises(WorkerDeathError, match=rf"r \d \(a thread\) exited with status 3 .*{place} source 3 \(5\)"):
+        steps.extend(batch.step for batch in loader)
     assert len(steps) == (4 if place == "opening" else 6)
     exits.clear()
     assert len(list(loader)) == 8, "the next epoch is read as ever"
@@ -516,11 +512,8 @@ def test_a_timeout_is_an_error_and_the_thread_is_left_alone(keep):
     hanging = Hanging((3, 5))
     loader = by_threads(StreamDataset(range(4), hanging, 4, time_steps=1), 2, timeout=0.2, persistent_workers=keep)
     steps = []
-    with pytest.raises(
-        WorkerTimeoutError, match=r"within 0.2 s, at step 5: worker 1 is in lane 3, step 5, reading sou"
-    ):
-        for batch in loader:
-            steps.append(batch.step)
+    with pytest.raises(WorkerTimeoutError, match=r"within 0.2 s, at step 5: worker 1 is in lane 3, step 5, reading s"):
+        steps.extend(batch.step for batch in loader)
     assert steps == list(range(5))
     assert sorted(hanging.closed) == [0, 1]
     hanging.at = None
