@@ -78,10 +78,9 @@ def taken(paths: list[str], options: dict[str, Any]) -> float:
     stream.close()
     before = proportional_bytes([here])
     batches = iter(StreamDataLoader(video(paths), **options))
-    for held in itertools.islice(batches, 10):  # one at a time, as a trainer holds them
+    for _held in itertools.islice(batches, 10):  # one at a time, as a trainer holds them
         time.sleep(0.05)
     after = proportional_bytes([here, *here.children(recursive=True)])
-    del held
     return (after - before) / 1e6
 
 

@@ -7,6 +7,7 @@ No thread can be ended from outside: one that does not come to an end in time is
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time as clock
 import warnings
@@ -18,6 +19,7 @@ from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._workers.exchange import Exchange, Failure
+from stream_dataloader._workers.feed import LONGEST_START_SECONDS
 from stream_dataloader.errors import WorkerDeathError, WorkerTimeoutError, shorten
 
 _FAREWELL_SECONDS = 4.0  # to all threads together, as to processes
@@ -69,6 +71,12 @@ class ThreadFeed:
         self._sources = sources
         self._farewell_seconds = _FAREWELL_SECONDS
         self._tells = True
+        self._begin = clock.monotonic()
+        self._owner = os.getpid()
+
+    def __del__(self) -> None:
+        if self._owner == os.getpid():  # not in a process the user forked meanwhile
+            self._exchange.close()
 
     def slot(self, step: int) -> Slot | None:
         """See `Feed`."""
@@ -88,13 +96,14 @@ class ThreadFeed:
         raise self._death(step, found)
 
     def _take_in_time(self, step: int) -> list[Part] | Failure:
-        """The next parts; a timeout counts only if no worker began or got further meanwhile."""
+        """The next parts; a timeout counts only if no worker starts or got further meanwhile."""
         while True:
-            before, waiting = self._board.working.copy(), self._missing()
+            before, missing = self._board.working.copy(), self._missing()
             found = self._exchange.take(self._patience)
             if found is not None:
                 return found
-            if not (self._board.working != before).any() and waiting == self._missing():
+            starting = missing and clock.monotonic() - self._begin < LONGEST_START_SECONDS
+            if not starting and not (self._board.working != before).any():
                 raise self._lateness(step)
 
     def _missing(self) -> list[int]:
@@ -105,7 +114,7 @@ class ThreadFeed:
         busy = [n for n, job in enumerate(self._jobs) if not job.done.is_set() and n not in missing]
         late = [n for n in busy if self._board.doing(n).time >= 0] or busy
         states = [f"worker {n} is {self._doing(n)}" for n in late]
-        states += [f"worker {n} has not started (an epoch before, worker_init_fn)" for n in missing]
+        states += [f"worker {n} has not started (worker_init_fn)" for n in missing]
         return WorkerTimeoutError(
             f"no worker delivered in time, within {self._patience:g} s, at step {step}: {'; '.join(states)}; "
             "raise timeout=, or find out why it hangs. A thread cannot be ended: it is left alone until it comes back"
@@ -130,17 +139,16 @@ class ThreadFeed:
         if self._exchange.closed:
             return
         self._exchange.close()
-        deadline = clock.monotonic() + self._farewell_seconds
-        if is_worker():  # garbage is collected in any thread: one that waits for itself would wait in vain
-            deadline = 0.0
-        # of one that is behind in an epoch before, or that has not come yet, nothing is to be waited for
-        for job in self._jobs:
-            job.done.wait(max(deadline - clock.monotonic(), 0))
-        stuck = [number for number, job in enumerate(self._jobs) if not job.done.is_set()]
-        if not stuck:
-            return
-        self._left_alone()
-        if self._tells and not is_worker():
+        is_own = _here.exchange is self._exchange  # garbage is collected in any thread: this one cannot wait for itself
+        deadline = 0.0 if is_own else clock.monotonic() + self._farewell_seconds
+        try:
+            for job in self._jobs:
+                job.done.wait(max(deadline - clock.monotonic(), 0))
+        finally:  # the user may be impatient
+            stuck = [number for number, job in enumerate(self._jobs) if not job.done.is_set()]
+            if stuck:
+                self._left_alone()
+        if stuck and self._tells and not is_own:
             text = (
                 f"{'; '.join(f'worker {n} (a thread) is still {self._doing(n)}' for n in stuck)}, "
                 f"{self._farewell_seconds:g} s after the epoch was left; a thread cannot be ended: it is left alone, "
@@ -151,17 +159,12 @@ class ThreadFeed:
 
 
 class _Here(threading.local):
-    is_worker = False
+    exchange: Exchange | None = None
 
 
 _here = _Here()
 
 
-def is_worker() -> bool:
-    """Whether this thread is a worker."""
-    return _here.is_worker
-
-
-def become_worker() -> None:
-    """Say that this thread is a worker, of any loader."""
-    _here.is_worker = True
+def work_for(exchange: Exchange | None) -> None:
+    """Say that this thread is one of those that read for an exchange."""
+    _here.exchange = exchange

@@ -24,7 +24,7 @@ from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader._workers.exchange import Exchange
 from stream_dataloader._workers.memory import BatchMemory
 from stream_dataloader._workers.tally import Tally
-from stream_dataloader._workers.thread_feed import Job, ThreadFeed, become_worker
+from stream_dataloader._workers.thread_feed import Job, ThreadFeed, work_for
 from stream_dataloader.dataset import StreamDataset
 
 WorkerInit: TypeAlias = Callable[[int], Any] | None
@@ -71,8 +71,8 @@ class ThreadPool:
         """Start an iteration; the one before must be closed. See `WorkerPool.start`."""
         if self.memory.unfit:
             self.memory.renew()
-        if not self._threads:
-            self._threads = [_Thread(number, self._settings.worker_init_fn) for number in range(self._num_workers)]
+        while len(self._threads) < self._num_workers:  # one by one: the system may refuse the last
+            self._threads.append(_Thread(len(self._threads), self._settings.worker_init_fn))
         self._sessions += 1
         exchange = Exchange(self._num_workers, self._ahead)
         board = ActivityBoard(self._dataset.batch_size, self._num_workers, shared=False)
@@ -145,9 +145,9 @@ class _Thread:
 
 
 def _work(number: int, init: WorkerInit, tasks: SimpleQueue[_Task | None]) -> None:
-    become_worker()
     while (task := tasks.get()) is not None:
         job, exchange, begin = task
+        work_for(exchange)
         try:
             if not exchange.closed:
                 if init is not None:
@@ -160,6 +160,7 @@ def _work(number: int, init: WorkerInit, tasks: SimpleQueue[_Task | None]) -> No
         finally:
             job.begun.set()
             job.done.set()
+            work_for(None)
         del task, exchange, begin
 
 

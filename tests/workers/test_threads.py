@@ -533,6 +533,17 @@ def test_a_timeout_does_not_count_while_something_moves():
     assert len(list(by_threads(dataset, 1, timeout=0.15))) == 4
 
 
+def test_a_timeout_does_not_count_while_threads_start(monkeypatch):
+    given = {"timeout": 0.05, "worker_init_fn": lambda _: time.sleep(0.3)}
+    assert len(list(by_threads(StreamDataset([2], range, 1, time_steps=1), 1, **given))) == 2
+    monkeypatch.setattr(thread_feed, "LONGEST_START_SECONDS", 0)
+    loader = by_threads(StreamDataset([2], range, 1, time_steps=1), 1, **given)
+    with pytest.raises(WorkerTimeoutError, match=r"at step 0: worker 0 has not started \(worker_init_fn\)"):
+        list(loader)
+    while workers_alive():
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
     monkeypatch.setattr(thread_feed, "_FAREWELL_SECONDS", 0.1)
