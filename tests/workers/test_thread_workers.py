@@ -53,7 +53,7 @@ def workers_alive():
 # The same batches
 
 
-@random_cases(4_000, 40)
+@random_cases(1_500, 40)
 @given(cases(), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans())
 @pytest.mark.filterwarnings("ignore:num_workers is")
 def test_threads_give_the_batches_of_the_serial_model(case, workers, prefetch_factor, jitter, keep):
@@ -67,7 +67,7 @@ def test_threads_give_the_batches_of_the_serial_model(case, workers, prefetch_fa
             check_fields(batch)
 
 
-@random_cases(2_000, 25)
+@random_cases(800, 25)
 @given(cases(max_streams=14), st.lists(st.integers(-3, 4), min_size=2, max_size=4), st.data())
 @pytest.mark.filterwarnings("ignore:num_workers is")
 def test_any_place_is_resumed_by_another_number_of_threads(case, workers, data):
