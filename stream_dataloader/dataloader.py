@@ -20,7 +20,7 @@ from stream_dataloader._device import Destination, HasDestination
 from stream_dataloader._loader.attributes import TorchAttributes
 from stream_dataloader._loader.kept_length import KeptLength
 from stream_dataloader._loader.run_position import position_of
-from stream_dataloader._loader.settings import WorkerSettings, check_dataset
+from stream_dataloader._loader.settings import WorkerSettings, check_dataset, check_restarts
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import ProgressBar
 from stream_dataloader._ranks.ranks import Ranks
@@ -31,7 +31,7 @@ from stream_dataloader._workers.starter import Starter
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StaleIteratorError, StreamError
-from stream_dataloader.protocols import CollateFn, Transport
+from stream_dataloader.protocols import CollateFn, Transport, WorkerMethod
 from stream_dataloader.stats import LoaderStats
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     Args:
         dataset: What to read, and how lanes and windows are made.
-        num_workers: Number of worker processes; 0 reads in this process. A worker reads whole lanes, so at most
-            `batch_size` workers are used.
+        num_workers: Number of workers; 0 reads in the thread that asks for batches. A worker reads whole lanes, so at
+            most `batch_size` workers are used.
         collate_fn: Makes a batch of the list of the B lanes' windows, in lane order; the loader then yields what it
             returns. None yields `StreamBatch`es. A window is a pytree of tensors `(T, ...)`, or, without the dataset's
             `time_steps`, what the stream yielded. An idle lane's window is padding, or, without `time_steps`, the
@@ -90,6 +90,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         world_size: Number of ranks.
         process_group: The ranks that share the epoch, if they are not all ranks: a process group, or a dimension of a
             `DeviceMesh`, of torch.distributed. (Model-parallel ranks read the same data.)
+        worker_method: What workers are. `"process"`: processes, for streams in Python. `"thread"`: threads of this
+            process, for streams that spend their time in libraries that let other threads run, such as decoders: one
+            copy of the program, and whatever streams share must be safe for threads. A thread cannot be ended:
+            `max_restarts` is refused, and after a `timeout` the thread is left alone until it comes back.
 
     Raises:
         TypeError: The dataset is no `StreamDataset`.
@@ -123,6 +127,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         world_size: int | None = None,
         process_group: Any = None,
         batches_per_epoch: int | None = None,
+        worker_method: WorkerMethod = "process",
     ) -> None:
         self.dataset = check_dataset(dataset)
         self.num_workers = options.num_workers(num_workers, dataset.batch_size)
@@ -137,9 +142,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             timeout=timeout,
             pin_memory=pin_memory,
             transport=transport,
+            worker_method=worker_method,
         )
         self._destination = Destination(device, self._settings.pin_memory)
-        self._max_restarts = options.integer("max_restarts", max_restarts, 0)
+        self._max_restarts = check_restarts(max_restarts, self._settings.worker_method)
         self._watch = FrameWatch() if dataset.rules.time_steps is None else None
         self._ranks = Ranks(dataset, self._settings.timeout, groups, rank, world_size, process_group)
         self._ranks.find_place()

@@ -11,7 +11,7 @@
     │   ├── FailureLimitError              more streams were skipped than `max_failures`
     │   ├── NonFiniteStateError (FloatingPointError)  a stream goes on with a state that holds NaN or infinity
     │   └── EmptySourcesError (ValueError) a lane drew every source and got no item
-    ├── WorkerError (RuntimeError)         a worker process died or ended too early
+    ├── WorkerError (RuntimeError)         a worker died or ended too early
     │   ├── WorkerDeathError               it was killed, or exited
     │   └── WorkerTimeoutError (TimeoutError)
     ├── RankError (RuntimeError)           ranks disagree, or one is missing
@@ -120,11 +120,11 @@ class NonFiniteStateError(StreamError, FloatingPointError):
 
 
 class WorkerError(StreamDataLoaderError, RuntimeError):
-    """A worker process died, or ended before its lanes did."""
+    """A worker died, or ended before its lanes did."""
 
 
 class WorkerDeathError(WorkerError):
-    """A worker process died.
+    """A worker process died, or something ended a thread.
 
     Attributes:
         suspects: Pairs of a source that the worker was reading and the logical time; -1 for one that it was opening.

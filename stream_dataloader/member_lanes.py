@@ -54,8 +54,8 @@ def side_by_side(
         batches_per_epoch: Number of batches of an epoch, if all members have `padding_mode="cycle"`. None: such a run
             has no end.
         **loader_options: `prefetch_factor`, `pin_memory`, `persistent_workers`, `multiprocessing_context`,
-            `worker_init_fn`, `timeout`, `device`, `transport`, `max_restarts`, `groups`, `rank`, `world_size` and
-            `process_group`, as for `StreamDataLoader`, for each member.
+            `worker_init_fn`, `timeout`, `device`, `transport`, `max_restarts`, `groups`, `rank`, `world_size`,
+            `process_group` and `worker_method`, as for `StreamDataLoader`, for each member.
 
     Raises:
         ValueError: There are no members; they disagree on `time_steps`, or have none; `ends_with` names a member that

@@ -23,7 +23,7 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StaleIteratorError, StateError, StreamError
 from stream_dataloader.member_iteration import MemberIteration, Place, Saved
-from stream_dataloader.protocols import Transport
+from stream_dataloader.protocols import Transport, WorkerMethod
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -52,6 +52,7 @@ class LoaderOptions(TypedDict, total=False):
     rank: int | None
     world_size: int | None
     process_group: Any
+    worker_method: WorkerMethod
 
 
 class SideBySideLoader:

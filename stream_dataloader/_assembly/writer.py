@@ -10,6 +10,7 @@ decides in lane order which lane's layout counts; it does not matter which worke
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,11 +100,20 @@ class PartWriter:
         fill_value: Pads what no item was written to.
         slots: Where the slots are, if there are any.
         whole_windows: Each lane's window is to lie in one piece.
+        runs_ahead: Streams go on before what they yielded is used.
     """
 
     def __init__(
-        self, width: int, time_steps: int | None, fill_value: Any, slots: SlotWriter | None, *, whole_windows: bool
+        self,
+        width: int,
+        time_steps: int | None,
+        fill_value: Any,
+        slots: SlotWriter | None,
+        *,
+        whole_windows: bool,
+        runs_ahead: bool = True,
     ) -> None:
+        self._runs_ahead = runs_ahead
         self._width = width
         self._time_steps = time_steps
         self._slots = slots
@@ -188,7 +198,8 @@ class PartWriter:
 
     def put_object(self, row: int, item: object) -> None:
         """See `Sink`."""
-        self._objects[row] = item if self._slots is None else self._into_slot(row, item)
+        kept = item if self._slots is None else self._into_slot(row, item)
+        self._objects[row] = _lasting(item) if kept is item and self._runs_ahead else kept
 
     def ended(self, row: int, t: int) -> None:
         """See `Sink`."""
@@ -255,6 +266,18 @@ class PartWriter:
             layouts=self._met_now,
             ends=tuple(self._ends),
         )
+
+
+def _lasting(item: object) -> object:
+    """A window whose arrays and tensors are copies: its stream may use one buffer for all of its items."""
+    _, leaves = flatten(item)
+    return copy.deepcopy(item, {id(leaf): _copied(leaf) for leaf in leaves})
+
+
+def _copied(leaf: object) -> object:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _plain(leaf: object) -> bool:

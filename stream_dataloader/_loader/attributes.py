@@ -14,6 +14,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
 from stream_dataloader._loader.settings import WorkerSettings, check_init
+from stream_dataloader.protocols import WorkerMethod
 
 
 class _Absent:
@@ -80,6 +81,11 @@ class TorchAttributes:
         """How workers are started; None is Python's default."""
         context = self._settings.multiprocessing_context
         return multiprocessing.get_context(context) if isinstance(context, str) else context
+
+    @property
+    def worker_method(self) -> WorkerMethod:
+        """What workers are: `"process"` or `"thread"`."""
+        return self._settings.worker_method
 
     @property
     def worker_init_fn(self) -> Callable[[int], Any] | None:

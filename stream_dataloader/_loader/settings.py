@@ -1,4 +1,4 @@
-"""`WorkerSettings`: what worker processes are started with, checked."""
+"""`WorkerSettings`: what workers are started with, checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from stream_dataloader import _options as options
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.protocols import Transport
+from stream_dataloader.errors import shorten
+from stream_dataloader.protocols import Transport, WorkerMethod
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class WorkerSettings:
     timeout: float
     pin_memory: bool
     transport: Transport
+    worker_method: WorkerMethod
 
     @classmethod
     def checked(
@@ -35,16 +37,21 @@ class WorkerSettings:
         timeout: Any,
         pin_memory: Any,
         transport: Any,
+        worker_method: Any,
     ) -> WorkerSettings:
         """The settings that these options make.
 
         Raises:
-            ValueError: A value is out of range or unknown.
+            ValueError: A value is out of range or unknown, or is for processes, and workers are threads.
             TypeError: A value is of the wrong type.
         """
         if prefetch_factor is not None:
             prefetch_factor = options.integer("prefetch_factor", prefetch_factor, 1, 1 << 16)
         check_init(worker_init_fn)
+        worker_method = options.choice("worker_method", worker_method, WorkerMethod)
+        transport = options.choice("transport", transport, Transport)
+        if worker_method == "thread":
+            check_for_threads(multiprocessing_context, transport)
         return cls(
             prefetch_factor=prefetch_factor,
             persistent_workers=options.flag("persistent_workers", persistent_workers),
@@ -52,8 +59,48 @@ class WorkerSettings:
             worker_init_fn=worker_init_fn,
             timeout=options.seconds("timeout", timeout),
             pin_memory=options.flag("pin_memory", pin_memory),
-            transport=options.choice("transport", transport, Transport),
+            transport=transport,
+            worker_method=worker_method,
         )
+
+    def of_processes(self) -> dict[str, Any]:
+        """Those that processes are started with."""
+        return {name: value for name, value in vars(self).items() if name != "worker_method"}
+
+
+def check_for_threads(multiprocessing_context: Any, transport: Transport) -> None:
+    """Refuse what is for processes.
+
+    Raises:
+        ValueError: It was given.
+    """
+    if multiprocessing_context is not None:
+        raise ValueError(
+            f'multiprocessing_context is {shorten(multiprocessing_context)}, and worker_method="thread" starts no '
+            "process; leave out one of them"
+        )
+    if transport == "queue":
+        raise ValueError(
+            'transport is "queue", which is a way between processes, and worker_method="thread" starts none: threads '
+            "write into the batch's memory; leave out one of them"
+        )
+
+
+def check_restarts(max_restarts: Any, worker_method: WorkerMethod) -> int:
+    """`max_restarts`, which is for workers that can die alone.
+
+    Raises:
+        ValueError: It is below 0, or given with threads.
+        TypeError: It is no integer.
+    """
+    number = options.integer("max_restarts", max_restarts, 0)
+    if number and worker_method == "thread":
+        raise ValueError(
+            f'max_restarts is {number}, and worker_method="thread" has no workers that can die alone: what kills one '
+            'ends the program; leave it out, or use worker_method="process"; for streams that break there is retries= '
+            "of the dataset"
+        )
+    return number
 
 
 def check_dataset(dataset: Any) -> StreamDataset:

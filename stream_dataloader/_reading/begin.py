@@ -1,7 +1,8 @@
-"""Begins to read what a plan says: all of it in this process, or one worker's share."""
+"""Begins to read what a plan says: all of it in this process, in one thread or several, or one worker's share."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from torch.utils.data import get_worker_info
@@ -14,7 +15,7 @@ from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery, Share
-from stream_dataloader._reading.source_queue import join_session, local_queue
+from stream_dataloader._reading.source_queue import join_session, local_queue, thread_queues
 from stream_dataloader._schedule.rules import lanes_of_worker, split_batch_size
 from stream_dataloader._state.snapshot import Snapshot
 
@@ -47,6 +48,55 @@ def read_locally(
         meter=unread_meter() if meters is None else meters.of(0),
     )
     return PartReader(plan, share)
+
+
+def read_in_threads(
+    plan: ReadingPlan,
+    epoch: int,
+    workers: int,
+    *,
+    whole_windows: bool,
+    slots: SlotPool | None,
+    session: int,
+    resume: Snapshot | None,
+    board: ActivityBoard,
+    meters: Meters,
+    closed: Callable[[], bool],
+) -> list[Callable[[], PartReader]]:
+    """Read all lanes in this process, each worker's in a thread.
+
+    Args:
+        plan: What to read, and how.
+        epoch: The epoch's number.
+        workers: How many there are, no more than lanes.
+        whole_windows: See `Share`.
+        slots: Where the windows are to go.
+        session: The session's number, for the slots.
+        resume: Where in the epoch to begin; None at its beginning.
+        board: Where to say what is being done.
+        meters: Where to count what is done.
+        closed: Whether nothing more is wanted.
+
+    Returns:
+        For each worker what begins to read; to be called in its thread, which opens, reads and closes all of its
+        streams.
+    """
+    queues = thread_queues(plan.rules, epoch, plan.scheduled_lengths, resume, workers, closed)
+    found: list[Callable[[], PartReader]] = []
+    for worker, queue in enumerate(queues):
+        lanes = lanes_of_worker(plan.rules.lanes, workers, worker)
+        share = Share(
+            queue=queue,
+            lanes=lanes,
+            worker_id=worker,
+            whole_windows=whole_windows,
+            board=board,
+            slots=None if slots is None else SlotWriter(slots, lanes, session, whole_windows=whole_windows),
+            resume=resume,
+            meter=meters.of(worker),
+        )
+        found.append(functools.partial(PartReader, plan, share))
+    return found
 
 
 def read_as_worker(

@@ -91,13 +91,21 @@ class PartReader:
             Lane(lane, row, self._opener, plan, share, self._taken, starts[row]) for row, lane in enumerate(lanes)
         ]
         self._writer = PartWriter(
-            len(lanes), plan.rules.time_steps, plan.fill_value, share.slots, whole_windows=share.whole_windows
+            len(lanes),
+            plan.rules.time_steps,
+            plan.fill_value,
+            share.slots,
+            whole_windows=share.whole_windows,
+            runs_ahead=not share.locally,
         )
         self._step = self._first_step = resume.step if resume else 0
         self._marks_ends = share.marks_ends(plan)
         self._has_others = len(lanes) < plan.rules.lanes
         self._ended = False
         self._close = weakref.finalize(self, _close, self._opener, self._lanes, share.queue)
+        self._close.atexit = (
+            share.locally
+        )  # another thread may hang in a stream of its own, which nobody else can close
 
     def __iter__(self) -> Iterator[Part]:
         return self

@@ -154,14 +154,59 @@ class SourceQueue:
             delay = min(1.5 * delay, _LONGEST_WAIT_SECONDS)
 
 
+class ThreadQueue(SourceQueue):
+    """A thread's end of a session within one process; it gives up where it is when the session is closed.
+
+    A process that reads on for a while can be ended, a thread cannot.
+    """
+
+    def publish(self, time: int) -> None:
+        """See `SourceQueue`.
+
+        Raises:
+            Abandoned: The session was closed.
+        """
+        if time != NEVER and self._closed():
+            raise Abandoned
+        super().publish(time)
+
+
 def local_queue(rules: Rules, epoch: int, lengths: Lengths | None, resume: Snapshot | None = None) -> SourceQueue:
     """The queue of a session without workers, in ordinary memory."""
     order = _order(rules, lengths, resume, epoch)
-    row = SessionRow(Carver(), rules)
-    row.begin(epoch, workers=1, first=order.first)
-    row.enter(0)
-    lock = threading.Lock()
+    row, lock = _local_row(rules, epoch, order, workers=1), threading.Lock()
     return SourceQueue(row, 0, rules, order, lambda: lock, lambda: False)
+
+
+def thread_queues(
+    rules: Rules,
+    epoch: int,
+    lengths: Lengths | None,
+    resume: Snapshot | None,
+    workers: int,
+    closed: Callable[[], bool],
+) -> list[SourceQueue]:
+    """The ends of a session whose workers are threads of this process, in ordinary memory.
+
+    Args:
+        rules: Those of the dataset.
+        epoch: The epoch's number.
+        lengths: Those of the dataset's sources or sections, if they are known.
+        resume: Where in the epoch it begins; None at its beginning.
+        workers: How many there are; all of them take part from now on.
+        closed: Whether the session was closed from outside.
+    """
+    order = _order(rules, lengths, resume, epoch)
+    row, lock = _local_row(rules, epoch, order, workers), threading.Lock()
+    return [ThreadQueue(row, worker, rules, order, lambda: lock, closed) for worker in range(workers)]
+
+
+def _local_row(rules: Rules, epoch: int, order: Order, workers: int) -> SessionRow:
+    row = SessionRow(Carver(), rules)
+    row.begin(epoch, workers, first=order.first)
+    for worker in range(workers):
+        row.enter(worker)
+    return row
 
 
 def join_session(

@@ -23,7 +23,7 @@ from stream_dataloader._workers.sealed import Arrived
 from stream_dataloader._workers.torch_quirks import is_timeout
 from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
 
-_LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
+LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
 _DEATH_SECONDS = 1.0  # a connection to a worker that was killed may break before its end is known
 
 
@@ -178,7 +178,7 @@ class WorkerFeed:
             except RuntimeError as error:  # a message may carry several steps, and each has its time
                 if not is_timeout(error) or self._crew.died():
                     raise
-                starting = missing and clock.monotonic() - self._begin < _LONGEST_START_SECONDS
+                starting = missing and clock.monotonic() - self._begin < LONGEST_START_SECONDS
                 if not starting and not (self._board.working != before).any():
                     raise
 

@@ -20,9 +20,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from stream_dataloader._assembly.slot_leases import SlotLeases
-from stream_dataloader._assembly.slot_pool import SlotPool
-from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery
@@ -30,6 +27,7 @@ from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader._workers import torch_quirks
 from stream_dataloader._workers.feed import WorkerFeed
 from stream_dataloader._workers.mailbox import Mailbox
+from stream_dataloader._workers.memory import BatchMemory
 from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.processes import Crew, WorkerInit, guard, shared_folder, start_method, starting
 from stream_dataloader._workers.sealed import Arrived
@@ -57,6 +55,7 @@ class WorkerPool:
 
     Attributes:
         owner: The process that built it.
+        memory: Where batches are put together.
     """
 
     def __init__(
@@ -77,14 +76,11 @@ class WorkerPool:
         self._init = WorkerInit(worker_init_fn) if num_workers else None
         self._mailbox = Mailbox(num_workers)
         # one worker may be asked for all messages that are on their way, once the others have ended
-        self._messages = (options.get("prefetch_factor") or 2) * num_workers + 2
-        pace = Pace(num_workers, self._messages)
-        self._tally = tally
+        messages = (options.get("prefetch_factor") or 2) * num_workers + 2
+        pace = Pace(num_workers, messages)
         key = SessionKey(self.owner, -next(_pool_numbers), 0)
         self._parts = WorkerParts(dataset, self._mailbox, pace, key, None if tally is None else tally.meters)
-        self._transport = transport
-        self._pin_memory = pin_memory
-        self._slot_leases: SlotLeases | None = None
+        self.memory = BatchMemory(dataset.batch_size, messages, transport=transport, pin_memory=pin_memory, tally=tally)
         self._crew: Crew | None  # kept, so that a death between two iterations is noticed
         self._hire()
 
@@ -96,8 +92,9 @@ class WorkerPool:
 
     def _hire(self) -> None:
         self._crew = None
-        self._slot_leases = self._new_leases() if self._num_workers and self._transport != "queue" else None
-        self._parts.slots = None if self._slot_leases is None else self._slot_leases.pool
+        if self._num_workers:
+            self.memory.renew()
+        self._parts.slots = self.memory.pool
         self._dataloader: DataLoader[Any] = DataLoader(
             self._parts,
             batch_size=None,
@@ -107,22 +104,6 @@ class WorkerPool:
             generator=torch.Generator().manual_seed(self._dataset.rules.seed),  # leaves the global one alone
             **self._options,
         )
-
-    def _new_leases(self) -> SlotLeases | None:
-        try:
-            return SlotLeases(SlotPool(self._dataset.batch_size, self._messages), pin_memory=self._pin_memory)
-        except OSError as error:
-            self._do_without_slots(error)
-            return None
-
-    def _do_without_slots(self, reason: object) -> None:
-        problem = f"there is no shared memory for batches ({reason})"
-        if self._transport == "shared_memory":
-            raise RuntimeError(f'{problem}; pass transport="auto" to have them sent through torch\'s queue')
-        text = f"{problem}; they are sent through torch's queue, which is slower"
-        log_warned(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
-        self._transport = "queue"
 
     def start(
         self, epoch: int, *, whole_windows: bool, resume: Snapshot | None = None, recovery: Recovery = NO_RECOVERY
@@ -149,19 +130,13 @@ class WorkerPool:
             iterator,
             self._crew,
             method,
-            functools.partial(self._slot, self._slot_leases, session, whole_windows),
+            functools.partial(self.memory.slot, self.memory.leases, session, whole_windows),
             functools.partial(self._mailbox.close, session),
             self._hire,
             self._options.get("timeout") or 0,
             self._parts.board,
             self._dataset.sources,
         )
-
-    @property
-    def slots(self) -> tuple[int, int]:
-        """How many slots are in use, and how many there are."""
-        pool = None if self._slot_leases is None else self._slot_leases.pool
-        return (0, 0) if pool is None or not pool.laid_out else (pool.in_use(), pool.slots)
 
     def died(self) -> dict[int, str]:
         """Which kept workers died, and how."""
@@ -179,7 +154,7 @@ class WorkerPool:
             self._hire()
         elif persistent and resume is not None:
             self._hire()  # only workers that start now learn where to begin
-        if self._slot_leases is not None and not persistent and self._slot_leases.unfit:
+        if not persistent and self.memory.unfit:
             self._hire()  # items have changed: new workers, and slots that fit them
 
     def _iterate(self, method: str) -> tuple[Iterator[Arrived], Crew]:
@@ -199,17 +174,6 @@ class WorkerPool:
             self._hire()
             interrupts[0]()
         return iterator, crew
-
-    def _slot(self, leases: SlotLeases | None, session: int, whole_windows: bool, step: int) -> Slot | None:
-        if leases is None:
-            return None
-        copies = leases.copies
-        slot = leases.lease(session, step, whole_windows=whole_windows)
-        if self._tally is not None:
-            self._tally.copies += leases.copies - copies
-        if slot is None and leases.pool.refused and self._transport != "queue":
-            self._do_without_slots("it could not be made large enough")
-        return slot
 
 
 def _as_it_is(part: Any) -> Any:

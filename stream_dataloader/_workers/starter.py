@@ -1,4 +1,4 @@
-"""Starts to read: parts come from worker processes or from this one, and all ranks begin together.
+"""Starts to read: parts come from workers or from this thread, and all ranks begin together.
 
 Guarantee: an iteration that cannot start leaves the loader where it stands, and no part is on its way.
 """
@@ -23,6 +23,7 @@ from stream_dataloader._workers.iteration import Iteration, Output
 from stream_dataloader._workers.pool import WorkerPool
 from stream_dataloader._workers.rescue import Rescue
 from stream_dataloader._workers.tally import Tally, clock
+from stream_dataloader._workers.threads import ThreadPool
 from stream_dataloader.errors import StateError
 from stream_dataloader.stats import LoaderStats
 
@@ -32,7 +33,7 @@ class Starter:
 
     Args:
         ranks: What is read here, and who else reads.
-        num_workers: Number of worker processes; 0 reads in this process.
+        num_workers: Number of workers; 0 reads in the thread that asks.
         max_restarts: How often new workers may go on in an epoch.
         settings: What workers are started with.
 
@@ -52,7 +53,12 @@ class Starter:
         """Have other workers for the next iteration; what is being read goes on with those it has."""
         self._settings = settings
         self._rescue: Rescue | None = None
-        self.pool = WorkerPool(self._ranks.reading, self._num_workers, tally=self.tally, **vars(settings))
+        reading, workers, tally = self._ranks.reading, self._num_workers, self.tally
+        self.pool: WorkerPool | ThreadPool
+        if settings.worker_method == "thread" and workers:
+            self.pool = ThreadPool(reading, workers, settings, tally)
+        else:
+            self.pool = WorkerPool(reading, workers, tally=tally, **settings.of_processes())
 
     def start(self, position: LoaderPosition, output: Output, *, parts: bool) -> Iteration:
         """Start the iteration that comes next.
@@ -74,11 +80,14 @@ class Starter:
         if self._num_workers:
             if self.pool.owner != os.getpid():  # the loader was built before this process was forked
                 self.renew(self._settings)
-            rescue = self._rescue = Rescue(
-                self.pool, reading, epoch, self.tally, whole_windows=whole_windows, most=self._max_restarts
-            )
-            feed = self.pool.start(epoch, whole_windows=whole_windows, resume=resume)
-            collector = StepCollector(feed, self._num_workers, rescue)
+            pool = self.pool
+            self._rescue = None
+            if not isinstance(pool, ThreadPool):
+                self._rescue = Rescue(
+                    pool, reading, epoch, self.tally, whole_windows=whole_windows, most=self._max_restarts
+                )
+            feed = pool.start(epoch, whole_windows=whole_windows, resume=resume)
+            collector = StepCollector(feed, self._num_workers, self._rescue)
         else:
             reader = read_locally(
                 reading.plan(), epoch, whole_windows=whole_windows, resume=resume, meters=self.tally.meters
@@ -107,7 +116,7 @@ class Starter:
             num_workers=self._num_workers,
             prefetch_factor=self._settings.prefetch_factor or 2,
         )
-        return dataclasses.replace(self.tally.stats(*self.pool.slots), setup=setup)
+        return dataclasses.replace(self.tally.stats(*self.pool.memory.in_use), setup=setup)
 
     def lost_workers(self) -> bool:
         """Whether kept workers died since they were waited for last."""

@@ -313,6 +313,25 @@ def test_collate_fn_gets_views_into_the_slot():
     assert all(in_shared_memory(window) for batch in batches[1:3] for window in batch)
 
 
+@pytest.mark.parametrize(
+    "item", [lambda buffer: buffer, lambda buffer: {"x": buffer, "name": "a"}], ids=["array", "dict"]
+)
+@pytest.mark.parametrize("options", [{"transport": "queue"}, {}], ids=str)
+def test_windows_for_a_collate_fn_may_be_one_buffer(item, options):
+    def windows(n):
+        buffer = np.zeros((2, 3))
+        for i in range(60):
+            buffer[:] = n * 100 + i
+            yield item(buffer)
+
+    def collate(windows):
+        arrays = [window["x"] if isinstance(window, dict) else window for window in windows]
+        return [float(np.asarray(array)[-1, -1]) for array in arrays]
+
+    loader = StreamDataLoader(StreamDataset([1, 2], windows, 2), 2, collate, **options)
+    assert list(loader) == [[100 + i, 200 + i] for i in range(60)]
+
+
 def test_a_ring_that_fits_nothing_is_replaced_with_the_next_epochs_workers():
     sizes = [3]
     loader = loader_of((9,) * 4, open_stream=lambda n: count_up(n, sizes[0]))

@@ -187,7 +187,7 @@ def test_timeout_does_not_count_while_workers_start():
 
 
 def test_a_worker_that_does_not_start_is_named(monkeypatch):
-    monkeypatch.setattr("stream_dataloader._workers.feed._LONGEST_START_SECONDS", 0)
+    monkeypatch.setattr("stream_dataloader._workers.feed.LONGEST_START_SECONDS", 0)
     loader = StreamDataLoader(
         StreamDataset([2], range, 1, time_steps=1), 1, timeout=1, worker_init_fn=lambda _: time.sleep(FOREVER)
     )

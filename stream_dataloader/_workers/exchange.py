@@ -1,0 +1,108 @@
+"""Where threads put the parts that they have read, and the loader's `next` takes them: a FIFO a thread.
+
+::
+
+    worker 0   part 3 | part 4 |                 full, with room for two: the thread waits
+    worker 1   part 3 |                          it reads step 4
+                  |
+               step 3 is taken, a part of each worker at once
+
+Guarantees: a thread is never further ahead than there is room for; what made a thread fail comes in the place of its
+part, after all those before it; nobody waits once the exchange is closed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import NamedTuple
+
+from stream_dataloader._assembly.part import Part
+
+
+class Failure(NamedTuple):
+    """What ended a thread's reading in place of a part: anything but a stream's error, which travels in a part."""
+
+    worker_id: int
+    error: BaseException
+
+
+class Exchange:
+    """The parts of one iteration that were read and not taken yet.
+
+    Args:
+        workers: How many threads there are.
+        room: How many parts of each.
+
+    Attributes:
+        closed: No part is wanted any more.
+    """
+
+    def __init__(self, workers: int, room: int) -> None:
+        self.closed = False
+        self._most = room
+        self._read: list[deque[Part | Failure]] = [deque() for _ in range(workers)]
+        self._ended = [False] * workers
+        lock = threading.RLock()  # one that `close` can take again, if garbage is collected while it is held
+        self._ready = threading.Condition(lock)
+        self._room = threading.Condition(lock)
+
+    def put(self, worker: int, part: Part) -> bool:
+        """Hand over a worker's next part, and wait until there is room for another; False if none is wanted."""
+        read = self._read[worker]
+        last = part.end or bool(part.faults)
+        with self._ready:
+            read.append(part)
+            self._ended[worker] = last
+            if self._step_is_ready():
+                self._ready.notify()
+            while len(read) >= self._most and not self.closed and not last:
+                self._room.wait()
+            return not self.closed
+
+    def fail(self, worker: int, error: BaseException) -> None:
+        """Hand over what a worker failed with, and wait until nothing is wanted any more.
+
+        Its queue may be left only then: others that wait for its tickets would take that for the end of the session,
+        and their parts for those of lanes without data.
+        """
+        with self._ready:
+            self._read[worker].append(Failure(worker, error))
+            self._ended[worker] = True
+            self._ready.notify()
+            while not self.closed:
+                self._room.wait()
+
+    def _step_is_ready(self) -> bool:
+        """Whether all workers that have not ended have a part, or one has failed."""
+        ready = True
+        for read, ended in zip(self._read, self._ended, strict=True):
+            if read and type(read[0]) is Failure:
+                return True
+            ready = ready and (bool(read) or ended)
+        return ready
+
+    def take(self, seconds: float | None = None) -> list[Part] | Failure | None:
+        """The next part of each worker that has not ended, or why one has none; None if that takes too long.
+
+        Args:
+            seconds: How long to wait; None: for as long as it takes.
+        """
+        with self._ready:
+            if not self._ready.wait_for(self._step_is_ready, seconds):
+                return None
+            parts: list[Part] = []
+            for read in self._read:
+                if read:
+                    part = read.popleft()
+                    if isinstance(part, Failure):
+                        return part
+                    parts.append(part)
+            self._room.notify_all()
+            return parts
+
+    def close(self) -> None:
+        """No part is wanted any more: threads that wait go on, and end."""
+        with self._ready:
+            self.closed = True
+            self._room.notify_all()

@@ -1,0 +1,104 @@
+"""The memory that a loader's batches are put together in: slots, which workers fill and batches lease.
+
+Guarantee: where there is none, batches come in another way, with a warning, or with an error if the user insists.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from stream_dataloader._assembly.slot_leases import SlotLeases
+from stream_dataloader._assembly.slot_pool import SlotPool
+from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._notices import log_warned
+from stream_dataloader._workers.tally import Tally
+from stream_dataloader.protocols import Transport
+
+
+class BatchMemory:
+    """Slots for the batches of one loader; `renew` makes them.
+
+    Args:
+        lanes: Lanes of the batch, B.
+        messages: See `SlotPool`.
+        transport: `"queue"`: there are none. `"shared_memory"`: to do without is an error.
+        pin_memory: Whether they are to be page-locked, where there is CUDA.
+        tally: Where to count copies.
+        otherwise: What is done with batches without slots, in words.
+    """
+
+    def __init__(
+        self,
+        lanes: int,
+        messages: int,
+        *,
+        transport: Transport,
+        pin_memory: bool,
+        tally: Tally | None,
+        otherwise: str = "sent through torch's queue",
+    ) -> None:
+        self._lanes = lanes
+        self._messages = messages
+        self._transport = transport
+        self._pin_memory = pin_memory
+        self._tally = tally
+        self._otherwise = otherwise
+        self.leases: SlotLeases | None = None
+
+    @property
+    def pool(self) -> SlotPool | None:
+        """What workers share; None if there are no slots."""
+        return None if self.leases is None else self.leases.pool
+
+    @property
+    def unfit(self) -> bool:
+        """Nothing of the iteration that asked last fits the slots."""
+        return self.leases is not None and self.leases.unfit
+
+    @property
+    def in_use(self) -> tuple[int, int]:
+        """How many slots are in use, and how many there are."""
+        pool = self.pool
+        return (0, 0) if pool is None or not pool.laid_out else (pool.in_use(), pool.slots)
+
+    def renew(self) -> None:
+        """Have other slots, which nobody has seen.
+
+        Raises:
+            RuntimeError: There is no memory, and the user insists on it.
+        """
+        self.leases = None
+        if self._transport == "queue":
+            return
+        try:
+            self.leases = SlotLeases(SlotPool(self._lanes, self._messages), pin_memory=self._pin_memory)
+        except OSError as error:
+            self._do_without(error)
+
+    def _do_without(self, reason: object) -> None:
+        problem = f"there is no shared memory for batches ({reason})"
+        if self._transport == "shared_memory":
+            raise RuntimeError(f'{problem}; pass transport="auto" to have them {self._otherwise}')
+        text = f"{problem}; they are {self._otherwise}, which is slower"
+        log_warned(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
+        self._transport = "queue"
+
+    def slot(self, leases: SlotLeases | None, session: int, whole_windows: bool, step: int) -> Slot | None:
+        """The slot of a step that all workers are done with; None if it has none.
+
+        Args:
+            leases: Those that the session's workers began with.
+            session: Their session.
+            whole_windows: Each lane's window lies in one piece.
+            step: The step.
+        """
+        if leases is None:
+            return None
+        copies = leases.copies
+        slot = leases.lease(session, step, whole_windows=whole_windows)
+        if self._tally is not None:
+            self._tally.copies += leases.copies - copies
+        if slot is None and leases.pool.refused and self._transport != "queue":
+            self._do_without("it could not be made large enough")
+        return slot

@@ -1,0 +1,175 @@
+"""The workers of one loader as threads of this process: one copy of the program, and batches that nobody sends.
+
+They read as worker processes do, into the same kind of slots. What differs: their tickets and parts are in ordinary
+memory (`source_queue.ThreadQueue`, `exchange`), and nobody can end them.
+
+Guarantees: a thread opens, reads and closes its streams itself. Memory that a thread may still write to is given to no
+other iteration. A thread that is needed no more ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+
+from stream_dataloader._loader.settings import WorkerSettings
+from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.begin import read_in_threads
+from stream_dataloader._reading.reader import PartReader
+from stream_dataloader._state.snapshot import Snapshot
+from stream_dataloader._workers.exchange import Exchange
+from stream_dataloader._workers.memory import BatchMemory
+from stream_dataloader._workers.tally import Tally
+from stream_dataloader._workers.thread_feed import Job, ThreadFeed, work_for
+from stream_dataloader.dataset import StreamDataset
+
+WorkerInit: TypeAlias = Callable[[int], Any] | None
+
+
+class ThreadPool:
+    """The threads of one loader; of the process that built it alone. See `WorkerPool`, which has processes.
+
+    Args:
+        dataset: What they read.
+        num_workers: How many there are.
+        settings: What they are started with.
+        tally: Where to count what is done.
+
+    Attributes:
+        owner: The process that built it.
+        memory: Where batches are put together.
+    """
+
+    def __init__(self, dataset: StreamDataset, num_workers: int, settings: WorkerSettings, tally: Tally) -> None:
+        self.owner = os.getpid()
+        self._threads: list[_Thread] = []
+        self._sessions = 0
+        self._dataset = dataset
+        self._num_workers = num_workers
+        self._settings = settings
+        self._tally = tally
+        self._ahead = settings.prefetch_factor or 2
+        self.memory = BatchMemory(
+            dataset.batch_size,
+            self._ahead + 2,  # the parts that wait, and those that are read and taken
+            transport=settings.transport,
+            pin_memory=settings.pin_memory,
+            tally=tally,
+            otherwise="put together in new memory each time",
+        )
+        self.memory.renew()
+
+    def __del__(self) -> None:
+        if self.owner == os.getpid():
+            self._dismiss()
+
+    def start(self, epoch: int, *, whole_windows: bool, resume: Snapshot | None = None) -> ThreadFeed:
+        """Start an iteration; the one before must be closed. See `WorkerPool.start`."""
+        if self.memory.unfit:
+            self.memory.renew()
+        while len(self._threads) < self._num_workers:  # one by one: the system may refuse the last
+            self._threads.append(_Thread(len(self._threads), self._settings.worker_init_fn))
+        self._sessions += 1
+        exchange = Exchange(self._num_workers, self._ahead)
+        board = ActivityBoard(self._dataset.batch_size, self._num_workers, shared=False)
+        readers = read_in_threads(
+            self._dataset.plan(),
+            epoch,
+            self._num_workers,
+            whole_windows=whole_windows,
+            slots=self.memory.pool,
+            session=self._sessions,
+            resume=resume,
+            board=board,
+            meters=self._tally.meters,
+            closed=lambda: exchange.closed,
+        )
+        jobs = [thread.read(exchange, reader) for thread, reader in zip(self._threads, readers, strict=True)]
+        if not self._settings.persistent_workers:
+            self._dismiss()
+        return ThreadFeed(
+            exchange,
+            jobs,
+            functools.partial(self.memory.slot, self.memory.leases, self._sessions, whole_windows),
+            self._leave_alone,
+            self._settings.timeout,
+            board,
+            self._dataset.sources,
+        )
+
+    def _dismiss(self) -> None:
+        """Have no threads: those there are end after what they do."""
+        for thread in self._threads:
+            thread.dismiss()
+        self._threads = []
+
+    def _leave_alone(self) -> None:
+        """Have other threads and other memory than those that have not come to an end."""
+        self._dismiss()
+        self.memory.renew()
+
+    def died(self) -> dict[int, str]:
+        """No thread dies by itself."""
+        return {}
+
+
+_Task: TypeAlias = tuple[Job, Exchange, Callable[[], PartReader]]
+
+
+class _Thread:
+    """A worker. It holds nothing of the loader, which may go while it runs.
+
+    Args:
+        number: Its number.
+        init: The loader's `worker_init_fn`.
+    """
+
+    def __init__(self, number: int, init: WorkerInit) -> None:
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        name = f"stream-worker-{number}"
+        threading.Thread(target=_work, args=(number, init, self._tasks), name=name, daemon=True).start()
+
+    def read(self, exchange: Exchange, begin: Callable[[], PartReader]) -> Job:
+        """Have it read in one iteration, after what it does now."""
+        job = Job()
+        self._tasks.put((job, exchange, begin))
+        return job
+
+    def dismiss(self) -> None:
+        """Have it end after what it does now."""
+        self._tasks.put(None)
+
+
+def _work(number: int, init: WorkerInit, tasks: SimpleQueue[_Task | None]) -> None:
+    while (task := tasks.get()) is not None:
+        job, exchange, begin = task
+        work_for(exchange)
+        try:
+            if not exchange.closed:
+                if init is not None:
+                    init(number)
+                    init = None  # once is enough for a thread that is kept
+                job.begun.set()
+                _read(number, exchange, begin())
+        except BaseException as error:
+            exchange.fail(number, error)
+        finally:
+            job.begun.set()
+            job.done.set()
+            work_for(None)
+        del task, exchange, begin
+
+
+def _read(number: int, exchange: Exchange, reader: PartReader) -> None:
+    try:
+        for part in reader:
+            if not exchange.put(number, part):
+                return
+    except BaseException as error:
+        exchange.fail(number, error)
+    finally:
+        reader.close()
