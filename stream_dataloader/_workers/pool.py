@@ -84,6 +84,7 @@ class WorkerPool:
         self._parts = WorkerParts(dataset, self._mailbox, pace, key, None if tally is None else tally.meters)
         self._transport = transport
         self._pin_memory = pin_memory
+        self._device: torch.device | None = None
         self._slot_leases: SlotLeases | None = None
         self._crew: Crew | None  # kept, so that a death between two iterations is noticed
         self._hire()
@@ -110,10 +111,19 @@ class WorkerPool:
 
     def _new_leases(self) -> SlotLeases | None:
         try:
-            return SlotLeases(SlotPool(self._dataset.batch_size, self._messages), pin_memory=self._pin_memory)
+            leases = SlotLeases(SlotPool(self._dataset.batch_size, self._messages), pin_memory=self._pin_memory)
         except OSError as error:
             self._do_without_slots(error)
             return None
+        if self._device is not None:
+            leases.lock_for(self._device)
+        return leases
+
+    def lock_for(self, device: torch.device) -> None:
+        """Have shared memory page-locked from now on, as batches are copied to a CUDA device."""
+        self._device = device
+        if self._slot_leases is not None:
+            self._slot_leases.lock_for(device)
 
     def _do_without_slots(self, reason: object) -> None:
         problem = f"there is no shared memory for batches ({reason})"
