@@ -1,8 +1,8 @@
 """Batches on the way to an accelerator: page-locked memory, and copies ahead of use.
 
-Guarantees: what the user gets is on the current stream as if it had been made there. Memory is locked once, not batch by
-batch. No batch is lost: an error of copying is raised in place of the batch it belongs to, and asked again, the loader tries
-that batch again. In step with a model that is slower than the copies, nothing waits for the device.
+Guarantees: what the user gets is on the current stream as if it had been made there. Memory is locked once, not batch
+by batch. No batch is lost: an error of copying is raised in place of the batch it belongs to, and asked again, the
+loader tries that batch again. In step with a model that is slower than the copies, nothing waits for the device.
 
 ::
 
@@ -13,30 +13,31 @@ that batch again. In step with a model that is slower than the copies, nothing w
 Why this is so, by what CUDA and torch document:
 
 - *Used on the current stream.* The current stream is told to wait for the copy's event: `cudaStreamWaitEvent` makes the
-  device wait, and returns at once on the host. What the user begins there afterwards, in eager mode, backward or compiled,
-  comes after the copy. The tensors are plain ones. For another stream of their own, users order it behind the current one, as
-  with any tensor.
-- *Memory on the device.* It is allocated while the copy stream is current, so torch's allocator hands it out again only to
-  the copy stream, where it comes after earlier copies. `record_stream` adds that what the current stream does with it by the
-  time it is freed must be done, too. That can be said of dense tensors only. What else a batch holds (sparse tensors, objects
-  with a `to` of their own) is moved on the current stream when it is handed out.
-- *Memory in the host.* A slot that is let go waits for the copy stream, too (`_assembly/page_lock.py`). It is let go while that
-  is the current stream, so that it waits for copies alone, and not for what the model still computes. torch's own page-locked
-  memory knows what is copied from it.
-- *Nothing waits.* From page-locked memory with `non_blocking=True` a copy returns at once, so pageable leaves are put into
-  page-locked memory before, and so are leaves with gaps, which torch would gather in pageable memory. The host waits in one case
-  only: copies are slower than all else, and two are under way. Without that it would fill the device with batches.
-- *Ahead of the device.* A host that runs k batches ahead of the device has k more of them in its memory, as these are still
-  to be computed with. A loop that reads a number back now and then keeps k small.
-- *One stream a device.* Memory goes back to the stream it was allocated for. With a new stream an epoch, each epoch's would
-  stay behind; so all loaders of a process copy on one stream a device.
-- *Several devices.* "cuda" is the device that is current when reading begins, and stays so. The current device is as it was
-  after each `next`.
-- *No memory.* If there is none for the batch ahead, that is tried again when the batch is wanted, when the one before may
-  have been freed.
+  device wait, and returns at once on the host. What the user begins there afterwards, in eager mode, backward or
+  compiled, comes after the copy. The tensors are plain ones. For another stream of their own, users order it behind the
+  current one, as with any tensor.
+- *Memory on the device.* It is allocated while the copy stream is current, so torch's allocator hands it out again only
+  to the copy stream, where it comes after earlier copies. `record_stream` adds that what the current stream does with
+  it by the time it is freed must be done, too. That can be said of dense tensors only. What else a batch holds (sparse
+  tensors, objects with a `to` of their own) is moved on the current stream when it is handed out.
+- *Memory in the host.* A slot that is let go waits for the copy stream, too (`_assembly/page_lock.py`). It is let go
+  while that is the current stream, so that it waits for copies alone, and not for what the model still computes.
+  torch's own page-locked memory knows what is copied from it.
+- *Nothing waits.* From page-locked memory with `non_blocking=True` a copy returns at once, so pageable leaves are put
+  into page-locked memory before, and so are leaves with gaps, which torch would gather in pageable memory. The host
+  waits in one case only: copies are slower than all else, and two are under way. Without that it would fill the device
+  with batches.
+- *Ahead of the device.* A host that runs k batches ahead of the device has k more of them in its memory, as these are
+  still to be computed with. A loop that reads a number back now and then keeps k small.
+- *One stream a device.* Memory goes back to the stream it was allocated for. With a new stream an epoch, each epoch's
+  would stay behind; so all loaders of a process copy on one stream a device.
+- *Several devices.* "cuda" is the device that is current when reading begins, and stays so. The current device is as it
+  was after each `next`.
+- *No memory.* If there is none for the batch ahead, that is tried again when the batch is wanted, when the one before
+  may have been freed.
 
-Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda` that runs copies and kernels late,
-in any order that streams and events allow.
+Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda` that runs copies and
+kernels late, in any order that streams and events allow.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class HasDestination:
 
 
 class _Copy(NamedTuple):
-    """A batch that is being copied: on the device, but for what cannot be copied ahead; and the event behind the copies."""
+    """A batch on the device, but for what cannot be copied ahead; and the event behind its copies."""
 
     batch: Any
     copied: Any
@@ -195,9 +196,9 @@ class OneAhead:
     def __next__(self) -> Any:
         if self._ahead is None:
             self._fetch()
-            self._hold(self._fetched is not _Nothing, self._end is not None)
             if self._end is not None:
                 self._raise_end()
+            self._hold(True, False)
             self._ahead = self._copy()  # raises in the batch's own place, and tries again when asked again
         batch = self._on_current_stream(self._ahead)
         self._fetch()  # while the batch before is still being computed with
@@ -256,7 +257,7 @@ class OneAhead:
         def take(leaf: Any) -> Any:
             if not _is_dense_on(leaf, self._device.type):
                 return _moved_leaf(leaf, self._device)
-            leaf.record_stream(current)  # its memory is not handed out again before what this stream does with it is done
+            leaf.record_stream(current)  # its memory is handed out again only behind what this stream does with it
             return leaf
 
         return _there(ahead.batch, take)

@@ -5,26 +5,28 @@ before it is unmapped, in the process that locked it. A driver that refuses cost
 
 Why, by what CUDA documents:
 
-- *Locking.* `cudaHostRegister` locks pages that are mapped already. With the flag "portable" they count as locked for all
-  devices. They must be unregistered before they are unmapped; else the next mapping at the same address is "already
-  registered". Python unmaps an `mmap` *before* it calls the weak references to it, so what is watched here is an array over
-  it, which keeps it mapped until its own weak references were called.
-- *A refusal* (too little memory, not permitted, already registered) stays behind as the thread's last error, which torch
-  would raise at the next kernel, far from here. torch has no function that clears it, but its check of a kernel does.
-- *Reading.* A copy from page-locked memory returns before it has begun. So may one from pageable memory: up to CUDA 11 a
-  thread of the driver fills the staging buffer, and since then it only "might be synchronous". So a slot that is let go waits
-  in both cases. An event that is recorded on a stream is passed when all that was begun there before is done, copies
-  included. One is recorded on the current stream of each device that batches were copied to, and on the loader's own copy
-  streams. They are asked, never waited for.
-- *Other devices.* To record an event on a device that is not in use would create a context there, so that is not done. The
-  current device counts as in use once torch has memory there.
-- *Graphs.* An event that is recorded while a graph is captured belongs to the graph and cannot be asked, so it is recorded
-  later.
-- *Fork.* The mapping is shared, not private, so that no page is copied on write, and a device reads what workers write. A
-  forked process may not call CUDA, so there nothing is unlocked.
-- *The end.* Nothing says that unregistering waits for copies, so this waits for them: once, when the memory is given back.
-- *A lost device.* Nobody can say any more what it reads. The slot stays out of use, and the error is raised by `poll` or by
-  the user's own next call, never within a weak reference's callback, where Python would only print it.
+- *Locking.* `cudaHostRegister` locks pages that are mapped already. With the flag "portable" they count as locked for
+  all devices. They must be unregistered before they are unmapped; else the next mapping at the same address is "already
+  registered". Python unmaps an `mmap` *before* it calls the weak references to it, so what is watched here is an array
+  over it, which keeps it mapped until its own weak references were called.
+- *A refusal* (too little memory, not permitted, already registered) stays behind as the thread's last error, which
+  torch would raise at the next kernel, far from here. torch has no function that clears it, but its check of a kernel
+  does.
+- *Reading.* A copy from page-locked memory returns before it has begun. So may one from pageable memory: up to CUDA 11
+  a thread of the driver fills the staging buffer, and since then it only "might be synchronous". So a slot that is let
+  go waits in both cases. An event that is recorded on a stream is passed when all that was begun there before is done,
+  copies included. One is recorded on the current stream of each device that batches were copied to, and on the loader's
+  own copy streams. They are asked, never waited for.
+- *Other devices.* To record an event on a device that is not in use would create a context there, so that is not done.
+  The current device counts as in use once torch has memory there.
+- *Graphs.* An event that is recorded while a graph is captured belongs to the graph and cannot be asked, so it is
+  recorded later.
+- *Fork.* The mapping is shared, not private, so that no page is copied on write, and a device reads what workers write.
+  A forked process may not call CUDA, so there nothing is unlocked.
+- *The end.* Nothing says that unregistering waits for copies, so this waits for them: once, when the memory is given
+  back.
+- *A lost device.* Nobody can say any more what it reads. The slot stays out of use, and the error is raised by `poll`
+  or by the user's own next call, never within a weak reference's callback, where Python would only print it.
 
 Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
 """
@@ -50,9 +52,9 @@ _PORTABLE = 1  # cudaHostRegisterPortable: locked for all devices, not only the 
 class PendingCopies:
     """Frees memory once no CUDA device reads it any more.
 
-    Known are the loader's own copies, and those on a stream that is its device's current one where the memory is let go. A user
-    who copies on another stream must hold the batch until that copy is done; so must one who moves single tensors, not a batch,
-    to a device that is not the current one.
+    Known are the loader's own copies, and those on a stream that is its device's current one where the memory is let
+    go. A user who copies on another stream must hold the batch until that copy is done; so must one who moves single
+    tensors, not a batch, to a device that is not the current one.
 
     Args:
         backend: `torch.cuda`, or a stand-in.
@@ -63,7 +65,7 @@ class PendingCopies:
         self._waiting: deque[tuple[list[Any] | None, Callable[[], Any]]] = deque()
 
     def free_after(self, free: Callable[[], Any]) -> None:
-        """Call `free` once the copies that have been begun so far are done: at once if there are none, or from `poll`."""
+        """Call `free` once the copies begun so far are done: at once if there are none, or from `poll`."""
         try:
             capturing = self._backend.is_initialized() and self._backend.is_current_stream_capturing()
             events = None if capturing else self._events()
@@ -128,8 +130,8 @@ def _recorded(backend: Any, stream: Any) -> Any:
 class LockedPages(np.ndarray[Any, Any]):
     """Memory that is page-locked for as long as it is there.
 
-    A type of its own: over arrays over arrays, NumPy has a new one keep alive the innermost of its own type, and none between.
-    That is to be the lease.
+    A type of its own: over arrays over arrays, NumPy has a new one keep alive the innermost of its own type, and none
+    between. That is to be the lease.
     """
 
 
@@ -147,7 +149,7 @@ def lock_pages(
     Returns:
         The memory, which is locked for as long as this array, or one over it, is there.
     """
-    array = LockedPages(len(memory), np.uint8, memory)
+    array: LockedPages = LockedPages(len(memory), np.uint8, memory)
     address, runtime = array.ctypes.data, backend.cudart()
     with backend.device(device):
         status = int(runtime.cudaHostRegister(address, array.nbytes, _PORTABLE))

@@ -1,7 +1,7 @@
 """The main process's side of the slots: a batch leases the slot that its tensors lie in.
 
-Guarantee: a slot is given back when the last array over it is gone and no CUDA device reads it any more, and not before; one
-that is not lent is a copy.
+Guarantee: a slot is given back when the last array over it is gone and no CUDA device reads it any more, and not
+before; one that is not lent is a copy.
 """
 
 from __future__ import annotations

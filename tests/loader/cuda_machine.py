@@ -1,13 +1,14 @@
 """A stand-in for CUDA devices that runs what it is told late, in any order that streams and events allow.
 
-Copies and kernels are queued on their streams. When one runs, it reads what lies in memory *then*. So a slot that is written
-again too early, a kernel that does not wait for its copy and memory that is handed out too early all end in wrong numbers, which
-`Machine.faults` lists. Memory comes from an allocator with torch's rules: it is the stream's that was current, and is handed out
-again at once there; `record_stream` adds that what another stream does with it must be done.
+Copies and kernels are queued on their streams. When one runs, it reads what lies in memory *then*. So a slot that is
+written again too early, a kernel that does not wait for its copy and memory that is handed out too early all end in
+wrong numbers, which `Machine.faults` lists. Memory comes from an allocator with torch's rules: it is the stream's that
+was current, and is handed out again at once there; `record_stream` adds that what another stream does with it must be
+done.
 
-What is simpler than on a device: a copy from pageable memory is done at once (counted in `staged`), and an operation on a tensor
-"on the device" other than `kernel` waits for the current stream. A tensor on the device is one in host memory whose class says
-that it is not.
+What is simpler than on a device: a copy from pageable memory is done at once (counted in `staged`), and an operation on
+a tensor "on the device" other than `kernel` waits for the current stream. A tensor on the device is one in host memory
+whose class says that it is not.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import weakref
 from collections import deque
 
 import numpy as np
+import pytest
 import torch
 
 LOST = "CUDA error: the device is lost"
@@ -160,11 +162,16 @@ class Machine:
         monkeypatch.setattr(torch.cuda, "Event", lambda: Event(self))
         original, empty, ones = torch.Tensor.to, torch.empty, torch.ones
         monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *a, **k: self.to(original, tensor, *a, **k))
-        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.record_stream(tensor, stream))
-        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: self.is_pinned(tensor))
-        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self.pin_memory(tensor))
+        for name, function in (
+            ("record_stream", self.record_stream),
+            ("is_pinned", self.is_pinned),
+            ("pin_memory", self.pin_memory),
+        ):
+            monkeypatch.setattr(torch.Tensor, name, _as_method(function))
         monkeypatch.setattr(
-            torch, "empty", lambda *a, pin_memory=False, **k: self.pin_memory(empty(*a, **k)) if pin_memory else empty(*a, **k)
+            torch,
+            "empty",
+            lambda *a, pin_memory=False, **k: self.pin_memory(empty(*a, **k)) if pin_memory else empty(*a, **k),
         )
         monkeypatch.setattr(torch, "ones", lambda *a, device=None, **k: self.launch() or ones(*a, **k))
         monkeypatch.setattr(copies, "_devices", set())
@@ -214,7 +221,7 @@ class Machine:
     def cudart(self):
         return self
 
-    def cudaHostRegister(self, address, size, flags):  # noqa: N802
+    def cudaHostRegister(self, address, size, flags):
         self.called()
         overlaps = any(begin < address + size and address < begin + length for begin, length in self.locked.items())
         self.last_error = self.refuses or (_PAGE_ALREADY_LOCKED if overlaps else 0)
@@ -222,7 +229,7 @@ class Machine:
             self.locked[address] = size
         return self.last_error
 
-    def cudaHostUnregister(self, address):  # noqa: N802
+    def cudaHostUnregister(self, address):
         size = self.locked.pop(address)
         if not _is_mapped(address):
             self.faults.append("memory was unmapped before it was unlocked")
@@ -368,6 +375,13 @@ class Machine:
             assert sum(len(stream.queue) for stream in self.streams) < before, "nothing can run: a deadlock"
 
 
+def _as_method(function):
+    def method(tensor, *args):
+        return function(tensor, *args)
+
+    return method
+
+
 def _is_mapped(address):
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -375,3 +389,9 @@ def _is_mapped(address):
             if begin <= address < end:
                 return True
     return False
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """One device."""
+    return Machine().install(monkeypatch)

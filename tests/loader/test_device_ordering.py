@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import itertools
 import random
 
 import numpy as np
@@ -13,7 +12,7 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamBatch
 from stream_dataloader._assembly import page_lock
 from stream_dataloader._assembly.page_lock import PendingCopies
 from stream_dataloader._assembly.slot_leases import SlotLeases
@@ -174,8 +173,8 @@ FAULTS = {
 def test_the_stand_in_finds(breaks):
     for seed in range(200):
         with pytest.MonkeyPatch.context() as monkeypatch:
-            machine = Machine(seed, devices=2, pace=0.3).install(monkeypatch)
             breaks(monkeypatch)
+            machine = Machine(seed, devices=2, pace=0.3).install(monkeypatch)
             train(machine, seed, ahead=bool(seed % 2))
             if any(FAULTS[breaks] in fault for fault in finish(machine)):
                 return
