@@ -2,7 +2,9 @@
 
 Guarantees: what the user gets is on the current stream as if it had been made there. Memory is locked once, not batch
 by batch. No batch is lost: an error of copying is raised in place of the batch it belongs to, and asked again, the
-loader tries that batch again. In step with a model that is slower than the copies, nothing waits for the device.
+loader tries that batch again. With a model that is slower than the copies, the device never waits for one, and the host
+waits for the device only where it is three batches ahead. So six batches lie on the device, but for those that users
+hold.
 
 ::
 
@@ -25,10 +27,9 @@ Why this is so, by what CUDA and torch document:
   torch's own page-locked memory knows what is copied from it.
 - *Nothing waits.* From page-locked memory with `non_blocking=True` a copy returns at once, so pageable leaves are put
   into page-locked memory before, and so are leaves with gaps, which torch would gather in pageable memory. The host
-  waits in one case only: copies are slower than all else, and two are under way. Without that it would fill the device
-  with batches.
-- *Ahead of the device.* A host that runs k batches ahead of the device has k more of them in its memory, as these are
-  still to be computed with. A loop that reads a number back now and then keeps k small.
+  waits in two cases only, and in both the device has work to do: two copies are under way, as they are slower than all
+  else; or it is three batches ahead of the device, as nothing was read back. Without that it would fill the device with
+  batches, of which each is still to be computed with.
 - *One stream a device.* Memory goes back to the stream it was allocated for. With a new stream an epoch, each epoch's
   would stay behind; so all loaders of a process copy on one stream a device.
 - *Several devices.* "cuda" is the device that is current when reading begins, and stays so. The current device is as it
@@ -154,6 +155,10 @@ class HasDestination:
         return self.to("cpu")
 
 
+_MOST_COPIES = 2  # under way at once: the batch ahead, and the one before
+_MOST_USES = 3  # batches that a host may be ahead of the device
+
+
 class _Copy(NamedTuple):
     """A batch on the device, but for what cannot be copied ahead; and the event behind its copies."""
 
@@ -188,7 +193,8 @@ class OneAhead:
         self._fetched: Any = _Nothing  # in host memory; its copy is still to begin
         self._end: Exception | None = None  # the end, or what was raised in place of a batch
         self._ahead: _Copy | None = None
-        self._under_way: deque[Any] = deque()  # the events of the last two copies
+        self._copies: deque[Any] = deque()  # the events behind the last copies
+        self._uses: deque[Any] = deque()  # the events before the last uses
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -234,16 +240,13 @@ class OneAhead:
 
     def _copy(self) -> _Copy:
         """Begin to copy what was fetched, and let go of it."""
-        if len(self._under_way) == 2:
-            if not self._under_way[0].query():
-                self._under_way[0].synchronize()
-            self._under_way.popleft()
+        _wait_for_all_but(self._copies, _MOST_COPIES - 1)
         with self._backend.stream(self._stream):
             batch = _there(self._fetched, self._ahead_of_use)
             copied = self._backend.Event()
             copied.record(self._stream)
             self._fetched = _Nothing  # here: its memory is free once what was begun on this stream is done
-        self._under_way.append(copied)
+        self._copies.append(copied)
         return _Copy(batch, copied)
 
     def _ahead_of_use(self, leaf: Any) -> Any:
@@ -251,8 +254,12 @@ class OneAhead:
 
     def _on_current_stream(self, ahead: _Copy) -> Any:
         """What was copied, for use on the current stream."""
+        _wait_for_all_but(self._uses, _MOST_USES - 1)
         current = self._backend.current_stream(self._device)
         current.wait_event(ahead.copied)
+        begins = self._backend.Event()
+        begins.record(current)
+        self._uses.append(begins)
 
         def take(leaf: Any) -> Any:
             if not _is_dense_on(leaf, self._device.type):
@@ -261,6 +268,14 @@ class OneAhead:
             return leaf
 
         return _there(ahead.batch, take)
+
+
+def _wait_for_all_but(events: deque[Any], count: int) -> None:
+    """Wait until at most so many events are not passed: those that were recorded last."""
+    while len(events) > count:
+        if not events[0].query():
+            events[0].synchronize()
+        events.popleft()
 
 
 def _is_dense_on(leaf: Any, kind: str) -> bool:

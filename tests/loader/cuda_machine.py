@@ -312,7 +312,7 @@ class Machine:
         fits = [
             block
             for block in self.blocks
-            if block.free and block.owner is stream and len(block.memory) >= size and all(m.passed for m in block.marks)
+            if block.free and block.owner is stream and len(block.memory) == size and all(m.passed for m in block.marks)
         ]
         if fits:
             block = self.random.choice(fits)
