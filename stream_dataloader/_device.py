@@ -125,7 +125,8 @@ class Destination:
         on_cuda = self.device is not None and self.device.type == "cuda"
         if self._pin_memory or on_cuda:
             if torch.cuda.is_available():
-                batch = pinned(batch)
+                with torch.cuda.device(self.device if on_cuda else None):  # whose context it is allocated in
+                    batch = pinned(batch)
             elif self._pin_memory:
                 warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=4)
         return batch if self.device is None or on_cuda else moved(batch, self.device)

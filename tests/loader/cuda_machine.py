@@ -223,6 +223,7 @@ class Machine:
 
     def cudaHostRegister(self, address, size, flags):
         self.called()
+        self.contexts.add(self.number)
         overlaps = any(begin < address + size and address < begin + length for begin, length in self.locked.items())
         self.last_error = self.refuses or (_PAGE_ALREADY_LOCKED if overlaps else 0)
         if not self.last_error:
@@ -302,6 +303,8 @@ class Machine:
     def pin_memory(self, tensor):
         if self.is_pinned(tensor):
             return tensor
+        if not self.contexts:  # as torch does, it takes a context that there is
+            self.contexts.add(self.number)
         memory = np.ndarray(max(tensor.nbytes, 1), np.uint8)
         self.pinned[memory.ctypes.data] = memory
         there = torch.from_numpy(memory)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
@@ -319,7 +322,7 @@ class Machine:
             block.free, block.marks, block.uses = False, [], set()
             return block
         if self.room is not None and self.memory_reserved(stream.number) + size > self.room:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         self.blocks.append(Block(size, stream))
         return self.blocks[-1]
 
