@@ -29,7 +29,7 @@ Why this is so, by what CUDA and torch document:
   into page-locked memory before, and so are leaves with gaps, which torch would gather in pageable memory. The host
   waits in two cases only, and in both the device has work to do: two copies are under way, as they are slower than all
   else; or it is three batches ahead of the device, as nothing was read back. Without that it would fill the device with
-  batches, of which each is still to be computed with.
+  batches, of which each is still to be computed with. It sleeps meanwhile (`blocking=True`), as workers need the cores.
 - *One stream a device.* Memory goes back to the stream it was allocated for. With a new stream an epoch, each epoch's
   would stay behind; so all loaders of a process copy on one stream a device.
 - *Several devices.* "cuda" is the device that is current when reading begins, and stays so. The current device is as it
@@ -244,7 +244,7 @@ class OneAhead:
         _wait_for_all_but(self._copies, _MOST_COPIES - 1)
         with self._backend.stream(self._stream):
             batch = _there(self._fetched, self._ahead_of_use)
-            copied = self._backend.Event()
+            copied = self._backend.Event(blocking=True)
             copied.record(self._stream)
             self._fetched = _Nothing  # here: its memory is free once what was begun on this stream is done
         self._copies.append(copied)
@@ -258,7 +258,7 @@ class OneAhead:
         _wait_for_all_but(self._uses, _MOST_USES - 1)
         current = self._backend.current_stream(self._device)
         current.wait_event(ahead.copied)
-        begins = self._backend.Event()
+        begins = self._backend.Event(blocking=True)
         begins.record(current)
         self._uses.append(begins)
 

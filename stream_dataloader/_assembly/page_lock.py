@@ -67,8 +67,7 @@ class PendingCopies:
     def free_after(self, free: Callable[[], Any]) -> None:
         """Call `free` once the copies begun so far are done: at once if there are none, or from `poll`."""
         try:
-            capturing = self._backend.is_initialized() and self._backend.is_current_stream_capturing()
-            events = None if capturing else self._events()
+            events = self._events()
         except Exception:  # the device is lost, or the interpreter ends: the memory stays out of use
             return
         if events == []:
@@ -76,16 +75,18 @@ class PendingCopies:
         else:
             self._waiting.append((events, free))
 
-    def _events(self) -> list[Any]:
-        """An event behind all that was begun so far, on each device in use."""
+    def _events(self) -> list[Any] | None:
+        """An event behind all that was begun so far, on each device in use; None while a graph is captured."""
         backend = self._backend
         if not backend.is_initialized():
             return []
         numbers = devices_copied_to()
         current = backend.current_device()
-        if current not in numbers and backend.memory_reserved(current):
+        if current not in numbers and _is_in_use(backend, current):
             note_copy_to(current)
             numbers |= {current}
+        if current in numbers and backend.is_current_stream_capturing():  # to ask this creates a context, too
+            return None
         streams = {backend.current_stream(number) for number in numbers} | streams_copied_on()
         return [_recorded(backend, stream) for stream in streams]
 
@@ -101,7 +102,7 @@ class PendingCopies:
                 if events is None:  # it was let go while a graph was captured
                     events = self._events()
                     self._waiting[0] = events, free
-                done = all(event.query() for event in events)
+                done = events is not None and all(event.query() for event in events)
             except Exception:
                 self._waiting.popleft()
                 raise
@@ -119,6 +120,13 @@ class PendingCopies:
                 for event in events or ():
                     event.synchronize()
                 free()
+
+
+def _is_in_use(backend: Any, number: int) -> bool:
+    try:
+        return bool(backend.memory_reserved(number))
+    except RuntimeError:  # an allocator that does not count
+        return True
 
 
 def _recorded(backend: Any, stream: Any) -> Any:

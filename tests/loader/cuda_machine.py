@@ -95,7 +95,9 @@ class Event:
 
     def record(self, stream=None):
         self.machine.called()
-        self.at = (stream or self.machine.current_stream()).mark()
+        stream = stream or self.machine.current_stream()
+        self.machine.contexts.add(stream.number)
+        self.at = stream.mark()
 
     def query(self):
         self.machine.called()
@@ -159,7 +161,7 @@ class Machine:
         ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(self, torch.device(device).index))
-        monkeypatch.setattr(torch.cuda, "Event", lambda: Event(self))
+        monkeypatch.setattr(torch.cuda, "Event", lambda blocking=False: Event(self))
         original, empty, ones = torch.Tensor.to, torch.empty, torch.ones
         monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *a, **k: self.to(original, tensor, *a, **k))
         for name, function in (
@@ -191,6 +193,7 @@ class Machine:
         return sum(len(block.memory) for block in self.blocks if block.owner.number == number)
 
     def is_current_stream_capturing(self):
+        self.contexts.add(self.number)
         return self.capturing
 
     def current_stream(self, device=None):

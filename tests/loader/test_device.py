@@ -87,6 +87,8 @@ def test_another_device_than_the_current_one(monkeypatch, workers):
     for batch in StreamDataLoader(dataset, workers, device="cuda:1"):
         assert batch.data.device.index == 1
         assert machine.number == 0
+    for part in StreamDataLoader(dataset, workers, device="cuda:1").parts():
+        assert part.data.device.index == 1
     assert machine.contexts == {1}, "the current device is not in use, and got no context"
 
 
