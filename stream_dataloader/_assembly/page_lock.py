@@ -117,7 +117,7 @@ class PendingCopies:
         while self._waiting:
             events, free = self._waiting.popleft()
             with contextlib.suppress(Exception):
-                for event in events or ():
+                for event in (self._events() if events is None else events) or ():
                     event.synchronize()
                 free()
 
