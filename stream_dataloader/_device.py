@@ -43,6 +43,7 @@ kernels late, in any order that streams and events allow.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections import deque
@@ -211,10 +212,8 @@ class OneAhead:
         self._fetch()  # while the batch before is still being computed with
         following = None
         if self._end is None:
-            try:
+            with contextlib.suppress(Exception):  # of memory, say: told in this batch's turn, if it fails then, too
                 following = self._copy()
-            except Exception:  # of memory, say: told when it is this batch's turn, if it fails then, too
-                following = None
         self._ahead = following
         self._hold(self._end is None, self._end is not None)
         return batch

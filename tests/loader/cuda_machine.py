@@ -101,7 +101,6 @@ class Event:
 
     def query(self):
         self.machine.called()
-        self.machine.asked += 1
         return self.at is None or self.at.passed
 
     def synchronize(self):
@@ -130,7 +129,6 @@ class Machine:
         faults: What went wrong on the devices.
         staged: How many copies were from pageable memory: each makes the host wait.
         waited: How often the host waited for an event that was not passed.
-        asked: How often it asked for one.
         contexts: The devices that something was done on.
         room: Bytes that a device has; None: enough.
         refuses: What `cudaHostRegister` returns.
@@ -141,7 +139,7 @@ class Machine:
     def __init__(self, seed=0, devices=1, pace=0.0):
         self.random, self.pace, self.devices = random.Random(seed), pace, devices
         self.streams, self.blocks, self.faults, self.locked, self.pinned = [], [], [], {}, weakref.WeakValueDictionary()
-        self.staged = self.waited = self.asked = self.number = self.refuses = self.last_error = 0
+        self.staged = self.waited = self.number = self.refuses = self.last_error = 0
         self.room, self.lost, self.capturing, self.contexts = None, False, False, set()
         self.begun = []  # copies that are under way: address, number of bytes
         self.classes = [type("OnDevice", (OnDevice,), {"machine": self, "number": n}) for n in range(devices)]
