@@ -1,20 +1,59 @@
 """Batches on the way to an accelerator: page-locked memory, and copies ahead of use.
 
-Guarantees: memory is locked once, not batch by batch. A batch in host memory is held until its copy is finished. An
-error is raised in place of the batch it belongs to, although batches are fetched one ahead.
+Guarantees: what the user gets is on the current stream as if it had been made there. Memory is locked once, not batch
+by batch. No batch is lost: an error of copying is raised in place of the batch it belongs to, and asked again, the
+loader tries that batch again. With a model that is slower than the copies, the device never waits for one, and the host
+waits for the device only where it is three batches ahead. So six batches lie on the device, but for those that users
+hold.
 
-Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
+::
+
+    host             next k: begins copy k+1, hands out k    |  next k+1: begins copy k+2, hands out k+1
+    copy stream      copy k        copy k+1                  |       copy k+2
+    current stream   ... k-1 ...   waits for copy k, then k  |  waits for copy k+1, then k+1
+
+Why this is so, by what CUDA and torch document:
+
+- *Used on the current stream.* The current stream is told to wait for the copy's event: `cudaStreamWaitEvent` makes the
+  device wait, and returns at once on the host. What the user begins there afterwards, in eager mode, backward or
+  compiled, comes after the copy. The tensors are plain ones. For another stream of their own, users order it behind the
+  current one, as with any tensor.
+- *Memory on the device.* It is allocated while the copy stream is current, so torch's allocator hands it out again only
+  to the copy stream, where it comes after earlier copies. `record_stream` adds that what the current stream does with
+  it by the time it is freed must be done, too. That can be said of dense tensors only. What else a batch holds (sparse
+  tensors, objects with a `to` of their own) is moved on the current stream when it is handed out.
+- *Memory in the host.* A slot that is let go waits for the copy stream, too (`_assembly/page_lock.py`). It is let go
+  while that is the current stream, so that it waits for copies alone, and not for what the model still computes.
+  torch's own page-locked memory knows what is copied from it.
+- *Nothing waits.* From page-locked memory with `non_blocking=True` a copy returns at once, so pageable leaves are put
+  into page-locked memory before, and so are leaves with gaps, which torch would gather in pageable memory. The host
+  waits in two cases only, and in both the device has work to do: two copies are under way, as they are slower than all
+  else; or it is three batches ahead of the device, as nothing was read back. Without that it would fill the device with
+  batches, of which each is still to be computed with. It sleeps meanwhile (`blocking=True`), as workers need the cores.
+- *One stream a device.* Memory goes back to the stream it was allocated for. With a new stream an epoch, each epoch's
+  would stay behind; so all loaders of a process copy on one stream a device.
+- *Several devices.* "cuda" is the device that is current when reading begins, and stays so. The current device is as it
+  was after each `next`.
+- *No memory.* If there is none for the batch ahead, that is tried again when the batch is wanted, when the one before
+  may have been freed.
+
+Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda` that runs copies and
+kernels late, in any order that streams and events allow.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from stream_dataloader._items.layout import is_dense
+from stream_dataloader._memory.copies import note_copy_on
 from stream_dataloader.batch import StreamBatch, map_leaves
 
 if TYPE_CHECKING:
@@ -39,26 +78,32 @@ def device_of(name: Any) -> torch.device:
 
 
 def pinned(batch: Any) -> Any:
-    """`batch` in page-locked memory; what lies in such memory already stays where it is."""
-    return map_leaves(batch, lambda leaf: leaf.pin_memory() if _is_pageable(leaf) else leaf)
+    """`batch` in page-locked memory; what lies in such memory already, without gaps, stays where it is."""
+    return map_leaves(batch, _pinned_leaf)
 
 
-def _is_pageable(leaf: Any) -> bool:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.device.type == "cpu" and is_dense(leaf) and not leaf.is_pinned()
-    return hasattr(leaf, "pin_memory")
+def _pinned_leaf(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
+    if leaf.device.type != "cpu" or not is_dense(leaf):
+        return leaf
+    if not leaf.is_contiguous():  # one worker's lanes, say
+        return torch.empty(leaf.shape, dtype=leaf.dtype, pin_memory=True).copy_(leaf)
+    return leaf if leaf.is_pinned() else leaf.pin_memory()
 
 
-def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
+def moved(batch: Any, device: torch.device) -> Any:
     """`batch` on a device. A `StreamBatch` keeps its bookkeeping in host memory, too."""
+    return _there(batch, lambda leaf: _moved_leaf(leaf, device))
 
-    def move(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.to(device, non_blocking=non_blocking)
-        return leaf.to(device) if hasattr(leaf, "to") else leaf
 
+def _there(batch: Any, move: Callable[[Any], Any]) -> Any:
     there = map_leaves(batch, move)
     return there.moved_from(batch) if isinstance(batch, StreamBatch) else there
+
+
+def _moved_leaf(leaf: Any, device: torch.device) -> Any:
+    return leaf.to(device) if hasattr(leaf, "to") else leaf
 
 
 class Destination:
@@ -78,14 +123,14 @@ class Destination:
 
     def __call__(self, batch: Any) -> Any:
         """The batch there; on CUDA, `OneAhead` takes it there."""
-        if self._pin_memory:
+        on_cuda = self.device is not None and self.device.type == "cuda"
+        if self._pin_memory or on_cuda:
             if torch.cuda.is_available():
-                batch = pinned(batch)
-            else:
+                with torch.cuda.device(self.device if on_cuda else None):  # whose context it is allocated in
+                    batch = pinned(batch)
+            elif self._pin_memory:
                 warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=4)
-        if self.device is not None and self.device.type != "cuda":
-            batch = moved(batch, self.device, non_blocking=self._pin_memory)
-        return batch
+        return batch if self.device is None or on_cuda else moved(batch, self.device)
 
 
 class HasDestination:
@@ -112,6 +157,21 @@ class HasDestination:
         return self.to("cpu")
 
 
+_MOST_COPIES = 2  # under way at once: the batch ahead, and the one before
+_MOST_USES = 3  # batches that a host may be ahead of the device
+
+
+class _Copy(NamedTuple):
+    """A batch on the device, but for what cannot be copied ahead; and the event behind its copies."""
+
+    batch: Any
+    copied: Any
+
+
+class _Nothing:
+    """No batch."""
+
+
 class OneAhead:
     """Copies batches to a device on a stream of its own, one batch ahead of the one in use.
 
@@ -129,50 +189,102 @@ class OneAhead:
         hold: Callable[[bool, bool], None],
         backend: Any = torch.cuda,
     ) -> None:
-        self._batches, self._device, self._hold, self._backend = batches, device, hold, backend
-        self._stream = backend.Stream(device)
-        self._ahead: tuple[Any, Any, Any] | Exception | None = None
+        self._batches, self._hold, self._backend = batches, hold, backend
+        self._stream = _copy_stream(backend, backend.current_device() if device.index is None else device.index)
+        self._device = self._stream.device
+        self._fetched: Any = _Nothing  # in host memory; its copy is still to begin
+        self._end: Exception | None = None  # the end, or what was raised in place of a batch
+        self._ahead: _Copy | None = None
+        self._copies: deque[Any] = deque()  # the events behind the last copies
+        self._uses: deque[Any] = deque()  # the events before the last uses
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         if self._ahead is None:
-            self._ahead = self._load()
-        if isinstance(self._ahead, Exception):
-            error, self._ahead = self._ahead, None
-            self._hold(False, False)
-            try:
-                raise error
-            finally:
-                del error  # its traceback leads here, and up to the loader: a circle would keep workers alive
-        on_device, in_host, copied = self._ahead
-        self._ahead = self._load()  # while the batch before is still being computed with
-        failed = isinstance(self._ahead, Exception)
-        self._hold(not failed, failed)
-        current = self._backend.current_stream(self._device)
-        current.wait_event(copied)
-        map_leaves(on_device, lambda leaf: _used_on(leaf, current))
-        copied.synchronize()  # begun one batch ago: only then may workers write to the slot again
-        del in_host
-        return on_device
+            self._fetch()
+            if self._end is not None:
+                self._raise_end()
+            self._hold(True, False)
+            self._ahead = self._copy()  # raises in the batch's own place, and tries again when asked again
+        batch = self._on_current_stream(self._ahead)
+        self._fetch()  # while the batch before is still being computed with
+        following = None
+        if self._end is None:
+            with contextlib.suppress(Exception):  # of memory, say: told in this batch's turn, if it fails then, too
+                following = self._copy()
+        self._ahead = following
+        self._hold(self._end is None, self._end is not None)
+        return batch
 
-    def _load(self) -> tuple[Any, Any, Any] | Exception:
+    def _fetch(self) -> None:
+        """Have a batch to copy, or the end."""
+        if self._fetched is not _Nothing or self._end is not None:
+            return
         try:
-            in_host = next(self._batches)
+            self._fetched = next(self._batches)
         except StopIteration as end:
-            return end.with_traceback(None)  # which leads back here: who never asks for the end would leave a circle
+            self._end = end.with_traceback(None)  # it leads back here: who never asks for the end would leave a circle
         except Exception as error:
-            return error
+            self._end = error
+
+    def _raise_end(self) -> None:
+        error, self._end = self._end, None
+        assert error is not None
+        self._hold(False, False)
+        try:
+            raise error
+        finally:
+            del error  # its traceback leads here, and up to the loader: a circle would keep workers alive
+
+    def _copy(self) -> _Copy:
+        """Begin to copy what was fetched, and let go of it."""
+        _wait_for_all_but(self._copies, _MOST_COPIES - 1)
         with self._backend.stream(self._stream):
-            on_device = moved(in_host, self._device, non_blocking=True)
-            copied = self._backend.Event()
+            batch = _there(self._fetched, self._ahead_of_use)
+            copied = self._backend.Event(blocking=True)
             copied.record(self._stream)
-        return on_device, in_host, copied
+            self._fetched = _Nothing  # here: its memory is free once what was begun on this stream is done
+        self._copies.append(copied)
+        return _Copy(batch, copied)
+
+    def _ahead_of_use(self, leaf: Any) -> Any:
+        return leaf.to(self._device, non_blocking=True) if _is_dense_on(leaf, "cpu") else leaf
+
+    def _on_current_stream(self, ahead: _Copy) -> Any:
+        """What was copied, for use on the current stream."""
+        _wait_for_all_but(self._uses, _MOST_USES - 1)
+        current = self._backend.current_stream(self._device)
+        current.wait_event(ahead.copied)
+        begins = self._backend.Event(blocking=True)
+        begins.record(current)
+        self._uses.append(begins)
+
+        def take(leaf: Any) -> Any:
+            if not _is_dense_on(leaf, self._device.type):
+                return _moved_leaf(leaf, self._device)
+            leaf.record_stream(current)  # its memory is handed out again only behind what this stream does with it
+            return leaf
+
+        return _there(ahead.batch, take)
 
 
-def _used_on(leaf: Any, stream: Any) -> Any:
-    """The leaf, whose memory is not handed out again before what `stream` does with it is done."""
-    if isinstance(leaf, torch.Tensor):
-        leaf.record_stream(stream)
-    return leaf
+def _wait_for_all_but(events: deque[Any], count: int) -> None:
+    """Wait until at most so many events are not passed: those that were recorded last."""
+    while len(events) > count:
+        if not events[0].query():
+            events[0].synchronize()
+        events.popleft()
+
+
+def _is_dense_on(leaf: Any, kind: str) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.device.type == kind and is_dense(leaf)
+
+
+@functools.lru_cache(maxsize=64)
+def _copy_stream(backend: Any, number: int) -> Any:
+    """The stream that copies to a device; one for all loaders."""
+    stream = backend.Stream(torch.device("cuda", number))
+    note_copy_on(stream)
+    return stream

@@ -23,6 +23,7 @@ from stream_dataloader._items.layout import (
     is_dense,
 )
 from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._memory.copies import note_copy_to
 from stream_dataloader.conventions import Conventions
 
 __all__ = ["StreamBatch"]
@@ -254,7 +255,10 @@ class StreamBatch(Conventions):
                 return move(tensor)
             return tensor.to(tensor.device if device is None else device, dtype, non_blocking=non_blocking)
 
-        return self._mapped(convert, move).moved_from(self)
+        there = self._mapped(convert, move)
+        if there.mask.device.type == "cuda":
+            note_copy_to(there.mask.device.index)
+        return there.moved_from(self)
 
     def split_lanes(self, count: int) -> list[StreamBatch]:
         """Micro-batches of whole lanes, for gradients that are accumulated before a step of the optimiser.

@@ -74,7 +74,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         timeout: Seconds to wait for a worker before `WorkerTimeoutError`, and for another rank before `RankError`. With
             0 the wait for a worker has no limit, and the wait for a rank has the limit of torch.distributed's store.
         device: Move batches to this device. A CUDA device gets them one batch ahead of use, on a CUDA stream of the
-            loader's own. See also `to`.
+            loader's own, from page-locked memory, with or without `pin_memory`. See also `to`.
         transport: How batches come from workers. `"shared_memory"`: workers assemble them in place, in memory that is
             used again once no tensor, view or array over it is left (a process that you fork meanwhile must clone what
             it keeps). `"queue"`: through torch's queue. `"auto"`: shared memory where the system offers it, else the

@@ -1,48 +1,60 @@
-"""Page-locked memory: the slots' memory is locked once, and freed when no copy reads it any more.
+"""Page-locked memory: the slots' memory is locked once, and a slot is freed when no device reads it any more.
 
-Guarantee: a slot is not written again while an accelerator may still be reading it.
+Guarantees: a slot is not written again while a CUDA device may still be reading it. Memory is locked once, and unlocked
+before it is unmapped, in the process that locked it. A driver that refuses costs speed, never an error later on.
+
+Why, by what CUDA documents:
+
+- *Locking.* `cudaHostRegister` locks pages that are mapped already. With the flag "portable" they count as locked for
+  all devices. They must be unregistered before they are unmapped; else the next mapping at the same address is "already
+  registered". Python unmaps an `mmap` *before* it calls the weak references to it, so what is watched here is an array
+  over it, which keeps it mapped until its own weak references were called.
+- *A refusal* (too little memory, not permitted, already registered) stays behind as the thread's last error, which
+  torch would raise at the next kernel, far from here. torch has no function that clears it, but its check of a kernel
+  does.
+- *Reading.* A copy from page-locked memory returns before it has begun. So may one from pageable memory: up to CUDA 11
+  a thread of the driver fills the staging buffer, and since then it only "might be synchronous". So a slot that is let
+  go waits in both cases. An event that is recorded on a stream is passed when all that was begun there before is done,
+  copies included. One is recorded on the current stream of each device that batches were copied to, and on the loader's
+  own copy streams. They are asked, never waited for.
+- *Other devices.* To record an event on a device that is not in use would create a context there, so that is not done.
+  The current device counts as in use once torch has memory there.
+- *Graphs.* An event that is recorded while a graph is captured belongs to the graph and cannot be asked, so it is
+  recorded later.
+- *Fork.* The mapping is shared, not private, so that no page is copied on write, and a device reads what workers write.
+  A forked process may not call CUDA, so there nothing is unlocked.
+- *The end.* Nothing says that unregistering waits for copies, so this waits for them: once, when the memory is given
+  back.
+- *A lost device.* Nobody can say any more what it reads. The slot stays out of use, and the error is raised by `poll`
+  or by the user's own next call, never within a weak reference's callback, where Python would only print it.
 
 Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from stream_dataloader._memory.copies import devices_copied_to, note_copy_to, streams_copied_on
 
-def lock_pages(memory: Any, backend: Any = torch.cuda) -> bool:
-    """Have the driver lock memory for as long as it is mapped; False, with a warning, if it refuses.
-
-    Args:
-        memory: A buffer that can be written to.
-        backend: `torch.cuda`, or a stand-in.
-    """
-    array: np.ndarray[Any, Any] = np.frombuffer(memory, np.uint8)
-    address, runtime = array.ctypes.data, backend.cudart()
-    status = int(runtime.cudaHostRegister(address, array.nbytes, 0))
-    if status:
-        warnings.warn(
-            f"the CUDA driver would not lock the loader's shared memory (cudaHostRegister: error {status}, "
-            f"{array.nbytes} bytes); batches are copied to page-locked memory one by one",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return False
-    weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
-    return True
+_PORTABLE = 1  # cudaHostRegisterPortable: locked for all devices, not only the one that is current
 
 
 class PendingCopies:
-    """Frees memory once an accelerator no longer reads it.
+    """Frees memory once no CUDA device reads it any more.
 
-    Only copies that were begun on the stream that is current where the memory is let go are known. A user who copies
-    on another stream must hold the batch until that copy is done.
+    Known are the loader's own copies, and those on a stream that is its device's current one where the memory is let
+    go. A user who copies on another stream must hold the batch until that copy is done; so must one who moves single
+    tensors, not a batch, to a device that is not the current one.
 
     Args:
         backend: `torch.cuda`, or a stand-in.
@@ -50,15 +62,128 @@ class PendingCopies:
 
     def __init__(self, backend: Any = torch.cuda) -> None:
         self._backend = backend
-        self._waiting: list[tuple[Any, Callable[[], None]]] = []
+        self._waiting: deque[tuple[list[Any] | None, Callable[[], Any]]] = deque()
 
-    def free_after(self, free: Callable[[], None]) -> None:
-        """Call `free`, from `poll`, once the copies that have been begun so far are done."""
-        event = self._backend.Event()
-        event.record()
-        self._waiting.append((event, free))
+    def free_after(self, free: Callable[[], Any]) -> None:
+        """Call `free` once the copies begun so far are done: at once if there are none, or from `poll`."""
+        try:
+            events = self._events()
+        except Exception:  # the device is lost, or the interpreter ends: the memory stays out of use
+            return
+        if events == []:
+            free()
+        else:
+            self._waiting.append((events, free))
+
+    def _events(self) -> list[Any] | None:
+        """An event behind all that was begun so far, on each device in use; None while a graph is captured."""
+        backend = self._backend
+        if not backend.is_initialized():
+            return []
+        numbers = devices_copied_to()
+        current = backend.current_device()
+        if current not in numbers and _is_in_use(backend, current):
+            note_copy_to(current)
+            numbers |= {current}
+        if current in numbers and backend.is_current_stream_capturing():  # to ask this creates a context, too
+            return None
+        streams = {backend.current_stream(number) for number in numbers} | streams_copied_on()
+        return [_recorded(backend, stream) for stream in streams]
 
     def poll(self) -> None:
-        """Free the memory that is no longer read."""
-        while self._waiting and self._waiting[0][0].query():
-            self._waiting.pop(0)[1]()
+        """Free the memory that is no longer read.
+
+        Raises:
+            RuntimeError: The device is lost; the memory it may have read stays out of use.
+        """
+        while self._waiting:
+            events, free = self._waiting[0]
+            try:
+                if events is None:  # it was let go while a graph was captured
+                    events = self._events()
+                    self._waiting[0] = events, free
+                done = events is not None and all(event.query() for event in events)
+            except Exception:
+                self._waiting.popleft()
+                raise
+            if not done:
+                return
+            self._waiting.popleft()
+            free()
+
+    def wait(self) -> None:
+        """Wait for the copies that have been begun so far; a lost device is not waited for."""
+        self.free_after(int)
+        while self._waiting:
+            events, free = self._waiting.popleft()
+            with contextlib.suppress(Exception):
+                for event in (self._events() if events is None else events) or ():
+                    event.synchronize()
+                free()
+
+
+def _is_in_use(backend: Any, number: int) -> bool:
+    try:
+        return bool(backend.memory_reserved(number))
+    except RuntimeError:  # an allocator that does not count
+        return True
+
+
+def _recorded(backend: Any, stream: Any) -> Any:
+    event = backend.Event()
+    event.record(stream)
+    return event
+
+
+class LockedPages(np.ndarray[Any, Any]):
+    """Memory that is page-locked for as long as it is there.
+
+    A type of its own: over arrays over arrays, NumPy has a new one keep alive the innermost of its own type, and none
+    between. That is to be the lease.
+    """
+
+
+def lock_pages(
+    memory: Any, copies: PendingCopies, device: torch.device | None = None, backend: Any = torch.cuda
+) -> LockedPages | None:
+    """Have the driver lock memory; None, with a warning, if it refuses.
+
+    Args:
+        memory: A mapping.
+        copies: What may be reading it when it is given back.
+        device: The device that will read it, whose context is used; None: the current one.
+        backend: `torch.cuda`, or a stand-in.
+
+    Returns:
+        The memory, which is locked for as long as this array, or one over it, is there.
+    """
+    array: LockedPages = LockedPages(len(memory), np.uint8, memory)
+    address, runtime = array.ctypes.data, backend.cudart()
+    with backend.device(device):
+        status = int(runtime.cudaHostRegister(address, array.nbytes, _PORTABLE))
+        if status:
+            _clear_last_error(backend)
+    if status:
+        warnings.warn(
+            f"the CUDA driver would not lock the loader's shared memory (cudaHostRegister: error {status}, "
+            f"{array.nbytes} bytes); batches are copied to page-locked memory one by one",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    weakref.finalize(array, _unlock, runtime, address, copies, os.getpid()).atexit = False
+    return array
+
+
+def _unlock(runtime: Any, address: int, copies: PendingCopies, owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    copies.wait()
+    with contextlib.suppress(Exception):  # a lost device has unlocked it
+        runtime.cudaHostUnregister(address)
+
+
+def _clear_last_error(backend: Any) -> None:
+    """Have torch's check of a kernel read, and so clear, the error that a call left behind."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device=torch.device("cuda", backend.current_device()))

@@ -1,6 +1,7 @@
 """The main process's side of the slots: a batch leases the slot that its tensors lie in.
 
-Guarantee: a slot is given back when the last array over it is gone, and not before; one that is not lent is a copy.
+Guarantee: a slot is given back when the last array over it is gone and no CUDA device reads it any more, and not
+before; one that is not lent is a copy.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from stream_dataloader._assembly.bookkeeping import Array
-from stream_dataloader._assembly.page_lock import PendingCopies, lock_pages
+from stream_dataloader._assembly.page_lock import LockedPages, PendingCopies, lock_pages
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Slot
 
@@ -44,9 +45,17 @@ class SlotLeases:
         self.unfit = False
         self.copies = 0
         self._to_be_locked = pin_memory and torch.cuda.is_available()
-        self._copies: list[PendingCopies] = []  # one, once the memory is page-locked
+        self._device: torch.device | None = None
+        self._memory: LockedPages | None = None  # the pool's
+        self._copies = PendingCopies()
         self._leases: dict[int, _Lease] = {}
         self._release = _releaser(pool, self._leases, self._copies)
+
+    def lock_for(self, device: torch.device) -> None:
+        """Have the slots' memory page-locked when the next slot is leased, as it is copied to a CUDA device."""
+        if self._device is None:
+            self._device = device
+            self._to_be_locked = self._memory is None and torch.cuda.is_available()
 
     def lease(self, session: int, step: int, *, whole_windows: bool) -> Slot | None:
         """The slot of a step that all workers are done with; None if it has none.
@@ -59,14 +68,13 @@ class SlotLeases:
             return None
         if self._to_be_locked:
             self._to_be_locked = False
-            if lock_pages(self.pool.memory):
-                self._copies.append(PendingCopies())
-        for copies in self._copies:
-            copies.poll()
+            self._memory = lock_pages(self.pool.memory, self._copies, self._device)
+        self._copies.poll()
         geometry = self.pool.geometry
         assert geometry is not None
         # the one array under all the batch's: numpy and torch keep it alive for as long as any of them lives
-        memory = np.ndarray(geometry.slot_bytes, np.uint8, self.pool.memory, self.pool.offset(slot))
+        under = self.pool.memory if self._memory is None else self._memory
+        memory = np.ndarray(geometry.slot_bytes, np.uint8, under, self.pool.offset(slot))
         if len(self._leases) < geometry.most_held:
             lease = _Lease(memory, self._release)
             lease.slot = slot
@@ -79,7 +87,7 @@ class SlotLeases:
         return geometry.slot(memory, whole_windows=whole_windows)
 
 
-def _releaser(pool: SlotPool, leases: dict[int, _Lease], pending: list[PendingCopies]) -> Callable[[Any], None]:
+def _releaser(pool: SlotPool, leases: dict[int, _Lease], copies: PendingCopies) -> Callable[[Any], None]:
     """What a lease that died calls: a function of its own, which does not keep the `SlotLeases` alive."""
     owner = os.getpid()
     getpid = os.getpid  # by itself: at the interpreter's end the module may be gone
@@ -87,10 +95,6 @@ def _releaser(pool: SlotPool, leases: dict[int, _Lease], pending: list[PendingCo
     def release(lease: Any) -> None:
         if getpid() != owner or leases.pop(lease.slot, None) is None:  # in a process that was forked meanwhile
             return
-        give_back = functools.partial(pool.set_leased, lease.slot, False)
-        if pending:
-            pending[0].free_after(give_back)
-        else:
-            give_back()
+        copies.free_after(functools.partial(pool.set_leased, lease.slot, False))
 
     return release

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import warnings
 
+import torch
+
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Slot
@@ -43,6 +45,7 @@ class BatchMemory:
         self._pin_memory = pin_memory
         self._tally = tally
         self._otherwise = otherwise
+        self._device: torch.device | None = None
         self.leases: SlotLeases | None = None
 
     @property
@@ -74,6 +77,15 @@ class BatchMemory:
             self.leases = SlotLeases(SlotPool(self._lanes, self._messages), pin_memory=self._pin_memory)
         except OSError as error:
             self._do_without(error)
+            return
+        if self._device is not None:
+            self.leases.lock_for(self._device)
+
+    def lock_for(self, device: torch.device) -> None:
+        """Have it page-locked from now on, as batches are copied to a CUDA device."""
+        self._device = device
+        if self.leases is not None:
+            self.leases.lock_for(device)
 
     def _do_without(self, reason: object) -> None:
         problem = f"there is no shared memory for batches ({reason})"

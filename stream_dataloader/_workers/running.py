@@ -120,6 +120,7 @@ class Running:
         if kind.device is None or kind.device.type != "cuda":
             return batches
         assert self._position.progress is not None
+        self._starter.pool.memory.lock_for(kind.device)
         return OneAhead(batches, kind.device, self._position.progress.hold)  # that one copies by itself
 
     def end(self) -> None:

@@ -11,13 +11,12 @@ import traceback
 import pytest
 import torch
 from cases import Case, cases, key
+from cuda_machine import cuda  # noqa: F401
 from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
-from test_device import StandIn, used_by  # noqa: F401
 
 from stream_dataloader import ReadError, StaleIteratorError, StateError, StreamDataLoader, StreamDataset, WorkerError
-from stream_dataloader._device import OneAhead
 from stream_dataloader.testing import check_resume
 
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3], 4, 3, "packed", "cycle", 1, True, 3)
@@ -397,11 +396,7 @@ def test_who_looks_at_a_batch_of_a_loaded_state_hears_that_it_is_used_up():
 
 
 @pytest.mark.parametrize("options", SETUPS, ids=str)
-def test_what_was_copied_ahead_to_a_device_is_the_next_epochs(options, used_by, monkeypatch):  # noqa: F811
-    def on_stand_in(batches, device, hold):
-        return OneAhead(batches, torch.device("cpu"), hold, StandIn())
-
-    monkeypatch.setattr("stream_dataloader._workers.running.OneAhead", on_stand_in)
+def test_what_was_copied_ahead_to_a_device_is_the_next_epochs(options, cuda):  # noqa: F811
     loader = loader_of(3, device="cuda", **options)
     expected = endless(20)
     assert epoch(loader) == expected[:3]

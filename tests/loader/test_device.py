@@ -1,21 +1,24 @@
-"""The way to an accelerator, with a stand-in for `torch.cuda` that records what is asked of it."""
+"""The way to an accelerator, with a stand-in for `torch.cuda` that runs what it is told late."""
 
-import contextlib
 import copy
 import dataclasses
 import gc
 import itertools
 import mmap
+import multiprocessing
+import os
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from cuda_machine import LOST, Machine, cuda  # noqa: F401
 from torch.utils.data import DataLoader
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._assembly.page_lock import PendingCopies, lock_pages
 from stream_dataloader._device import OneAhead
+from stream_dataloader._memory.copies import note_copy_to
 
 
 def rows_of(length):
@@ -26,43 +29,7 @@ def loader_of(**options):
     return StreamDataLoader(StreamDataset((50,) * 4, rows_of, 4, time_steps=2), 2, **options)
 
 
-class StandIn:
-    """A `torch.cuda` whose streams and events only note what happens; `done` says whether copies are."""
-
-    def __init__(self, status=0):
-        self.log, self.done, self.status = [], False, status
-        self.Event, self.Stream = self, self
-
-    def __call__(self, *args):
-        return self
-
-    def __getattr__(self, name):
-        def note(*args):
-            self.log.append(name)
-            return self.status if name == "cudaHostRegister" else self
-
-        return note
-
-    def query(self):
-        return self.done
-
-    def cudart(self):
-        return self
-
-    @contextlib.contextmanager
-    def stream(self, stream):
-        yield
-
-
-@pytest.fixture
-def used_by(monkeypatch):
-    """Which streams tensors are told of; torch before 2.5 takes no stand-in for one."""
-    streams = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: streams.append(stream))
-    return streams
-
-
-def test_batches_are_copied_one_ahead_and_held_until_the_copy_is_done(used_by):
+def test_batches_are_copied_one_ahead(cuda):  # noqa: F811
     fetched = []
 
     def batches():
@@ -71,31 +38,162 @@ def test_batches_are_copied_one_ahead_and_held_until_the_copy_is_done(used_by):
             yield torch.tensor([i])
         raise OSError("broken")
 
-    backend, held = StandIn(), []
-    ahead = OneAhead(batches(), torch.device("cpu"), lambda *what: held.append(what), backend)
+    held = []
+    ahead = OneAhead(batches(), torch.device("cuda"), lambda *what: held.append(what))
     assert next(ahead).tolist() == [0]
     assert fetched == [0, 1]
-    assert backend.log.index("wait_event") < backend.log.index("synchronize")
     assert [next(ahead).tolist(), next(ahead).tolist()] == [[1], [2]], "the error comes at its own batch"
     with pytest.raises(OSError, match="broken"):
         next(ahead)
-    assert held == [(True, False), (True, False), (False, True), (False, False)]
-    assert used_by == [backend] * 3
+    assert held == [(True, False), (True, False), (True, False), (False, True), (False, False)]
+    with pytest.raises(StopIteration):
+        next(ahead)
 
 
-def test_a_batch_fetched_ahead_is_not_in_the_state_yet(used_by):
-    loader = loader_of()
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_on_a_device_yields_what_it_does_without(cuda, workers):  # noqa: F811
+    expected = [(batch.data.tolist(), bookkeeping(batch)[:5]) for batch in loader_of()]
+    loader = StreamDataLoader(StreamDataset((50,) * 4, rows_of, 4, time_steps=2), workers, device="cuda")
+    for _ in range(2):
+        found = []
+        for batch in loader:
+            assert batch.data.device.type == batch.mask.device.type == "cuda"
+            found.append((batch.data.tolist(), bookkeeping(batch.host)[:5]))
+        assert found == expected
+    assert not cuda.staged, "no copy had the host wait"
+    assert not cuda.waited
+    assert len(cuda.locked) == (workers > 0), "the slots' memory, once"
+    assert len(cuda.streams) == 2, "a new one an epoch would keep memory of its own each"
+    del loader, batch
+    gc.collect()
+    assert not cuda.locked
+    assert not cuda.faults
+
+
+def test_parts_on_a_device(cuda):  # noqa: F811
+    def parts(**options):
+        loader = StreamDataLoader(StreamDataset((9,) * 4, rows_of, 4, time_steps=2), 2, **options)
+        return [(part.worker, part.step, part.data.tolist()) for part in loader.parts()]
+
+    assert parts(device="cuda") == parts()
+    assert not cuda.staged, "one worker's lanes have gaps, and are gathered in page-locked memory"
+    assert not cuda.faults
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_another_device_than_the_current_one(monkeypatch, workers):
+    machine = Machine(devices=2).install(monkeypatch)
+    dataset = StreamDataset((50,) * 4, rows_of, 4, time_steps=2)
+    for batch in StreamDataLoader(dataset, workers, device="cuda:1"):
+        assert batch.data.device.index == 1
+        assert machine.number == 0
+    for part in StreamDataLoader(dataset, workers, device="cuda:1").parts():
+        assert part.data.device.index == 1
+    assert machine.contexts == {1}, "the current device is not in use, and got no context"
+
+
+def test_the_host_waits_only_if_copies_are_slower_than_all_else(cuda):  # noqa: F811
+    for _ in loader_of(device="cuda"):
+        cuda.run()
+        assert not cuda.waited
+    for batch in loader_of(device="cuda"):
+        cuda.kernel(batch.data, batch.host.position.numpy()[..., None].repeat(4, 2).astype(np.int64))
+        assert sum(size == batch.data.nbytes for _, size in cuda.begun) <= 2, (
+            "of the batch that was handed out, and of the one ahead"
+        )
+    assert cuda.waited
+    cuda.run()
+    assert not cuda.faults
+
+
+def test_a_host_that_reads_nothing_back_does_not_fill_the_device(cuda):  # noqa: F811
+    for batch in loader_of(device="cuda"):
+        cuda.kernel(batch.data, batch.host.position.numpy()[..., None].repeat(4, 2).astype(np.int64))
+        size = batch.data.nbytes
+    assert sum(len(block.memory) == size for block in cuda.blocks) <= 6
+    cuda.run()
+    assert not cuda.faults
+
+
+def test_a_batch_that_has_no_room_is_told_in_its_place_and_is_not_lost(cuda):  # noqa: F811
+    expected = [batch.data.tolist() for batch in loader_of()]
+    loader, found, held, failed = loader_of(device="cuda"), [], [], []
     iterator = iter(loader)
+    while len(found) < 25:
+        try:
+            batch = next(iterator)
+        except torch.cuda.OutOfMemoryError:
+            failed.append(len(found))
+            assert loader.state_dict()["step"] == len(found)
+            cuda.room = None if len(failed) == 3 else cuda.room
+            continue
+        found.append(batch.data.tolist())
+        held.append(batch)
+        if len(found) == 3:
+            cuda.room = cuda.memory_reserved(0)
+    assert found == expected
+    assert failed == [4, 4, 4], "the fourth was there already; the fifth is tried again and again"
 
-    def hold(batch, end):  # there is something to follow once a batch was asked for
-        loader._position.progress.hold(batch, end)
 
-    ahead = OneAhead(iterator, torch.device("cpu"), hold, StandIn())
+def test_a_lost_device_is_told_and_the_loader_closes(cuda):  # noqa: F811
+    iterator = iter(loader_of(device="cuda"))
+    before = next(iterator)
+    cuda.lost = True
+    with pytest.raises(RuntimeError, match=LOST):
+        next(iterator)
+    del iterator, before
+    gc.collect()
+    assert not multiprocessing.active_children()
+
+
+def test_a_slot_let_go_in_a_graph_is_looked_at_later(cuda):  # noqa: F811
+    copies, freed = PendingCopies(), []
+    note_copy_to(0)
+    cuda.capturing = True
+    copies.free_after(lambda: freed.append(1))
+    cuda.capturing = False
+    copies.poll()
+    assert not freed
+    cuda.run()
+    copies.poll()
+    assert freed == [1]
+
+
+def test_a_lost_device_frees_nothing(cuda):  # noqa: F811
+    copies, freed = PendingCopies(), []
+    note_copy_to(0)
+    copies.free_after(lambda: freed.append(1))
+    cuda.lost = True
+    copies.free_after(lambda: freed.append(2))
+    with pytest.raises(RuntimeError, match=LOST):
+        copies.poll()
+    copies.poll()
+    copies.wait()
+    assert not freed
+
+
+def test_what_cannot_be_copied_ahead_is_moved_when_it_is_handed_out(cuda):  # noqa: F811
+    streams = []
+
+    class Graph:
+        def to(self, device):
+            streams.append(cuda.current_stream(device))
+            return self
+
+    ahead = OneAhead(iter([{"graph": Graph(), "x": torch.ones(2)}] * 3), torch.device("cuda"), lambda *_: None)
+    with torch.cuda.stream(own := torch.cuda.Stream("cuda:0")):
+        assert [batch["x"].tolist() for batch in ahead] == [[1, 1]] * 3
+    assert streams == [own] * 3
+
+
+def test_a_batch_fetched_ahead_is_not_in_the_state_yet(cuda):  # noqa: F811
+    loader = loader_of(device="cuda")
+    iterator = iter(loader)
     for step in range(25):
-        assert next(ahead).step == step
+        assert next(iterator).step == step
         assert loader.state_dict()["step"] == step + 1
     assert loader.state_dict()["epoch"] == 0
-    assert next(ahead, None) is None
+    assert next(iterator, None) is None
     assert loader.state_dict()["epoch"] == 1
 
 
@@ -116,12 +214,8 @@ def moved_by_hand(loader):
     return (batch.to("meta", non_blocking=True) for batch in loader)
 
 
-def one_ahead(loader):
-    return OneAhead(iter(loader), torch.device("meta"), lambda *_: None, StandIn())
-
-
-@pytest.mark.parametrize("move", [on_meta, moved_by_hand, one_ahead])
-def test_the_bookkeeping_of_a_moved_batch_is_known_without_asking_its_device(move, used_by):
+@pytest.mark.parametrize("move", [on_meta, moved_by_hand])
+def test_the_bookkeeping_of_a_moved_batch_is_known_without_asking_its_device(move):
     expected = [bookkeeping(batch) for batch in loader_of()]
     hosts, datas = [], []
     for batch in move(loader_of()):
@@ -191,26 +285,42 @@ def test_a_batch_of_one_worker_has_it_and_one_of_several_says_who_they_are():
                 _ = same.worker
 
 
-def test_memory_that_may_still_be_read_is_not_freed():
-    backend, freed = StandIn(), []
-    copies = PendingCopies(backend)
-    copies.free_after(lambda: freed.append(1))
-    copies.poll()
-    assert not freed
-    backend.done = True
-    copies.poll()
-    assert freed == [1]
-
-
-def test_pages_are_locked_for_as_long_as_they_are_mapped():
-    backend, memory = StandIn(), mmap.mmap(-1, 8192)
-    assert lock_pages(memory, backend)
-    assert backend.log == ["cudaHostRegister"]
-    del memory
+def test_pages_are_locked_for_as_long_as_they_are_mapped(cuda):  # noqa: F811
+    memory = mmap.mmap(-1, 8192)
+    locked = lock_pages(memory, PendingCopies())
+    view = torch.from_numpy(np.ndarray(4096, np.uint8, locked, 4096))
+    assert view.is_pinned()
+    del memory, locked
     gc.collect()
-    assert backend.log == ["cudaHostRegister", "cudaHostUnregister"]
+    assert list(cuda.locked.values()) == [8192], "a tensor over it is left"
+    del view
+    gc.collect()
+    assert not cuda.locked
+    assert not cuda.faults
+
+
+def test_a_driver_that_refuses_costs_speed_and_no_error_later(cuda):  # noqa: F811
+    cuda.refuses = 2
     with pytest.warns(RuntimeWarning, match="error 2, 8192 bytes"):
-        assert not lock_pages(mmap.mmap(-1, 8192), StandIn(2))
+        assert lock_pages(mmap.mmap(-1, 8192), PendingCopies()) is None
+    cuda.launch()  # the error was read by then
+    expected = [batch.data.tolist() for batch in loader_of()]
+    with pytest.warns(RuntimeWarning, match="would not lock"):
+        assert [batch.data.tolist() for batch in loader_of(device="cuda")] == expected
+    assert not cuda.staged
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_unlocks_nothing(cuda):  # noqa: F811
+    locked = lock_pages(mmap.mmap(-1, 8192), PendingCopies())
+    pid = os.fork()
+    if not pid:
+        del locked
+        gc.collect()
+        os._exit(len(cuda.locked))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1, "it is as it was"
+    del locked
+    assert not cuda.locked
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="without CUDA only")

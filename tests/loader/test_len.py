@@ -3,12 +3,10 @@
 import itertools
 
 import pytest
-import torch
 from cases import Case
-from test_device import StandIn, used_by  # noqa: F401
+from cuda_machine import cuda  # noqa: F401
 
 from stream_dataloader import StreamDataLoader
-from stream_dataloader._device import OneAhead
 
 LENGTHS = [1, 30, 2, 17, 3, 24, 5, 9]
 CASE = Case(LENGTHS, 3, 1, shuffle=True, seed=5)  # whose first six epochs have six lengths
@@ -160,11 +158,7 @@ def test_len_is_of_the_epoch_that_is_read_or_comes(happens):
 
 
 @pytest.mark.parametrize("happens", [case for case in CASES if case is not closed])
-def test_so_it_is_where_batches_are_copied_ahead(happens, used_by, monkeypatch):  # noqa: F811
-    def on_stand_in(batches, device, hold):
-        return OneAhead(batches, torch.device("cpu"), hold, StandIn())
-
-    monkeypatch.setattr("stream_dataloader._workers.running.OneAhead", on_stand_in)
+def test_so_it_is_where_batches_are_copied_ahead(happens, cuda):  # noqa: F811
     loader, hold = loader_of(device="cuda"), []
     epoch = happens(loader, hold)
     assert len(loader) == READ[epoch]
