@@ -72,7 +72,7 @@ def environment(_source: int) -> Iterator[Any]:
 def into_array(shape: tuple[int, ...], dtype: type, streams: Streams) -> Iterator[Any]:
     """Batches of items that are arrays or numbers."""
     while True:
-        batch = np.empty((TIME_STEPS, LANES, *shape), dtype)
+        batch: np.ndarray[Any, Any] = np.empty((TIME_STEPS, LANES, *shape), dtype)
         for t in range(TIME_STEPS):
             for b in range(LANES):
                 batch[t, b] = next(streams[b])
@@ -143,7 +143,7 @@ class Rate(NamedTuple):
 def cpu_seconds() -> float:
     """What this process and its workers have taken until now."""
     processes = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
-    return time.process_time() + sum(process.cpu_times().user + process.cpu_times().system for process in processes)
+    return time.process_time() + float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def rate(batches: Callable[[], Iterator[Any]], cores: int, count: int) -> Rate:
@@ -159,7 +159,7 @@ def rate(batches: Callable[[], Iterator[Any]], cores: int, count: int) -> Rate:
 
 def measure(name: str, work: Work, rounds: int, count: int) -> list[Result]:
     """Items a second of both, without workers and with two."""
-    results = []
+    results: list[Result] = []
     for workers in (0, WORKERS):
         section = f"{name}, {workers} workers" if workers else f"{name}, in process"
         runs = {

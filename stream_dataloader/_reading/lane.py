@@ -11,6 +11,7 @@ of data takes the next source at once, within the same window if it may.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from stream_dataloader._assembly.part import Run, Sink
@@ -168,7 +169,7 @@ class Lane:
     def _read_steps(self, stream: OpenedStream, sink: Sink, t: int, stop: int) -> bool:
         """Read single steps up to `stop`; False if the stream ended before."""
         assert self._rules.time_steps is not None
-        end = min(self._rules.time_steps, stop)
+        end, at_once = min(self._rules.time_steps, stop), True
         while t < end:
             if stream.writes and self._layout is not None and None not in self._layout.dtypes and not stream.has_item:
                 count = self._write_steps(stream, sink, t, end, self._layout)
@@ -177,6 +178,11 @@ class Lane:
                 t += max(count, 0)
                 self._position += max(count, 0)
                 continue
+            if at_once and self._layout is not None and not stream.has_item:
+                count = self._run(stream, sink, t, end, self._layout)
+                t, at_once = t + count, count > 0  # a stream may have no item that can be taken so
+                if t == end:
+                    break
             item = self._next_item(stream)
             if item is END:
                 return False
@@ -188,6 +194,21 @@ class Lane:
             t += 1
             self._position += 1
         return True
+
+    def _run(self, stream: OpenedStream, sink: Sink, t: int, end: int, layout: Layout) -> int:
+        """Read single steps in one go, as long as they are like the first; how many. `_next_item` has what follows."""
+        promised = -1 if self._lengths is None else self._lengths.of(stream)
+        if stream.stop is not None:
+            promised = stream.stop
+        if promised >= 0:  # what is behind that is no item, or an error
+            end = min(end, t + promised - stream.items)
+        before = stream.items
+        try:
+            stream.run(functools.partial(sink.put_run, self._row, t, end, layout))
+        finally:
+            count = stream.items - before
+            self._position += count
+        return count
 
     def _write_steps(self, stream: OpenedStream, sink: Sink, t: int, end: int, layout: Layout) -> int:
         """Have the stream write time steps itself; how many it wrote, 0 if it had ended, -1 for an item to take."""
