@@ -161,7 +161,7 @@ class PartWriter:
             block = self._block_for_steps(row, layout)
         write = self._step_writers.get(id(layout))
         if write is None:
-            write = self._step_writers[id(layout)] = step_writer(layout)
+            write = self._step_writers[id(layout)] = step_writer(layout, block.capacity)
         taken = write(stream, t, stop, block.columns, row)
         block.counts[row] = t + taken.written
         return taken

@@ -178,7 +178,7 @@ class Lane:
                 t += max(count, 0)
                 self._position += max(count, 0)
                 continue
-            if at_once and self._layout is not None and not stream.has_item:
+            if at_once and end - t > 1 and self._layout is not None and not stream.has_item:
                 count = self._run(stream, sink, t, end, self._layout)
                 t, at_once = t + count, count > 0  # a stream may have no item that can be taken so
                 if t == end:
@@ -197,12 +197,11 @@ class Lane:
 
     def _run(self, stream: OpenedStream, sink: Sink, t: int, end: int, layout: Layout) -> int:
         """Read single steps in one go, as long as they are like the first; how many. `_next_item` has what follows."""
-        promised = -1 if self._lengths is None else self._lengths.of(stream)
-        if stream.stop is not None:
-            promised = stream.stop
-        if promised >= 0:  # what is behind that is no item, or an error
-            end = min(end, t + promised - stream.items)
-        before = stream.items
+        before, last = stream.items, stream.stop if self._lengths is None else self._lengths.of(stream)
+        if last is not None and last >= 0:  # what comes behind it is the end, or an error
+            end = min(end, t + last - before)
+        if end <= t:
+            return 0
         try:
             stream.run(functools.partial(sink.put_run, self._row, t, end, layout))
         finally:

@@ -202,15 +202,14 @@ class OpenedStream:
         """Have its next items taken in one go; `next_item` hands out what comes where that stops.
 
         Args:
-            put: Takes them from the iterator, and says what came of it.
+            put: Takes them from the iterator, of which nothing was taken ahead, and says what came of it.
 
         Raises:
             StreamError: As `next_item`.
         """
-        if self._iterator is None or self.has_item:
-            return
-        count, odd, error = put(self._iterator)
-        self.items += count
+        assert self._iterator is not None
+        written, odd, error = put(self._iterator)
+        self.items += written
         try:
             if isinstance(error, StopIteration):
                 odd = (END,)

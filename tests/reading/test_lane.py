@@ -59,7 +59,7 @@ class Window:
 
     def put_run(self, row, t, stop, layout, stream):
         column = [[None] for _ in range(stop)]
-        taken = step_writer(layout)(stream, t, stop, [column], row)
+        taken = step_writer(layout, stop)(stream, t, stop, [column], row)
         for i in range(t, t + taken.written):
             self.put_step(row, i, layout, column[i])
         return taken
