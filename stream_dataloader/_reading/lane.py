@@ -16,7 +16,7 @@ from typing import Any
 
 from stream_dataloader._assembly.part import Run, Sink
 from stream_dataloader._items.layout import Layout, Leaves
-from stream_dataloader._items.structure import ALIKE, Misfit, StreamMisfit
+from stream_dataloader._items.structure import ALIKE, LEAF, Misfit, StreamMisfit
 from stream_dataloader._reading.foresight import Foresight
 from stream_dataloader._reading.lengths import Lengths
 from stream_dataloader._reading.opener import Opener, Reservation
@@ -171,15 +171,16 @@ class Lane:
         assert self._rules.time_steps is not None
         end, at_once = min(self._rules.time_steps, stop), True
         while t < end:
-            if stream.writes and self._layout is not None and None not in self._layout.dtypes and not stream.has_item:
-                count = self._write_steps(stream, sink, t, end, self._layout)
+            known = None if stream.has_item else self._layout
+            if known is not None and stream.writes and None not in known.dtypes:
+                count = self._write_steps(stream, sink, t, end, known)
                 if count == 0:
                     return False
                 t += max(count, 0)
                 self._position += max(count, 0)
                 continue
-            if at_once and end - t > 1 and self._layout is not None and not stream.has_item:
-                count = self._run(stream, sink, t, end, self._layout)
+            if known is not None and at_once and (end - t > 1 or known.structure is not LEAF):
+                count = self._run(stream, sink, t, end, known)
                 t, at_once = t + count, count > 0  # a stream may have no item that can be taken so
                 if t == end:
                     break
