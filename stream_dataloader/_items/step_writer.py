@@ -18,8 +18,8 @@ a small leaf. Once the layout is known, all that an item must be is known too. S
                     ...  # the type, dtype and shape of each leaf; if they are others: the same
                     column0[t] = value0
                     bytes1.append(value1.tobytes())
-                except Exception:
-                    return Taken(t - begin, (item,))
+                except Exception as error:
+                    return Taken(t - begin, *blamed(layout, item, error))
         except BaseException as error:
             return Taken(t - begin, (), error)
         finally:
@@ -54,7 +54,7 @@ from stream_dataloader._items.layout import (
     spec_of,
     torch_dtype_of,
 )
-from stream_dataloader._items.structure import Node
+from stream_dataloader._items.structure import Misfit, Node
 
 
 class Taken(NamedTuple):
@@ -63,7 +63,7 @@ class Taken(NamedTuple):
     Attributes:
         written: How many were written.
         odd: The item behind them, if it was taken and not written.
-        error: What the stream raised instead of an item, if it did: `StopIteration` at its end.
+        error: What was raised instead, if that is so: `StopIteration` at the stream's end.
     """
 
     written: int
@@ -91,8 +91,8 @@ def write(stream, begin, stop, columns, row):
             try:
                 {checks}
                 {writes}
-            except Exception:
-                return Taken(t - begin, (item,))
+            except Exception as error:
+                return Taken(t - begin, *blamed(layout, item, error))
     except BaseException as error:
         return Taken(t - begin, (), error)
     finally:
@@ -109,6 +109,17 @@ def step_writer(layout: Layout, time_steps: int) -> StepWriter:
     exec(source.text(), names)  # noqa: S102
     writer: StepWriter = names["write"]
     return writer
+
+
+def _blamed(layout: Layout, item: Any, error: Exception) -> tuple[tuple[Any, ...], Exception | None]:
+    """What comes of an error in the middle of an item: the item, if it raises, or the error, of a signal's handler."""
+    if isinstance(error, OverflowError):  # a number that is told of where it is written
+        return (item,), None
+    try:
+        layout.read(item)
+    except Misfit:
+        return (item,), None
+    return (), error
 
 
 def _write_rows(
@@ -137,6 +148,8 @@ class _Source:
             "is_dense": is_dense,
             "spec_of": spec_of,
             "torch_dtype_of": torch_dtype_of,
+            "blamed": _blamed,
+            "layout": layout,
             "write_rows": _write_rows,
         }
         self._views: list[str] = []
@@ -211,7 +224,8 @@ class _Source:
         if native is None:
             self._checks += [f"    if not is_dense({leaf}): {_ODD}", f"    {leaf} = as_array({leaf})"]
         else:
-            self._checks.append(f"    {leaf} = {leaf}.numpy()")  # raises if it is sparse, on a GPU, part of a graph
+            self._checks.append(f"    try: {leaf} = {leaf}.numpy()")
+            self._checks.append(f"    except (RuntimeError, TypeError): {_ODD}")  # sparse, on a GPU, part of a graph
         scalars = [] if spec.shape or native is None else [*filter(None, [_NUMBERS.get(spec.dtype)]), native.type]
         unlike = " and ".join(f"kind is not {self._name(scalar)}" for scalar in scalars)
         self._checks.append(f"elif {unlike}: {_ODD}" if scalars else f"else: {_ODD}")

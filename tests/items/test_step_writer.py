@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
+import itertools
 import pickle
+import signal
 import warnings
 
 import numpy as np
@@ -353,3 +355,27 @@ def test_the_cells_behind_an_item_that_fits_in_part_are_padded():
         (batch,) = StreamDataLoader(StreamDataset([0], two, 1, time_steps=4, on_error="skip", fill_value=-1))
     assert batch.data["a"].T.tolist() == [[1, 2, -1, -1]]
     assert batch.mask.T.tolist() == [[True, True, False, False]]
+
+
+ENDLESS = {"number": 1.5, "array": np.zeros(3), "dict": {"x": np.zeros(3), "y": 1}, "tensor": torch.zeros(3)}
+
+
+@pytest.mark.parametrize("item", ENDLESS.values(), ids=ENDLESS)
+def test_what_a_signal_raises_in_the_middle_is_not_lost(item):
+    def ring(*_):
+        raise TimeoutError("enough")
+
+    def alarmed(milliseconds):
+        yield item
+        signal.setitimer(signal.ITIMER_REAL, milliseconds / 1000)
+        yield from itertools.repeat(item)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        for milliseconds in range(1, 11):
+            loader = StreamDataLoader(StreamDataset([milliseconds], alarmed, 1, time_steps=10**6))
+            with pytest.raises((TimeoutError, ReadError), match="enough"):
+                next(iter(loader))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
