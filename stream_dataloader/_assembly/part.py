@@ -6,11 +6,12 @@ gone on from, without asking the worker again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from stream_dataloader._assembly.block import Block
 from stream_dataloader._items.layout import Layout, Leaves
+from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._state.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport
 from stream_dataloader.protocols import PaddingMode
@@ -65,6 +66,9 @@ class Sink(Protocol):
             Misfit: A value does not fit its dtype.
             StreamMisfit: The row's window has steps of another layout.
         """
+
+    def put_run(self, row: int, t: int, stop: int, layout: Layout, stream: Iterator[Any]) -> Taken:
+        """Take time steps `[t, stop)` of a row from a stream, as long as they are plainly of this layout."""
 
     def room(self, row: int, t: int, stop: int, layout: Layout) -> Any:
         """Where an item's structure of time steps `[t, stop)` may be written to; see `ReadsInto.read_into`.

@@ -11,6 +11,7 @@ decides in lane order which lane's layout counts; it does not matter which worke
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor
+from stream_dataloader._items.step_writer import StepWriter, Taken, step_writer
 from stream_dataloader._items.structure import Misfit, StreamMisfit, flatten, has_dict, is_rebuilt
 
 
@@ -121,6 +123,7 @@ class PartWriter:
         self._whole_windows = whole_windows
         self._met: set[Layout] = set()
         self._layouts: dict[Layout, Layout] = {}
+        self._step_writers: dict[int, StepWriter] = {}  # by the id of an interned layout
         self._whole_layout: Layout | None = None  # of the last window passed on as it is
         self._ends: list[tuple[int, int]] = []
         self.begin(0)
@@ -160,6 +163,18 @@ class PartWriter:
             block.put_step(row, t, leaves)
         except OverflowError as error:
             raise Misfit(f"a number does not fit its dtype: {error}") from None
+
+    def put_run(self, row: int, t: int, stop: int, layout: Layout, stream: Iterator[Any]) -> Taken:
+        """See `Sink`."""
+        block = self._block_of_row[row]
+        if block is None or block.layout is not layout:
+            block = self._block_for_steps(row, layout)
+        write = self._step_writers.get(id(layout))
+        if write is None:
+            write = self._step_writers[id(layout)] = step_writer(layout, block.capacity)
+        taken = write(stream, t, stop, block.columns, row)
+        block.counts[row] = t + taken.written
+        return taken
 
     def room(self, row: int, t: int, stop: int, layout: Layout) -> Any:
         """See `Sink`."""

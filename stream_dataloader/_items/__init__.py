@@ -1,7 +1,7 @@
 """What items are made of.
 
-`structure` takes an item apart into leaves and builds it again, `layout` has its structure, dtypes and shapes, `fill`
-has what pads each leaf, `lanes` takes some lanes out, `content` tells values apart by their bytes, and `describe` tells
-shapes instead of data. It imports nothing
-of the package but `errors`. Open `layout` first.
+`structure` takes an item apart into leaves and builds it again, `layout` has its structure, dtypes and shapes,
+`step_writer` writes many single steps of one layout, `fill` has what pads each leaf, `lanes` takes some lanes out,
+`content` tells values apart by their bytes, and `describe` tells shapes instead of data. It imports nothing of the
+package but `errors`. Open `layout` first.
 """

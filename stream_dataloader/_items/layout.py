@@ -33,7 +33,12 @@ DTYPES_OF_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     )
 }
 _TORCH_OF_NUMPY = {dtype: torch_dtype for torch_dtype, dtype in DTYPES_OF_NUMPY.items()}
-_TORCH_OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+#: The torch dtype of a NumPy dtype, None if there is none.
+torch_dtype_of = _TORCH_OF_NUMPY.get
+
+#: The torch dtype that Python's own numbers become.
+TORCH_OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 #: Larger arrays travel between processes as shared memory. Smaller ones are cheaper within the message: shared memory
@@ -110,9 +115,9 @@ def spec_of(leaf: Any) -> Spec:
     if isinstance(leaf, (np.ndarray, np.generic)):
         if isinstance(leaf, ma.MaskedArray):  # a tensor has no mask to keep
             return Spec(None, ())
-        dtype = _TORCH_OF_NUMPY.get(leaf.dtype.newbyteorder("="))  # copied into a column, it is native
+        dtype = torch_dtype_of(leaf.dtype.newbyteorder("="))  # copied into a column, it is native
         return Spec(None, ()) if dtype is None else Spec(dtype, tuple(leaf.shape))
-    return Spec(_TORCH_OF_NUMBER.get(type(leaf)), ())
+    return Spec(TORCH_OF_NUMBER.get(type(leaf)), ())
 
 
 def window_spec_of(leaf: Any) -> Spec:
@@ -193,7 +198,7 @@ class Layout:
             except (RuntimeError, TypeError):  # bfloat16, or on a GPU, sparse, nested, part of a graph
                 return None
         elif type(item) is np.ndarray and item.shape[self.windowed :] == shape:
-            return item if _TORCH_OF_NUMPY.get(item.dtype) is dtype else None
+            return item if torch_dtype_of(item.dtype) is dtype else None
         return None
 
     def window_length(self, leaves: Leaves) -> int:

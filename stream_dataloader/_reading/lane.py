@@ -11,11 +11,12 @@ of data takes the next source at once, within the same window if it may.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from stream_dataloader._assembly.part import Run, Sink
 from stream_dataloader._items.layout import Layout, Leaves
-from stream_dataloader._items.structure import ALIKE, Misfit, StreamMisfit
+from stream_dataloader._items.structure import ALIKE, LEAF, Misfit, StreamMisfit
 from stream_dataloader._reading.foresight import Foresight
 from stream_dataloader._reading.lengths import Lengths
 from stream_dataloader._reading.opener import Opener, Reservation
@@ -168,15 +169,21 @@ class Lane:
     def _read_steps(self, stream: OpenedStream, sink: Sink, t: int, stop: int) -> bool:
         """Read single steps up to `stop`; False if the stream ended before."""
         assert self._rules.time_steps is not None
-        end = min(self._rules.time_steps, stop)
+        end, at_once = min(self._rules.time_steps, stop), True
         while t < end:
-            if stream.writes and self._layout is not None and None not in self._layout.dtypes and not stream.has_item:
-                count = self._write_steps(stream, sink, t, end, self._layout)
+            known = None if stream.has_item else self._layout
+            if known is not None and stream.writes and None not in known.dtypes:
+                count = self._write_steps(stream, sink, t, end, known)
                 if count == 0:
                     return False
                 t += max(count, 0)
                 self._position += max(count, 0)
                 continue
+            if known is not None and at_once and (end - t > 1 or known.structure is not LEAF):
+                count = self._run(stream, sink, t, end, known)
+                t, at_once = t + count, count > 0  # a stream may have no item that can be taken so
+                if t == end:
+                    break
             item = self._next_item(stream)
             if item is END:
                 return False
@@ -188,6 +195,20 @@ class Lane:
             t += 1
             self._position += 1
         return True
+
+    def _run(self, stream: OpenedStream, sink: Sink, t: int, end: int, layout: Layout) -> int:
+        """Read single steps in one go, as long as they are like the first; how many. `_next_item` has what follows."""
+        before, last = stream.items, stream.stop if self._lengths is None else self._lengths.of(stream)
+        if last is not None and last >= 0:  # what comes behind it is the end, or an error
+            end = min(end, t + last - before)
+        if end <= t:
+            return 0
+        try:
+            stream.run(functools.partial(sink.put_run, self._row, t, end, layout))
+        finally:
+            count = stream.items - before
+            self._position += count
+        return count
 
     def _write_steps(self, stream: OpenedStream, sink: Sink, t: int, end: int, layout: Layout) -> int:
         """Have the stream write time steps itself; how many it wrote, 0 if it had ended, -1 for an item to take."""

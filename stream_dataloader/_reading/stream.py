@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._items.structure import Misfit
 from stream_dataloader._reading.positions import keeps_state, seeks_items, takes_start, warn_of_unused
 from stream_dataloader._schedule.rules import NONE
@@ -196,6 +197,29 @@ class OpenedStream:
         if item is not END:
             self.items += 1
         return item
+
+    def run(self, put: Callable[[Iterator[Any]], Taken]) -> None:
+        """Have its next items taken in one go; `next_item` hands out what comes where that stops.
+
+        Args:
+            put: Takes them from the iterator, of which nothing was taken ahead, and says what came of it.
+
+        Raises:
+            StreamError: As `next_item`.
+        """
+        assert self._iterator is not None
+        written, odd, error = put(self._iterator)
+        self.items += written
+        try:
+            if isinstance(error, StopIteration):
+                odd = (END,)
+            elif isinstance(error, Exception):
+                odd = (self._next_item_again(error, "the stream"),)
+            elif error is not None:
+                raise error
+        finally:
+            del error  # it holds this frame
+        self._ahead += odd
 
     def _next_item_again(self, error: Exception, what: str) -> Any:
         """The item at which the stream broke, if it can be read after opening the stream again."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stream_dataloader import LengthError, ReadError, StreamDataset
+from stream_dataloader._items.step_writer import step_writer
 from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._schedule.rules import NEVER, NONE
 from stream_dataloader._state.snapshot import After, LaneState, Snapshot
@@ -55,6 +56,13 @@ class Window:
         assert row == 0
         assert t not in self.cells, "written twice"
         (self.cells[t],) = leaves
+
+    def put_run(self, row, t, stop, layout, stream):
+        column = [[None] for _ in range(stop)]
+        taken = step_writer(layout, stop)(stream, t, stop, [column], row)
+        for i in range(t, t + taken.written):
+            self.put_step(row, i, layout, column[i])
+        return taken
 
     def ended(self, row, t):
         assert row == 0

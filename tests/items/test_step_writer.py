@@ -1,0 +1,381 @@
+"""Steps that are read in one go hold what they would hold one by one, or tell the same of the same item."""
+
+import collections
+import dataclasses
+import itertools
+import pickle
+import signal
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from helpers import FULL, random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_dataloader import ItemError, LengthError, ReadError, StreamDataLoader, StreamDataset, sections
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Sample:
+    left: object
+    right: object
+
+
+class Own(np.ndarray):
+    """A kind of array that is not masked."""
+
+
+def conjugated(x):
+    return torch.complex(torch.tensor(x), torch.tensor(1.0)).conj()
+
+
+#: Leaves made of a number; those in a row are alike, or nearly.
+LEAVES = [
+    np.float64,
+    float,
+    lambda x: np.array(float(x)),
+    lambda x: torch.tensor(float(x), dtype=torch.float64),
+    np.float32,
+    int,
+    np.int64,
+    lambda x: np.array(int(x)),
+    lambda x: torch.tensor(int(x)),
+    np.longlong,
+    lambda x: int(x) << 62,  # may not fit
+    lambda x: x > 1,
+    lambda x: np.bool_(x > 1),
+    lambda x: complex(x, 1),
+    np.complex64,
+    conjugated,
+    lambda x: torch.tensor(x).to(torch.bfloat16),
+    lambda x: np.full(3, x, np.float32),
+    lambda x: np.full(3, x, ">f4"),
+    lambda x: pickle.loads(pickle.dumps(np.full(3, x, np.float32))),
+    lambda x: np.full((6, 2), x, np.float32)[::2, 1],
+    lambda x: np.full(3, x, np.float32).view(Own),
+    lambda x: np.ma.masked_array(np.full(3, x, np.float32), [0, 1, 0]),
+    lambda x: torch.full((3,), x),
+    lambda x: torch.full((3,), x).requires_grad_(),
+    lambda x: torch.full((6,), x)[::2],
+    lambda x: torch.full((4,), x),
+    lambda x: torch.full((3,), x).to_sparse(),
+    lambda x: torch.full((3,), x, dtype=torch.bfloat16),
+    lambda x: torch.full((1, 3), x, dtype=torch.bfloat16),
+    lambda x: torch.full((3,), x, dtype=torch.bfloat16).to_sparse(),
+    lambda x: torch.complex(torch.zeros(3), torch.full((3,), x)).conj().imag,
+    lambda x: np.full(4, x, np.float32),
+    lambda x: np.full((3, 1), x, np.float32),
+    lambda x: np.full((1, 3), x, np.float32),
+    lambda x: np.full(3, x),
+    lambda x: np.full((1, 9), x, np.float32),
+    lambda x: np.full((9, 9), x, np.float32).T,
+    lambda x: np.full((9, 9), x, np.float32, "F"),
+    lambda x: np.zeros((0, 3), np.float32),
+    lambda x: np.array([f"{x}"]),
+    lambda x: np.datetime64(int(x), "D"),
+    lambda x: f"{x}",
+    np.str_,
+    lambda x: b"%f" % x,
+    lambda x: None,
+    lambda x: [x],
+    lambda x: {x},
+]
+
+
+def walk(tree, path=()):
+    """Paths to the leaves of a tree of lists `[kind, child, ...]`; a leaf is a number of `LEAVES`."""
+    if isinstance(tree, int):
+        yield path
+    else:
+        for i, child in enumerate(tree[1:], 1):
+            yield from walk(child, (*path, i))
+
+
+def put(tree, path, value):
+    """The tree with another branch at a path."""
+    if not path:
+        return value
+    return [put(child, path[1:], value) if i == path[0] else child for i, child in enumerate(tree)]
+
+
+KINDS = ["dict", "ordered", "tuple", "pair", "sample"]
+trees = st.recursive(
+    st.integers(0, len(LEAVES) - 1),
+    lambda below: st.tuples(st.sampled_from(KINDS), below, below).map(list),
+    max_leaves=4,
+)
+
+
+def build(tree, x):
+    """An item."""
+    if isinstance(tree, int):
+        return LEAVES[tree](x)
+    kind, *children = tree
+    values = [build(child, x + i) for i, child in enumerate(children)]
+    if kind in ("pair", "sample"):
+        return {"pair": Pair, "sample": Sample}[kind](*(values * 2)[:2])
+    if kind == "tuple":
+        return tuple(values)
+    return (collections.OrderedDict if kind == "ordered" else dict)(zip(["b", 1, ("a",)], values, strict=False))
+
+
+def leaves_of(item):
+    if isinstance(item, (dict, tuple, Sample)):
+        parts = item.values() if isinstance(item, dict) else item if isinstance(item, tuple) else vars(item).values()
+        return [leaf for part in parts for leaf in leaves_of(part)]
+    return [item]
+
+
+def is_copied(leaf):
+    """Not so if it is an object to the loader, which is passed on as it is."""
+    if isinstance(leaf, torch.Tensor):
+        return not leaf.is_sparse
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return leaf.dtype.char not in "qUM" and not isinstance(leaf, np.ma.MaskedArray)
+    return isinstance(leaf, (bool, int, float, complex))
+
+
+def spoil(leaves):
+    """Write over them, as a stream does that uses its memory again."""
+    for leaf in leaves:
+        with torch.no_grad():
+            if isinstance(leaf, (np.ndarray, torch.Tensor)) and is_copied(leaf):
+                leaf[...] = 0
+
+
+@st.composite
+def sources(draw):
+    """Streams of trees whose first ones are equal, and of which a few others are nearly so."""
+    first, streams = draw(trees), []
+    paths = list(walk(first))
+    for _ in range(draw(st.integers(1, 3))):
+        stream = [first] * draw(st.integers(1, 45))
+        for at in draw(st.lists(st.integers(1, 44), max_size=3)):
+            path = draw(st.sampled_from(paths))
+            leaf = first
+            for step in path:
+                leaf = leaf[step]
+            near = st.sampled_from([min(leaf + 1, len(LEAVES) - 1), max(leaf - 1, 0)])
+            odd = put(first, path, draw(st.one_of(near, trees)))
+            if isinstance(odd, list):
+                odd = [draw(st.sampled_from([odd[0], odd[0], *KINDS])), *odd[1:]]
+                odd += draw(st.sampled_from([[], [], [0]]))  # one child too many
+            if at < len(stream):
+                stream[at] = odd
+        streams.append(stream)
+    return streams
+
+
+def items_of(trees):
+    reuses = all(map(is_copied, leaves_of(build(trees[0], 0.0))))
+    for x, tree in enumerate(trees):
+        item = build(tree, float(x % 5))
+        yield item
+        if reuses:
+            spoil(leaves_of(item))
+
+
+def plain(value):
+    """What can be compared, bit for bit."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().to_dense().resolve_conj().contiguous()
+        return str(value.dtype), tuple(value.shape), bytes(value.view(-1).view(torch.uint8).numpy())
+    if isinstance(value, np.ndarray):
+        return repr(value)
+    if dataclasses.is_dataclass(value):
+        return {"type": type(value).__name__} | {name: plain(part) for name, part in vars(value).items()}
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [type(value).__name__, *map(plain, value)]
+    return type(value).__name__, repr(value)
+
+
+def cut(data, t):
+    """One time step of the only lane of a batch's data."""
+    if isinstance(data, torch.Tensor):
+        return data[t, 0]
+    if isinstance(data, list):
+        return data[t][0]
+    if dataclasses.is_dataclass(data):
+        return Sample(*[cut(part, t) for part in vars(data).values()])
+    if isinstance(data, dict):
+        return {key: cut(part, t) for key, part in data.items()}
+    return [cut(part, t) for part in data]
+
+
+def steps_of(streams, time_steps, **options):
+    """All that one lane reads, step by step, and the error at its end."""
+    dataset = StreamDataset(streams, items_of, 1, time_steps=time_steps, windows="packed", **options)
+    found, error, failures = [], None, []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            for batch in StreamDataLoader(dataset):
+                for t in range(batch.time_steps):
+                    if batch.mask[t, 0]:
+                        place = batch.source[t, 0].item(), batch.position[t, 0].item()
+                        found.append((*place, plain(cut(batch.data, t))))
+        except ItemError as raised:
+            error = str(raised)
+        failures = [str(warning.message) for warning in caught if "skipped" in str(warning.message)]
+    return found, error, failures
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_leaf_behind_another_kind_is_written_or_told_as_one_by_one():
+    reach = len(LEAVES) if FULL else 3
+    for first in range(len(LEAVES)):
+        near = range(max(0, first - reach), min(first + reach + 1, len(LEAVES)))
+        streams = [[first, first, second] for second in near]
+        assert steps_of(streams, 40, on_error="skip") == steps_of(streams, 1, on_error="skip")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_structure_behind_another_is_read_or_told_as_one_by_one():
+    structures = [17] + [[kind, *children] for kind in KINDS for children in ([17, 5], [17, 5, 17], [17])]
+    if FULL:
+        structures += [["dict", structure, 5] for structure in structures]
+    for first in structures:
+        streams = [[first, first, second] for second in structures]
+        assert steps_of(streams, 40, on_error="skip") == steps_of(streams, 1, on_error="skip")
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(sources(), st.sampled_from([2, 7, 40]), st.sampled_from(["raise", "skip"]))
+@random_cases(4000, 20)
+def test_steps_read_in_one_go_are_those_read_one_by_one(streams, time_steps, on_error):
+    one_by_one, error, failures = steps_of(streams, 1, on_error=on_error)
+    found, same_error, same_failures = steps_of(streams, time_steps, on_error=on_error)
+    assert (same_error, same_failures) == (error, failures)
+    if error is None:
+        assert found == one_by_one
+    else:  # the batch that it would have been in is not delivered
+        assert found == one_by_one[: len(found)]
+        assert len(one_by_one) - len(found) < time_steps
+
+
+class Careless:
+    """An iterator that begins anew whenever it is asked for itself, or after its end."""
+
+    def __init__(self, count):
+        self.count, self.asked, self.given = count, 0, 0
+
+    def __iter__(self):
+        self.asked += 1
+        self.given = 0
+        return self
+
+    def __next__(self):
+        if self.given == self.count:
+            self.given = 0
+            raise StopIteration
+        self.given += 1
+        return self.given
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 8])
+def test_a_stream_is_iterated_once_and_asked_for_nothing_behind_its_end(count):
+    opened = []
+
+    def open_stream(count):
+        opened.append(Careless(count))
+        return opened[-1]
+
+    batches = StreamDataLoader(StreamDataset([count], open_stream, 1, time_steps=4))
+    assert [x for batch in batches for x in batch.data[batch.mask].tolist()] == list(range(1, count + 1))
+    assert [stream.asked for stream in opened] == [1]
+    assert opened[0].given == 0, "it went on behind its end"
+
+
+@pytest.mark.parametrize("broken", [1, 2, 3, 4, 7])
+def test_a_stream_that_breaks_is_opened_again_where_it_broke(broken):
+    left = [1]
+
+    def count(stop):
+        for i in range(stop):
+            if i == broken and left:
+                left.pop()
+                raise OSError("the line is dead")
+            yield i
+
+    dataset = StreamDataset([9], count, 1, time_steps=4, retries=1)
+    assert [x for batch in StreamDataLoader(dataset) for x in batch.data[batch.mask].tolist()] == list(range(9))
+    left.append(1)
+    with pytest.raises(ReadError, match=f"item {broken}, lane 0.*the line is dead") as caught:
+        list(StreamDataLoader(StreamDataset([9], count, 1, time_steps=4)))
+    assert caught.value.position == broken
+
+
+@pytest.mark.parametrize(("promised", "at", "has"), [(3, 3, "at least 4"), (5, 5, "at least 6"), (8, 7, "only 7")])
+def test_a_stream_of_another_length_is_found_at_the_same_item(promised, at, has):
+    with pytest.raises(LengthError, match=f"has {has} items") as caught:
+        list(StreamDataLoader(StreamDataset([7], range, 1, time_steps=4, lengths=[promised])))
+    assert caught.value.position == at
+
+
+def test_no_item_behind_a_section_is_taken():
+    taken = []
+
+    def count(stop, start=0):
+        for i in range(start, stop):
+            taken.append(i)
+            yield i
+
+    cuts = sections([10], 4, jitter=False)
+    dataset = StreamDataset([10], count, 1, time_steps=3, sections=cuts, lengths=[10])
+    read = [x for batch in StreamDataLoader(dataset) for x in batch.data[batch.mask].tolist()]
+    assert read == taken == list(range(10))
+
+
+def test_the_items_before_a_misfit_are_all_that_is_taken():
+    taken = []
+
+    def count(stop):
+        for i in range(stop):
+            taken.append(i)
+            yield i if i != 5 else "five"
+
+    with pytest.raises(ItemError, match=r"item 5, lane 0.*item is an object, and was int64"):
+        list(StreamDataLoader(StreamDataset([9], count, 1, time_steps=9)))
+    assert taken == list(range(6))
+
+
+def test_the_cells_behind_an_item_that_fits_in_part_are_padded():
+    def two(_):
+        yield {"a": 1, "b": "x"}
+        yield {"a": 2, "b": "y"}
+        yield {"a": 1 << 70, "b": "z"}
+
+    with pytest.warns(RuntimeWarning, match="number does not fit"):
+        (batch,) = StreamDataLoader(StreamDataset([0], two, 1, time_steps=4, on_error="skip", fill_value=-1))
+    assert batch.data["a"].T.tolist() == [[1, 2, -1, -1]]
+    assert batch.mask.T.tolist() == [[True, True, False, False]]
+
+
+ENDLESS = {"number": 1.5, "array": np.zeros(3), "dict": {"x": np.zeros(3), "y": 1}, "tensor": torch.zeros(3)}
+
+
+@pytest.mark.parametrize("item", ENDLESS.values(), ids=ENDLESS)
+def test_what_a_signal_raises_in_the_middle_is_not_lost(item):
+    def ring(*_):
+        raise TimeoutError("enough")
+
+    def alarmed(milliseconds):
+        yield item
+        signal.setitimer(signal.ITIMER_REAL, milliseconds / 1000)
+        yield from itertools.repeat(item)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        for milliseconds in range(1, 11):
+            loader = StreamDataLoader(StreamDataset([milliseconds], alarmed, 1, time_steps=10**6))
+            with pytest.raises((TimeoutError, ReadError), match="enough"):
+                next(iter(loader))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
