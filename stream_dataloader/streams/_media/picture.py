@@ -117,7 +117,7 @@ def orientation(frame: av.VideoFrame) -> Orientation:
     """
     from av.sidedata.sidedata import SideDataContainer
 
-    side_data = SideDataContainer(frame)
+    side_data = SideDataContainer(frame)  # type: ignore[call-arg]
     matrix: Any = side_data.get("DISPLAYMATRIX") if len(side_data) else None
     if matrix is None:
         return UPRIGHT
