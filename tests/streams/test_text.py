@@ -629,6 +629,17 @@ def test_starts_and_sections_that_are_not_there(path):
             stream(source)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_a_tokenizer_may_use_its_array_again(path, dtype):
+    buffer = np.zeros(1, np.int64)
+
+    def tokenize(text):
+        buffer[0] = len(text)
+        return buffer
+
+    assert numbers(TextStream(tokenizer=tokenize, dtype=dtype)(path("a\nbcd\nef"))) == [2, 4, 2]
+
+
 @pytest.mark.parametrize(
     ("tokenize", "message"),
     [

@@ -1,5 +1,6 @@
 """Videos as streams: every frame where it belongs, however it is reached; and what is wrong is said."""
 
+import gc
 import os
 import shutil
 import struct
@@ -176,6 +177,18 @@ def test_a_picture_of_another_shape_is_stretched_boxed_or_cut(folder):
     cut = read(clip(folder, frames=64), size=(48, 32), fit="crop")[0b00111100]
     assert (cut[:, :20] > 250).all()  # the four middle stripes, all white
     assert clips.number_of(read(path, size=(100, 200), fit="stretch")[37]) == 37
+
+
+def test_frames_are_given_back_to_the_decoder_without_garbage_collection(folder):
+    video = VideoStream(size=(24, 32))(clip(folder))
+    gc.collect()
+    gc.disable()
+    try:
+        assert sum(1 for _ in video) == 60
+        assert sum(isinstance(thing, av.VideoFrame) for thing in gc.get_objects()) <= 2
+    finally:
+        gc.enable()
+        video.close()
 
 
 @pytest.mark.parametrize("backend", ["av", "opencv"])

@@ -111,8 +111,14 @@ def orientation(frame: av.VideoFrame) -> Orientation:
 
     The matrix takes a pixel at x, y to ax + cy, bx + dy. The angle that FFmpeg makes of it (`frame.rotation`) does not
     tell a mirrored picture from one that is not.
+
+    `frame.side_data` would be kept by the frame, and refer to it: such a frame, and the memory that the decoder could
+    use again, are only freed when garbage is collected.
     """
-    matrix: Any = frame.side_data.get("DISPLAYMATRIX")
+    from av.sidedata.sidedata import SideDataContainer
+
+    side_data = SideDataContainer(frame)  # type: ignore[call-arg]
+    matrix: Any = side_data.get("DISPLAYMATRIX") if len(side_data) else None
     if matrix is None:
         return UPRIGHT
     a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))
@@ -233,6 +239,7 @@ class AvConverter(_Converter):
         self._gray = picture.color == "gray"
         self._format = "gray" if self._gray else "gbrp"
         self._order = (2, 0, 1) if picture.color == "rgb" else (0,)  # R, G, B among the planes G, B, R
+        self._planned: tuple[tuple[int, int, Orientation], _Plan] | None = None  # for the frame before
 
     def empty(self, frame: av.VideoFrame) -> Any:
         """Room for one picture; if no size was asked for, the frame decides it."""
@@ -241,11 +248,14 @@ class AvConverter(_Converter):
 
     def write(self, frame: av.VideoFrame, out: Any) -> None:
         """Convert `frame` into `out`, of the picture's shape and dtype."""
-        upright = orientation(frame)
-        self._set_size(frame.width, frame.height, upright)
-        assert self.picture.size is not None
-        plan = _plan(frame.width, frame.height, self._pixel_aspect, upright, self.picture.size, self.picture.fit)
-        options = self._options
+        shape = frame.width, frame.height, orientation(frame)
+        if self._planned is None or self._planned[0] != shape:
+            self._set_size(*shape)
+            assert self.picture.size is not None
+            width, height, upright = shape
+            plan = _plan(width, height, self._pixel_aspect, upright, self.picture.size, self.picture.fit)
+            self._planned = shape, plan
+        plan, options = self._planned[1], self._options
         if self._gray:
             options = {**options, **_LUMA, "src_color_range": frame.color_range}
         converted = self._reformatter.reformat(frame, plan.width, plan.height, self._format, **options)

@@ -87,11 +87,12 @@ def tokens_of(tokenize: Callable[[str], Any], dtype: np.dtype[Any], text: str) -
         return NOTHING
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise TypeError(f"it returned {repr(found)[:80]}, and should return a list of ints")
-    limits = np.iinfo(dtype)
-    if int(tokens.max()) > limits.max or int(tokens.min()) < limits.min:
-        bad = next(token for token in tokens.tolist() if not limits.min <= token <= limits.max)
-        raise ValueError(f"it returned {bad}, which {dtype} does not hold; choose another dtype")
-    return tokens.astype(dtype)
+    if not np.can_cast(tokens.dtype, dtype):
+        limits = np.iinfo(dtype)
+        if int(tokens.max()) > limits.max or int(tokens.min()) < limits.min:
+            bad = next(token for token in tokens.tolist() if not limits.min <= token <= limits.max)
+            raise ValueError(f"it returned {bad}, which {dtype} does not hold; choose another dtype")
+    return tokens.astype(dtype, copy=not isinstance(found, list))  # an array may be the tokenizer's own, used again
 
 
 def character_table(

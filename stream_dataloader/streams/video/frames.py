@@ -199,7 +199,7 @@ class FrameReader:
 
     def _decoded(self, packets: Iterator[Any], *, sought: bool = False) -> Iterator[Any]:
         """Decode packets, the first of which is a key frame's."""
-        tally = Tally()
+        tally = Tally(self.stream.time_base)
         gaps = PacketGaps() if self._container.format.name == "mpegts" else None
         for packet in packets:
             if gaps is not None and gaps.has_one_before(packet):
@@ -214,7 +214,7 @@ class FrameReader:
                 continue
             for frame in frames:
                 if self._is_wanted(frame, tally):
-                    tally.add_frame(self.seconds(frame))
+                    tally.add_frame(frame.pts)
                     yield frame
         if self.on_corrupt == "raise":
             self._check_complete(tally, sought=sought)

@@ -5,6 +5,8 @@ Guarantee: a gap or a missing frame is found without decoding anything a second 
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 __all__ = ["PacketGaps", "Tally"]
@@ -16,20 +18,24 @@ _TO_A_KEY_FRAME = 3
 class Tally:
     """How much of a video was read, from its first key frame on.
 
+    Args:
+        tick_seconds: The unit of time stamps.
+
     Attributes:
         packets: Packets that were read.
         expected: Frames that these packets should give.
         frames: Frames that were handed out.
         first_time: Time stamp of the first packet, a key frame's; None if it has none.
-        last_seconds: Time of the last frame that was handed out; None before the first.
+        last_time: Time stamp of the last frame that was handed out; None if it has none, or before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tick_seconds: Fraction) -> None:
+        self._tick_seconds = tick_seconds
         self.packets = 0
         self.expected = 0
         self.frames = 0
         self.first_time: int | None = None
-        self.last_seconds: float | None = None
+        self.last_time: int | None = None
 
     def add_packet(self, packet: Any) -> None:
         """Count a packet, and the frame that it should give."""
@@ -42,15 +48,18 @@ class Tally:
         untimed = packet.pts is None or self.first_time is None
         self.expected += untimed or packet.pts >= self.first_time
 
-    def add_frame(self, seconds: float) -> None:
+    def add_frame(self, time: int | None) -> None:
         """Count a frame that is handed out."""
         self.frames += 1
-        self.last_seconds = seconds
+        self.last_time = time
 
     @property
     def place(self) -> str:
         """Where reading has got to, for messages; empty before the first frame."""
-        return "" if self.last_seconds is None else f", after {self.last_seconds:.3f} s"
+        if not self.frames:
+            return ""
+        seconds = math.nan if self.last_time is None else float(self.last_time * self._tick_seconds)
+        return f", after {seconds:.3f} s"
 
 
 class PacketGaps:
