@@ -196,6 +196,25 @@ class Layout:
             return item if _TORCH_OF_NUMPY.get(item.dtype) is dtype else None
         return None
 
+    def read_window(self, item: Any) -> tuple[Leaves, int]:
+        """The leaves of a window, and how many time steps it has.
+
+        Raises:
+            Misfit: See `read` and `window_length`.
+        """
+        dtype, shape = self._array_alone
+        if type(item) is np.ndarray and item.dtype is dtype and item.shape[1:] == shape:  # nearly always
+            return (item,), len(item)
+        leaves = self.read(item)
+        return leaves, self.window_length(leaves)
+
+    @cached_property
+    def _array_alone(self) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
+        """What an item that is one array must be, dtype and shape; no dtype, where items are something else."""
+        spec = self.specs[0] if self.structure is LEAF else Spec(None, ())
+        dtype = None if spec.dtype is None or not spec.timed else DTYPES_OF_NUMPY.get(spec.dtype)
+        return dtype, spec.shape
+
     def window_length(self, leaves: Leaves) -> int:
         """How many time steps a window has.
 

@@ -206,11 +206,10 @@ class Iteration:
 
     def _has_data(self, parts: list[Part | None]) -> bool:
         """Whether the step belongs to the epoch, as far as is known here: a pure function of what lanes read in it."""
-        given = [part for part in parts if part is not None]
         rules = self._dataset.rules
         if rules.padding_mode == "drop":
-            return sum([part.lanes_read for part in given]) == rules.lanes
-        return any(part.fresh for part in given)
+            return sum([part.lanes_read for part in parts if part is not None]) == rules.lanes
+        return any(part.fresh for part in parts if part is not None)
 
     def _raise_first_error(self, parts: list[Part | None], slot: Slot | None) -> None:
         """Raise the error of the lowest lane, if there is one."""
