@@ -124,6 +124,15 @@ def window_spec_of(leaf: Any) -> Spec:
     return Spec(spec.dtype, spec.shape[1:], timed) if timed else spec._replace(timed=False)
 
 
+def _array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:
+    """An array over a tensor's memory; None where there is none: bfloat16, or on a GPU, sparse, part of a graph."""
+    try:
+        array: np.ndarray[Any, Any] = tensor.numpy()
+    except (RuntimeError, TypeError):
+        return None
+    return array
+
+
 def _unreadable(item: Any, error: Exception) -> Misfit:
     """The error for an item whose type raises when its parts are read."""
     return Misfit(f"the item, a {type(item).__name__}, cannot be read: {type(error).__name__}: {error}")
@@ -203,8 +212,9 @@ class Layout:
             Misfit: See `read` and `window_length`.
         """
         dtype, shape = self._array_alone
-        if type(item) is np.ndarray and item.dtype is dtype and item.shape[1:] == shape:  # nearly always
-            return (item,), len(item)
+        array = _array_of(item) if dtype is not None and type(item) is torch.Tensor else item
+        if type(array) is np.ndarray and array.dtype is dtype and array.shape[1:] == shape:  # nearly always
+            return (array,), len(array)
         leaves = self.read(item)
         return leaves, self.window_length(leaves)
 
