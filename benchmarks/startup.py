@@ -1,8 +1,8 @@
 """What a start costs: from `iter()` to the first batch, and with a long list of sources.
 
-- `first`: seconds from `iter()` to the first batch of 4 workers, against torch's own `DataLoader`, for each start method;
-  `spawn` has each worker import torch anew, on both sides. Each run is a process of its own. With `forkserver` a second
-  loader of the same process is timed, too: its server runs by then.
+- `first`: seconds from `iter()` to the first batch of 4 workers, against torch's own `DataLoader`, for each start
+  method. Each run is a process of its own, in which a second loader is timed, too: the server of `forkserver` runs by
+  then. `spawn` has each worker import torch anew, on both sides.
 - `sources`: seconds from building the dataset to the first answer of a worker, for a million paths and for a thousand.
   The target is twice those for a thousand, plus one pickling of the list.
 
@@ -121,8 +121,9 @@ def measure_sources(quick: bool) -> list[Result]:
     results = []
     for method in METHODS[:1] if quick else ("fork", "spawn"):
         section = f"from building the dataset to a worker's first answer, {method}"
-        runs = {"few": partial(start, few, method), "many": partial(start, many, method), "once": partial(pickling, many)}
-        least = {name: min(seconds) for name, seconds in run_in_turns(runs, 2 if quick else 5).items()}
+        runs = {"few": partial(start, few, method), "many": partial(start, many, method)}
+        rounds = run_in_turns(runs | {"once": partial(pickling, many)}, 2 if quick else 5)
+        least = {name: min(seconds) for name, seconds in rounds.items()}
         limit = 2 * least["few"] + least["once"]
         results.append(figure(section, "one pickling of the list", [least["once"]], "s"))
         results.append(figure(section, "1,000 sources", [least["few"]], "s"))

@@ -46,10 +46,10 @@ def starting(method: str) -> Iterator[list[Callable[[], Any]]]:
 
     Nor does Ctrl-C come between two halves of a start: what it would have done is in the list that this yields.
     """
-    _starting.append(1)
-    guard_handler(_is_wanted)
     if method == "forkserver":
         preload_forkserver()
+    _starting.append(1)
+    guard_handler(_is_wanted)
     try:
         with interrupts_held(method) as interrupts:
             yield interrupts
@@ -63,7 +63,7 @@ def preload_forkserver() -> None:
     Workers would each do so by themselves, which takes seconds. It has no effect on a server that runs already, and the
     user's own list is left as it is. Where it cannot import the library, workers do as ever.
     """
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     if getattr(server, "_preload_modules", None) == ["__main__"]:  # multiprocessing's own
         multiprocessing.set_forkserver_preload(["__main__", "stream_dataloader"])
 

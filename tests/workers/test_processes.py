@@ -290,8 +290,9 @@ def in_server(n):
 if __name__ == "__main__":
     if {own!r}:
         multiprocessing.set_forkserver_preload({own!r})
+    dataset = StreamDataset([1, 1], in_server, 2, time_steps=1)
     for _ in range(2):
-        loader = StreamDataLoader(StreamDataset([1, 1], in_server, 2, time_steps=1), 2, multiprocessing_context="forkserver")
+        loader = StreamDataLoader(dataset, 2, multiprocessing_context="forkserver")
         print([batch.data.tolist() for batch in loader])
 """
     there = own is None
