@@ -91,7 +91,7 @@ class Regrouper:
         )
 
     def _ends(self, parts: Sequence[Part | None], time_steps: int) -> torch.Tensor:
-        """Where streams end. It lies in no slot: it is small, and most batches have few ends."""
+        """Where streams end; most batches have few ends."""
         ends = np.zeros((time_steps, self._width), np.bool_)
         for part, lanes in self._dealt(parts):
             for row, t in part.contents.ends if part else ():

@@ -111,6 +111,19 @@ def cut(run):
     yield run._replace(t=run.t + 1, steps=run.steps - 1, position=run.position + 1, starts=False)
 
 
+def test_what_a_user_writes_into_a_batch_is_in_no_other():
+    books = Bookkeeper(range(2))
+    first = books.write(numbers_of([full(0, 1), full(1, 2)]), TIME_STEPS)
+    for _ in range(3):
+        for written in first:
+            written[:] = 1
+        first = books.write(numbers_of([full(0, 1, 3), full(1, 2, 6, fresh=False)]), TIME_STEPS)
+        assert first.source.T.tolist() == [[1] * 3, [2] * 3]
+        assert first.position.T.tolist() == [[3, 4, 5], [6, 7, 8]]
+        assert first.mask.T.tolist() == [[True] * 3, [False] * 3]
+        assert not first.is_start.any()
+
+
 def of_width(source, position):
     return np.full(2 if source < 5 else 3, position)
 
