@@ -1,23 +1,89 @@
-"""What a long list of sources costs at the start: a million paths against a thousand, under fork and spawn.
+"""What a start costs: from `iter()` to the first batch, and with a long list of sources.
 
-Measured are the seconds from building the dataset to the first answer of a worker, the least of all rounds. The target
-is twice those for a thousand sources, plus one pickling of the list. Contenders take turns; see `interleaved`. Run it
-as `python benchmarks/startup.py [--quick] [--json PATH]`.
+- `first`: seconds from `iter()` to the first batch of 4 workers, against torch's own `DataLoader`, for each start
+  method. Each run is a process of its own, in which a second loader is timed, too: the server of `forkserver` runs by
+  then. `spawn` has each worker import torch anew, on both sides.
+- `sources`: seconds from building the dataset to the first answer of a worker, for a million paths and for a thousand.
+  The target is twice those for a thousand, plus one pickling of the list.
+
+Run it as `python benchmarks/startup.py [--quick] [--json PATH] [--only SECTION]`.
 """
 
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from interleaved import Result, take_turns
+from interleaved import Result, figure, ratio, run_in_turns, take_turns
 from program import run
+from torch.utils.data import DataLoader, IterableDataset
 
 from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
 
-METHODS = ("fork", "spawn")
+WORKERS = 4
+METHODS = ("fork", "forkserver", "spawn")
+OURS, TORCH = "stream_dataloader", "torch DataLoader"
+
+# the first batch ------------------------------------------------------------------------------------------------------
+
+
+class Numbers(IterableDataset[int]):
+    """What torch's workers read."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def ours(method: str) -> Iterable[Any]:
+    """This package's loader."""
+    dataset = StreamDataset([10] * 2 * WORKERS, range, 2 * WORKERS, time_steps=2)
+    return StreamDataLoader(dataset, WORKERS, multiprocessing_context=method)
+
+
+def torch_itself(method: str) -> Iterable[Any]:
+    """Torch's own `DataLoader`."""
+    return DataLoader(Numbers(), batch_size=None, num_workers=WORKERS, multiprocessing_context=method)
+
+
+CONTENDERS: dict[str, Callable[[str], Iterable[Any]]] = {OURS: ours, TORCH: torch_itself}
+
+
+def seconds_to_first(contender: str, method: str) -> float:
+    """From `iter()` to the first batch, in this process."""
+    loader = CONTENDERS[contender](method)
+    begun = time.perf_counter()
+    next(iter(loader))
+    return time.perf_counter() - begun
+
+
+def started_afresh(contender: str, method: str) -> list[float]:
+    """The same for two loaders, one after the other, in a process that did nothing before."""
+    folder, calls = str(Path(__file__).parent), ["startup.seconds_to_first(*sys.argv[2:])"] * 2
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); import startup; print({', '.join(calls)})"
+    command = [sys.executable, "-W", "ignore", "-c", code, folder, contender, method]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    return [float(word) for word in done.stdout.split()]
+
+
+def measure_first_batch(quick: bool) -> Iterator[Result]:
+    """Seconds, and ours in units of torch's."""
+    for method in METHODS[: 2 if quick else 3]:
+        section = f"from iter() to the first batch, {WORKERS} workers, {method}"
+        runs = {name: partial(started_afresh, name, method) for name in CONTENDERS}
+        rounds = run_in_turns(runs, 1 if quick else 5, f"first batch, {method}", warm_up=not quick)
+        for i, what in enumerate(("first loader", "second loader")):
+            of = {name: [seconds[i] for seconds in rounds[name]] for name in runs}
+            yield from (figure(section, f"{name}, {what}", of[name], "s") for name in runs)
+            yield ratio(section, f"ours / torch, {what}", of, OURS, TORCH)
+
+
+# many sources ---------------------------------------------------------------------------------------------------------
 
 
 def paths(count: int) -> list[str]:
@@ -30,13 +96,14 @@ def no_such_file(path: str) -> list[int]:
     raise FileNotFoundError(path)
 
 
-def start(sources: list[str], method: str) -> None:
-    """Build a dataset and a loader with two workers, and wait for the first to answer."""
+def start(sources: list[str], method: str) -> float:
+    """Build a dataset and a loader with two workers, and wait for the first to answer; the seconds it took."""
+    begun = time.perf_counter()
     loader = StreamDataLoader(StreamDataset(sources, no_such_file, 2, time_steps=1), 2, multiprocessing_context=method)
     try:
         next(iter(loader))
     except OpenError:
-        return
+        return time.perf_counter() - begun
     raise AssertionError("the factory fails")
 
 
@@ -51,7 +118,7 @@ def measure_sources(quick: bool) -> Iterator[Result]:
     """Seconds, and how they stand to the limit."""
     few, many, pickling = paths(1_000), paths(1_000_000), "one pickling of the list"
     contenders: dict[str, Callable[[], object]] = {pickling: partial(pickle.dumps, many)}
-    for method in METHODS:
+    for method in METHODS[::2]:
         for sources in (few, many):
             contenders[f"{method}, {len(sources):,} sources"] = partial(start, sources, method)
     runs = {name: partial(seconds, call) for name, call in contenders.items()}
@@ -59,7 +126,7 @@ def measure_sources(quick: bool) -> Iterator[Result]:
     section = "from building the dataset to the first answer: 2 workers, least of all rounds"
     for name, values in times.items():
         yield Result(section, name, min(values), "s", (min(values), max(values)))
-    for method in METHODS:
+    for method in METHODS[::2]:
         short, long = (times[f"{method}, {len(sources):,} sources"] for sources in (few, many))
         each = [b / (2 * a + once) for a, b, once in zip(short, long, times[pickling], strict=True)]
         least = min(long) / (2 * min(short) + min(times[pickling]))
@@ -68,4 +135,4 @@ def measure_sources(quick: bool) -> Iterator[Result]:
 
 
 if __name__ == "__main__":
-    run(__doc__, {"sources": measure_sources})
+    run(__doc__, {"first": measure_first_batch, "sources": measure_sources})

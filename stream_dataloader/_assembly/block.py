@@ -56,12 +56,10 @@ class Block:
 
     def put_window(self, row: int, count: int, leaves: Leaves) -> None:
         """Write a whole window; leaves without a time axis are repeated."""
-        for i, column in enumerate(self.columns):
-            leaf = leaves[i]
+        for column, leaf, spec in zip(self.columns, leaves, self.layout.specs, strict=True):
             if type(column) is list:
-                timed = self.layout.specs[i].timed
                 for t in range(count):
-                    column[t][row] = leaf[t] if timed else leaf
+                    column[t][row] = leaf[t] if spec.timed else leaf
             else:
                 column[:count, row] = leaf
         self.counts[row] = count

@@ -1,23 +1,21 @@
 """What a batch says of its cells: which stream was read there, at which position, whether for the first time.
 
-Guarantee: it is written in one way, wherever it lies: in a slot, by the worker that read, or in the main process.
+It is made of the runs of all lanes, in the main process. It is not put off until somebody asks for it: that would save
+10 microseconds a batch, and a batch could no longer be given to a function that `torch.compile` takes as one graph.
+
+Guarantee: it is made in one way, whoever read, in memory of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from stream_dataloader._assembly.part import Run
+from stream_dataloader._assembly.part import RUN_NUMBERS
 
 Array = np.ndarray[Any, Any]
-
-#: Of the arrays, in their order.
-DTYPES: tuple[type, ...] = (np.int64, np.int64, np.bool_, np.bool_)
-
-_MANY_RUNS = 8  # from so many on, whole arrays are written in less time than one run after the other
 
 
 class Bookkeeping(NamedTuple):
@@ -28,68 +26,54 @@ class Bookkeeping(NamedTuple):
     mask: Array
     is_start: Array
 
-    @classmethod
-    def empty(cls, time_steps: int, lanes: int) -> Bookkeeping:
-        """Arrays that are not initialised."""
-        return cls(*[np.empty((time_steps, lanes), dtype) for dtype in DTYPES])
 
-    def rows(self, rows: slice) -> Bookkeeping:
-        """That of some lanes, over the same memory."""
-        source, position, mask, is_start = self
-        return Bookkeeping(source[:, rows], position[:, rows], mask[:, rows], is_start[:, rows])
+class Bookkeeper:
+    """Makes the bookkeeping of some lanes.
 
-    def until(self, stop: int) -> Bookkeeping:
-        """That of the first time steps, over the same memory."""
-        source, position, mask, is_start = self
-        return Bookkeeping(source[:stop], position[:stop], mask[:stop], is_start[:stop])
+    Args:
+        lanes: The lanes.
+    """
 
-    def copy_to(self, other: Bookkeeping) -> None:
-        """Write all of it to one of the same shape."""
-        for new, old in zip(other, self, strict=True):
-            new[:] = old
+    def __init__(self, lanes: range) -> None:
+        self._first = lanes.start
+        self._width = len(lanes)
+        self._t: npt.NDArray[np.int64] = np.arange(0)[:, None]
+        self._all_full: tuple[int, ...] = ()  # the steps of runs that fill their windows
+        self._last = Bookkeeping(*np.zeros((4, 0)))  # of runs that filled their windows; its source and mask are used
+        self._of_last: tuple[tuple[int, ...], ...] = ()  # what those were made of
 
-    def write(self, runs: Sequence[Run], first_lane: int) -> None:
-        """Say what was read where, and that all else is padding.
+    def write(self, numbers: tuple[int, ...], time_steps: int) -> Bookkeeping:
+        """What was read where. All else is padding.
 
         Args:
-            runs: What was read, in lane order.
-            first_lane: The lane of the first row.
+            numbers: Those of the lanes' runs, in lane order.
+            time_steps: T.
         """
-        width = self.source.shape[1]
-        if len(runs) == width >= _MANY_RUNS and not any(run.t for run in runs):
-            self._write_one_a_lane(runs)
-        else:
-            self._write_one_by_one(runs, first_lane)
+        if len(self._t) != time_steps:
+            self._t = np.arange(time_steps)[:, None]
+            self._all_full = (time_steps,) * self._width
+            self._of_last = ()
+        if numbers[2::RUN_NUMBERS] != self._all_full:  # nearly always, each lane has one run, of the whole window
+            return self._of_any(numbers, time_steps)
+        source, fresh, starts = numbers[3::RUN_NUMBERS], numbers[5::RUN_NUMBERS], numbers[6::RUN_NUMBERS]
+        if self._of_last != (source, fresh):  # nearly always, they go on with the streams that they read before
+            self._last, self._of_last = self._of_any(numbers, time_steps), (source, fresh)
+        is_start = np.zeros(self._last.mask.shape, np.bool_)
+        if any(starts):
+            is_start[0] = starts
+        position = self._t + np.array(numbers[4::RUN_NUMBERS])
+        return Bookkeeping(self._last.source.copy(), position, self._last.mask.copy(), is_start)
 
-    def _write_one_by_one(self, runs: Sequence[Run], first_lane: int) -> None:
-        source, position, mask, is_start = self
-        source.fill(-1)
-        position.fill(-1)
-        mask.fill(False)
-        is_start.fill(False)
-        for lane, t, steps, index, begin, fresh, starts in runs:
-            row = lane - first_lane
-            if steps == 1:  # the least work for the most frequent case
-                source[t, row], position[t, row], mask[t, row] = index, begin, fresh
-            else:
-                end = t + steps
-                source[t:end, row] = index
-                position[t:end, row] = np.arange(begin, begin + steps)
-                mask[t:end, row] = fresh
-            if starts:
-                is_start[t, row] = True
-
-    def _write_one_a_lane(self, runs: Sequence[Run]) -> None:
-        """All lanes at once: each has one run, from t = 0."""
-        _, _, *rest = zip(*runs, strict=True)
-        steps, indices, begins, fresh, starts = map(np.array, rest)
-        t = np.arange(len(self.source))[:, None]
-        real = t < steps
-        source, position, mask, is_start = self
-        source.fill(-1)
-        position.fill(-1)
-        is_start.fill(False)
-        np.copyto(source, indices, where=real)
-        np.add(t, begins, out=position, where=real)
-        np.logical_and(real, fresh, out=mask)
-        is_start[0] = starts
+    def _of_any(self, numbers: tuple[int, ...], time_steps: int) -> Bookkeeping:
+        """The same of any runs, or none."""
+        lane, t, steps, source, position, fresh, starts = np.array(numbers, np.int64).reshape(-1, RUN_NUMBERS).T
+        row, nothing = lane - self._first, np.full((time_steps, self._width), -1)
+        books = Bookkeeping(nothing, nothing.copy(), nothing >= 0, nothing >= 0)
+        run = np.repeat(np.arange(len(t)), steps)  # of each step that was read
+        offset = np.arange(len(run)) - (np.cumsum(steps) - steps)[run]
+        cells = t[run] + offset, row[run]
+        books.source[cells] = source[run]
+        books.position[cells] = position[run] + offset
+        books.mask[cells] = fresh[run]
+        books.is_start[t, row] = starts
+        return books

@@ -100,13 +100,11 @@ class Judge:
 def _reads(part: Part, slot: Slot | None, lanes: range) -> Iterator[tuple[int, int, int, Layout]]:
     """What a part's lanes read: lane, source, position and layout, in lane order."""
     contents = part.contents
-    if contents.in_slot and slot is not None:
-        source, position, _, _ = slot.bookkeeping
-        for lane in lanes:
-            if source[0, lane] >= 0:
-                yield lane, int(source[0, lane]), int(position[0, lane]), slot.layout
-        return
+    layout: Layout | None
     for run in contents.runs:
-        layout = next((block.layout for block in contents.blocks if block.counts[run.lane - lanes.start]), None)
+        if contents.in_slot and slot is not None:
+            layout = slot.layout
+        else:
+            layout = next((block.layout for block in contents.blocks if block.counts[run.lane - lanes.start]), None)
         if layout is not None:  # else the worker failed in making the part
             yield run.lane, run.source, run.position, layout

@@ -6,6 +6,9 @@ gone on from, without asking the worker again.
 
 from __future__ import annotations
 
+import itertools
+import struct
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -44,6 +47,40 @@ class Run(NamedTuple):
         """Whether this is what comes next of the same stream, in the same lane."""
         goes_on = self.position == last.position + last.steps and not self.starts
         return self.lane == last.lane and self.source == last.source and goes_on
+
+
+#: How many numbers a run has.
+RUN_NUMBERS = len(Run._fields)
+
+
+def numbers_of(runs: Sequence[Run]) -> tuple[int, ...]:
+    """The numbers of runs, one run after the other."""
+    return runs.numbers if isinstance(runs, PackedRuns) else tuple(itertools.chain.from_iterable(runs))
+
+
+class PackedRuns(Sequence[Run]):
+    """Runs that came as numbers.
+
+    Args:
+        packed: Those numbers, as bytes.
+    """
+
+    def __init__(self, packed: bytes) -> None:
+        self.numbers = struct.unpack(f"{len(packed) // 8}q", packed)
+
+    def __len__(self) -> int:
+        return len(self.numbers) // RUN_NUMBERS
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        begin = index * RUN_NUMBERS
+        lane, t, steps, source, position, fresh, starts = self.numbers[begin : begin + RUN_NUMBERS]
+        return Run(lane, t, steps, source, position, bool(fresh), bool(starts))
+
+
+def _pack_runs(runs: Sequence[Run]) -> bytes:
+    return array("q", itertools.chain.from_iterable(runs)).tobytes()
 
 
 class Sink(Protocol):
@@ -106,9 +143,9 @@ class Contents(NamedTuple):
     """The windows that a worker's lanes read in one step, and their bookkeeping.
 
     Attributes:
-        in_slot: The arrays and the bookkeeping are in the step's slot.
+        in_slot: The arrays are in the step's slot.
         time_steps: How many time steps of the blocks count; 0 if there are none.
-        runs: What the lanes read, in lane order; empty if it is in the slot.
+        runs: What the lanes read, in lane order.
         blocks: The windows; of those in the slot only leaves that are objects.
         objects: Windows that are passed on as they are, by row: the window, or a `WindowKind` of what is in a block.
         layouts: Those with dicts that were met for the first time, in lane order: which order their keys are in.
@@ -177,11 +214,11 @@ def unpack(packed: Sequence[Any]) -> list[Part]:
 def _brief(part: Part) -> Part | tuple[Any, ...]:
     """A part as its few numbers, without the names of classes, which are longer; itself if there is more to it."""
     worker_id, step, fresh, items, lanes_read, reports, contents, failures, faults, end = part
-    in_slot, time_steps, _, blocks, objects, layouts, ends = contents
+    in_slot, time_steps, runs, blocks, objects, layouts, ends = contents
     if not in_slot or blocks or objects or layouts or failures or faults or end:
         return part
     taken, after, streams = reports
-    brief = worker_id, step, fresh, items, lanes_read, time_steps, taken, after, streams
+    brief = worker_id, step, fresh, items, lanes_read, time_steps, _pack_runs(runs), taken, after, streams
     return (*brief, ends) if ends else brief
 
 
@@ -192,11 +229,12 @@ def _whole(
     items: int,
     lanes_read: int,
     time_steps: int,
+    runs: bytes,
     taken: tuple[tuple[int, int], ...],
     after: bytes,
     streams: Mapping[int, Any],
     ends: Sequence[tuple[int, int]] = (),
 ) -> Part:
     """The part that `_brief` was given."""
-    contents = Contents(in_slot=True, time_steps=time_steps, ends=ends)
+    contents = Contents(in_slot=True, time_steps=time_steps, runs=PackedRuns(runs), ends=ends)
     return Part(worker_id, step, fresh, items, lanes_read, LaneReports(taken, after, streams), contents)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from stream_dataloader._assembly.block import Block, new_column
-from stream_dataloader._assembly.bookkeeping import Bookkeeping
+from stream_dataloader._assembly.bookkeeping import Bookkeeper
 from stream_dataloader._assembly.judge import Judge
-from stream_dataloader._assembly.part import Part
+from stream_dataloader._assembly.part import Part, numbers_of
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import Spec, as_tensor
@@ -52,6 +52,7 @@ class Regrouper:
         self._mark_ends = mark_ends
         self._first = lanes[0].start
         self._width = lanes[-1].stop - self._first
+        self._books = Bookkeeper(range(self._first, self._first + self._width))
         self._lane = torch.arange(self._first, self._first + self._width)
         self._owners = torch.tensor([w for w, rows in zip(worker_ids, lanes, strict=True) for _ in rows])
 
@@ -66,18 +67,22 @@ class Regrouper:
         """
         time_steps = self._time_steps or self._longest(parts)
         if slot is not None and all(part is None or part.contents.in_slot for part in parts):
-            books, columns = self._in_slot(parts, slot, time_steps)
+            columns = self._in_slot(parts, slot, time_steps)
         else:
-            books = self._bookkeeping(parts, slot, time_steps)
             columns = self._columns([_block_of(part, slot, lanes) for part, lanes in self._dealt(parts)], time_steps)
         assert self._judge.layout is not None
+        numbers: tuple[int, ...] = ()
+        for part in parts:
+            if part is not None:
+                numbers += numbers_of(part.contents.runs)
+        source, position, mask, is_start = self._books.write(numbers, time_steps)
         return StreamBatch.of_checked(
             data=self._judge.layout.build(map(_leaf, self._judge.layout.specs, columns)),
-            reset=torch.from_numpy(books.is_start[0]),
-            is_start=torch.from_numpy(books.is_start),
-            mask=torch.from_numpy(books.mask),
-            source=torch.from_numpy(books.source),
-            position=torch.from_numpy(books.position),
+            reset=torch.from_numpy(is_start[0]),
+            is_start=torch.from_numpy(is_start),
+            mask=torch.from_numpy(mask),
+            source=torch.from_numpy(source),
+            position=torch.from_numpy(position),
             worker_id=self._owners,
             lane=self._lane,
             step=step,
@@ -86,7 +91,7 @@ class Regrouper:
         )
 
     def _ends(self, parts: Sequence[Part | None], time_steps: int) -> torch.Tensor:
-        """Where streams end. It lies in no slot: it is small, and most batches have few ends."""
+        """Where streams end; most batches have few ends."""
         ends = np.zeros((time_steps, self._width), np.bool_)
         for part, lanes in self._dealt(parts):
             for row, t in part.contents.ends if part else ():
@@ -96,7 +101,8 @@ class Regrouper:
     def _longest(self, parts: Sequence[Part | None]) -> int:
         """The steps of the longest window; a step without any is as long as the one before."""
         given = [part.contents.time_steps for part in parts if part]
-        self._last_time_steps = max(given, default=self._last_time_steps)
+        if given:
+            self._last_time_steps = max(given)
         return self._last_time_steps
 
     def _dealt(self, parts: Sequence[Part | None]) -> Iterator[tuple[Part | None, range]]:
@@ -106,33 +112,22 @@ class Regrouper:
         """Where some lanes are in the batch."""
         return slice(lanes.start - self._first, lanes.stop - self._first)
 
-    def _in_slot(self, parts: Sequence[Part | None], slot: Slot, time_steps: int) -> tuple[Bookkeeping, list[Any]]:
+    def _in_slot(self, parts: Sequence[Part | None], slot: Slot, time_steps: int) -> list[Any]:
         """The arrays of a slot that holds all parts; only the lanes of workers that have ended are to be padded."""
         for part, lanes in self._dealt(parts):
             if part is None:
                 slot.rows(lanes).pad(self._fill.of(slot.layout))
-        if self._width < slot.bookkeeping.source.shape[1]:  # one worker's part of it
+        if self._width < slot.lanes:  # one worker's part of it
             slot = slot.rows(range(self._first, self._first + self._width))
-        if time_steps < len(slot.bookkeeping.source):
+        if time_steps < slot.time_steps:
             slot = slot.until(time_steps)
         if None not in slot.layout.dtypes:
-            return slot.bookkeeping, slot.columns
+            return slot.columns
         blocks = [part.contents.blocks[0] if part else None for part in parts]
-        return slot.bookkeeping, [
+        return [
             self._column(i, spec, blocks, time_steps) if spec.dtype is None else column
             for i, (spec, column) in enumerate(zip(slot.layout.specs, slot.columns, strict=True))
         ]
-
-    def _bookkeeping(self, parts: Sequence[Part | None], slot: Slot | None, time_steps: int) -> Bookkeeping:
-        """What was read where, by parts of which some may be in the slot."""
-        books = Bookkeeping.empty(time_steps, self._width)
-        books.write([run for part in parts if part for run in part.contents.runs], self._first)
-        for part, lanes in self._dealt(parts):
-            if part and part.contents.in_slot and slot:
-                count = part.contents.time_steps
-                there = slot.bookkeeping.rows(slice(lanes.start, lanes.stop))
-                there.until(count).copy_to(books.rows(self._rows(lanes)).until(count))
-        return books
 
     def _columns(self, blocks: list[Block | None], time_steps: int) -> list[Any]:
         if len(blocks) == 1 and blocks[0] is not None:

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._assembly.bookkeeping import Array
 from stream_dataloader._assembly.page_lock import LockedPages, PendingCopies, lock_pages
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Slot
 
 
-class _Lease(weakref.ref[Array]):
+class _Lease(weakref.ref[np.ndarray[Any, Any]]):
     """Watches the array under a batch's tensors."""
 
     slot: int

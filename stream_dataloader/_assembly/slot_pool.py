@@ -1,6 +1,6 @@
 """A pool of slots of shared memory, in which workers put batches together in place.
 
-A slot holds one whole batch, bookkeeping and all. The first free one is claimed::
+A slot holds the data of one whole batch. The first free one is claimed::
 
             a worker begins a step           main delivers it
     free ------------------------> filling ------------------> leased

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stream_dataloader._assembly.block import Block
-from stream_dataloader._assembly.bookkeeping import DTYPES, Bookkeeping
 from stream_dataloader._assembly.part import Contents
 from stream_dataloader._items.fill import Fills
 from stream_dataloader._items.layout import Layout, storage_dtype
@@ -28,26 +27,33 @@ def aligned(offset: int, to: int = _ALIGNMENT_BYTES) -> int:
 
 
 class Slot(NamedTuple):
-    """Arrays over the memory of one batch: bookkeeping, and `(T, B, ...)` a leaf; None for one that is an object."""
+    """Arrays over the memory of one batch: `(T, B, ...)` a leaf; None for one that is an object.
+
+    Attributes:
+        layout: What items look like.
+        time_steps: T.
+        lanes: How many lanes' windows they are.
+        columns: The arrays.
+    """
 
     layout: Layout
-    bookkeeping: Bookkeeping
+    time_steps: int
+    lanes: int
     columns: list[Any]
 
     def rows(self, lanes: range) -> Slot:
         """Some lanes of it."""
         rows = slice(lanes.start, lanes.stop)
         cut = [None if column is None else column[:, rows] for column in self.columns]
-        return Slot(self.layout, self.bookkeeping.rows(rows), cut)
+        return Slot(self.layout, self.time_steps, len(lanes), cut)
 
     def until(self, stop: int) -> Slot:
         """The first time steps of it."""
         cut = [None if column is None else column[:stop] for column in self.columns]
-        return Slot(self.layout, self.bookkeeping.until(stop), cut)
+        return Slot(self.layout, stop, self.lanes, cut)
 
     def pad(self, fills: Fills) -> None:
-        """Say that nothing was read, and fill all with what pads it."""
-        self.bookkeeping.write((), 0)
+        """Fill all with what pads it."""
         for fill, column in zip(fills, self.columns, strict=True):
             if fill is not None:
                 column[:] = fill
@@ -59,9 +65,10 @@ class Slot(NamedTuple):
         if contents.blocks:
             (block,) = contents.blocks
             columns = [sent if here is None else here for here, sent in zip(columns, block.columns, strict=True)]
-        source = ours.bookkeeping.source
-        counts = [int(index >= 0) * contents.time_steps for index in source[0]]  # a lane that read began at t = 0
-        return Block(self.layout, columns, counts, len(source), contents.time_steps)
+        counts = [0] * len(lanes)
+        for run in contents.runs:  # a lane that read began at t = 0
+            counts[run.lane - lanes.start] = contents.time_steps
+        return Block(self.layout, columns, counts, self.time_steps, contents.time_steps)
 
 
 class _Place(NamedTuple):
@@ -77,7 +84,7 @@ class Geometry:
 
     ::
 
-        | source | position | mask | is_start | leaf 0 | leaf 1 | ... |      each aligned to 64 bytes, the slot to pages
+        | leaf 0 | leaf 1 | ... |      each aligned to 64 bytes, the slot to pages
 
     Attributes:
         layout: What items look like.
@@ -92,11 +99,10 @@ class Geometry:
         self.time_steps = time_steps
         self._lanes = lanes
         self._end_bytes = 0
-        self._bookkeeping = [self._place(dtype, ()) for dtype in DTYPES]
         self._columns = [
             None if spec.dtype is None else self._place(storage_dtype(spec.dtype), spec.shape) for spec in layout.specs
         ]
-        self.slot_bytes = aligned(self._end_bytes, PAGE_BYTES)
+        self.slot_bytes = max(aligned(self._end_bytes, PAGE_BYTES), PAGE_BYTES)
         self.most_steps = min(max(_STEPS_BYTES // self.slot_bytes, 1), MOST_STEPS_A_MESSAGE)
         self.most_held = max(_HELD, self.most_steps)
 
@@ -115,7 +121,6 @@ class Geometry:
             whole_windows: Each lane's window of a leaf lies in one piece, instead of each time step's lanes.
         """
         head = (self.time_steps, self._lanes)
-        books = [np.ndarray(head, dtype, memory, offset + begin) for _, dtype, begin in self._bookkeeping]
         columns: list[Any] = []
         for place in self._columns:
             if place is None:
@@ -127,4 +132,4 @@ class Geometry:
             else:
                 column = np.ndarray((*head, *shape), dtype, memory, offset + begin)
             columns.append(column)
-        return Slot(self.layout, Bookkeeping(*books), columns)
+        return Slot(self.layout, *head, columns)

@@ -81,11 +81,8 @@ class SlotWriter:
             slot = self._slots[number] = whole.rows(self._lanes)
         return slot
 
-    def finish(self, step: int, block: Block, runs: list[Run]) -> list[Block]:
-        """Write the bookkeeping of a step whose windows are all in the slot; what is left to be sent."""
-        number = self._pool.claim(self._session, step)
-        assert number is not None
-        self.slot(number).bookkeeping.write(runs, self._lanes.start)
+    def left(self, block: Block) -> list[Block]:
+        """What is left to be sent of windows that are all in the slot."""
         if None not in block.layout.dtypes:
             return []
         # of arrays nothing is sent, but the place in the list is kept: columns go by their number
@@ -263,24 +260,18 @@ class PartWriter:
 
     def finish(self, runs: list[Run]) -> Contents:
         """What the step holds, padded."""
-        blocks = [block for block in self._blocks.values() if any(block.counts)]  # none of a broken first item
-        for block in blocks:
-            if not self._objects:  # else each window is passed on with its own number of steps
-                block.pad(self._fill.of(block.layout))
-        time_steps = max([block.time_steps for block in blocks], default=0)
+        blocks, time_steps = [], 0
+        for block in self._blocks.values():
+            if any(block.counts):  # not of a broken first item
+                blocks.append(block)
+                time_steps = max(time_steps, block.time_steps)
+                if not self._objects:  # else each window is passed on with its own number of steps
+                    block.pad(self._fill.of(block.layout))
         in_slot = len(blocks) == 1 and blocks[0] is self._in_slot
         if in_slot:
             assert self._slots is not None
-            blocks = self._slots.finish(self._step, blocks[0], runs)
-        return Contents(
-            in_slot=in_slot,
-            time_steps=time_steps,
-            runs=() if in_slot else runs,
-            blocks=blocks,
-            objects=self._objects,
-            layouts=self._met_now,
-            ends=tuple(self._ends),
-        )
+            blocks = self._slots.left(blocks[0])
+        return Contents(in_slot, time_steps, runs, blocks, self._objects, self._met_now, tuple(self._ends))
 
 
 def _lasting(item: object) -> object:

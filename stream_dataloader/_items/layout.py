@@ -129,6 +129,15 @@ def window_spec_of(leaf: Any) -> Spec:
     return Spec(spec.dtype, spec.shape[1:], timed) if timed else spec._replace(timed=False)
 
 
+def _array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:
+    """An array over a tensor's memory; None where there is none: bfloat16, or on a GPU, sparse, part of a graph."""
+    try:
+        array: np.ndarray[Any, Any] = tensor.numpy()
+    except (RuntimeError, TypeError):
+        return None
+    return array
+
+
 def _unreadable(item: Any, error: Exception) -> Misfit:
     """The error for an item whose type raises when its parts are read."""
     return Misfit(f"the item, a {type(item).__name__}, cannot be read: {type(error).__name__}: {error}")
@@ -200,6 +209,26 @@ class Layout:
         elif type(item) is np.ndarray and item.shape[self.windowed :] == shape:
             return item if torch_dtype_of(item.dtype) is dtype else None
         return None
+
+    def read_window(self, item: Any) -> tuple[Leaves, int]:
+        """The leaves of a window, and how many time steps it has.
+
+        Raises:
+            Misfit: See `read` and `window_length`.
+        """
+        dtype, shape = self._array_alone
+        array = _array_of(item) if dtype is not None and type(item) is torch.Tensor else item
+        if type(array) is np.ndarray and array.dtype is dtype and array.shape[1:] == shape:  # nearly always
+            return (array,), len(array)
+        leaves = self.read(item)
+        return leaves, self.window_length(leaves)
+
+    @cached_property
+    def _array_alone(self) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
+        """What an item that is one array must be, dtype and shape; no dtype, where items are something else."""
+        spec = self.specs[0] if self.structure is LEAF else Spec(None, ())
+        dtype = None if spec.dtype is None or not spec.timed else DTYPES_OF_NUMPY.get(spec.dtype)
+        return dtype, spec.shape
 
     def window_length(self, leaves: Leaves) -> int:
         """How many time steps a window has.

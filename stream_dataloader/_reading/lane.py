@@ -234,12 +234,16 @@ class Lane:
                 self._position += 1
                 return True
             try:
-                layout, leaves = self._take_apart(item, sink)
-                count = layout.window_length(leaves)
+                layout = self._layout
+                if layout is None:
+                    layout, leaves = self._take_apart(item, sink)
+                    count = layout.window_length(leaves)
+                else:
+                    leaves, count = layout.read_window(item)
                 if count == 0:  # a window of no steps holds nothing
                     continue
-                self._first_window = self._first_window or count
-                sink.put_window(self._row, layout, leaves, count, max(count, self._first_window))
+                first = self._first_window = self._first_window or count
+                sink.put_window(self._row, layout, leaves, count, first if first > count else count)
             except Misfit as misfit:
                 raise self._misfit(stream, misfit) from None
             self._position += count

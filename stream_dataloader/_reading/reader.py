@@ -83,6 +83,11 @@ class PartReader:
         self.plan = plan
         self.share = share
         self._queue = share.queue
+        self._worker_id = share.worker_id
+        self._board = share.board
+        self._working = share.board.working.data  # several times faster to write a number to than the array
+        self._total = plan.rules.lanes
+        self._drops = plan.rules.padding_mode == "drop"
         self._opener = Opener(plan, share)
         resume, lanes = share.resume, share.lanes
         starts = [None if resume is None else resume.lanes[lane] for lane in lanes]
@@ -141,7 +146,7 @@ class PartReader:
             step=record.step,
             fresh=record.is_fresh,
             items=sum([run.steps for run in record.runs]),
-            lanes_read=record.lanes_read if self.plan.rules.padding_mode == "drop" else 0,
+            lanes_read=record.lanes_read if self._drops else 0,
             reports=reports,
             contents=contents,
             failures=[ErrorReport(failure) for failure in record.failures],
@@ -166,22 +171,22 @@ class PartReader:
 
     def _read(self, record: StepRecord) -> None:
         """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
-        step, total = record.step, self.plan.rules.lanes
+        step, total, queue, runs = record.step, self._total, self._queue, record.runs
         first_items_first = self._reads_first_items_first(step)
         stop = 1 if first_items_first else NEVER
         behind: list[Lane] = []
         for lane in self._lanes:
-            self._queue.publish(step * total + lane.index)
+            queue.publish(step * total + lane.index)
             if lane.idle:
                 continue
-            before = len(record.runs)
+            before = len(runs)
             if self._fill(lane, record, 0, stop) and first_items_first:
                 behind.append(lane)
             if lane.idle:
-                self._queue.end_busy(step + (len(record.runs) > before))
-        if not any(map(_IS_FRESH, record.runs)):
-            self._queue.end_fresh(step)
-        self._queue.publish((step + 1) * total + self.share.lanes.start)
+                queue.end_busy(step + (len(runs) > before))
+        if not any(map(_IS_FRESH, runs)):
+            queue.end_fresh(step)
+        queue.publish((step + 1) * total + self.share.lanes.start)
         for lane in behind:
             self._fill(lane, record, 1, NEVER)
         if behind:
@@ -224,9 +229,8 @@ class PartReader:
 
     def _fill(self, lane: Lane, record: StepRecord, start: int, stop: int) -> bool:
         """Fill time steps `[start, stop)` of a lane's window; False if there is nothing more for it to read."""
-        board, worker = self.share.board, self.share.worker_id
-        working = board.working
-        working[worker] = record.step * self.plan.rules.lanes + lane.index + 1
+        working, worker = self._working, self._worker_id
+        working[worker] = record.step * self._total + lane.index + 1
         try:
             lane.fill(record.step, self._writer, record.runs, record.failures, start, stop)
         except StreamError as error:
@@ -237,6 +241,7 @@ class PartReader:
             working[worker] = 0
             raise
         except BaseException:  # sys.exit() in a stream: what was being done stays told
+            board = self._board
             board.exiting[worker] = board.exiting[worker] or board.reading[lane.index]
             raise
         working[worker] = 0

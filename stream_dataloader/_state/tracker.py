@@ -141,7 +141,9 @@ class Progress:
         """
         if step is None:
             step = self._step - self._held
-        record: PackedSnapshot
+        record: PackedSnapshot = self._records[-1]
+        if record.step == step:  # nearly always
+            return record
         for record in reversed(tuple(self._records)):  # another thread may be reading on
             if record.step == step:
                 return record

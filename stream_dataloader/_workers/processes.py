@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import util
+from multiprocessing import forkserver, util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -46,6 +46,8 @@ def starting(method: str) -> Iterator[list[Callable[[], Any]]]:
 
     Nor does Ctrl-C come between two halves of a start: what it would have done is in the list that this yields.
     """
+    if method == "forkserver":
+        preload_forkserver()
     _starting.append(1)
     guard_handler(_is_wanted)
     try:
@@ -53,6 +55,17 @@ def starting(method: str) -> Iterator[list[Callable[[], Any]]]:
             yield interrupts
     finally:
         _starting.pop()
+
+
+def preload_forkserver() -> None:
+    """Have the server that workers are forked from import the library, and torch with it, once for all workers.
+
+    Workers would each do so by themselves, which takes seconds. It has no effect on a server that runs already, and the
+    user's own list is left as it is. Where it cannot import the library, workers do as ever.
+    """
+    server: Any = forkserver._forkserver
+    if getattr(server, "_preload_modules", None) == ["__main__"]:  # multiprocessing's own
+        multiprocessing.set_forkserver_preload(["__main__", "stream_dataloader"])
 
 
 class WorkerInit:

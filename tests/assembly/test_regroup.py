@@ -1,14 +1,16 @@
 """Parts become a batch, or windows: from runs and blocks made here, without workers or streams."""
 
+from array import array
+
 import numpy as np
 import pytest
 import torch
 
 from stream_dataloader import ItemError
-from stream_dataloader._assembly.bookkeeping import Bookkeeping
+from stream_dataloader._assembly.bookkeeping import Bookkeeper
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.lane_windows import LaneWindows
-from stream_dataloader._assembly.part import Contents, Fault, Part, Run, pack, unpack
+from stream_dataloader._assembly.part import Contents, Fault, Part, Run, numbers_of, pack, unpack
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
@@ -83,7 +85,6 @@ def test_a_worker_that_has_ended_leaves_padding(in_slot):
     slot = SlotLeases(pool).lease(1, 0, whole_windows=False)
     if in_slot:
         slot.columns[0][:, 2] = 99  # what a batch before left there
-        slot.bookkeeping.source[:, 2] = 99
     batch = regrouped([first, None], slot)
     assert batch.source[:, 2].tolist() == [-1] * 3
     assert batch.mask[:, 2].any().item() is False
@@ -91,17 +92,36 @@ def test_a_worker_that_has_ended_leaves_padding(in_slot):
     assert batch.data[:, 1].tolist() == [[2, 0], [2, 1], [2, 2]]
 
 
-@pytest.mark.parametrize("width", [2, 9])  # written one by one, and all at once
-def test_bookkeeping_is_the_same_written_in_either_way(width):
+@pytest.mark.parametrize("width", [1, 9])
+def test_bookkeeping_of_all_lanes_is_that_of_each_side_by_side(width):
     runs = [Run(10 + row, 0, 1 + row % 3, row, row % 2, row % 4 > 0, row % 5 == 0) for row in range(width)]
-    whole, apart = Bookkeeping.empty(TIME_STEPS, width), Bookkeeping.empty(TIME_STEPS, width)
-    whole.write(runs, 10)
-    for row, run in enumerate(runs):
-        apart.rows(slice(row, row + 1)).write([run], run.lane)
+    books = Bookkeeper(range(10, 10 + width))
+    whole = books.write(numbers_of(runs), TIME_STEPS)
+    pieces = [[run] if run.steps == 1 else list(cut(run)) for run in runs]
+    apart = books.write(numbers_of([run for piece in pieces for run in piece]), TIME_STEPS)
     for written, expected in zip(whole, apart, strict=True):
-        assert written.tolist() == expected.tolist()
+        assert (written.dtype, written.tolist()) == (expected.dtype, expected.tolist())
     assert whole.source.T.tolist() == [[row] * (1 + row % 3) + [-1] * (2 - row % 3) for row in range(width)]
     assert whole.is_start[0].tolist() == [row % 5 == 0 for row in range(width)]
+
+
+def cut(run):
+    """A run as two."""
+    yield run._replace(steps=1)
+    yield run._replace(t=run.t + 1, steps=run.steps - 1, position=run.position + 1, starts=False)
+
+
+def test_what_a_user_writes_into_a_batch_is_in_no_other():
+    books = Bookkeeper(range(2))
+    first = books.write(numbers_of([full(0, 1), full(1, 2)]), TIME_STEPS)
+    for _ in range(3):
+        for written in first:
+            written[:] = 1
+        first = books.write(numbers_of([full(0, 1, 3), full(1, 2, 6, fresh=False)]), TIME_STEPS)
+        assert first.source.T.tolist() == [[1] * 3, [2] * 3]
+        assert first.position.T.tolist() == [[3, 4, 5], [6, 7, 8]]
+        assert first.mask.T.tolist() == [[True] * 3, [False] * 3]
+        assert not first.is_start.any()
 
 
 def of_width(source, position):
@@ -176,16 +196,19 @@ def test_a_part_that_is_in_its_slot_is_sent_as_a_few_numbers():
         items=0,
         lanes_read=2,
         reports=reports,
-        contents=Contents(in_slot=True, time_steps=3),
+        contents=Contents(in_slot=True, time_steps=3, runs=PACKED),
     )
     fault = Fault(2, True, ErrorReport(ValueError("broken")))
     others = [
         brief._replace(faults=[fault]),
         brief._replace(end=True),
         brief._replace(contents=brief.contents._replace(objects={0: "window"})),
-        brief._replace(contents=Contents(runs=PACKED)),
+        brief._replace(contents=brief.contents._replace(in_slot=False)),
     ]
     packed = pack([brief, *others])
-    assert packed[0] == (1, 4, True, 0, 2, 3, ((1, 5),), b"123", {1: "state"})
+    assert packed[0] == (1, 4, True, 0, 2, 3, array("q", numbers_of(PACKED)).tobytes(), ((1, 5),), b"123", {1: "state"})
     assert all(one is other for one, other in zip(packed[1:], others, strict=True))
-    assert unpack(packed) == [brief, *others]
+    first, *rest = unpack(packed)
+    assert list(first.contents.runs) == PACKED
+    assert [first._replace(contents=brief.contents), *rest] == [brief, *others]
+    assert first.contents._replace(runs=PACKED) == brief.contents

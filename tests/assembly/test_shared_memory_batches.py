@@ -224,11 +224,12 @@ def test_leaves_of_all_kinds_lie_side_by_side():
         assert plain(batch.data) == plain(other.data)
     leaves = []
     map_leaves(batches[0].data, leaves.append)
+    for leaf in leaves:
+        assert leaf.data_ptr() % 64 == 0
+        assert in_shared_memory(leaf) or leaf.numel() == 0
     for leaf in [*leaves, batches[0].mask, batches[0].source, batches[0].position, batches[0].is_start]:
         assert leaf.is_contiguous()
         assert leaf.shape[:2] == (2, 3)
-        assert leaf.data_ptr() % 64 == 0
-        assert in_shared_memory(leaf) or leaf.numel() == 0
 
 
 @dataclasses.dataclass

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from stream_dataloader._assembly.part import Run
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Geometry
@@ -26,7 +25,7 @@ MIXED = layout_of({"image": np.zeros((2, 3), np.uint8), "name": "a", "score": to
 
 def extents(slot):
     """First and last byte of each array, in memory's order."""
-    arrays = [*slot.bookkeeping, *(column for column in slot.columns if column is not None)]
+    arrays = [column for column in slot.columns if column is not None]
     return sorted((address(array), address(array) + array.nbytes) for array in arrays)
 
 
@@ -40,7 +39,7 @@ def test_arrays_are_aligned_and_do_not_overlap(whole_windows):
     memory = np.zeros(geometry.slot_bytes, np.uint8)
     begin, end = address(memory), address(memory) + geometry.slot_bytes
     places = extents(geometry.slot(memory, whole_windows=whole_windows))
-    assert [(first - begin) % 64 for first, _ in places] == [0] * 6
+    assert [(first - begin) % 64 for first, _ in places] == [0] * 2
     assert all(last <= first for (_, last), (first, _) in itertools.pairwise(places))
     assert begin <= places[0][0] <= places[-1][1] <= end
     assert geometry.slot_bytes % 4096 == 0
@@ -53,7 +52,7 @@ def test_a_slot_has_an_array_a_leaf_and_none_for_an_object():
     assert (image.shape, image.dtype) == ((STEPS, LANES, 2, 3), np.uint8)
     assert name is None
     assert (score.shape, score.dtype) == ((STEPS, LANES), np.uint16), "the bits of bfloat16"
-    assert {array.shape for array in slot.bookkeeping} == {(STEPS, LANES)}
+    assert (slot.time_steps, slot.lanes) == (STEPS, LANES)
 
 
 def test_whole_windows_lie_in_one_piece():
@@ -70,10 +69,9 @@ def test_rows_and_steps_of_a_slot_are_over_its_memory():
     geometry = Geometry(MIXED, STEPS, LANES)
     slot = geometry.slot(np.zeros(geometry.slot_bytes, np.uint8))
     piece = slot.rows(range(1, 3)).until(2)
-    piece.bookkeeping.source[:] = 7
     piece.columns[0][:] = 1
-    assert slot.bookkeeping.source.nonzero()[0].tolist() == [0, 0, 1, 1]
-    assert slot.bookkeeping.source.nonzero()[1].tolist() == [1, 2, 1, 2]
+    assert (piece.time_steps, piece.lanes) == (2, 2)
+    assert slot.columns[0][:2, 1:3].all()
     assert slot.columns[0].sum() == 2 * 2 * 6
 
 
@@ -185,11 +183,10 @@ def test_a_worker_writes_to_its_own_rows():
     layout = pool.geometry.layout
     block = writer.block(0, layout, STEPS)
     block.put_step(1, 0, (np.ones((150, 120)),))
-    assert writer.finish(0, block, [Run(3, 0, 1, source=8, position=0, fresh=True, starts=True)]) == []
+    assert writer.left(block) == []
     slot = SlotLeases(pool).lease(1, 0, whole_windows=False)
     assert slot.columns[0][0, 3].all()
     assert not slot.columns[0][0, [0, 1, 2, 4]].any()
-    assert slot.bookkeeping.source[:, 2:4].tolist() == [[-1, 8], [-1, -1], [-1, -1]]
 
 
 def test_windows_that_do_not_fit_the_slots_get_no_room_there():

@@ -270,3 +270,30 @@ if __name__ == "__main__":
     while any(temporary.iterdir()):
         time.sleep(0.1)
     temporary.rmdir()
+
+
+# How they start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [None, ["json"]], ids=["unset", "the user's own"])
+def test_the_server_of_forkserver_imports_torch_once_for_all_workers(own, tmp_path):
+    script = f"""
+import multiprocessing, os
+import multiprocessing.forkserver
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+def in_server(n):
+    with open(f"/proc/{{os.getppid()}}/maps") as maps:  # of the process that this one was forked from
+        yield "libtorch" in maps.read()
+
+if __name__ == "__main__":
+    if {own!r}:
+        multiprocessing.set_forkserver_preload({own!r})
+    dataset = StreamDataset([1, 1], in_server, 2, time_steps=1)
+    for _ in range(2):
+        loader = StreamDataLoader(dataset, 2, multiprocessing_context="forkserver")
+        print([batch.data.tolist() for batch in loader])
+"""
+    there = own is None
+    assert run(script, tmp_path).stdout.split("\n")[:2] == [f"[[[{there}, {there}]]]"] * 2
