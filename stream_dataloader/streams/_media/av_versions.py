@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import av
+from av.sidedata.sidedata import SideDataContainer
 
-__all__ = ["ACCURATE_BILINEAR", "ANY_METADATA"]
+__all__ = ["ACCURATE_BILINEAR", "ANY_METADATA", "side_data"]
 
 _MAJOR = int(av.__version__.split(".")[0])
 
@@ -18,3 +19,12 @@ ANY_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if _MAJOR < 19 els
 
 #: SWS_BILINEAR | SWS_ACCURATE_RND, which `Interpolation` has names for from 18 on. As a number all versions take it.
 ACCURATE_BILINEAR = 0x2 | 0x40000
+
+
+def side_data(frame: av.VideoFrame) -> SideDataContainer:
+    """A frame's side data.
+
+    Before 19, `frame.side_data` is kept by the frame, and refers to it: such a frame, and memory that the decoder could
+    use again, are only freed when garbage is collected.
+    """
+    return SideDataContainer(frame)  # type: ignore[call-arg]

@@ -111,14 +111,11 @@ def orientation(frame: av.VideoFrame) -> Orientation:
 
     The matrix takes a pixel at x, y to ax + cy, bx + dy. The angle that FFmpeg makes of it (`frame.rotation`) does not
     tell a mirrored picture from one that is not.
-
-    `frame.side_data` would be kept by the frame, and refer to it: such a frame, and the memory that the decoder could
-    use again, are only freed when garbage is collected.
     """
-    from av.sidedata.sidedata import SideDataContainer
+    from stream_dataloader.streams._media.av_versions import side_data
 
-    side_data = SideDataContainer(frame)  # type: ignore[call-arg]
-    matrix: Any = side_data.get("DISPLAYMATRIX") if len(side_data) else None
+    found = side_data(frame)
+    matrix: Any = found.get("DISPLAYMATRIX") if len(found) else None
     if matrix is None:
         return UPRIGHT
     a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))
