@@ -120,7 +120,11 @@ class PartReader:
             self.close()
             raise StopIteration
         begin = clock()
-        part = self._next_part()
+        try:
+            part = self._next_part()
+        except Abandoned:  # nobody waits for it, or the main process will find out who is gone
+            self.close()
+            raise StopIteration from None
         self.share.meter.step(part.step, begin, part.items, in_slot=part.contents.in_slot or self.share.locally)
         return part
 
@@ -133,8 +137,6 @@ class PartReader:
             self._read(record)
             contents = self._writer.finish(record.runs)
             end = not record.runs and not record.faults
-        except Abandoned:
-            end = True
         except ValueError as error:  # fill_value
             record.fail(self.share.lanes.start, error, fresh=True)
         reports = self._reports_of(record)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
 import time
 
@@ -80,6 +81,34 @@ def test_a_death_names_worker_signal_and_what_was_being_read():
         list(loader)
     with pytest.raises(WorkerDeathError, match=r"source 3 \(3\).*with sources 2 \(2\), 3 \(3\) open"):
         list(loader)
+
+
+class SlowToLeave:
+    """Of source 2: its worker exits, and takes a while to close the stream. Lane 0 is slow, and lane 1 waits for it."""
+
+    def __init__(self, n):
+        self.n, self.items = n, iter(range(9 if n in (0, 2) else 1))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        time.sleep(0.1 * (self.n == 0))
+        item = next(self.items)
+        if (self.n, item) == (2, 3):
+            sys.exit(3)
+        return item
+
+    def close(self):
+        time.sleep(0.5 * (self.n == 2))
+
+
+def test_no_batch_is_short_of_what_lanes_would_have_read_while_a_worker_leaves():
+    loader = StreamDataLoader(StreamDataset(range(9), SlowToLeave, 3, time_steps=1, lookahead=0), 3, prefetch_factor=4)
+    found = []
+    with pytest.raises(WorkerDeathError, match="exited with status 3"):
+        found.extend(batch.source[0].tolist() for batch in loader)
+    assert found == [[0, 1, 2], [0, 3, 2], [0, 4, 2]][: len(found)]
 
 
 def test_max_restarts_is_a_limit():
