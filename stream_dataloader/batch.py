@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -100,11 +100,28 @@ class StreamBatch(Conventions):
             raise ValueError(f"is_last must be of mask's shape {tuple(shape)}, and is {tuple(self.is_last.shape)}")
 
     @classmethod
-    def of_checked(cls, **values: Any) -> StreamBatch:
-        """A batch of values that are known to fit together: all fields, without a check."""
+    def of_checked(cls, later: Callable[[str], Mapping[str, torch.Tensor]], **values: Any) -> StreamBatch:
+        """A batch of values that are known to fit together, without a check.
+
+        Args:
+            later: Makes a field that is not given, when it is asked for, and those that come with it. It changes
+                nothing, as two threads may come to ask at once, and always makes the same.
+            values: All other fields.
+        """
         batch = object.__new__(cls)
-        batch.__dict__.update(values)
+        batch.__dict__.update(values, _later=later)
         return batch
+
+    if not TYPE_CHECKING:  # a type checker is to know each attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """A field that is made when it is asked for; from then on it is the user's, as others are."""
+            there = self.__dict__
+            if "_later" in there and name in self.__dataclass_fields__ and not name.startswith("_"):
+                for made, tensor in there["_later"](name).items():
+                    there.setdefault(made, tensor)  # another thread may have made it meanwhile
+                return there[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __len__(self) -> int:
         """Number of lanes, B."""

@@ -1,79 +1,76 @@
 """What a batch says of its cells: which stream was read there, at which position, whether for the first time.
 
-It is made of the runs of all lanes, in the main process. It is not put off until somebody asks for it: that would save
-10 microseconds a batch, and a batch could no longer be given to a function that `torch.compile` takes as one graph.
+It is made of the runs of all lanes, in the main process, and only if it is asked for: for windows of bytes it is 18
+times as large as what was read.
 
-Guarantee: it is made in one way, whoever read, in memory of its own.
+Guarantee: it is a pure function of the runs, in memory of its own.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
-from stream_dataloader._assembly.part import RUN_NUMBERS
+from stream_dataloader._assembly.part import RUN_NUMBERS, Run, numbers_of
 
 Array = np.ndarray[Any, Any]
 
 
-class Bookkeeping(NamedTuple):
-    """Arrays `(T, lanes)`, as in `StreamBatch`."""
-
-    source: Array
-    position: Array
-    mask: Array
-    is_start: Array
-
-
-class Bookkeeper:
-    """Makes the bookkeeping of some lanes.
+class Bookkeeping:
+    """The bookkeeping of one batch, to be made; the names are those of `StreamBatch`.
 
     Args:
-        lanes: The lanes.
+        runs: What was read, in lane order, one entry a part.
+        lanes: The batch's lanes.
+        time_steps: T.
     """
 
-    def __init__(self, lanes: range) -> None:
-        self._first = lanes.start
-        self._width = len(lanes)
-        self._t: npt.NDArray[np.int64] = np.arange(0)[:, None]
-        self._all_full: tuple[int, ...] = ()  # the steps of runs that fill their windows
-        self._last = Bookkeeping(*np.zeros((4, 0)))  # of runs that filled their windows; its source and mask are used
-        self._of_last: tuple[tuple[int, ...], ...] = ()  # what those were made of
+    def __init__(self, runs: Sequence[Sequence[Run]], lanes: range, time_steps: int) -> None:
+        self._runs = runs
+        self._lanes = lanes
+        self._shape = time_steps, len(lanes)
 
-    def write(self, numbers: tuple[int, ...], time_steps: int) -> Bookkeeping:
-        """What was read where. All else is padding.
+    def __call__(self, name: str) -> dict[str, torch.Tensor]:
+        """The field of a name, with those that are made together with it."""
+        made = self._marks() if name in ("reset", "is_start", "mask") else self._places()
+        return {field: torch.from_numpy(array) for field, array in made.items()}
 
-        Args:
-            numbers: Those of the lanes' runs, in lane order.
-            time_steps: T.
-        """
-        if len(self._t) != time_steps:
-            self._t = np.arange(time_steps)[:, None]
-            self._all_full = (time_steps,) * self._width
-            self._of_last = ()
-        if numbers[2::RUN_NUMBERS] != self._all_full:  # nearly always, each lane has one run, of the whole window
-            return self._of_any(numbers, time_steps)
-        source, fresh, starts = numbers[3::RUN_NUMBERS], numbers[5::RUN_NUMBERS], numbers[6::RUN_NUMBERS]
-        if self._of_last != (source, fresh):  # nearly always, they go on with the streams that they read before
-            self._last, self._of_last = self._of_any(numbers, time_steps), (source, fresh)
-        is_start = np.zeros(self._last.mask.shape, np.bool_)
-        if any(starts):
-            is_start[0] = starts
-        position = self._t + np.array(numbers[4::RUN_NUMBERS])
-        return Bookkeeping(self._last.source.copy(), position, self._last.mask.copy(), is_start)
+    def _marks(self) -> dict[str, Array]:
+        runs, full = self._numbers()
+        mask, is_start = np.zeros(self._shape, np.bool_), np.zeros(self._shape, np.bool_)
+        if full:
+            mask[:], is_start[0] = runs[5], runs[6]
+        else:
+            run, cells = self._cells(runs)
+            mask[cells] = runs[5][run]
+            is_start[runs[1], runs[0] - self._lanes.start] = runs[6]
+        return {"mask": mask, "is_start": is_start, "reset": is_start[0]}
 
-    def _of_any(self, numbers: tuple[int, ...], time_steps: int) -> Bookkeeping:
-        """The same of any runs, or none."""
-        lane, t, steps, source, position, fresh, starts = np.array(numbers, np.int64).reshape(-1, RUN_NUMBERS).T
-        row, nothing = lane - self._first, np.full((time_steps, self._width), -1)
-        books = Bookkeeping(nothing, nothing.copy(), nothing >= 0, nothing >= 0)
-        run = np.repeat(np.arange(len(t)), steps)  # of each step that was read
+    def _places(self) -> dict[str, Array]:
+        runs, full = self._numbers()
+        if full:
+            source = np.empty(self._shape, np.int64)
+            source[:] = runs[3]
+            return {"source": source, "position": np.arange(self._shape[0])[:, None] + runs[4]}
+        source, position = np.full(self._shape, -1), np.full(self._shape, -1)
+        run, cells = self._cells(runs)
+        source[cells], position[cells] = runs[3][run], runs[4][run] + cells[0] - runs[1][run]
+        return {"source": source, "position": position}
+
+    def _numbers(self) -> tuple[Array, bool]:
+        """The numbers of the runs, `(RUN_NUMBERS, runs)`; and whether each lane has one run, of its whole window."""
+        numbers = tuple(itertools.chain.from_iterable(map(numbers_of, self._runs)))
+        time_steps, width = self._shape
+        full = numbers[2::RUN_NUMBERS] == (time_steps,) * width
+        return np.array(numbers, np.int64).reshape(-1, RUN_NUMBERS).T, full
+
+    def _cells(self, runs: Array) -> tuple[Array, tuple[Array, Array]]:
+        """Of each time step that was read its run, and where it is."""
+        lane, t, steps = runs[:3]
+        run = np.repeat(np.arange(len(steps)), steps)
         offset = np.arange(len(run)) - (np.cumsum(steps) - steps)[run]
-        cells = t[run] + offset, row[run]
-        books.source[cells] = source[run]
-        books.position[cells] = position[run] + offset
-        books.mask[cells] = fresh[run]
-        books.is_start[t, row] = starts
-        return books
+        return run, (t[run] + offset, lane[run] - self._lanes.start)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from stream_dataloader._assembly.block import Block, new_column
-from stream_dataloader._assembly.bookkeeping import Bookkeeper
+from stream_dataloader._assembly.bookkeeping import Bookkeeping
 from stream_dataloader._assembly.judge import Judge
-from stream_dataloader._assembly.part import Part, numbers_of
+from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import Spec, as_tensor
@@ -52,7 +52,7 @@ class Regrouper:
         self._mark_ends = mark_ends
         self._first = lanes[0].start
         self._width = lanes[-1].stop - self._first
-        self._books = Bookkeeper(range(self._first, self._first + self._width))
+        self._all_lanes = range(self._first, self._first + self._width)
         self._lane = torch.arange(self._first, self._first + self._width)
         self._owners = torch.tensor([w for w, rows in zip(worker_ids, lanes, strict=True) for _ in rows])
 
@@ -71,18 +71,10 @@ class Regrouper:
         else:
             columns = self._columns([_block_of(part, slot, lanes) for part, lanes in self._dealt(parts)], time_steps)
         assert self._judge.layout is not None
-        numbers: tuple[int, ...] = ()
-        for part in parts:
-            if part is not None:
-                numbers += numbers_of(part.contents.runs)
-        source, position, mask, is_start = self._books.write(numbers, time_steps)
+        runs = [part.contents.runs for part in parts if part is not None]
         return StreamBatch.of_checked(
+            Bookkeeping(runs, self._all_lanes, time_steps),
             data=self._judge.layout.build(map(_leaf, self._judge.layout.specs, columns)),
-            reset=torch.from_numpy(is_start[0]),
-            is_start=torch.from_numpy(is_start),
-            mask=torch.from_numpy(mask),
-            source=torch.from_numpy(source),
-            position=torch.from_numpy(position),
             worker_id=self._owners,
             lane=self._lane,
             step=step,
@@ -118,7 +110,7 @@ class Regrouper:
             if part is None:
                 slot.rows(lanes).pad(self._fill.of(slot.layout))
         if self._width < slot.lanes:  # one worker's part of it
-            slot = slot.rows(range(self._first, self._first + self._width))
+            slot = slot.rows(self._all_lanes)
         if time_steps < slot.time_steps:
             slot = slot.until(time_steps)
         if None not in slot.layout.dtypes:

@@ -1,13 +1,17 @@
 """Parts become a batch, or windows: from runs and blocks made here, without workers or streams."""
 
+import copy
+import dataclasses
+import pickle
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
-from stream_dataloader import ItemError
-from stream_dataloader._assembly.bookkeeping import Bookkeeper
+from stream_dataloader import ItemError, StreamDataLoader, StreamDataset
+from stream_dataloader._assembly.bookkeeping import Bookkeeping
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.lane_windows import LaneWindows
 from stream_dataloader._assembly.part import Contents, Fault, Part, Run, numbers_of, pack, unpack
@@ -95,14 +99,19 @@ def test_a_worker_that_has_ended_leaves_padding(in_slot):
 @pytest.mark.parametrize("width", [1, 9])
 def test_bookkeeping_of_all_lanes_is_that_of_each_side_by_side(width):
     runs = [Run(10 + row, 0, 1 + row % 3, row, row % 2, row % 4 > 0, row % 5 == 0) for row in range(width)]
-    books = Bookkeeper(range(10, 10 + width))
-    whole = books.write(numbers_of(runs), TIME_STEPS)
+    whole = fields_of(runs, range(10, 10 + width))
     pieces = [[run] if run.steps == 1 else list(cut(run)) for run in runs]
-    apart = books.write(numbers_of([run for piece in pieces for run in piece]), TIME_STEPS)
-    for written, expected in zip(whole, apart, strict=True):
-        assert (written.dtype, written.tolist()) == (expected.dtype, expected.tolist())
-    assert whole.source.T.tolist() == [[row] * (1 + row % 3) + [-1] * (2 - row % 3) for row in range(width)]
-    assert whole.is_start[0].tolist() == [row % 5 == 0 for row in range(width)]
+    apart = fields_of([run for piece in pieces for run in piece], range(10, 10 + width))
+    for name, written in whole.items():
+        assert (written.dtype, written.tolist()) == (apart[name].dtype, apart[name].tolist())
+    assert whole["source"].T.tolist() == [[row] * (1 + row % 3) + [-1] * (2 - row % 3) for row in range(width)]
+    assert whole["reset"].tolist() == [row % 5 == 0 for row in range(width)]
+
+
+def fields_of(runs, lanes):
+    """All fields, each asked for by itself."""
+    names = ("source", "position", "mask", "is_start", "reset")
+    return {name: Bookkeeping([runs], lanes, TIME_STEPS)(name)[name] for name in names}
 
 
 def cut(run):
@@ -111,17 +120,37 @@ def cut(run):
     yield run._replace(t=run.t + 1, steps=run.steps - 1, position=run.position + 1, starts=False)
 
 
-def test_what_a_user_writes_into_a_batch_is_in_no_other():
-    books = Bookkeeper(range(2))
-    first = books.write(numbers_of([full(0, 1), full(1, 2)]), TIME_STEPS)
-    for _ in range(3):
-        for written in first:
-            written[:] = 1
-        first = books.write(numbers_of([full(0, 1, 3), full(1, 2, 6, fresh=False)]), TIME_STEPS)
-        assert first.source.T.tolist() == [[1] * 3, [2] * 3]
-        assert first.position.T.tolist() == [[3, 4, 5], [6, 7, 8]]
-        assert first.mask.T.tolist() == [[True] * 3, [False] * 3]
-        assert not first.is_start.any()
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_field_is_made_once_and_what_a_user_writes_into_it_is_in_no_other_batch(workers):
+    dataset = StreamDataset([12, 12], range, 2, time_steps=3)
+    for step, batch in enumerate(StreamDataLoader(dataset, workers)):
+        assert not vars(batch).keys() & {"reset", "is_start", "mask", "source", "position"}
+        assert batch.position.T.tolist() == [[3 * step + t for t in range(3)]] * 2
+        assert batch.source.T.tolist() == [[0] * 3, [1] * 3]
+        assert batch.mask.all()
+        assert batch.reset.tolist() == batch.is_start[0].tolist() == [step == 0] * 2
+        assert not batch.is_start[1:].any()
+        for field in (batch.position, batch.source, batch.mask, batch.is_start):
+            field.fill_(1)
+        assert batch.reset.all()
+        assert batch.position.eq(1).all()
+        assert pickle.loads(pickle.dumps(batch)).source.eq(1).all()
+
+
+def test_fields_that_nobody_asked_for_go_with_copies_and_through_pickle():
+    (batch,) = StreamDataLoader(StreamDataset([3, 2], range, 2, time_steps=3))
+    for other in (pickle.loads(pickle.dumps(batch)), copy.copy(batch), copy.deepcopy(batch), batch.cpu(), batch.host):
+        assert other.position.T.tolist() == [[0, 1, 2], [0, 1, -1]]
+    assert dataclasses.replace(batch, data=None).mask.sum() == 5
+    with pytest.raises(AttributeError, match="'StreamBatch' object has no attribute 'masks'"):
+        batch.masks  # noqa: B018
+
+
+def test_threads_may_ask_for_a_field_at_once():
+    for batch in StreamDataLoader(StreamDataset([40, 40], range, 2, time_steps=2)):
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda _, batch=batch: batch.position, range(4)))
+        assert all(field is batch.position for field in found)
 
 
 def of_width(source, position):
