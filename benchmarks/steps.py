@@ -15,19 +15,18 @@ evenly by as many cores as there are workers. Run it as `python benchmarks/steps
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import torch
-from interleaved import Result, figure, print_table, ratio, run_in_turns, write_json
+from interleaved import Result, figure, ratio, run_in_turns
+from program import run
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 
@@ -157,40 +156,23 @@ def rate(batches: Callable[[], Iterator[Any]], cores: int, count: int) -> Rate:
     return Rate(items / (time.perf_counter() - begin), cores * items / (cpu_seconds() - begin_cpu))
 
 
-def measure(name: str, work: Work, rounds: int, count: int) -> list[Result]:
+def measure(name: str, work: Work, quick: bool) -> Iterator[Result]:
     """Items a second of both, without workers and with two."""
-    results: list[Result] = []
+    torch.set_num_threads(1)
+    rounds, count = (3, 80) if quick else (9, 400)
     for workers in (0, WORKERS):
         section = f"{name}, {workers} workers" if workers else f"{name}, in process"
         runs = {
             OURS: partial(rate, partial(through_loader, work, workers), max(workers, 1), (1 + workers) * count),
             ALONE: partial(rate, partial(alone, work), 1, count),
         }
-        found = run_in_turns(runs, rounds)
+        found = run_in_turns(runs, rounds, section, warm_up=not quick)
         passed, of_cores = ({run: [value[i] for value in values] for run, values in found.items()} for i in (0, 1))
         target = None if work.least is None else work.least[workers > 0]
-        first = len(results)
-        results += [figure(section, run, values, "it/s") for run, values in passed.items()]
-        results.append(ratio(section, f"{OURS} / {ALONE}", passed, OURS, ALONE, target, at_most=False))
-        results.append(ratio(section, "the same by CPU time", of_cores, OURS, ALONE))
-        print_table(results[first:])
-    return results
-
-
-def main() -> None:
-    """Measure all, or one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
-    parser.add_argument("--only", choices=list(WORKS), help="measure one kind of items")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    rounds, count = (3, 80) if options.quick else (9, 400)
-    chosen = {name: work for name, work in WORKS.items() if options.only in (None, name)}
-    results = [result for name, work in chosen.items() for result in measure(name, work, rounds, count)]
-    if options.json:
-        write_json(options.json, results)
+        yield from (figure(section, who, values, "it/s") for who, values in passed.items())
+        yield ratio(section, f"{OURS} / {ALONE}", passed, OURS, ALONE, target, at_most=False)
+        yield ratio(section, "the same by CPU time", of_cores, OURS, ALONE)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, {name: partial(measure, name, work) for name, work in WORKS.items()})

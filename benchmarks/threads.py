@@ -1,18 +1,17 @@
 """Workers that are threads of one process, against worker processes: frames, bytes and items a second, and memory.
 
-- `video`: sixteen clips of 640x360 in eight lanes, as in `video.py`, by two threads and by two processes; what each of
-  the two takes of memory, over a process that has loaded the same libraries.
-- `arrays`: windows that streams copy into the batch themselves (`read_into`), large and small.
-- `python`: a stream that computes in Python and holds the interpreter's lock, by which threads are no faster than none.
+- `video`: sixteen clips of 640x360 in eight lanes, as in `video.py`, by two threads and by two processes.
+- `memory`: what each of the two takes for that, over a process that has loaded the same libraries.
+- `reading`: windows that streams copy into the batch themselves (`read_into`), large and small; and a stream that
+  computes in Python and holds the interpreter's lock, by which threads are no faster than none.
 - `opening`: 64 files opened by eight threads, of which at most so many open one at once; whether a limit would pay.
 
 Contenders take turns, see `interleaved`; what a loader takes to start is counted for video only. Run it as
-`python benchmarks/threads.py [--quick] [--json PATH]`; it makes its clips once.
+`python benchmarks/threads.py [--quick] [--json PATH] [--only SECTION]`; it makes its clips once.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import multiprocessing
 import threading
@@ -20,13 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 import psutil
-from interleaved import Result, figure, print_table, ratio, take_turns, write_json
+from interleaved import Result, figure, ratio, take_turns
+from program import run
 from video_clips import make_clips
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -43,6 +42,11 @@ START_METHODS = ("fork", "spawn")
 Array = np.ndarray[Any, Any]
 
 
+def clips(quick: bool) -> list[str]:
+    """Paths of clips, made once."""
+    return make_clips(16, 150 if quick else 600)
+
+
 def video(paths: list[str]) -> StreamDataset:
     """Frames of 360x240 in windows of ten."""
     return StreamDataset(paths, VideoStream(size=(240, 360)), LANES, time_steps=10)
@@ -55,9 +59,11 @@ def frames_a_second(paths: list[str], options: dict[str, Any]) -> float:
     return frames / (time.perf_counter() - begin)
 
 
-def decoding(paths: list[str], rounds: int) -> list[Result]:
+def decoding(quick: bool) -> list[Result]:
     """Frames a second, by threads and by processes."""
-    figures = take_turns({name: partial(frames_a_second, paths, given) for name, given in OPTIONS.items()}, rounds)
+    paths = clips(quick)
+    runs = {name: partial(frames_a_second, paths, given) for name, given in OPTIONS.items()}
+    figures = take_turns(runs, 3 if quick else 5, "frames", warm_up=not quick)
     section = f"video: {len(paths)} clips 640x360 to 360x240, {LANES} lanes"
     return [
         *(figure(section, name, values, "f/s") for name, values in figures.items()),
@@ -90,11 +96,13 @@ def taken_afresh(paths: list[str], options: dict[str, Any]) -> float:
         return executor.submit(taken, paths, options).result()
 
 
-def memory(paths: list[str], rounds: int) -> list[Result]:
+def memory(quick: bool) -> list[Result]:
     """Megabytes that two threads and two processes take."""
+    paths, rounds = clips(quick), 1 if quick else 3
     given = {THREADS: OPTIONS[THREADS]}
     given |= {f"{PROCESSES}, {m}": OPTIONS[PROCESSES] | {"multiprocessing_context": m} for m in START_METHODS}
-    figures = take_turns({name: partial(taken_afresh, paths, options) for name, options in given.items()}, rounds)
+    runs = {name: partial(taken_afresh, paths, options) for name, options in given.items()}
+    figures = take_turns(runs, rounds, "memory", warm_up=False)  # each is a process that did nothing before
     section = "video: memory that the loader takes, proportional set size of all processes"
     return [
         *(figure(section, name, values, "MB") for name, values in figures.items()),
@@ -140,9 +148,9 @@ def batches_a_second(dataset: StreamDataset, options: dict[str, Any]) -> float:
     return count / (time.perf_counter() - begin)
 
 
-def reading(rounds: int, scale: int) -> list[Result]:
+def reading(quick: bool) -> list[Result]:
     """Batches a second of streams that copy, and of one that computes."""
-    results = []
+    results, rounds, scale = [], 3 if quick else 7, 1 if quick else 4
     large, small = np.zeros((8, 640, 480), np.uint8), np.zeros((64, 64), np.float32)
     works: list[tuple[str, Callable[[int], Any], int, int]] = [
         ("arrays: read_into, 20 MB a batch", partial(Copying, large), 8, 8 * 60 * scale),
@@ -151,7 +159,8 @@ def reading(rounds: int, scale: int) -> list[Result]:
     ]
     for section, stream, time_steps, steps in works:
         dataset = StreamDataset([steps] * LANES, stream, LANES, time_steps=time_steps)
-        figures = take_turns({n: partial(batches_a_second, dataset, given) for n, given in OPTIONS.items()}, rounds)
+        runs = {n: partial(batches_a_second, dataset, given) for n, given in OPTIONS.items()}
+        figures = take_turns(runs, rounds, section, warm_up=not quick)
         results += [
             *(figure(section, name, values, "b/s") for name, values in figures.items()),
             ratio(section, f"{THREADS} / {PROCESSES}", figures, THREADS, PROCESSES),
@@ -160,8 +169,9 @@ def reading(rounds: int, scale: int) -> list[Result]:
     return results
 
 
-def opening(paths: list[str], rounds: int) -> list[Result]:
+def opening(quick: bool) -> list[Result]:
     """Milliseconds until eight threads have opened all files, and have a frame of each."""
+    paths, rounds = clips(quick), 3 if quick else 7
 
     def opened(limit: threading.Semaphore, path: str) -> None:
         with limit:
@@ -176,7 +186,8 @@ def opening(paths: list[str], rounds: int) -> list[Result]:
             list(threads.map(partial(opened, threading.Semaphore(most)), paths * 4))
             return 1e3 * (time.perf_counter() - begin)
 
-    figures = take_turns({f"at most {most} at once": partial(by_eight, most) for most in (1, 2, 4, 8)}, rounds)
+    runs = {f"at most {most} at once": partial(by_eight, most) for most in (1, 2, 4, 8)}
+    figures = take_turns(runs, rounds, "opening")
     section = f"opening: {4 * len(paths)} files by 8 threads"
     return [
         *(figure(section, name, values, "ms") for name, values in figures.items()),
@@ -187,27 +198,5 @@ def opening(paths: list[str], rounds: int) -> list[Result]:
     ]
 
 
-def main() -> None:
-    """Run all parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="shorter clips, fewer rounds")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    options = parser.parse_args()
-    quick = options.quick
-    paths = make_clips(16, 150 if quick else 600)
-    results: list[Result] = []
-    for part in (
-        partial(decoding, paths, 2 if quick else 5),
-        partial(memory, paths, 1 if quick else 3),
-        partial(reading, 3 if quick else 7, 1 if quick else 4),
-        partial(opening, paths, 2 if quick else 7),
-    ):
-        found = part()
-        print_table(found)
-        results += found
-    if options.json:
-        write_json(options.json, results)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, {"video": decoding, "memory": memory, "reading": reading, "opening": opening})
