@@ -170,8 +170,11 @@ class PartWriter:
         if write is None:
             write = self._step_writers[id(layout)] = step_writer(layout, block.capacity)
         taken = write(stream, t, stop, block.columns, row)
-        block.counts[row] = t + taken.written
-        return taken
+        try:
+            block.counts[row] = t + taken.written
+            return taken
+        finally:
+            del taken  # its error leads back to this frame: a circle, which would keep the loader's iterator alive
 
     def room(self, row: int, t: int, stop: int, layout: Layout) -> Any:
         """See `Sink`."""

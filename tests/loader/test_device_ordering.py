@@ -28,7 +28,8 @@ class Ring:
 
     def __init__(self, device):
         self.pool = SlotPool(LANES, messages=2)
-        self.pool.offer(Layout.of(np.zeros(WIDTH, np.float32), windowed=False)[0], STEPS)
+        item = {"frame": np.zeros(WIDTH, np.float32), "number": np.int64(0)}
+        self.pool.offer(Layout.of(item, windowed=False)[0], STEPS)
         self.leases = SlotLeases(self.pool)
         self.leases.lock_for(device)
 
@@ -44,9 +45,8 @@ class Ring:
             self.scribble()
             number = self.pool.claim(1, step)
             written = self.pool.geometry.slot(self.pool.memory, self.pool.offset(number))
-            written.columns[0][:] = step
-            written.bookkeeping.source[:] = step
-            written.bookkeeping.mask[:] = True
+            for column in written.columns:
+                column[:] = step
             slot = self.leases.lease(1, step, whole_windows=False)
             batch = pinned(batch_of(slot, step, odd))
             if not holds:
@@ -55,13 +55,13 @@ class Ring:
 
 
 def batch_of(slot, step, odd):
-    books = [torch.from_numpy(array) for array in slot.bookkeeping]
-    source, position, mask, is_start = books
-    data = {"frame": torch.from_numpy(slot.columns[0]), "name": [str(step)]}
+    frame, number = map(torch.from_numpy, slot.columns)
+    data = {"frame": frame, "number": number, "name": [str(step)]}
     if odd:
         data["odd"] = torch.full((2, 2), float(step)).to_sparse()
-    lanes = torch.arange(LANES)
-    return StreamBatch(data, is_start[0], is_start, mask, source, position, lanes, lanes, step, 0)
+    lanes, places = torch.arange(LANES), torch.full((STEPS, LANES), step)
+    marks = torch.ones(STEPS, LANES, dtype=torch.bool)
+    return StreamBatch(data, marks[0], marks, marks, places, places, lanes, lanes, step, 0)
 
 
 def compute(machine, batch, rng):
@@ -69,6 +69,7 @@ def compute(machine, batch, rng):
     whole = np.full((STEPS, LANES, WIDTH), batch.step, np.float32)
     machine.kernel(batch.data["frame"], whole)
     if rng.random() < 0.5:
+        machine.kernel(batch.data["number"], np.full((STEPS, LANES), batch.step))
         machine.kernel(batch.source, np.full((STEPS, LANES), batch.step))
         machine.kernel(batch.data["frame"][1, :2], whole[1, :2])
 
