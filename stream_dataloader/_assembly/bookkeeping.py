@@ -3,6 +3,10 @@
 It is made of the runs of all lanes, in the main process, and only if it is asked for: for windows of bytes it is 18
 times as large as what was read.
 
+A function that `torch.compile` compiles may ask for it, too. What is done here is traced then, with the numbers of the
+runs as constants, so it would be compiled anew for each batch. From the first such batch on, all have theirs made
+before.
+
 Guarantee: it is a pure function of the runs, in memory of its own.
 """
 
@@ -20,6 +24,15 @@ from stream_dataloader._assembly.part import RUN_NUMBERS, Run, numbers_of
 Array = np.ndarray[Any, Any]
 
 
+class _Asked:
+    """Who has asked for bookkeeping; an object's attribute, as that is what `torch.compile` can set."""
+
+    by_compiled = False
+
+
+_asked = _Asked()
+
+
 class Bookkeeping:
     """The bookkeeping of one batch, to be made; the names are those of `StreamBatch`.
 
@@ -33,6 +46,10 @@ class Bookkeeping:
         self._runs = runs
         self._lanes = lanes
         self._shape = time_steps, len(lanes)
+
+    def made_before(self) -> dict[str, torch.Tensor]:
+        """The fields that are made although nobody asks for them."""
+        return {**self("mask"), **self("source")} if _asked.by_compiled else {}
 
     def __call__(self, name: str) -> dict[str, torch.Tensor]:
         """The field of a name, with those that are made together with it."""
@@ -63,6 +80,8 @@ class Bookkeeping:
 
     def _numbers(self) -> tuple[Array, bool]:
         """The numbers of the runs, `(RUN_NUMBERS, runs)`; and whether each lane has one run, of its whole window."""
+        if torch.compiler.is_compiling():  # here, as what calls this may not be traced, or not to its end
+            _asked.by_compiled = True
         numbers = tuple(itertools.chain.from_iterable(map(numbers_of, self._runs)))
         time_steps, width = self._shape
         full = numbers[2::RUN_NUMBERS] == (time_steps,) * width

@@ -72,8 +72,10 @@ class Regrouper:
             columns = self._columns([_block_of(part, slot, lanes) for part, lanes in self._dealt(parts)], time_steps)
         assert self._judge.layout is not None
         runs = [part.contents.runs for part in parts if part is not None]
+        books = Bookkeeping(runs, self._all_lanes, time_steps)
         return StreamBatch.of_checked(
-            Bookkeeping(runs, self._all_lanes, time_steps),
+            books,
+            **books.made_before(),
             data=self._judge.layout.build(map(_leaf, self._judge.layout.specs, columns)),
             worker_id=self._owners,
             lane=self._lane,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from stream_dataloader import ItemError, StreamDataLoader, StreamDataset
+from stream_dataloader._assembly import bookkeeping
 from stream_dataloader._assembly.bookkeeping import Bookkeeping
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.lane_windows import LaneWindows
@@ -241,3 +242,25 @@ def test_a_part_that_is_in_its_slot_is_sent_as_a_few_numbers():
     assert list(first.contents.runs) == PACKED
     assert [first._replace(contents=brief.contents), *rest] == [brief, *others]
     assert first.contents._replace(runs=PACKED) == brief.contents
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("length", [2, 7])
+def test_a_compiled_function_of_batches_is_not_compiled_for_each(monkeypatch, fullgraph, length):
+    monkeypatch.setattr(bookkeeping._asked, "by_compiled", False)
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    def function(batch):
+        return (batch.data * batch.mask).sum(), batch.reset.any(), batch.source.max(), batch.position.sum()
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend=backend, fullgraph=fullgraph)
+    dataset = StreamDataset([length, 7] * 20, range, 2, time_steps=3)
+    for batch in StreamDataLoader(dataset):
+        torch.testing.assert_close(compiled(batch), function(batch))
+    assert len(graphs) <= (2 if fullgraph else 6)  # with what is done once for the first batch
