@@ -8,6 +8,7 @@ a small leaf. Once the layout is known, all that an item must be is known too. S
         t = begin
         column0 = columns[0][:, row]
         column1, bytes1 = columns[1][:, row], []
+        gathered = ((column1, bytes1, uint8, (8, 8, 3)),)
         try:
             for t in range(begin, stop):
                 item = value = next(stream)
@@ -23,7 +24,7 @@ a small leaf. Once the layout is known, all that an item must be is known too. S
         except BaseException as error:
             return Taken(t - begin, (), error)
         finally:
-            write_rows(column1, begin, bytes1, uint8, (8, 8, 3))
+            write_rows(begin, gathered)
         return Taken(stop - begin)
 
 Nothing of the items is in the source: keys, types, dtypes and shapes are names in it, whose values are handed to it.
@@ -38,8 +39,8 @@ taken, as a stream may use one buffer for all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -75,6 +76,9 @@ class Taken(NamedTuple):
 #: them to time steps `[begin, stop)` of the row.
 StepWriter = Callable[[Iterator[Any], int, int, Sequence[Any], int], Taken]
 
+#: The column of a leaf, the bytes of its time steps, its dtype and its shape.
+_Gathered: TypeAlias = tuple[np.ndarray[Any, Any], list[bytes], np.dtype[Any], tuple[int, ...]]
+
 _NUMBERS = {dtype: number for number, dtype in TORCH_OF_NUMBER.items()}
 _OBJECTS = frozenset([str, bytes, list, tuple, dict, type(None)])  # the most frequent types that no tensor holds
 
@@ -85,6 +89,7 @@ _TEMPLATE = """
 def write(stream, begin, stop, columns, row):
     t = begin
     {views}
+    gathered = ({gathered})
     try:
         for t in range(begin, stop):
             item = value = next(stream)
@@ -96,7 +101,7 @@ def write(stream, begin, stop, columns, row):
     except BaseException as error:
         return Taken(t - begin, (), error)
     finally:
-        {ends}
+        write_rows(begin, gathered)
     return Taken(stop - begin)
 """
 _ODD = "return Taken(t - begin, (item,))"
@@ -122,12 +127,14 @@ def _blamed(layout: Layout, item: Any, error: Exception) -> tuple[tuple[Any, ...
     return (), error
 
 
-def _write_rows(
-    column: np.ndarray[Any, Any], begin: int, gathered: list[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> None:
-    """Write the bytes of leaves to consecutive time steps."""
-    if gathered:
-        column[begin : begin + len(gathered)] = np.frombuffer(b"".join(gathered), dtype).reshape(-1, *shape)
+def _write_rows(begin: int, gathered: Iterable[_Gathered]) -> None:
+    """Write the bytes of leaves to consecutive time steps.
+
+    It is called in a `finally`, which Python compiles once for each `return`: all leaves in one call.
+    """
+    for column, leaves, dtype, shape in gathered:
+        if leaves:
+            column[begin : begin + len(leaves)] = np.frombuffer(b"".join(leaves), dtype).reshape(-1, *shape)
 
 
 class _Source:
@@ -155,7 +162,7 @@ class _Source:
         self._views: list[str] = []
         self._checks: list[str] = []
         self._writes: list[str] = []
-        self._ends: list[str] = []
+        self._gathered: list[str] = []
         self._values = 0
         self._add("value", layout.structure, iter(layout.specs))
 
@@ -166,7 +173,7 @@ class _Source:
             views="\n    ".join(self._views),
             checks=inner.join(self._checks),
             writes=inner.join(self._writes),
-            ends="\n        ".join(self._ends or ["pass"]),
+            gathered="".join(self._gathered),
         )
 
     def _name(self, known: Any) -> str:
@@ -209,7 +216,7 @@ class _Source:
         if self._gathers and native is not None and spec.shape and 0 < size <= _MOST_GATHERED_BYTES:
             self._views.append(f"bytes{i} = []")
             self._writes.append(f"bytes{i}.append({leaf}.tobytes())")
-            self._ends.append(f"write_rows(column{i}, begin, bytes{i}, {stored}, {shape})")
+            self._gathered.append(f"(column{i}, bytes{i}, {stored}, {shape}), ")
         else:
             self._writes.append(f"column{i}[t] = {leaf}")
         self._checks += [
