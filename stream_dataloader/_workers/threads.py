@@ -48,6 +48,8 @@ class ThreadPool:
         self.owner = os.getpid()
         self._threads: list[_Thread] = []
         self._sessions = 0
+        self._exchange = Exchange(0, 0)  # of the iteration that was started last
+        self._exchange.close()
         self._dataset = dataset
         self._num_workers = num_workers
         self._settings = settings
@@ -69,12 +71,13 @@ class ThreadPool:
 
     def start(self, epoch: int, *, whole_windows: bool, resume: Snapshot | None = None) -> ThreadFeed:
         """Start an iteration; the one before must be closed. See `WorkerPool.start`."""
+        if not self._exchange.closed:  # Ctrl-C came before anybody had it
+            self._exchange.close()
+            self._leave_alone()
         if self.memory.unfit:
             self.memory.renew()
-        while len(self._threads) < self._num_workers:  # one by one: the system may refuse the last
-            self._threads.append(_Thread(len(self._threads), self._settings.worker_init_fn))
         self._sessions += 1
-        exchange = Exchange(self._num_workers, self._ahead)
+        exchange = self._exchange = Exchange(self._num_workers, self._ahead)
         board = ActivityBoard(self._dataset.batch_size, self._num_workers, shared=False)
         readers = read_in_threads(
             self._dataset.plan(),
@@ -88,10 +91,8 @@ class ThreadPool:
             meters=self._tally.meters,
             closed=lambda: exchange.closed,
         )
-        jobs = [thread.read(exchange, reader) for thread, reader in zip(self._threads, readers, strict=True)]
-        if not self._settings.persistent_workers:
-            self._dismiss()
-        return ThreadFeed(
+        jobs = [Job() for _ in readers]
+        feed = ThreadFeed(
             exchange,
             jobs,
             functools.partial(self.memory.slot, self.memory.leases, self._sessions, whole_windows),
@@ -100,6 +101,20 @@ class ThreadPool:
             board,
             self._dataset.sources,
         )
+        try:
+            while len(self._threads) < self._num_workers:
+                thread = _Thread(len(self._threads))
+                self._threads.append(thread)
+                thread.start(self._settings.worker_init_fn)
+            for thread, job, reader in zip(self._threads, jobs, readers, strict=True):
+                thread.read(job, exchange, reader)
+        except BaseException:  # Ctrl-C, or the system refuses another thread
+            exchange.close()
+            self._leave_alone()
+            raise
+        if not self._settings.persistent_workers:
+            self._dismiss()
+        return feed
 
     def _dismiss(self) -> None:
         """Have no threads: those there are end after what they do."""
@@ -125,19 +140,20 @@ class _Thread:
 
     Args:
         number: Its number.
-        init: The loader's `worker_init_fn`.
     """
 
-    def __init__(self, number: int, init: WorkerInit) -> None:
+    def __init__(self, number: int) -> None:
+        self._number = number
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        name = f"stream-worker-{number}"
-        threading.Thread(target=_work, args=(number, init, self._tasks), name=name, daemon=True).start()
 
-    def read(self, exchange: Exchange, begin: Callable[[], PartReader]) -> Job:
+    def start(self, init: WorkerInit) -> None:
+        """Start it; `init` is the loader's `worker_init_fn`."""
+        args, name = (self._number, init, self._tasks), f"stream-worker-{self._number}"
+        threading.Thread(target=_work, args=args, name=name, daemon=True).start()
+
+    def read(self, job: Job, exchange: Exchange, begin: Callable[[], PartReader]) -> None:
         """Have it read in one iteration, after what it does now."""
-        job = Job()
         self._tasks.put((job, exchange, begin))
-        return job
 
     def dismiss(self) -> None:
         """Have it end after what it does now."""

@@ -36,7 +36,7 @@ from stream_dataloader import (
     get_stream_info,
     side_by_side,
 )
-from stream_dataloader._workers import memory, thread_feed
+from stream_dataloader._workers import memory, thread_feed, threads
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=3, shuffle=True, seed=4)
 THREADS = {"worker_method": "thread"}
@@ -736,3 +736,22 @@ def test_a_garbage_collection_in_a_thread_may_close_an_iteration():
     with contextlib.suppress(RuntimeError):
         while workers_alive():
             time.sleep(0.001)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(threads.ThreadPool, "start"), (threads._Thread, "start")])
+def test_an_epoch_is_read_after_ctrl_c_in_the_midst_of_a_start(monkeypatch, owner, name):
+    loader = StreamDataLoader(
+        StreamDataset([9, 9], range, 2, time_steps=1), 2, worker_method="thread", persistent_workers=True
+    )
+    original, begun = getattr(owner, name), []
+
+    def interrupted(*args, **options):
+        begun.append(original(*args, **options))  # what has begun lives on, as in a notebook's traceback
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+    assert begun
+    assert len(list(loader)) == 9
