@@ -125,7 +125,11 @@ class Sink(Protocol):
         """
 
     def put_object(self, row: int, item: object) -> None:
-        """A row's whole window, as it is."""
+        """A row's whole window, as it is.
+
+        Raises:
+            Misfit: It cannot be kept.
+        """
 
     def ended(self, row: int, t: int) -> None:
         """Time step `t` of a row is the last of its stream."""

@@ -279,8 +279,14 @@ class PartWriter:
 
 def _lasting(item: object) -> object:
     """A window whose arrays and tensors are copies: its stream may use one buffer for all of its items."""
-    _, leaves = flatten(item)
-    return copy.deepcopy(item, {id(leaf): _copied(leaf) for leaf in leaves})
+    try:
+        _, leaves = flatten(item)
+        return copy.deepcopy(item, {id(leaf): _copied(leaf) for leaf in leaves})
+    except Exception as error:
+        raise Misfit(
+            f"the window, a {type(item).__name__}, cannot be copied ({type(error).__name__}: {error}), which workers "
+            "need, as streams may use its memory again; yield arrays, numbers, strings or other plain objects"
+        ) from None
 
 
 def _copied(leaf: object) -> object:

@@ -230,7 +230,10 @@ class Lane:
             if item is END:
                 return False
             if self._by_lane:
-                sink.put_object(self._row, item)
+                try:
+                    sink.put_object(self._row, item)
+                except Misfit as misfit:
+                    raise stream.error(ItemError, str(misfit), handed_out=True) from None
                 self._position += 1
                 return True
             try:

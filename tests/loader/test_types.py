@@ -16,6 +16,7 @@ def check(*command):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_mypy_knows_what_a_loader_yields():
     found = [sys.executable, "-m", "mypy"] if importlib.util.find_spec("mypy") else [shutil.which("mypy")]
     if found[-1] is None:

@@ -755,3 +755,23 @@ def test_an_epoch_is_read_after_ctrl_c_in_the_midst_of_a_start(monkeypatch, owne
             next(iter(loader))
     assert begun
     assert len(list(loader)) == 9
+
+
+class Uncopied(dict):
+    """A window that holds a lock."""
+
+    def __init__(self, values):
+        super().__init__(values)
+        self.lock = threading.Lock()
+
+
+def uncopied(source):
+    for step in range(2):
+        yield Uncopied({"a": np.full(3, source * 10 + step), "b": "text"})
+
+
+def test_a_window_that_cannot_be_copied_is_named():
+    dataset = StreamDataset([4, 7], uncopied, 2)
+    loader = StreamDataLoader(dataset, 2, collate_fn=list, worker_method="thread")
+    with pytest.raises(ItemError, match=r"source 0 \(4\), item 0, lane 0, worker 0: the window, a Uncopied, cannot be"):
+        next(iter(loader))
