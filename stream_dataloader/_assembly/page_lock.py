@@ -8,7 +8,7 @@ Why, by what CUDA documents:
 - *Locking.* `cudaHostRegister` locks pages that are mapped already. With the flag "portable" they count as locked for
   all devices. They must be unregistered before they are unmapped; else the next mapping at the same address is "already
   registered". Python unmaps an `mmap` *before* it calls the weak references to it, so what is watched here is an array
-  over it, which keeps it mapped until its own weak references were called.
+  over it. As NumPy 2.5 lets go of what is under an array before it calls the array's, the call itself holds the `mmap`.
 - *A refusal* (too little memory, not permitted, already registered) stays behind as the thread's last error, which
   torch would raise at the next kernel, far from here. torch has no function that clears it, but its check of a kernel
   does.
@@ -171,11 +171,11 @@ def lock_pages(
             stacklevel=2,
         )
         return None
-    weakref.finalize(array, _unlock, runtime, address, copies, os.getpid()).atexit = False
+    weakref.finalize(array, _unlock, runtime, address, copies, os.getpid(), memory).atexit = False
     return array
 
 
-def _unlock(runtime: Any, address: int, copies: PendingCopies, owner: int) -> None:
+def _unlock(runtime: Any, address: int, copies: PendingCopies, owner: int, _mapped: Any) -> None:
     if os.getpid() != owner:
         return
     copies.wait()
