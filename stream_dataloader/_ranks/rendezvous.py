@@ -97,7 +97,7 @@ class Rendezvous:
             raise
         past = use_of(self._open_store).past.setdefault(self.place.peers, deque())
         while len(past) > _KEPT_EPOCHS:
-            self.speaker.post(partial(StoreConnection.delete, keys=past.popleft()))
+            self.speaker.post(partial(StoreConnection.delete, keys=past.popleft()()))
 
     @property
     def _open_store(self) -> Store:
@@ -220,10 +220,14 @@ class Rendezvous:
         """Nothing more is to be said."""
         self.speaker.close()
         if self._store is not None:
-            use_of(self._store).past.setdefault(self.place.peers, deque()).append(
-                {f"{self._name}/{key}" for key in self.written} | self._answers
-            )
+            keys_left = partial(_keys_of, self._name, self.written, self._answers)
+            use_of(self._store).past.setdefault(self.place.peers, deque()).append(keys_left)
             self._store = None  # a group that ends takes its store along
+
+
+def _keys_of(name: str, written: set[str], answers: set[str]) -> set[str]:
+    """All keys that were written in an epoch; to be asked for late, as its listener may still say its last."""
+    return {f"{name}/{key}" for key in written} | answers
 
 
 def _complaint(rank: int, mine: Mapping[str, Any], first: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ class StoreUse:
     those that are not in use are kept.
 
     Attributes:
-        past: Keys of epochs that are over here, by peers.
+        past: Give the keys of epochs that are over here, by peers.
         lock: For what threads share here of the meetings of ranks, which follows.
         calls: Those of this rank that are not answered, by peers: a nonce, and what it stands for.
         doors: Of the epochs that this rank begins.
@@ -50,7 +50,7 @@ class StoreUse:
 
     def __init__(self) -> None:
         self._idle: list[Store] = []
-        self.past: dict[str, deque[set[str]]] = {}
+        self.past: dict[str, deque[Callable[[], set[str]]]] = {}
         self.lock = threading.Lock()
         self.calls: dict[str, dict[str, tuple[str, bool]]] = {}
         self.doors: list[Any] = []

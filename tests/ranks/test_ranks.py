@@ -341,7 +341,7 @@ def test_many_epochs_leave_no_thread_connection_or_key_behind(ranks, most):
     for few, many in ranks.run(2, leftovers, most):
         assert many[0] <= few[0]
         assert many[1] <= few[1] + 2
-        assert many[2] <= few[2] + 45  # another loader's last sessions have 15 to 35; one an epoch were 35 more
+        assert many[2] <= few[2] + 30  # those of the last sessions of another loader
 
 
 # Ranks that fail
