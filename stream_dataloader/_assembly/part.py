@@ -79,10 +79,6 @@ class PackedRuns(Sequence[Run]):
         return Run(lane, t, steps, source, position, bool(fresh), bool(starts))
 
 
-def _pack_runs(runs: Sequence[Run]) -> bytes:
-    return array("q", itertools.chain.from_iterable(runs)).tobytes()
-
-
 class Sink(Protocol):
     """Where a lane puts what it reads: one worker's share of one batch."""
 
@@ -222,7 +218,8 @@ def _brief(part: Part) -> Part | tuple[Any, ...]:
     if not in_slot or blocks or objects or layouts or failures or faults or end:
         return part
     taken, after, streams = reports
-    brief = worker_id, step, fresh, items, lanes_read, time_steps, _pack_runs(runs), taken, after, streams
+    packed = array("q", numbers_of(runs)).tobytes()
+    brief = worker_id, step, fresh, items, lanes_read, time_steps, packed, taken, after, streams
     return (*brief, ends) if ends else brief
 
 

@@ -108,9 +108,8 @@ class PartReader:
         self._has_others = len(lanes) < plan.rules.lanes
         self._ended = False
         self._close = weakref.finalize(self, _close, self._opener, self._lanes, share.queue)
-        self._close.atexit = (
-            share.locally
-        )  # another thread may hang in a stream of its own, which nobody else can close
+        # another thread may hang in a stream of its own, which nobody else can close
+        self._close.atexit = share.locally
 
     def __iter__(self) -> Iterator[Part]:
         return self
