@@ -1,6 +1,8 @@
 """What many tests need: how many random cases to run, and the batches of a loader as plain lists."""
 
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,13 @@ def batches(loader, steps=None):
         if len(found) == steps:
             break
     return found
+
+
+def check_interrupted(command):
+    """Run a program that gets Ctrl-C, it and its workers: it ends by that, without a word from the workers."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, start_new_session=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode in (-signal.SIGINT, 130)
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from cases import Case, key
-from helpers import FOREVER, FULL, PATIENCE, START_METHODS
+from helpers import FOREVER, FULL, PATIENCE, START_METHODS, check_interrupted
 
 from stream_dataloader import StaleIteratorError, StreamDataLoader, StreamDataset, WorkerError, get_stream_info
 
@@ -343,17 +343,7 @@ INTERRUPTED = """
 def test_ctrl_c_ends_at_once_without_a_word_from_the_workers(stuck, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(INTERRUPTED))
-    done = subprocess.run(
-        [sys.executable, script, *stuck],
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode in (-signal.SIGINT, 130)
-    assert done.stderr.count("Traceback") == 1
-    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+    check_interrupted([sys.executable, script, *stuck])
 
 
 ORPHANED = """
