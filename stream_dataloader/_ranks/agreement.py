@@ -26,8 +26,8 @@ import cloudpickle
 
 from stream_dataloader._ranks import keys
 from stream_dataloader._ranks.keys import Answer, Reason
-from stream_dataloader._ranks.rendezvous import FAREWELL_SECONDS, Rendezvous
-from stream_dataloader._ranks.store import StoreConnection
+from stream_dataloader._ranks.rendezvous import Rendezvous
+from stream_dataloader._ranks.store import FAREWELL_SECONDS, StoreConnection, speak
 from stream_dataloader.errors import RankError
 
 _FOREVER_SECONDS = 86400.0
@@ -111,9 +111,7 @@ class AgreedSteps:
         self._owner = os.getpid()
         self._listener: threading.Thread | None = None
         if not every:
-            listen = partial(self._listen, rendezvous.connect)
-            self._listener = threading.Thread(target=listen, name="rank-listener", daemon=True)
-            self._listener.start()
+            self._listener = speak(partial(self._listen, rendezvous.connect), "rank-listener")
 
     def delivers(self, step: int, has_data: bool) -> bool:
         """See `Steps`.

@@ -19,14 +19,12 @@ from stream_dataloader._ranks import keys
 from stream_dataloader._ranks.keys import Reason
 from stream_dataloader._ranks.meeting import Hall, Wish
 from stream_dataloader._ranks.place import RankPlace
-from stream_dataloader._ranks.store import StoreConnection, StoreThread, use_of
+from stream_dataloader._ranks.store import FAREWELL_SECONDS, StoreConnection, StoreThread, use_of
 from stream_dataloader.errors import RankError, shorten
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-#: Seconds to tell other ranks that this one leaves.
-FAREWELL_SECONDS = 2.0
 _LOOK_SECONDS = 0.005
 _KEPT_EPOCHS = 2  # a process that is the same rank as another may lag behind
 

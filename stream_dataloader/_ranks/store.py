@@ -8,6 +8,7 @@ Guarantee: a wait for another rank ends within its patience, with an error that 
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time as clock
 import weakref
@@ -31,6 +32,8 @@ _LIVENESS_SECONDS = 1.0
 _LOOKS_A_SECOND = 1e4  # that all waiting ranks together take at each other
 _CONNECT_SECONDS = 30.0
 _QUIET_SECONDS = 5.0  # torch writes a warning about each wait of a store that ends without the key
+#: Seconds to say something to other ranks when this one leaves, and for its threads to end.
+FAREWELL_SECONDS = 2.0
 
 
 class StoreUse:
@@ -216,6 +219,25 @@ def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
     )
 
 
+_speaking: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def speak(task: Callable[[], None], name: str) -> threading.Thread:
+    """Start a thread that speaks through a store; the program's exit waits for it, a moment."""
+    thread = threading.Thread(target=task, name=name, daemon=True)
+    _speaking.add(thread)
+    thread.start()
+    return thread
+
+
+@atexit.register
+def _hear_out() -> None:
+    """A call to a store that returns while Python is taken down aborts the process: pybind11 cannot end its thread."""
+    deadline = clock.monotonic() + FAREWELL_SECONDS
+    for thread in list(_speaking):
+        thread.join(max(0.0, deadline - clock.monotonic()))
+
+
 def _over() -> StoreConnection:
     raise RankError("the epoch is over")
 
@@ -234,8 +256,7 @@ class StoreThread:
         self._tasks: list[tuple[Callable[[StoreConnection], Any], list[Any]]] = []
         self._over = False
         self._broken = False  # the last call to the store failed
-        self.thread = threading.Thread(target=self._run, name="rank-agreement", daemon=True)
-        self.thread.start()
+        self.thread = speak(self._run, "rank-agreement")
 
     def _run(self) -> None:
         while True:

@@ -3,6 +3,8 @@
 import gc
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,7 +12,7 @@ import pytest
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # noqa: F401  # a process group that needs no network
 from cases import Case
-from helpers import PATIENCE
+from helpers import PATIENCE, ROOT
 from rank_processes import RankProcesses, free_port
 
 from stream_dataloader import RankError, StreamDataLoader
@@ -203,3 +205,13 @@ def test_who_keeps_the_store_stays_until_the_others_have_read_the_end(two, mode,
     finally:
         link.close()
     assert found == [steps] * 2
+
+
+def test_a_program_that_ends_within_an_epoch_ends_well(agent):
+    script = ROOT / "tests" / "trainers" / "rank_ends_at_once.py"
+    commands = [
+        [sys.executable, script, str(agent), f"ends {pair}", str(rank)] for pair in range(3) for rank in range(2)
+    ]
+    programs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    ends = [(program.communicate(timeout=PATIENCE)[1], program.returncode) for program in programs]
+    assert ends == [("", 0)] * len(programs)
