@@ -14,7 +14,7 @@ from stream_dataloader._assembly.part import Contents
 from stream_dataloader._items.fill import Fills
 from stream_dataloader._items.layout import Layout, storage_dtype
 
-MOST_STEPS_A_MESSAGE = 16
+MOST_STEPS_A_MESSAGE = 64
 PAGE_BYTES = 4096
 _ALIGNMENT_BYTES = 64  # a cache line: two leaves share none
 _STEPS_BYTES = 4 << 20  # a message carries several steps up to so much in slots: they are as many batches in memory

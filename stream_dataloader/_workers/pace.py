@@ -19,7 +19,7 @@ from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
 from stream_dataloader._memory.fields import Carver, bytes_of
 from stream_dataloader._memory.shared_memory import SharedMemory
 
-_SHORT_SECONDS, _LONG_SECONDS = 1e-3, 4e-3
+_SHORT_SECONDS, _LONG_SECONDS = 2e-3, 8e-3
 
 
 def steps_of_next(steps: int, slowest_seconds: float, most: int) -> int:

@@ -78,7 +78,7 @@ def test_rows_and_steps_of_a_slot_are_over_its_memory():
 def test_small_slots_make_long_messages_and_large_ones_short():
     small = Geometry(layout_of(np.zeros(2)), 2, 2)
     large = Geometry(layout_of(np.zeros((1000, 1000))), 2, 2)
-    assert (small.most_steps, small.most_held) == (16, 16)
+    assert (small.most_steps, small.most_held) == (64, 64)
     assert (large.most_steps, large.most_held) == (1, 3)
 
 
