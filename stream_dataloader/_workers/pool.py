@@ -25,6 +25,7 @@ from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery
 from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader._workers import torch_quirks
+from stream_dataloader._workers.direct_queue import with_direct_queues
 from stream_dataloader._workers.feed import WorkerFeed
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.memory import BatchMemory
@@ -104,6 +105,7 @@ class WorkerPool:
             generator=torch.Generator().manual_seed(self._dataset.rules.seed),  # leaves the global one alone
             **self._options,
         )
+        self._context = self._dataloader.multiprocessing_context  # as the user gave it
 
     def start(
         self, epoch: int, *, whole_windows: bool, resume: Snapshot | None = None, recovery: Recovery = NO_RECOVERY
@@ -124,7 +126,9 @@ class WorkerPool:
         self._parts.sessions = session - 1  # for workers that start now; others count themselves
         self._parts.resume = resume
         self._parts.recovery = recovery
-        method = start_method(self._dataloader.multiprocessing_context)
+        method = start_method(self._context)
+        if self._num_workers:
+            self._dataloader.multiprocessing_context = with_direct_queues(self._context, method)
         iterator, self._crew = self._iterate(method)
         return WorkerFeed(
             iterator,
