@@ -67,7 +67,7 @@ class Ledger:
 
     def has_undecided(self) -> bool:
         """Whether there is any ticket that was not decided."""
-        return bool((self._taken > self._decided).any())
+        return self._taken.tobytes() != self._decided.tobytes()  # several times faster than to compare arrays
 
     def time(self, lane: int, ticket: int) -> int:
         """When a ticket was taken out."""
