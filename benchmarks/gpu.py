@@ -5,6 +5,7 @@
   this fails.
 - `copy`: GB/s of batches that need no reading, against a bare copy from page-locked memory in a loop.
 - `wait`: steps of a model that takes twice as long as the copy, with the loader and on a batch that lies there.
+- `decoding`: videos by the device's decoder, see `gpu_decoding`.
 - `trace`: what torch's profiler sees within `next`: calls that wait for the device, allocations, copies from pageable
   memory.
 
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gpu_decoding import decoding
 from interleaved import Result, figure, print_table, ratio, run_in_turns, take_turns, write_json
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -351,6 +353,7 @@ def main() -> None:
     rounds = 3 if options.quick else 9
     results = copies(device, rounds, quick=options.quick)
     results += waiting(device, rounds, 20 if options.quick else 100)
+    results += decoding(str(device), rounds, quick=options.quick)
     results += traced(device, 10 if options.quick else 50, options.trace)
     if options.json:
         write_json(options.json, results)

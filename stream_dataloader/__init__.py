@@ -7,6 +7,7 @@ from stream_dataloader.batch_sampler import LaneBatchSampler, LaneIndex
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import (
+    DeviceError,
     EmptySourcesError,
     FailureLimitError,
     ItemError,
@@ -31,6 +32,7 @@ from stream_dataloader.stream_info import StreamInfo, get_stream_info
 __version__ = "0.1.0"
 
 __all__ = [
+    "DeviceError",
     "EmptySourcesError",
     "FailureLimitError",
     "ItemError",

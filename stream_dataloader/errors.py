@@ -15,6 +15,7 @@
     │   ├── WorkerDeathError               it was killed, or exited
     │   └── WorkerTimeoutError (TimeoutError)
     ├── RankError (RuntimeError)           ranks disagree, or one is missing
+    ├── DeviceError (RuntimeError)         a video cannot be decoded by the device that was asked for
     ├── StoreError (ValueError)            a store is damaged, unfinished, replaced, or not what was asked for
     ├── StateError (ValueError)            a state does not belong to what it is loaded for or used with
     └── StaleIteratorError (RuntimeError)  a newer `iter()` of the same loader has begun
@@ -33,6 +34,7 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "DeviceError",
     "EmptySourcesError",
     "FailureLimitError",
     "ItemError",
@@ -149,6 +151,20 @@ class RankError(StreamDataLoaderError, RuntimeError):
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.ranks = tuple(ranks)
+
+
+class DeviceError(StreamDataLoaderError, RuntimeError):
+    """A video cannot be decoded by the device that was asked for: it is not there, or its decoder cannot do it.
+
+    Attributes:
+        device: The device, as it was asked for.
+        codec: FFmpeg's name of the decoder that the video needs; empty when unknown.
+    """
+
+    def __init__(self, message: str, *, device: str = "", codec: str = "") -> None:
+        super().__init__(message)
+        self.device = device
+        self.codec = codec
 
 
 class RemoteTraceback(Exception):

@@ -20,7 +20,7 @@ from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._workers.processes import Crew
 from stream_dataloader._workers.sealed import Arrived
-from stream_dataloader._workers.torch_quirks import is_timeout
+from stream_dataloader._workers.torch_quirks import DeathNotice, is_timeout
 from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
 
 LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
@@ -118,10 +118,11 @@ class WorkerFeed:
         except KeyboardInterrupt:
             self._dismiss()  # the user wants to leave now, and a worker may be in the middle of something long
             raise
-        except RuntimeError as error:
-            if died := crew.died():
+        except (RuntimeError, DeathNotice) as error:
+            late = is_timeout(error)
+            if died := crew.died(or_ended=not late):
                 raise self._death(step, died) from error.with_traceback(None)
-            if is_timeout(error):
+            if late:
                 raise self._lateness(step) from error.with_traceback(None)
             raise
         finally:
@@ -151,7 +152,7 @@ class WorkerFeed:
 
     def _died_soon(self) -> dict[int, str]:
         deadline = clock.monotonic() + _DEATH_SECONDS
-        while not (died := self._crew.died()) and clock.monotonic() < deadline:
+        while not (died := self._crew.died(or_ended=True)) and clock.monotonic() < deadline:
             clock.sleep(0.01)
         return died
 

@@ -13,7 +13,7 @@ _KEPT_SESSIONS = 4
 
 
 class _Letters:
-    """What lies in a mailbox; workers write `pids`, the main process the rest.
+    """What lies in a mailbox; workers write `pids` and `done`, the main process the rest.
 
     Attributes:
         announced: Number of the last session that was announced, alone; 0 is none.
@@ -21,6 +21,7 @@ class _Letters:
         epoch: The epochs of the last sessions.
         whole_windows: Whether windows are passed on as they are in the last sessions.
         pids: Process id of each worker, 0 before it has come.
+        done: Number of the last session that each worker has read to its end.
     """
 
     def __init__(self, carve: Carver, workers: int) -> None:
@@ -29,6 +30,7 @@ class _Letters:
         self.epoch = carve(_KEPT_SESSIONS)
         self.whole_windows = carve(_KEPT_SESSIONS)
         self.pids = carve(workers)
+        self.done = carve(workers)
 
 
 class Mailbox:
@@ -70,6 +72,14 @@ class Mailbox:
     def closed(self, session: int) -> bool:
         """Whether a session has ended."""
         return bool(self._letters.ended[0] >= session)
+
+    def leave(self, session: int, worker: int) -> None:
+        """Say that a worker has read a session to its end, so that it may exit."""
+        self._letters.done[worker] = session
+
+    def may_exit(self, session: int, worker: int) -> bool:
+        """Whether a session is over, or a worker is done with it; -1 is one that has not come."""
+        return self.closed(session) or (worker >= 0 and bool(self._letters.done[worker] >= session))
 
     def read(self, session: int) -> tuple[int, bool]:
         """A session's epoch, and whether windows are passed on as they are."""

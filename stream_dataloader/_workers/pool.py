@@ -129,7 +129,7 @@ class WorkerPool:
         method = start_method(self._context)
         if self._num_workers:
             self._dataloader.multiprocessing_context = with_direct_queues(self._context, method)
-        iterator, self._crew = self._iterate(method)
+        iterator, self._crew = self._iterate(method, session)
         return WorkerFeed(
             iterator,
             self._crew,
@@ -144,7 +144,7 @@ class WorkerPool:
 
     def died(self) -> dict[int, str]:
         """Which kept workers died, and how."""
-        return self._crew.died() if self._crew is not None and self._dataloader.persistent_workers else {}
+        return self._crew.died(or_ended=True) if self._crew is not None and self._dataloader.persistent_workers else {}
 
     def _replace_unfit(self, resume: Snapshot | None) -> None:
         """Have new workers where those that are kept cannot read what is wanted."""
@@ -161,7 +161,7 @@ class WorkerPool:
         if not persistent and self.memory.unfit:
             self._hire()  # items have changed: new workers, and slots that fit them
 
-    def _iterate(self, method: str) -> tuple[Iterator[Arrived], Crew]:
+    def _iterate(self, method: str, session: int) -> tuple[Iterator[Arrived], Crew]:
         """An iterator of torch's, and the workers that it has started or kept."""
         if self._init is not None:
             self._init.folder = shared_folder()
@@ -171,7 +171,7 @@ class WorkerPool:
         with starting(method) as interrupts:
             iterator = torch_quirks.iterator_of(self._dataloader, kept=kept is not None)
         started = [child for child in multiprocessing.active_children() if child.pid not in before]
-        crew = Crew(self._mailbox.pids, (kept.children.values() if kept is not None else ()) or started)
+        crew = Crew(self._mailbox, session, (kept.children.values() if kept is not None else ()) or started)
         guard(crew)
         if interrupts:
             crew.kill()

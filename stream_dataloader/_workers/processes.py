@@ -3,7 +3,9 @@
 - Ctrl-C is for the main process, which ends the workers: they start with SIGINT blocked.
 - A worker whose main process died ends itself, also if it is stuck in user code.
 - torch raises a worker's death from a signal handler, in whatever user code is running. Here the loader's `next` raises
-  that error, and nothing else does.
+  one of its own, and nothing else does.
+- torch takes a worker that exits with status 0 for one that is done, and looks again after seconds. Here a worker says
+  when it is done; one that exits before is a death like any other.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import numpy as np
 from stream_dataloader._memory import main_module
 from stream_dataloader._memory.interrupts import interrupts_held
 from stream_dataloader._memory.pickling import ByValue, note_fork
-from stream_dataloader._schedule.rules import IntArray
+from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.torch_quirks import JOIN_SECONDS, guard_handler
 
 _WATCH_SECONDS = 1.0
@@ -49,7 +51,7 @@ def starting(method: str) -> Iterator[list[Callable[[], Any]]]:
     if method == "forkserver":
         preload_forkserver()
     _starting.append(1)
-    guard_handler(_is_wanted)
+    guard_handler(_is_wanted, _died)
     try:
         with interrupts_held(method) as interrupts:
             yield interrupts
@@ -133,8 +135,9 @@ class Crew:
     """The worker processes of one loader, as the main process knows them; built once they are started.
 
     Args:
-        pids: Process id of each worker, which it writes there itself; another before it has come.
-        children: The processes; one that is missing, of as many as there are pids, died before it could be seen.
+        mailbox: Knows the process id of each worker that has come, and which of them are done.
+        session: What they read.
+        children: The processes; one that is missing, of as many as there are workers, died before it could be seen.
 
     Attributes:
         children: The processes, by process id.
@@ -142,15 +145,15 @@ class Crew:
         casualty: A worker died while it was not; the next `next` raises that.
     """
 
-    def __init__(self, pids: IntArray, children: Iterable[BaseProcess]) -> None:
-        self._pids = pids
+    def __init__(self, mailbox: Mailbox, session: int, children: Iterable[BaseProcess]) -> None:
+        self._mailbox = mailbox
+        self._session = session
+        self._pids = mailbox.pids
         self.children = {child.pid: child for child in children if child.pid is not None}
         self.waiting = False
         self.casualty = False
         _ours.update(self.children)
-
-    def __contains__(self, pid: int) -> bool:
-        return pid in self.children
+        _dismissed.difference_update(self.children)  # an id may be given again
 
     def _number(self, pid: int) -> int:
         """A worker's number, -1 before it has come."""
@@ -167,10 +170,27 @@ class Crew:
         """Those that have not come."""
         return [number for number, pid in enumerate(self._pids) if pid not in self.children]
 
-    def died(self) -> dict[int, str]:
-        """Who died, -1 for one that was only starting, and how; those that just ended only if no other did."""
-        ended = {pid: code for pid, child in self.children.items() if (code := child.exitcode) is not None}
-        died = {pid: code for pid, code in ended.items() if code != 0} or ended
+    def _ended(self) -> dict[int, int]:
+        """The exit codes of those that have ended, by process id."""
+        return {pid: code for pid, child in self.children.items() if (code := child.exitcode) is not None}
+
+    def _is_death(self, pid: int, code: int) -> bool:
+        """Whether a worker ended otherwise than one that is done."""
+        return code != 0 or not self._mailbox.may_exit(self._session, self._number(pid))
+
+    def first_death(self) -> int:
+        """The process id of a worker that died, and was not killed on purpose; 0: there is none."""
+        ended = self._ended().items()
+        return next((pid for pid, code in ended if pid not in _dismissed and self._is_death(pid, code)), 0)
+
+    def died(self, *, or_ended: bool = False) -> dict[int, str]:
+        """Who died, -1 for one that was only starting, and how.
+
+        Args:
+            or_ended: If nobody did, those that just ended.
+        """
+        ended = self._ended()
+        died = {pid: code for pid, code in ended.items() if self._is_death(pid, code)} or (ended if or_ended else {})
         numbers = {pid: self._number(pid) for pid in died}
         unseen = {-1: "a worker died"} if len(self.children) < len(self._pids) else {}
         return unseen | {
@@ -236,17 +256,22 @@ _dismissed: set[int] = set()  # pids of workers that were killed on purpose
 
 
 def _is_wanted(pid: int) -> bool:
-    """Whether a worker's death is to be raised where it is noticed: in the loader's `next`, and for others' workers."""
-    if _starting:  # what has not come to be is looked after once it has
-        return False
-    crew = next((crew for crew in _crews if pid in crew), None)
-    if crew is not None:
-        crew.casualty = True
-    return pid not in _ours or (pid not in _dismissed and crew is not None and crew.waiting)
+    """Whether torch may raise a worker's death where it is noticed: of others' workers."""
+    return not _starting and pid not in _ours
+
+
+def _died() -> int:
+    """A worker whose death is to be raised where it is noticed, in the loader's `next`; 0: none."""
+    for crew in () if _starting else tuple(_crews):  # what has not come to be is looked after once it has
+        if not crew.casualty and (pid := crew.first_death()):
+            crew.casualty = True
+            if crew.waiting:
+                return pid
+    return 0
 
 
 def guard(crew: Crew) -> None:
     """Have deaths in the crew raised by the loader's `next` alone; once torch's own handler is in place."""
     _crews.add(crew)
-    guard_handler(_is_wanted)
+    guard_handler(_is_wanted, _died)
     crew.casualty = bool(crew.died())

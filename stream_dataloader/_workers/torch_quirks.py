@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 JOIN_SECONDS = 5.0
 
 
-def is_timeout(error: RuntimeError) -> bool:
+def is_timeout(error: Exception) -> bool:
     """Whether an error of torch's says that no message came within its `timeout`, and not that a worker died."""
     return "timed out" in str(error)
 
@@ -30,9 +30,18 @@ def dead_worker(error: RuntimeError) -> int:
     return int(found[1]) if found else 0
 
 
+class DeathNotice(Exception):
+    """A signal handler tells that a worker died, in whatever code is running.
+
+    torch raises a RuntimeError there. `threading.Condition.notify`, which every request to a worker goes through,
+    swallows those: the loader would wait for a worker that is dead.
+    """
+
+
 def tells_of_death(error: Exception) -> bool:
-    """Whether torch raised an error from its signal handler, in whatever code was running, as a worker died."""
-    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
+    """Whether a signal handler raised an error, in whatever code was running, as a worker died."""
+    torchs = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
+    return torchs or isinstance(error, DeathNotice)
 
 
 def iterator_of(dataloader: DataLoader[Any], *, kept: bool) -> Iterator[Any]:
@@ -63,29 +72,42 @@ class _Broken(Iterator[Any]):
 
 
 class _ChildHandler:
-    """Stands before torch's SIGCHLD handler, and passes on only those of its errors that are wanted."""
+    """Stands before torch's SIGCHLD handler: looks after loaders' workers itself, and passes on what is about others.
 
-    def __init__(self, torch_handler: Callable[[int, FrameType | None], Any], wanted: Callable[[int], bool]) -> None:
+    torch takes every worker that exits with status 0 for one that is done.
+    """
+
+    def __init__(
+        self,
+        torch_handler: Callable[[int, FrameType | None], Any],
+        wanted: Callable[[int], bool],
+        died: Callable[[], int],
+    ) -> None:
         self._torch_handler = torch_handler
         self._wanted = wanted
+        self._died = died
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        pid = self._died()
         try:
             self._torch_handler(number, frame)
         except RuntimeError as error:
             if self._wanted(dead_worker(error)):
                 raise
+        if pid:
+            raise DeathNotice(f"worker (pid {pid}) died")
 
 
-def guard_handler(wanted: Callable[[int], bool]) -> None:
+def guard_handler(wanted: Callable[[int], bool], died: Callable[[], int] = lambda: 0) -> None:
     """Keep torch from raising a worker's death in whatever code is running; once torch's handler is in place.
 
     torch sets its handler once, with the first worker of the process, so this one stays in front of it.
 
     Args:
-        wanted: Whether the death of a process is to be raised there all the same, by its id.
+        wanted: Whether torch is to raise the death of a process there all the same, by its id.
+        died: Called when a process has ended; the id of one of whose death to raise a `DeathNotice` there, or 0.
     """
     if threading.current_thread() is threading.main_thread():  # handlers can be set, and run, in no other
         handler = signal.getsignal(signal.SIGCHLD)
         if callable(handler) and not isinstance(handler, _ChildHandler):
-            signal.signal(signal.SIGCHLD, _ChildHandler(handler, wanted))
+            signal.signal(signal.SIGCHLD, _ChildHandler(handler, wanted, died))

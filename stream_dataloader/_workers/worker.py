@@ -108,10 +108,11 @@ class WorkerParts(IterableDataset[Any]):
                 begin = clock.monotonic()
                 parts = list(itertools.islice(reader, steps))
                 if not parts:
-                    return
+                    break
                 message = _message(parts)
                 sizes.filled(clock.monotonic() - begin, self._most_steps(parts, message))
                 yield message
+        self._mailbox.leave(session, worker_id)
 
     def _most_steps(self, parts: list[Part], message: Sealed) -> int:
         """How many steps a message like this one may carry: as the slots allow, and as its size does."""

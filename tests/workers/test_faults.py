@@ -83,6 +83,86 @@ def test_a_death_names_worker_signal_and_what_was_being_read():
         list(loader)
 
 
+def exit_from_a_thread():
+    threading.Thread(target=os._exit, args=(0,)).start()
+    time.sleep(FOREVER)
+
+
+#: Ways to end with status 0, as a worker does that has read all there was.
+QUIET_EXITS = {"os._exit(0)": lambda: os._exit(0), "sys.exit()": sys.exit, "by a thread": exit_from_a_thread}
+
+
+class QuitsOnce:
+    """Streams of 12 items. Before item 5 of streams 3 and 7 their worker ends, the first time each."""
+
+    def __init__(self, folder, leave):
+        self.folder, self.leave = folder, leave
+
+    def __call__(self, n):
+        for i in range(12):
+            if n in (3, 7) and i == 5 and not (mark := self.folder / str(n)).exists():
+                mark.touch()
+                self.leave()
+            yield n + i
+
+
+# torch alone looks after `timeout` again: whatever is noticed here is noticed without it
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("way", QUIET_EXITS)
+def test_a_worker_that_exits_with_status_0_before_it_is_done_is_a_death(way, persistent, tmp_path):
+    folders = {name: tmp_path / name for name in ("expected", "raised", "restarted")}
+    for folder in folders.values():
+        folder.mkdir()
+
+    def loader(name, leave, workers=2, **options):
+        dataset = StreamDataset(range(9), QuitsOnce(folders[name], leave), 4, time_steps=2)
+        return StreamDataLoader(dataset, workers, **options)
+
+    leave, options = QUIET_EXITS[way], {"timeout": FOREVER, "persistent_workers": persistent}
+    expected = [key(batch) for batch in loader("expected", int, workers=0)]
+    with pytest.raises(WorkerDeathError, match=r"worker 1 \(pid \d+\) exited with status 0 .*source 3 .*sys\.exit or"):
+        list(loader("raised", leave, **options))
+    restarted = loader("restarted", leave, max_restarts=2, **options)
+    assert [key(batch) for batch in restarted] == expected
+    assert restarted.stats().restarts == 2
+    assert len(list(restarted)) == len(expected)
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_exits_with_status_0_while_it_starts_is_a_death():
+    dataset = StreamDataset(range(4), range, 4, time_steps=1)
+    loader = StreamDataLoader(dataset, 2, timeout=FOREVER, worker_init_fn=lambda _: sys.exit(0))
+    with pytest.raises(WorkerDeathError, match=r"a worker( \(pid \d+\) exited with status 0| died) while it started"):
+        list(loader)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_are_done_early_may_exit(persistent):
+    """Their lanes are idle long before the others'; and other processes of the program end meanwhile."""
+    dataset = StreamDataset([30, 1, 1, 1], range, 4, time_steps=1)
+    loader = StreamDataLoader(dataset, 4, persistent_workers=persistent, prefetch_factor=1)
+    for _ in range(3):
+        steps = 0
+        for batch in loader:
+            steps += 1
+            if batch.step % 10 == 5:
+                os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+        assert steps == 30
+
+
+def test_a_worker_that_is_done_is_not_blamed_for_one_that_hangs():
+    def read(n):
+        for i in range(n):
+            if i == 20:
+                time.sleep(FOREVER)
+            yield i
+
+    loader = StreamDataLoader(StreamDataset([1, 40], read, 2, time_steps=1), 2, timeout=1)
+    with pytest.raises(WorkerTimeoutError, match=r"worker 1 is in lane 1, step 20, reading source 1"):
+        list(loader)
+
+
 class SlowToLeave:
     """Of source 2: its worker exits, and takes a while to close the stream. Lane 0 is slow, and lane 1 waits for it."""
 

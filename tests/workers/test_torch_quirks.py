@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -81,6 +82,21 @@ def test_a_death_that_is_not_wanted_is_raised_by_next_alone(own_handler):
     assert signal.getsignal(signal.SIGCHLD) is guard  # torch sets its handler once
     die(pid)
     del others
+
+
+def test_a_death_is_told_where_runtime_errors_are_swallowed(own_handler):
+    batches, pid = batches_of_a_stuck_worker()
+    torch_quirks.guard_handler(lambda _: False, lambda: pid)
+
+    class Waiter:
+        release = staticmethod(lambda: die(pid))
+
+    asked = threading.Condition()  # as in the queues through which workers are asked
+    asked._waiters.append(Waiter)
+    with asked, pytest.raises(torch_quirks.DeathNotice) as death:
+        asked.notify()
+    assert torch_quirks.tells_of_death(death.value)
+    del batches
 
 
 def test_an_iterator_waits_for_each_worker_as_long_as_it_is_said_to():

@@ -10,7 +10,7 @@ from typing import Any
 import av
 from av.sidedata.sidedata import SideDataContainer
 
-__all__ = ["ACCURATE_BILINEAR", "ANY_METADATA", "side_data"]
+__all__ = ["ACCURATE_BILINEAR", "ANY_METADATA", "drop_reserved_tags", "side_data"]
 
 _MAJOR = int(av.__version__.split(".")[0])
 
@@ -19,6 +19,20 @@ ANY_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if _MAJOR < 19 els
 
 #: SWS_BILINEAR | SWS_ACCURATE_RND, which `Interpolation` has names for from 18 on. As a number all versions take it.
 ACCURATE_BILINEAR = 0x2 | 0x40000
+
+
+_RESERVED, _UNSPECIFIED = 0, 2  # of AVColorPrimaries and AVColorTransferCharacteristic
+
+
+def drop_reserved_tags(frame: av.VideoFrame) -> None:
+    """Take reserved values off a frame's tags, as NVIDIA's decoder may leave them.
+
+    Before 18, such a frame cannot be converted (PyAV's issue 2208). Neither tag has a part in how it is.
+    """
+    if _MAJOR < 18 and frame.color_primaries == _RESERVED:
+        frame.color_primaries = _UNSPECIFIED
+    if _MAJOR < 18 and frame.color_trc == _RESERVED:
+        frame.color_trc = _UNSPECIFIED
 
 
 def side_data(frame: av.VideoFrame) -> SideDataContainer:

@@ -27,6 +27,7 @@ import av.error
 
 from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container, ticks_of_untimed
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
+from stream_dataloader.streams.video.device import DeviceDecoder
 from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index
 from stream_dataloader.streams.video.losses import PacketGaps, Tally
 
@@ -47,32 +48,39 @@ class FrameReader:
         stream: Which of its video streams.
         on_corrupt: What to do about damaged frames: `"raise"` an error; `"keep"` what the decoder made of them; or
             `"drop"` them. `"keep"` and `"drop"` leave out what cannot be decoded at all.
+        device: The device that decodes, see `device_of`; None is the CPU.
 
     Raises:
         OSError: The file cannot be read.
         ValueError: It is no video, or has no such stream.
+        DeviceError: The device cannot decode it; also raised in place of the first frame.
 
     Attributes:
         stream: PyAV's stream.
         on_corrupt: As above.
     """
 
-    def __init__(self, path: str, stream: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
+    def __init__(self, path: str, stream: int = 0, on_corrupt: OnCorrupt = "raise", device: str | None = None) -> None:
         self._path = path
         self._index = stream
         self.on_corrupt = on_corrupt
+        self._device = None if device is None else DeviceDecoder(path, stream, device)
         self._open()
 
     def _open(self) -> None:
         self._begun = False
-        self._container = open_container(self._path)
+        self._container = open_container(self._path) if self._device is None else self._device.open()
         with closed_on_error(self._container):
             self.stream: Any = choose_stream(self._container, "video", self._index)
+            if self._device is not None:
+                self._device.check(self.stream.codec_context)
             self._ticks = ticks_of_untimed(self._container, self.stream)
 
     def close(self) -> None:
         """Close the file."""
         self._container.close()
+        if self._device is not None:
+            self.stream = None  # it holds a decoder, and memory of the device
 
     @functools.cached_property
     def _known(self) -> FrameIndex:
@@ -175,7 +183,7 @@ class FrameReader:
         return self.frames()
 
     def _reopen(self) -> None:
-        self._container.close()
+        self.close()
         self._open()
 
     def _packets_from_key(self) -> Iterator[Any]:
@@ -210,12 +218,19 @@ class FrameReader:
                 frames = self.stream.decode(packet)
             except av.error.FFmpegError as error:
                 if not isinstance(error, av.error.EOFError):
+                    if self._device is not None:
+                        self._device.check_able(error)
                     self._refuse(f"a frame cannot be decoded ({error.strerror}){tally.place}", error)
                 continue
-            for frame in frames:
+            for decoded in frames:
+                frame = decoded
+                if self._device is not None:
+                    frame = self._device.frame(decoded, self.stream.codec_context)
                 if self._is_wanted(frame, tally):
                     tally.add_frame(frame.pts)
                     yield frame
+        if self._device is not None and tally.packets:
+            self._device.check_able(None)
         if self.on_corrupt == "raise":
             self._check_complete(tally, sought=sought)
 

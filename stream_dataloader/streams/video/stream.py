@@ -15,6 +15,7 @@ from numbers import Real
 from types import NoneType
 from typing import Any, ClassVar, Literal, Protocol
 
+from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.opencv import check_opencv
 from stream_dataloader.streams._media.picture import AvConverter, Picture
 from stream_dataloader.streams._media.section import (
@@ -27,6 +28,7 @@ from stream_dataloader.streams._media.section import (
     whole_number,
 )
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
+from stream_dataloader.streams.video.device import device_of, tell_fallback
 from stream_dataloader.streams.video.frames import FrameReader
 from stream_dataloader.streams.video.selection import Selection
 
@@ -58,6 +60,9 @@ class VideoStream:
             `"drop"` them. `"keep"` and `"drop"` cannot seek, and take the frames that are left of a file that is cut
             off.
         backend: `"av"` (PyAV), or `"opencv"`, which supports sizes, colours, `frame_step` and frame numbers only.
+        device: What decodes: None or `"cpu"`; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder. Frames come back to
+            host memory, for batches. With it, `on_corrupt` must be `"raise"`. It has not run on a GPU yet.
+        device_fallback: Decode by the CPU what the device cannot decode, and warn once, instead of a `DeviceError`.
         cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
 
     Raises:
@@ -88,6 +93,8 @@ class VideoStream:
     with_times: bool = False
     on_corrupt: OnCorrupt = "raise"
     backend: Literal["av", "opencv"] = "av"
+    device: Any = None
+    device_fallback: bool = False
     cache: FileCache | None = None
     picture: Picture = field(init=False, repr=False)
 
@@ -109,6 +116,12 @@ class VideoStream:
             raise TypeError(f"cache is {self.cache!r}; give a FileCache, or None for the cache of all streams")
         if self.backend not in ("av", "opencv"):
             raise ValueError(f"backend is {self.backend!r}; use 'av' or 'opencv'")
+        object.__setattr__(self, "device", device_of(self.device))
+        if self.device is not None and self.on_corrupt != "raise":
+            raise ValueError(
+                f"on_corrupt is {self.on_corrupt!r} and device is {self.device!r}, whose decoder does not tell which "
+                "frames are damaged; use device=None"
+            )
         if self.backend == "opencv":
             self._check_opencv()
 
@@ -119,6 +132,7 @@ class VideoStream:
             ("stream", self.stream != 0),
             ("with_times", self.with_times),
             ("on_corrupt", self.on_corrupt != "raise"),
+            ("device", self.device is not None),
             ("start and stop in seconds", seconds),
         ):
             if asked:
@@ -191,14 +205,43 @@ class OpenVideo:
 
     def __init__(self, options: VideoStream, selection: Chosen, start: int, local: LocalFile) -> None:
         self._local = local
-        self.reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
+        self._options, self._selection = options, selection
+        self.reader = self._opened()
         aspect = self.reader.stream.sample_aspect_ratio
         self._converter = AvConverter(options.picture, float(aspect or 1))
-        self._frames = selection.frames(self.reader, start)
+        chosen = selection.frames(self.reader, start)
+        by_device = options.device is not None and options.device_fallback
+        self._frames = self._or_by_cpu(chosen, start) if by_device else chosen
         if options.picture.size is None and start:
             self._set_size(options, selection)
         self._with_times = options.with_times
         self._error: Exception | None = None
+
+    def _opened(self, *, by_cpu: bool = False) -> FrameReader:
+        """The video, by the decoder that was asked for, or by the CPU's where that is to be."""
+        options, path = self._options, self._selection.section.path
+        device = None if by_cpu else options.device
+        try:
+            return FrameReader(path, options.stream, options.on_corrupt, device)
+        except DeviceError as error:
+            if not options.device_fallback:
+                raise
+            tell_fallback(error)
+            return self._opened(by_cpu=True)
+
+    def _or_by_cpu(self, frames: Iterator[Any], start: int) -> Generator[tuple[Any, Any], None, None]:
+        """The frames; from one on that the device cannot decode, those of the CPU's decoder."""
+        read = 0
+        try:
+            for item in frames:
+                yield item
+                read += 1
+            return
+        except DeviceError as error:
+            tell_fallback(error)
+        self.reader.close()
+        self.reader = self._opened(by_cpu=True)
+        yield from self._selection.frames(self.reader, start + read)
 
     def _set_size(self, options: VideoStream, selection: Chosen) -> None:
         """Take the size from the source's first frame, also where reading begins at another one."""

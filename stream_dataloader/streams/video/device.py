@@ -1,0 +1,186 @@
+"""Videos that a GPU's own decoder (NVIDIA's NVDEC) decodes, by way of PyAV.
+
+Guarantee: a frame that is handed out was decoded by the device. FFmpeg goes over to the CPU without a word where it
+has no decoder of the device for a codec, or that one does not have the profile or the size. So it is looked for at each
+step, and what is found is a `DeviceError` that names file, codec, device and remedy::
+
+    FFmpeg was built with CUDA ── a decoder was set up on the device ── the first frame came ── each frame came from it
+
+Frames come down to host memory, where batches are put together, and go the same way as the CPU's from there on. What
+H.264, H.265, VP8 and VP9 decode to is fixed by their standards, to the bit. Frames of a device are semi-planar (luma,
+then both chroma in turns). libswscale makes the same pictures of them as of planar ones, but for those of `_PLANAR`.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import av
+import av.container
+import av.error
+from av.codec.hwaccel import HWAccel, hwdevices_available
+from av.video.reformatter import VideoReformatter
+
+from stream_dataloader._notices import log_warned
+from stream_dataloader.errors import DeviceError
+from stream_dataloader.streams._media.av_versions import ANY_METADATA, drop_reserved_tags
+from stream_dataloader.streams._media.container import choose_stream, ffmpeg_path, open_container
+from stream_dataloader.streams._media.section import check_file
+
+__all__ = ["DeviceDecoder", "device_of", "tell_fallback"]
+
+_DEVICE = re.compile(r"cuda(?::([0-9]+))?")
+
+#: FFmpeg makes a CUDA context, hundreds of megabytes, for each decoder, unless it may take the process's primary one.
+#: That it refuses where torch has begun to use it, as torch sets other flags.
+_CONTEXTS: tuple[dict[str, Any], ...] = ({"primary_ctx": "1"}, {})
+
+#: Formats that libswscale does not convert as it does planar ones. Without scaling, it takes p010's low byte for gray.
+_PLANAR = {"p010le": "yuv420p10le", "p012le": "yuv420p12le", "p016le": "yuv420p16le"}
+
+_NO_DECODER = "FFmpeg's decoder for it does not use the device"
+
+_told: set[tuple[str, str]] = set()  # device and codec of which a fallback was told in this process
+
+
+def device_of(device: Any) -> str | None:
+    """The device that an option names; None is the CPU.
+
+    Raises:
+        ValueError: It is none that videos can be decoded on.
+    """
+    name = "cpu" if device is None else str(device)
+    if name == "cpu":
+        return None
+    if _DEVICE.fullmatch(name):
+        return name
+    raise ValueError(
+        f'device is {device!r}; give None or "cpu", or "cuda" or "cuda:1" for the decoder of an NVIDIA GPU'
+    )
+
+
+class DeviceDecoder:
+    """Opens one video with a device's decoder, and looks where its frames come from.
+
+    Args:
+        path: The file.
+        index: Which of its video streams.
+        device: See `device_of`.
+    """
+
+    def __init__(self, path: str, index: int, device: str) -> None:
+        self._path = path
+        self._index = index
+        self._device = device
+        self._codec = ""
+        self._begun = False
+        self._size: tuple[int, int] | None = None
+        self._reformatter = VideoReformatter()
+
+    def open(self) -> av.container.InputContainer:
+        """Open the file with decoders on the device; to be closed by the caller.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no video, or has no such stream.
+            DeviceError: The device does not come up, or FFmpeg's decoders cannot use it.
+        """
+        path = check_file(self._path)
+        if "cuda" not in hwdevices_available():
+            raise self._not_opened("the FFmpeg of this PyAV was built without CUDA")
+        index, problem = self._device.partition(":")[2] or None, ""
+        for context in _CONTEXTS:
+            device = HWAccel("cuda", index, allow_software_fallback=False, options=context)
+            try:
+                opened: av.container.InputContainer = av.open(ffmpeg_path(path), "r", hwaccel=device, **ANY_METADATA)
+                return opened
+            except av.error.FFmpegError as error:
+                problem = str(error.strerror)
+            except RuntimeError:  # PyAV found no stream that has a decoder on the device
+                raise self._not_opened(_NO_DECODER) from None
+        raise self._not_opened(
+            f"it does not come up ({problem}): there is no such GPU or no driver, its memory is full, or this worker "
+            'was forked after CUDA had been used, which needs multiprocessing_context="forkserver"'
+        )
+
+    def _not_opened(self, why: str) -> DeviceError:
+        """What to raise, unless the file itself is at fault, which is raised here.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no video, or has no such stream.
+        """
+        with open_container(self._path) as container:
+            self._codec = choose_stream(container, "video", self._index).codec_context.name
+        return self._refused(why)
+
+    def _refused(self, why: str) -> DeviceError:
+        return DeviceError(
+            f"{self._path} ({self._codec}) cannot be decoded by the device {self._device!r}: {why}; use device=None to "
+            "decode by the CPU, or device_fallback=True to do so where the device cannot",
+            device=self._device,
+            codec=self._codec,
+        )
+
+    def check(self, context: Any) -> None:
+        """See that a stream's decoder was set up on the device: another of the file's streams may be the one that was.
+
+        Raises:
+            DeviceError: It was not.
+        """
+        self._codec = context.name
+        if not context.is_hwaccel:
+            raise self._refused(_NO_DECODER)
+
+    def check_able(self, error: av.error.FFmpegError | None) -> None:
+        """Tell an error of the device from one of the video.
+
+        Args:
+            error: What a packet could not be decoded for; None at the end.
+
+        Raises:
+            DeviceError: It was the device that failed; or nothing has been decoded, which may be its or the video's
+                fault.
+        """
+        if isinstance(error, av.error.ExternalError):  # of CUDA's library
+            raise self._refused(f"it failed ({error.strerror})") from error
+        if not self._begun:
+            problem = f" ({error.strerror})" if error else ""
+            reasons = "the device may lack the profile or the size, or the file is damaged"
+            raise self._refused(f"its first frame cannot be decoded{problem}: {reasons}") from error
+
+    def frame(self, frame: Any, context: Any) -> Any:
+        """A frame as the CPU's decoder would give it.
+
+        Args:
+            frame: In host memory.
+            context: The codec context that it comes from.
+
+        Raises:
+            DeviceError: It was not decoded by the device, or lacks what FFmpeg cuts off at the left or the top only on
+                the CPU.
+        """
+        if context.pix_fmt != "cuda":
+            raise self._refused("FFmpeg decoded it by the CPU")
+        size = frame.width, frame.height
+        if size != self._size:  # later on, the decoder may be some frames ahead of this one
+            if size != (context.width, context.height):
+                shown = f"{context.width}x{context.height}"
+                raise self._refused(f"its pictures of {shown} are cut out of larger ones, which only the CPU does")
+            self._size = size
+        self._begun = True
+        drop_reserved_tags(frame)
+        planar = _PLANAR.get(frame.format.name)
+        return frame if planar is None else self._reformatter.reformat(frame, format=planar, threads=1)
+
+
+def tell_fallback(error: DeviceError) -> None:
+    """Say that videos are decoded by the CPU instead; once a process for each codec."""
+    if (error.device, error.codec) in _told:
+        return
+    _told.add((error.device, error.codec))
+    text = f"decoding by the CPU, as device_fallback=True asks for; others of this codec are not told of. {error}"
+    log_warned(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=2)

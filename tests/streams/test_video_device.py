@@ -1,0 +1,356 @@
+"""Videos decoded by a device: the same items as by the CPU, or an error that says why not; never by the CPU in silence.
+
+No device decodes here: `device.Device` stands in for one. What is said where there is none is real.
+"""
+
+import errno
+import gc
+import logging
+import struct
+import warnings
+from pathlib import Path
+
+import av
+import av.error
+import clips
+import device
+import helpers
+import numpy as np
+import pytest
+import torch
+
+from stream_dataloader import DeviceError, OpenError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader.streams import AudioVisualStream, VideoStream
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="where there is no GPU")
+
+
+def external():
+    return av.error.ExternalError(542398533, "Generic error in an external library")
+
+
+def invalid():
+    return av.error.InvalidDataError(1094995529, "Invalid data found when processing input")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("clips")
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch):
+    monkeypatch.setattr("stream_dataloader.streams.video.device._told", set())
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return device.Device(monkeypatch)
+
+
+def clip(folder, codec="h264", frames=30):
+    path = folder / f"{codec}.{clips.CODECS[codec][0]}"
+    return str(path) if path.exists() else clips.write_clip(path, frames, codec)
+
+
+def noise(path, encoder="libx264", pixel_format="yuv420p", size=(46, 66), full=False):
+    """A clip of noise, whose every pixel counts."""
+    with av.open(str(path), "w") as container:
+        track = container.add_stream(encoder, 25, options={"qp": "1", "x265-params": "log-level=none"})
+        track.height, track.width, track.pix_fmt = *size, pixel_format
+        track.codec_context.color_range = 2 if full else 1
+        for number in range(6):
+            random = np.random.default_rng(number)
+            image = random.integers(0, 256, (*size, 3), np.uint8)
+            frame = av.VideoFrame.from_ndarray(image, "rgb24").reformat(format=pixel_format, dst_color_range=1 + full)
+            container.mux(track.encode(frame))
+        container.mux(track.encode(None))
+    return str(path)
+
+
+def read(path, item=0, **options):
+    return helpers.read(VideoStream(**options)(path, start=item))
+
+
+def same(found, expected):
+    found, expected = list(found), list(expected)
+    return len(found) == len(expected) > 0 and all(map(np.array_equal, found, expected))
+
+
+def loaded(sources, workers=0, lanes=1, **options):
+    """The batches of a loader over videos."""
+    dataset = StreamDataset(sources, VideoStream(size=(24, 32), **options), lanes, time_steps=8, seed=0)
+    return [batch.data.clone() for batch in StreamDataLoader(dataset, workers)]
+
+
+@pytest.mark.parametrize(
+    "codec", ["h264", "h264-open-gop", "h264-ts", "h264-avi", "h264-10bit", "h265", "mpeg2-mpg", "vp9-webm"]
+)
+def test_items_are_those_of_the_cpu(folder, gpu, codec):
+    path = clip(folder, codec)
+    for start in (0, 1, 17, 29):
+        assert same(read(path, start, device="cuda"), read(path, start))
+    assert same(read(path, 3, device="cuda", fps=10), read(path, 3, fps=10))
+    assert len(gpu.asked) == len(gpu.opened) >= 5  # not one of them by the CPU
+
+
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("bits", [8, 10, 12])
+def test_conversion_makes_no_difference(tmp_path, gpu, bits, full, color):
+    """Measured: libswscale differs by 0 in all of these, once p010 and p012 were made planar."""
+    encoder, pixel_format = "libx265" if bits == 12 else "libx264", "yuv420p" + ("" if bits == 8 else f"{bits}le")
+    path = noise(tmp_path / "noise.mkv", encoder, pixel_format, full=full)
+    for size in (None, (23, 33), (46, 50), (90, 100)):
+        assert same(read(path, device="cuda", size=size, color=color), read(path, size=size, color=color))
+
+
+def test_frames_whose_colours_are_tagged_with_a_reserved_value(folder, gpu):
+    gpu.tags = 0
+    for codec in ("h264", "h264-10bit"):
+        assert same(read(clip(folder, codec), device="cuda"), read(clip(folder, codec)))
+
+
+def test_pictures_come_upright(folder, tmp_path, gpu):
+    data = bytearray(Path(clip(folder)).read_bytes())
+    upright = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+    turned = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
+    place = data.index(upright, data.index(b"tkhd"))
+    data[place : place + 36] = turned
+    path = tmp_path / "turned.mp4"
+    path.write_bytes(data)
+    assert read(path, device="cuda")[0].shape == (3, 64, 48)
+    assert same(read(path, device="cuda"), read(path))
+
+
+def test_a_size_that_changes_in_mid_stream(tmp_path, gpu):
+    one = clips.write_clip(tmp_path / "one.ts", 20, "h264-ts", offset=1000)
+    two = clips.write_clip(tmp_path / "two.ts", 20, "h264-ts", offset=1800, first=20, size=(96, 256))
+    both = tmp_path / "both.ts"
+    both.write_bytes(Path(one).read_bytes() + Path(two).read_bytes())
+    for start in (0, 27):
+        assert same(read(both, start, device="cuda"), read(both, start))
+
+
+def test_a_loader_s_batches_are_the_same(folder, gpu):
+    sources = [clip(folder), (clip(folder), 5, 20), clip(folder, "h264-10bit"), clip(folder, "h264-ts")]
+    expected = loaded(sources, lanes=2)
+    for workers in (0, 2):
+        assert same(loaded(sources, workers, lanes=2, device="cuda"), expected)
+    dataset = StreamDataset(sources, VideoStream(size=(24, 32), device="cuda"), 2, time_steps=8, seed=0)
+    batches = iter(StreamDataLoader(dataset))
+    state = [next(batches) for _ in range(3)][-1].state_dict()
+    on_cpu = StreamDataLoader(StreamDataset(sources, VideoStream(size=(24, 32)), 2, time_steps=8, seed=0))
+    on_cpu.load_state_dict(state)  # a state does not tell what decodes
+    assert same((batch.data for batch in on_cpu), expected[3:])
+
+
+def test_with_sound(folder, tmp_path, gpu):
+    stream = AudioVisualStream(video=VideoStream(device="cuda"))
+    with pytest.raises(ValueError, match="no audio stream"):
+        stream(clip(folder))
+    assert len(gpu.opened) == 1
+    assert gpu.opened[0]() is None
+
+
+def test_a_decoder_lives_as_long_as_its_stream(folder, gpu):
+    stream = VideoStream(device="cuda")(clip(folder))
+    next(iter(stream))
+    gc.disable()  # devices have room for few decoders
+    try:
+        assert gpu.opened[0]() is not None
+        stream.close()
+        assert gpu.opened[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_length_and_the_first_size_need_no_decoder(folder, gpu):
+    assert VideoStream(device="cuda").length(clip(folder)) == 30
+    assert not gpu.asked
+    read(clip(folder), 20, device="cuda")
+    assert len(gpu.asked) == 1
+
+
+@pytest.mark.parametrize(("name", "number"), [("cuda", 0), ("cuda:1", 1), (torch.device("cuda", 2), 2)])
+def test_the_device_is_asked_for(folder, gpu, name, number):
+    read(clip(folder), device=name)
+    (asked,) = gpu.asked
+    assert (asked.device_id, asked.is_hw_owned, asked.allow_software_fallback) == (number, False, False)
+    assert asked.options == {"primary_ctx": "1"}  # one CUDA context for all decoders of a process
+
+
+def test_a_primary_context_that_torch_has_set_up(folder, gpu):
+    gpu.open_errors = [av.error.OSError(errno.EOPNOTSUPP, "Operation not supported")]
+    assert same(read(clip(folder), device="cuda"), read(clip(folder)))
+    assert [asked.options for asked in gpu.asked] == [{"primary_ctx": "1"}, {}]
+
+
+# what cannot be had
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "cuda:x", "CUDA", "", "mps", 0, torch.device("meta")])
+def test_other_devices_are_refused(name):
+    with pytest.raises(ValueError, match=r'^device is .*; give None or "cpu", or "cuda" or "cuda:1"'):
+        VideoStream(device=name)
+
+
+@pytest.mark.parametrize("name", [None, "cpu", torch.device("cpu")])
+def test_the_cpu(folder, gpu, name):
+    assert same(read(clip(folder), device=name, device_fallback=True), read(clip(folder)))
+    assert not gpu.asked
+    VideoStream(device=name, on_corrupt="keep")
+    VideoStream(device=name, backend="opencv")
+
+
+def test_options_that_a_device_cannot_have():
+    with pytest.raises(ValueError, match=r"on_corrupt is 'drop' and device is 'cuda', .*; use device=None"):
+        VideoStream(device="cuda", on_corrupt="drop")
+    with pytest.raises(ValueError, match='device cannot be had with backend="opencv"'):
+        VideoStream(device="cuda", backend="opencv")
+
+
+@without_a_gpu
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_device(folder, workers):
+    path = clip(folder)
+    with pytest.raises(OpenError) as found:
+        loaded([path], workers, device="cuda:1")
+    problem = found.value.__cause__
+    assert isinstance(problem, DeviceError)
+    assert (problem.device, problem.codec) == ("cuda:1", "h264")
+    for told in (path, "h264", "'cuda:1'", "no driver", "device=None", "device_fallback=True"):
+        assert told in str(problem)
+
+
+@without_a_gpu
+def test_a_codec_that_no_device_decodes(tmp_path):
+    path = clips.write_clip(tmp_path / "clip.mkv", 3, "ffv1-mkv")
+    with pytest.raises(
+        DeviceError, match=r"clip\.mkv \(ffv1\) .* 'cuda': FFmpeg's decoder for it does not use the dev"
+    ):
+        read(path, device="cuda")
+
+
+def test_an_ffmpeg_without_cuda(folder, monkeypatch):
+    monkeypatch.setattr("stream_dataloader.streams.video.device.hwdevices_available", lambda: ["vaapi"])
+    with pytest.raises(DeviceError, match=r"mp4 \(h264\) .* 'cuda': the FFmpeg of this PyAV was built without CUDA"):
+        read(clip(folder), device="cuda")
+
+
+@without_a_gpu
+@pytest.mark.parametrize("fallback", [False, True])
+def test_files_that_are_at_fault_are_told_as_ever(tmp_path, fallback):
+    (tmp_path / "empty.mp4").touch()
+    (tmp_path / "text.mp4").write_text("no video")
+    for name in ("missing.mp4", "empty.mp4", "text.mp4", "."):
+        with pytest.raises((OSError, ValueError)) as expected:
+            read(tmp_path / name)
+        with pytest.raises(type(expected.value)) as found:
+            read(tmp_path / name, device="cuda", device_fallback=fallback)
+        assert str(found.value) == str(expected.value)
+
+
+def test_a_decoder_that_was_not_set_up_on_the_device(folder, gpu):
+    gpu.has_decoder = False  # PyAV raises only if no stream of the file has one
+    with pytest.raises(DeviceError, match=r"\(h264\).*does not use the device"):
+        VideoStream(device="cuda")(clip(folder))
+
+
+@pytest.mark.parametrize("packet", [0, 14])
+def test_what_ffmpeg_decodes_by_the_cpu_is_refused(folder, gpu, packet):
+    gpu.software_from = packet
+    with pytest.raises(DeviceError, match="FFmpeg decoded it by the CPU"):
+        read(clip(folder), device="cuda")
+
+
+def test_a_first_frame_that_fails(folder, gpu):
+    gpu.fails_at, gpu.error = 0, invalid
+    with pytest.raises(
+        ReadError, match=r"cannot be decoded \(Invalid data.*\): the device may lack the profile or the"
+    ):
+        loaded([clip(folder)], device="cuda")
+
+
+def test_a_later_frame_that_fails(folder, gpu):
+    gpu.fails_at, gpu.error = 12, invalid
+    with pytest.raises(ValueError, match=r"mp4: a frame cannot be decoded \(Invalid data"):
+        read(clip(folder), device="cuda")
+
+
+def test_a_device_that_fails_later(folder, gpu):
+    gpu.fails_at, gpu.error = 12, external
+    with pytest.raises(DeviceError, match=r"it failed \(Generic error in an external library\)"):
+        read(clip(folder), device="cuda")
+
+
+def test_pictures_that_are_cut_out_of_larger_ones(folder, gpu):
+    gpu.crops = True
+    with pytest.raises(DeviceError, match="pictures of 64x48 are cut out of larger ones, which only the CPU does"):
+        read(clip(folder), device="cuda")
+
+
+# falling back
+
+
+def fallen_back(path, item=0, **options):
+    """What is read where the CPU decodes in the end, and how often that was said."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        frames = read(path, item, device="cuda", device_fallback=True, **options)
+    assert {warning.category for warning in told} <= {RuntimeWarning}
+    return frames, [str(warning.message) for warning in told]
+
+
+@without_a_gpu
+def test_the_cpu_decodes_if_that_is_asked_for_and_says_so_once(folder, caplog):
+    logging.getLogger("stream_dataloader").addHandler(caplog.handler)
+    try:
+        frames, told = fallen_back(clip(folder))
+        again, more = fallen_back(clip(folder, "h264-ts"))
+    finally:
+        logging.getLogger("stream_dataloader").removeHandler(caplog.handler)
+    assert same(frames, read(clip(folder)))
+    assert same(again, read(clip(folder, "h264-ts")))
+    assert len(told) == 1
+    assert not more
+    assert told[0].startswith("decoding by the CPU, as device_fallback=True asks for")
+    assert clip(folder) in told[0]
+    assert told[0] in [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("item", [0, 7])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        {"has_decoder": False},
+        {"software_from": 0},
+        {"software_from": 14},
+        {"crops": True},
+        {"fails_at": 0, "error": invalid},
+        {"fails_at": 12, "error": external},
+        {"fails_at": 3, "error": external},
+    ],
+    ids=str,
+)
+def test_the_cpu_goes_on_at_the_very_frame(folder, gpu, failure, item):
+    expected = read(clip(folder), item, size=(20, 30), with_times=True)
+    for name, value in failure.items():
+        setattr(gpu, name, value)
+    frames, told = fallen_back(clip(folder), item, size=(20, 30), with_times=True)
+    assert len(told) == 1
+    assert [frame["pts_seconds"] for frame in frames] == [frame["pts_seconds"] for frame in expected]
+    assert same([frame["frame"] for frame in frames], [frame["frame"] for frame in expected])
+    assert not any(reference() for reference in gpu.opened)
+
+
+def test_damage_is_damage_by_the_cpu_too(folder, tmp_path, gpu):
+    path = tmp_path / "damaged.mkv"
+    data = bytearray(Path(clip(folder, "h264-mkv")).read_bytes())
+    late = len(data) * 7 // 10
+    data[late : late + 200] = b"\xff" * 200
+    path.write_bytes(data)
+    gpu.fails_at, gpu.error = 0, invalid
+    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match=r"damaged\.mkv: .*; use on_corrupt="):
+        read(path, device="cuda", device_fallback=True)
