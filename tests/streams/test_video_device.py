@@ -332,7 +332,7 @@ def test_the_cpu_decodes_if_that_is_asked_for_and_says_so_once(folder, caplog):
         {"fails_at": 12, "error": external},
         {"fails_at": 3, "error": external},
     ],
-    ids=str,
+    ids=["no decoder", "software", "software later", "crops", "fails at once", "fails later", "fails early"],
 )
 def test_the_cpu_goes_on_at_the_very_frame(folder, gpu, failure, item):
     expected = read(clip(folder), item, size=(20, 30), with_times=True)
