@@ -277,7 +277,9 @@ def kinds(folder: Path) -> dict[str, Fault]:
         "a stream calls os._exit(0)": Fault(
             reading(partial(os._exit, 0)), WorkerDeathError, dead.format("status 0"), STARTED, skip_loader=restarts
         ),
-        "a stream calls sys.exit()": Fault(reading(sys.exit), StreamDataLoaderError, "source 3 ", skip_loader=restarts),
+        "a stream calls sys.exit()": Fault(
+            reading(sys.exit), StreamDataLoaderError, "source 3 ", STARTED, skip_loader=restarts
+        ),
         "a stream hangs, timeout=1": Fault(
             reading(partial(time.sleep, 60)), WorkerTimeoutError, "source 3 ", skips=False, loader={"timeout": 1}
         ),
