@@ -30,7 +30,7 @@ from stream_dataloader._workers.exchange import Exchange
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.sealed import Sealed
-from stream_dataloader._workers.side_by_side import ROOM, InTurn, SideBySide, WorkerSteps
+from stream_dataloader._workers.worker_steps import ROOM, InThreads, InTurn, WorkerSteps
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport
 
@@ -76,7 +76,7 @@ class WorkerParts(IterableDataset[Any]):
         self.resume: Snapshot | None = None
         self.recovery = NO_RECOVERY
         self.board = ActivityBoard(readers)
-        self._last: SideBySide | None = None  # what this process read with threads before
+        self._last: InThreads | None = None  # what this process read with threads before
 
     def __getstate__(self) -> dict[str, Any]:
         dataset = self._dataset  # its class may be one that workers would not find
@@ -137,7 +137,7 @@ class WorkerParts(IterableDataset[Any]):
         )
         if not in_threads:
             return InTurn(readers)
-        self._last = SideBySide(readers, exchange)
+        self._last = InThreads(readers, exchange)
         return self._last
 
     def _most_steps(self, steps: int, parts: list[Part], message: Sealed) -> int:

@@ -58,7 +58,7 @@ class InTurn:
             reader.close()
 
 
-class SideBySide:
+class InThreads:
     """Read with each reader in a thread of its own.
 
     Args:
@@ -78,7 +78,7 @@ class SideBySide:
         for thread in self._threads:
             thread.start()
 
-    def __iter__(self) -> SideBySide:
+    def __iter__(self) -> InThreads:
         return self
 
     def __next__(self) -> list[Part]:
