@@ -142,7 +142,8 @@ class WorkerParts(IterableDataset[Any]):
 
     def _most_steps(self, steps: int, parts: list[Part], message: Sealed) -> int:
         """How many steps a message like this one may carry: as the slots allow, and as its size does."""
-        in_slots = self.slots.most_steps if self.slots and parts[-1].contents.in_slot else MOST_STEPS_A_MESSAGE
+        slots = self.slots if any(part.contents.in_slot for part in parts) else None
+        in_slots = MOST_STEPS_A_MESSAGE if slots is None else slots.most_steps
         return min(in_slots, MESSAGE_BYTES * steps // len(message))
 
 

@@ -16,9 +16,9 @@ from stream_dataloader._assembly.part import Part
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._workers.exchange import Exchange, Failure, deliver
 
-#: How many steps a thread reads before they are asked for, so that one that is fast need not wait for the slowest. Steps
-#: of two lanes that take 12 ms on average, exponentially distributed: 20.8 ms a batch with 1, 17.9 ms with 2, 16.8 ms
-#: with 3; 18.0 ms by two processes with a `prefetch_factor` of 2.
+#: How many steps a thread reads before they are asked for, so that one that is fast need not wait for the slowest. If
+#: steps of two lanes take 12 ms on average, exponentially distributed, a batch takes 20.8 ms with 1, 17.9 ms with 2 and
+#: 16.8 ms with 3; by two processes with a `prefetch_factor` of 2 it takes 18.0 ms.
 ROOM = 2
 
 _FAREWELL_SECONDS = 4.0  # after a failure, to all threads together: it is to be told though one of them hangs
@@ -77,8 +77,12 @@ class InThreads:
             )
             for number, reader in enumerate(readers)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # the system refuses another one
+            exchange.close()
+            raise
 
     def __iter__(self) -> InThreads:
         return self

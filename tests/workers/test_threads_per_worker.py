@@ -29,9 +29,13 @@ from stream_dataloader import (
     get_stream_info,
     side_by_side,
 )
+from stream_dataloader._assembly.part import Contents, Part
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._schedule.rules import deal_lanes
+from stream_dataloader._state.snapshot import LaneReports
 from stream_dataloader._workers import worker_steps
+from stream_dataloader._workers.exchange import Exchange
+from stream_dataloader._workers.worker_steps import ROOM, InThreads
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:num_workers is")
 
@@ -541,6 +545,68 @@ def test_ctrl_c_leaves_next_also_if_a_stream_hangs(stuck, tmp_path):
 def test_what_cannot_be_is_refused_with_a_remedy(options, error, reason):
     with pytest.raises(error, match=reason):
         StreamDataLoader(CASE.dataset(), **{"num_workers": 2} | options)
+
+
+# Without processes
+
+
+class Reader:
+    """Stands for a `PartReader` of so many steps; `ending` is what it does then."""
+
+    def __init__(self, steps, ending=None):
+        self.steps, self.ending, self.read, self.closed_by = steps, ending, 0, None
+
+    def __iter__(self):
+        for step in range(self.steps):
+            self.read += 1
+            yield Part(0, step, True, 1, 0, LaneReports((), b"", {}), Contents())
+        if self.ending is not None:
+            raise self.ending
+
+    def close(self):
+        self.closed_by = threading.current_thread()
+
+
+def in_threads(*readers):
+    return InThreads(readers, Exchange(len(readers), ROOM))
+
+
+def test_steps_are_of_all_threads_that_have_not_ended_and_each_closes_what_it_read():
+    readers = Reader(3), Reader(1), Reader(2)
+    steps = in_threads(*readers)
+    assert [[part.step for part in parts] for parts in steps] == [[0, 0, 0], [1, 1], [2]]
+    steps.close()
+    assert len({reader.closed_by for reader in readers}) == 3
+    assert threading.current_thread() not in {reader.closed_by for reader in readers}
+
+
+@pytest.mark.parametrize("ending", [SystemExit(3), Broken("of a policy"), KeyboardInterrupt()])
+def test_what_ends_a_thread_is_raised_in_place_of_its_part(ending):
+    endless, ends = Reader(10**9), Reader(4, ending)
+    steps = in_threads(endless, ends)
+    assert [len(next(steps)) for _ in range(4)] == [2] * 4
+    with pytest.raises(type(ending)):
+        next(steps)
+    steps.close()
+    assert endless.read <= 4 + ROOM + 1
+    assert None not in (endless.closed_by, ends.closed_by)
+
+
+def test_threads_that_cannot_be_started_leave_none_behind(monkeypatch):
+    started, original = [], threading.Thread.start
+
+    def start(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        original(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    readers = Reader(10**9), Reader(3)
+    with pytest.raises(RuntimeError, match="can't start"):
+        in_threads(*readers)
+    started[0].join(PATIENCE)
+    assert readers[0].closed_by is started[0]
 
 
 # What is told
