@@ -245,7 +245,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """What was read since the loader was built, and where the time went: in the trainer's process and in workers.
 
         Counting is always on. `print(loader.stats())` shows a short table; the difference of two is what happened
-        between; `stats().save_trace(path)` writes a file for Perfetto. A loader that is unpickled counts anew.
+        between; `stats().save_trace(path)` writes a file for Perfetto. What a worker did is the sum of its threads. A
+        loader that is unpickled counts anew.
         """
         return self._starter.stats()
 

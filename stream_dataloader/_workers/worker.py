@@ -96,6 +96,8 @@ class WorkerParts(IterableDataset[Any]):
         return self._read(self.sessions, worker.id)
 
     def _read(self, session: int, worker_id: int) -> Iterator[Sealed]:
+        if self._last is not None:
+            self._last.wait()  # its threads may still write to slots that are used again
         if self._mailbox.closed(session):
             return
         with contextlib.closing(self._steps(session, worker_id)) as read:
@@ -112,8 +114,6 @@ class WorkerParts(IterableDataset[Any]):
 
     def _steps(self, session: int, worker_id: int) -> WorkerSteps:
         """Begin to read a session, with as many threads as this worker has readers."""
-        if self._last is not None:
-            self._last.wait()  # its threads may still write to slots that are used again
         epoch, whole_windows = self._mailbox.read(session)
         resume, self.resume = self.resume, None
         recovery, self.recovery = self.recovery, self.recovery._replace(one_by_one=False)

@@ -8,17 +8,17 @@ import os
 import random
 import signal
 import sys
-import textwrap
 import threading
 import time
 
 import numpy as np
 import pytest
 import torch
-from cases import Case, cases, cells, check_fields, key
-from helpers import FOREVER, FULL, PATIENCE, START_METHODS, check_interrupted, random_cases
+from cases import Case, cases, key
+from helpers import FOREVER, FULL, PATIENCE, START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_streams import ITEMS, Broken, failing, odd
 
 from stream_dataloader import (
     StreamDataLoader,
@@ -82,23 +82,7 @@ def test_every_field_and_part_is_that_of_one_thread(padding_mode, windows):
     assert read(3) == read(1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop"])
-def test_without_determinism_every_item_comes_once_and_in_order(padding_mode):
-    case = Case(CASE.lengths, 4, 2, padding_mode=padding_mode, shuffle=True, jitter=True)
-    read = collections.Counter()
-    for batch in with_threads(case.dataset(deterministic=False), 2):
-        check_fields(batch)
-        read.update(cell[:2] for lane in cells(batch) for cell in lane if cell and cell[2])
-    assert set(read.values()) == {1}
-    if padding_mode != "drop":
-        assert len(read) == sum(case.lengths)
-
-
-ITEMS = {
-    "structure": lambda n, i: {"a": np.full((2, 3), n + i), "b": (float(i), True)},
-    "object": lambda n, i: {"name": f"{n}-{i}", "a": np.int16(i)},
-    "tensor": lambda n, i: torch.full((3,), n + i, dtype=torch.bfloat16),
+WINDOWS = {
     "window": lambda n, i: np.full((1 + n % 3, 2), n + i),
     "window of objects": lambda n, i: {"name": ["a"] * (1 + n % 2), "n": [i] * (1 + n % 2)},
 }
@@ -106,14 +90,14 @@ ITEMS = {
 
 @pytest.mark.parametrize("transport", ["shared_memory", pytest.param("queue", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("collate_fn", [None, list])
-@pytest.mark.parametrize("kind", ITEMS)
+@pytest.mark.parametrize("kind", [*ITEMS, *WINDOWS])
 def test_all_kinds_of_items_come_as_from_one_thread(kind, collate_fn, transport):
     def read(n):
         for i in range(n):
-            yield ITEMS[kind](n, i)
+            yield (ITEMS | WINDOWS)[kind](n, i)
 
     def told(threads):
-        time_steps = None if kind.startswith("window") else 2
+        time_steps = None if kind in WINDOWS else 2
         dataset = StreamDataset([5, 2, 3, 4, 1, 2], read, 4, time_steps=time_steps)
         loader = with_threads(dataset, 1, threads, collate_fn=collate_fn, transport=transport)
         return [repr(getattr(batch, "data", batch)) for batch in loader]
@@ -282,20 +266,6 @@ def test_random_draws_of_streams_are_the_same_in_any_thread():
 # What goes wrong
 
 
-class Broken(Exception):
-    pass
-
-
-def failing(at, error, *told):
-    def read(n):
-        for i in range(9):
-            if (n, i) == at:
-                raise error(*told)
-            yield i
-
-    return read
-
-
 def told(threads, dataset):
     found = []
     try:
@@ -303,11 +273,6 @@ def told(threads, dataset):
             found.append(batch.step)
     except StreamError as error:
         return len(found), type(error), str(error), error.source_index, error.position, error.lane, error.worker_id
-
-
-def odd(n):
-    for i in range(9):
-        yield np.zeros(2 + (n == 2 and i == 5))
 
 
 @pytest.mark.parametrize(
@@ -497,31 +462,6 @@ def test_an_epoch_left_while_a_thread_is_busy_does_not_spoil_the_next():
         found = [batch.data.unique(dim=-1).squeeze(-1).tolist() for batch in itertools.islice(iterator, steps)]
         assert found == expected[:steps]
         iterator.close()
-
-
-INTERRUPTED = """
-    import os, signal, sys, threading, time
-    from stream_dataloader import StreamDataLoader, StreamDataset
-
-    def read(n):
-        while True:
-            yield n
-            time.sleep(0.01 if len(sys.argv) < 2 else 1000)
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
-    loader = StreamDataLoader(StreamDataset([0, 1, 2], read, 3, time_steps=1), 1, threads_per_worker=2)
-    for batch in loader:
-        if batch.step == 0:
-            threading.Timer(0.2, os.killpg, (0, signal.SIGINT)).start()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stuck", [[], ["stuck"]])
-def test_ctrl_c_leaves_next_also_if_a_stream_hangs(stuck, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(INTERRUPTED))
-    check_interrupted([sys.executable, script, *stuck])
 
 
 @pytest.mark.parametrize(
