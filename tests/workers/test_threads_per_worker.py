@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from cases import Case, cases, key
 from helpers import FOREVER, FULL, PATIENCE, START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data._utils import worker as torch_worker
 from worker_streams import ITEMS, Broken, failing, odd
 
 from stream_dataloader import (
@@ -31,11 +33,13 @@ from stream_dataloader import (
 )
 from stream_dataloader._assembly.part import Contents, Part
 from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.begin import read_as_worker
+from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader._state.snapshot import LaneReports
 from stream_dataloader._workers import worker_steps
 from stream_dataloader._workers.exchange import Exchange
-from stream_dataloader._workers.worker_steps import ROOM, InThreads
+from stream_dataloader._workers.worker_steps import ROOM, InThreads, InTurn
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:num_workers is")
 
@@ -518,6 +522,16 @@ def test_steps_are_of_all_threads_that_have_not_ended_and_each_closes_what_it_re
     steps.close()
     assert len({reader.closed_by for reader in readers}) == 3
     assert threading.current_thread() not in {reader.closed_by for reader in readers}
+
+
+@pytest.mark.parametrize("windows", ["aligned", "packed"])
+def test_readers_that_take_turns_in_one_thread_do_not_wait_for_each_other(windows, monkeypatch):
+    monkeypatch.setattr(torch_worker, "_worker_info", SimpleNamespace(id=0, num_workers=1))
+    dataset = Case(CASE.lengths, 5, 3, windows).dataset()
+    session = SessionKey(os.getpid(), -1_000_000, 1)
+    steps = InTurn(read_as_worker(dataset.plan(), dataset.session_table, session, readers=deal_lanes(5, 1, 3)))
+    assert sum(part.items for parts in steps for part in parts) == sum(CASE.lengths)
+    steps.close()
 
 
 @pytest.mark.parametrize("ending", [SystemExit(3), Broken("of a policy"), KeyboardInterrupt()])
