@@ -53,7 +53,7 @@ def with_threads(dataset, workers=1, threads=2, **options):
 # The same batches
 
 
-@random_cases(300, 8)
+@random_cases(300, 6)
 @given(
     cases(max_streams=14), st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=2, max_size=3), st.data()
 )
@@ -93,7 +93,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", pytest.param("queue", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("collate_fn", [None, list])
+@pytest.mark.parametrize("collate_fn", [None, pytest.param(list, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [*ITEMS, *WINDOWS])
 def test_all_kinds_of_items_come_as_from_one_thread(kind, collate_fn, transport):
     def read(n):
@@ -373,7 +373,7 @@ def test_a_death_names_what_each_thread_did():
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", pytest.param("queue", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_new_workers_go_on_bit_for_bit(transport, persistent):
     case = Case(CASE.lengths, 5, 2, shuffle=True, seed=4, jitter=True)
     expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
