@@ -53,6 +53,7 @@ class Setup:
         sources: How many sources there are.
         num_workers: Number of worker processes; 0 reads in the trainer's.
         prefetch_factor: Batches that workers read ahead.
+        threads_per_worker: How many threads a worker has.
     """
 
     lanes: int
@@ -61,6 +62,7 @@ class Setup:
     sources: int
     num_workers: int
     prefetch_factor: int
+    threads_per_worker: int = 1
 
 
 class Busy(NamedTuple):
@@ -173,11 +175,14 @@ def _about_busy_workers(figures: Figures) -> Advice:
     reading = sum(worker.reading for worker in figures.workers)
     opening = sum(worker.opening for worker in figures.workers)
     waits = f"The trainer waits {figures.wait_share:.0%} of its time"
-    if setup.num_workers < most:
+    if setup.num_workers * setup.threads_per_worker < most:
         who = ("nobody reads meanwhile", "the worker reads all the time")[setup.num_workers > 0]
         if setup.num_workers > 1:
             who = f"{setup.num_workers} workers read all the time"
-        return Advice("workers", f"{waits}, and {who}: use more workers (num_workers={most}).")
+        return Advice(
+            "workers",
+            f"{waits}, and {who}: use more workers (num_workers={-(-most // setup.threads_per_worker)}).",
+        )
     if opening > reading:
         ahead = any(worker.ahead > 0 for worker in figures.workers)
         remedy = (
@@ -209,7 +214,7 @@ def _about_busy_workers(figures: Figures) -> Advice:
 def _about_idle_workers(figures: Figures) -> Advice:
     setup = figures.setup
     waits = f"The trainer waits {figures.wait_share:.0%} of its time, and workers are idle"
-    if figures.sent > 0.5 * figures.batches * setup.num_workers:
+    if figures.sent > 0.5 * figures.batches * setup.num_workers * setup.threads_per_worker:
         return Advice(
             "arrays",
             f"{waits}: {figures.sent} parts of batches travelled through torch's queue, not through shared memory; "

@@ -94,6 +94,9 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             process, for streams that spend their time in libraries that let other threads run, such as decoders: one
             copy of the program, and whatever streams share must be safe for threads. A thread cannot be ended:
             `max_restarts` is refused, and after a `timeout` the thread is left alone until it comes back.
+        threads_per_worker: With how many threads a worker process reads its lanes, for streams that let other threads
+            run, as decoders do: a process then serves many lanes with one copy of the program. Each lane belongs to one
+            thread, and a worker has no more threads than lanes. Whatever streams share must be safe for threads.
 
     Raises:
         TypeError: The dataset is no `StreamDataset`.
@@ -128,6 +131,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         process_group: Any = None,
         batches_per_epoch: int | None = None,
         worker_method: WorkerMethod = "process",
+        threads_per_worker: int = 1,
     ) -> None:
         self.dataset = check_dataset(dataset)
         self.num_workers = options.num_workers(num_workers, dataset.batch_size)
@@ -143,6 +147,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             pin_memory=pin_memory,
             transport=transport,
             worker_method=worker_method,
+            threads_per_worker=threads_per_worker,
+            num_workers=self.num_workers,
         )
         self._destination = Destination(device, self._settings.pin_memory)
         self._max_restarts = check_restarts(max_restarts, self._settings.worker_method)
@@ -239,7 +245,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """What was read since the loader was built, and where the time went: in the trainer's process and in workers.
 
         Counting is always on. `print(loader.stats())` shows a short table; the difference of two is what happened
-        between; `stats().save_trace(path)` writes a file for Perfetto. A loader that is unpickled counts anew.
+        between; `stats().save_trace(path)` writes a file for Perfetto. What a worker did is the sum of its threads. A
+        loader that is unpickled counts anew.
         """
         return self._starter.stats()
 

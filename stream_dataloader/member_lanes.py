@@ -55,7 +55,7 @@ def side_by_side(
             has no end.
         **loader_options: `prefetch_factor`, `pin_memory`, `persistent_workers`, `multiprocessing_context`,
             `worker_init_fn`, `timeout`, `device`, `transport`, `max_restarts`, `groups`, `rank`, `world_size`,
-            `process_group` and `worker_method`, as for `StreamDataLoader`, for each member.
+            `process_group`, `worker_method` and `threads_per_worker`, as for `StreamDataLoader`, for each member.
 
     Raises:
         ValueError: There are no members; they disagree on `time_steps`, or have none; `ends_with` names a member that

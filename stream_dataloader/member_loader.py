@@ -53,6 +53,7 @@ class LoaderOptions(TypedDict, total=False):
     world_size: int | None
     process_group: Any
     worker_method: WorkerMethod
+    threads_per_worker: int
 
 
 class SideBySideLoader:

@@ -12,9 +12,9 @@ All of this runs in one thread of that process: the worker's main thread, or the
 next batch. A lane closes one stream before it opens the next, so there are never more open streams than lanes. Streams
 may share a buffer, a connection or a library that is not safe for threads.
 
-With the loader's `worker_method="thread"` workers are threads of one process. A lane's streams are opened, read and
-closed in the thread of its worker, but streams of different workers run at the same time, and so does the factory:
-what they share has to be safe for threads.
+With the loader's `worker_method="thread"` workers are threads of one process, and with `threads_per_worker` a worker
+process has several. A lane's streams are opened, read and closed in one thread, but streams of different threads run at
+the same time, and so does the factory: what they share has to be safe for threads.
 
 A factory may declare `open_early = True` (`OpensEarly`), if that is safe. Workers then open the sources that lanes
 reserve (`lookahead`) ahead of need, in a background thread. That thread calls the factory and takes the first item,

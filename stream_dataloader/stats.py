@@ -31,6 +31,7 @@ class TraceEvent(NamedTuple):
         begin_ns: When it began, by `time.monotonic_ns`.
         stop_ns: When it was over.
         number: The batch, or the source that is opened; -1 if there is none.
+        thread: Which of the worker's threads it was, counted from 0; see `threads_per_worker`.
     """
 
     worker: int
@@ -38,6 +39,7 @@ class TraceEvent(NamedTuple):
     begin_ns: int
     stop_ns: int
     number: int
+    thread: int = 0
 
 
 class Events(Sequence[TraceEvent]):
@@ -70,7 +72,7 @@ class Events(Sequence[TraceEvent]):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStats:
-    """What one worker did.
+    """What one worker did. With `threads_per_worker` it is the sum over its threads, of seconds and counts alike.
 
     Attributes:
         reading_seconds: Taking items from streams and writing them into the batch.
@@ -236,7 +238,8 @@ class LoaderStats:
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the last few thousand events for Perfetto (https://ui.perfetto.dev) or `chrome://tracing`.
 
-        One row is the trainer's, one each worker's, and one that worker's background thread.
+        One row is the trainer's, one each worker's (or each of its threads'), and one that of the background thread
+        that opens streams for it.
 
         Args:
             path: A JSON file in Chrome's trace event format; an existing one is replaced.
@@ -301,9 +304,11 @@ def _chrome_events(events: Sequence[TraceEvent]) -> Iterator[dict[str, Any]]:
     """Events as Chrome's trace viewer takes them: microseconds from the first; a process and thread a row."""
     first = min((event.begin_ns for event in events), default=0)
     yield {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "stream_dataloader"}}
-    for worker in sorted({event.worker for event in events}):
-        for row, name in enumerate(("trainer",) if worker < 0 else (f"worker {worker}", f"worker {worker}, ahead")):
-            tid = 2 * (worker + 1) + row
+    threads = sorted({(event.worker, event.thread) for event in events})
+    rows = {thread: 2 * number for number, thread in enumerate(threads)}
+    for (worker, thread), row in rows.items():
+        who = f"worker {worker}, thread {thread}" if (worker, 1) in rows else f"worker {worker}"
+        for tid, name in enumerate(("trainer",) if worker < 0 else (who, f"{who}, ahead"), row):
             yield {"ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": {"name": name}}
             yield {"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": tid, "args": {"sort_index": tid}}
     for event in sorted(events, key=lambda event: event.begin_ns):
@@ -312,7 +317,7 @@ def _chrome_events(events: Sequence[TraceEvent]) -> Iterator[dict[str, Any]]:
             "ph": "X",
             "name": event.kind,
             "pid": 0,
-            "tid": 2 * (event.worker + 1) + (event.kind == "open ahead"),
+            "tid": rows[event.worker, event.thread] + (event.kind == "open ahead"),
             "ts": (event.begin_ns - first) / 1000,
             "dur": (event.stop_ns - event.begin_ns) / 1000,
             "args": {} if event.number < 0 else {what: event.number},

@@ -13,6 +13,7 @@ from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._items.structure import ALIKE
+from stream_dataloader._schedule.rules import Reader
 from stream_dataloader.errors import ItemError, shorten
 
 
@@ -20,15 +21,15 @@ class Judge:
     """Knows what the epoch's items look like, and compares each part with that.
 
     Args:
-        lanes: The lanes of each worker.
+        readers: Who reads which lanes.
         sources: What is read, for error messages.
 
     Attributes:
         layout: That of the epoch's items, once it is known.
     """
 
-    def __init__(self, lanes: Sequence[range], sources: Sequence[Any]) -> None:
-        self._lanes = lanes
+    def __init__(self, readers: Sequence[Reader], sources: Sequence[Any]) -> None:
+        self._readers = readers
         self._sources = sources
         self.layout: Layout | None = None
         self._first_source = -1  # whose layout it is; -1: it was read elsewhere
@@ -50,21 +51,21 @@ class Judge:
         """Check that the streams of a step share the layout of the epoch's first; once a step.
 
         Args:
-            parts: One a worker; None for one that has ended.
+            parts: One a reader; None for one that has ended.
             slot: The step's slot, if it has one.
 
         Raises:
             ItemError: One does not; the first in lane order.
         """
         self.meet(parts)
-        for part, lanes in zip(parts, self._lanes, strict=True):
+        for part, reader in zip(parts, self._readers, strict=True):
             if part is None or self._fits(part, slot):
                 continue
-            for lane, source, position, layout in _reads(part, slot, lanes):
+            for lane, source, position, layout in _reads(part, slot, reader.lanes):
                 if self.layout is None:
                     self.layout, self._first_source = self.as_met(layout), source
                 if layout != self.layout:
-                    raise self._misfit(part, lane, source, position, layout)
+                    raise self._misfit(reader, lane, source, position, layout)
                 if part.contents.in_slot:
                     self._fitting = layout
 
@@ -75,19 +76,19 @@ class Judge:
             return slot.layout is self._fitting
         return len(contents.blocks) == 1 and contents.blocks[0].layout == self.layout
 
-    def _misfit(self, part: Part, lane: int, source: int, position: int, layout: Layout) -> ItemError:
+    def _misfit(self, reader: Reader, lane: int, source: int, position: int, layout: Layout) -> ItemError:
         assert self.layout is not None
-        index, name = self._first_source, self._name(source)
+        index, name, worker = self._first_source, self._name(source), reader.worker_id
         first = "" if index < 0 else f" (source {index}, {self._name(index)})"
         return ItemError(
-            f"source {source} ({name}), item {position}, lane {lane}, worker {part.worker_id}: the stream does not fit "
+            f"source {source} ({name}), item {position}, lane {lane}, worker {worker}: the stream does not fit "
             f"beside the epoch's first{first}: {self.layout.difference(layout)}; {ALIKE}; or pass a collate_fn, which "
             "may mix them",
             source_index=source,
             source=name,
             position=position,
             lane=lane,
-            worker_id=part.worker_id,
+            worker_id=worker,
         )
 
     def _name(self, source: int) -> str:
@@ -106,5 +107,5 @@ def _reads(part: Part, slot: Slot | None, lanes: range) -> Iterator[tuple[int, i
             layout = slot.layout
         else:
             layout = next((block.layout for block in contents.blocks if block.counts[run.lane - lanes.start]), None)
-        if layout is not None:  # else the worker failed in making the part
+        if layout is not None:  # else the reader failed in making the part
             yield run.lane, run.source, run.position, layout

@@ -16,6 +16,7 @@ from stream_dataloader._assembly.writer import WindowKind
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import Layout, as_tensor
 from stream_dataloader._items.structure import sorted_keys, unflatten
+from stream_dataloader._schedule.rules import Reader
 
 _IDLE = object()  # stands for an idle lane's window until the layout is known
 
@@ -24,14 +25,14 @@ class LaneWindows:
     """Takes windows out of parts.
 
     Args:
-        lanes: The lanes of each worker, consecutive.
+        readers: Who reads which lanes.
         time_steps: Steps of a window; None if the streams cut windows.
         fill_value: Pads what no item was read for.
         judge: Knows the layouts that were met; it is told what the epoch's items look like.
     """
 
-    def __init__(self, lanes: Sequence[range], time_steps: int | None, fill_value: Any, judge: Judge) -> None:
-        self._lanes = lanes
+    def __init__(self, readers: Sequence[Reader], time_steps: int | None, fill_value: Any, judge: Judge) -> None:
+        self._lanes = [reader.lanes for reader in readers]
         self._time_steps = time_steps
         self._fill_value = fill_value
         self._fill = FillValue(fill_value)
@@ -41,7 +42,7 @@ class LaneWindows:
         """The B lanes' windows of a step; those in the slot are views into it.
 
         Args:
-            parts: One a worker; None for one that has ended.
+            parts: One a reader; None for one that has ended.
             slot: The step's slot, if it has one.
         """
         self._judge.meet(parts)

@@ -1,6 +1,8 @@
 """What passes from a worker to the main process: the runs of steps that lanes read, and the part of a step they make.
 
-Guarantee: a part says all there is to know of a worker's share of one step, so that parts can be put together, and
+A part is of one `Reader`: of a worker, or of one of its threads.
+
+Guarantee: a part says all there is to know of a reader's share of one step, so that parts can be put together, and
 gone on from, without asking the worker again.
 """
 
@@ -162,20 +164,21 @@ class Contents(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one worker contributes to one step.
+    """What one reader contributes to one step.
 
     Attributes:
+        reader: Its number, among the readers of all workers.
         fresh: Something in it is read for the first time.
         items: How many time steps it has, padding left out.
         lanes_read: How many of its lanes are not idle; counted where it matters, with `"drop"`.
         reports: What there is to know to go on from here another time.
         contents: The windows.
         failures: Errors of streams that were skipped.
-        faults: Errors of streams that were not; the worker sends no further part.
+        faults: Errors of streams that were not; the reader sends no further part.
         end: All of its lanes are idle; it sends no further part.
     """
 
-    worker_id: int
+    reader: int
     step: int
     fresh: bool
     items: int
@@ -191,9 +194,9 @@ def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: in
     """Whether a step belongs to the epoch, as far as those tell who read it: a pure function of what lanes read in it.
 
     Args:
-        parts: All workers' parts of the step; None for a worker that has ended.
+        parts: All readers' parts of the step; None for a reader that has ended.
         padding_mode: The dataset's.
-        lanes: How many lanes the workers have together.
+        lanes: How many lanes they have together.
     """
     given = [part for part in parts if part is not None]
     if padding_mode == "drop":
@@ -213,18 +216,18 @@ def unpack(packed: Sequence[Any]) -> list[Part]:
 
 def _brief(part: Part) -> Part | tuple[Any, ...]:
     """A part as its few numbers, without the names of classes, which are longer; itself if there is more to it."""
-    worker_id, step, fresh, items, lanes_read, reports, contents, failures, faults, end = part
+    reader, step, fresh, items, lanes_read, reports, contents, failures, faults, end = part
     in_slot, time_steps, runs, blocks, objects, layouts, ends = contents
     if not in_slot or blocks or objects or layouts or failures or faults or end:
         return part
     taken, after, streams = reports
     packed = array("q", numbers_of(runs)).tobytes()
-    brief = worker_id, step, fresh, items, lanes_read, time_steps, packed, taken, after, streams
+    brief = reader, step, fresh, items, lanes_read, time_steps, packed, taken, after, streams
     return (*brief, ends) if ends else brief
 
 
 def _whole(
-    worker_id: int,
+    reader: int,
     step: int,
     fresh: bool,
     items: int,
@@ -238,4 +241,4 @@ def _whole(
 ) -> Part:
     """The part that `_brief` was given."""
     contents = Contents(in_slot=True, time_steps=time_steps, runs=PackedRuns(runs), ends=ends)
-    return Part(worker_id, step, fresh, items, lanes_read, LaneReports(taken, after, streams), contents)
+    return Part(reader, step, fresh, items, lanes_read, LaneReports(taken, after, streams), contents)

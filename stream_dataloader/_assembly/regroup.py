@@ -19,6 +19,7 @@ from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import Spec, as_tensor
+from stream_dataloader._schedule.rules import Reader
 from stream_dataloader.batch import StreamBatch
 
 
@@ -26,8 +27,7 @@ class Regrouper:
     """Makes batches of parts.
 
     Args:
-        lanes: The lanes of each worker, consecutive.
-        worker_ids: Whose they are.
+        readers: Who reads which lanes; those of one worker, or of all.
         time_steps: Steps of a window; None if the streams cut windows.
         fill_value: Pads what no item was read for.
         judge: Knows what the epoch's items look like.
@@ -36,15 +36,14 @@ class Regrouper:
 
     def __init__(
         self,
-        lanes: Sequence[range],
-        worker_ids: Sequence[int],
+        readers: Sequence[Reader],
         time_steps: int | None,
         fill_value: Any,
         judge: Judge,
         *,
         mark_ends: bool = False,
     ) -> None:
-        self._lanes = lanes
+        self._lanes = lanes = [reader.lanes for reader in readers]
         self._time_steps = time_steps
         self._last_time_steps = 1
         self._fill = FillValue(fill_value)
@@ -54,7 +53,7 @@ class Regrouper:
         self._width = lanes[-1].stop - self._first
         self._all_lanes = range(self._first, self._first + self._width)
         self._lane = torch.arange(self._first, self._first + self._width)
-        self._owners = torch.tensor([w for w, rows in zip(worker_ids, lanes, strict=True) for _ in rows])
+        self._owners = torch.tensor([reader.worker_id for reader in readers for _ in reader.lanes])
 
     def batch(self, step: int, epoch: int, parts: Sequence[Part | None], slot: Slot | None) -> StreamBatch:
         """The batch of a step that was judged.
@@ -62,7 +61,7 @@ class Regrouper:
         Args:
             step: The step's number.
             epoch: The epoch's number.
-            parts: One a worker; None for one that has ended.
+            parts: One a reader; None for one that has ended.
             slot: The step's slot, if it has one.
         """
         time_steps = self._time_steps or self._longest(parts)
@@ -107,11 +106,11 @@ class Regrouper:
         return slice(lanes.start - self._first, lanes.stop - self._first)
 
     def _in_slot(self, parts: Sequence[Part | None], slot: Slot, time_steps: int) -> list[Any]:
-        """The arrays of a slot that holds all parts; only the lanes of workers that have ended are to be padded."""
+        """The arrays of a slot that holds all parts; only the lanes of readers that have ended are to be padded."""
         for part, lanes in self._dealt(parts):
             if part is None:
                 slot.rows(lanes).pad(self._fill.of(slot.layout))
-        if self._width < slot.lanes:  # one worker's part of it
+        if self._width < slot.lanes:  # what one worker put there
             slot = slot.rows(self._all_lanes)
         if time_steps < slot.time_steps:
             slot = slot.until(time_steps)
@@ -130,7 +129,7 @@ class Regrouper:
         return [self._column(i, spec, blocks, time_steps) for i, spec in enumerate(self._judge.layout.specs)]
 
     def _column(self, i: int, spec: Spec, blocks: list[Block | None], time_steps: int) -> Any:
-        """One leaf of all workers, side by side."""
+        """One leaf of all readers, side by side."""
         assert self._judge.layout is not None
         column = new_column(spec, time_steps, self._width)
         for lanes, block in zip(self._lanes, blocks, strict=True):

@@ -25,6 +25,7 @@ class WorkerSettings:
     pin_memory: bool
     transport: Transport
     worker_method: WorkerMethod
+    threads_per_worker: int
 
     @classmethod
     def checked(
@@ -38,6 +39,8 @@ class WorkerSettings:
         pin_memory: Any,
         transport: Any,
         worker_method: Any,
+        threads_per_worker: Any,
+        num_workers: int,
     ) -> WorkerSettings:
         """The settings that these options make.
 
@@ -61,11 +64,12 @@ class WorkerSettings:
             pin_memory=options.flag("pin_memory", pin_memory),
             transport=transport,
             worker_method=worker_method,
+            threads_per_worker=check_threads(threads_per_worker, worker_method, num_workers),
         )
 
     def of_processes(self) -> dict[str, Any]:
         """Those that processes are started with."""
-        return {name: value for name, value in vars(self).items() if name != "worker_method"}
+        return {n: value for n, value in vars(self).items() if n not in ("worker_method", "threads_per_worker")}
 
 
 def check_for_threads(multiprocessing_context: Any, transport: Transport) -> None:
@@ -84,6 +88,27 @@ def check_for_threads(multiprocessing_context: Any, transport: Transport) -> Non
             'transport is "queue", which is a way between processes, and worker_method="thread" starts none: threads '
             "write into the batch's memory; leave out one of them"
         )
+
+
+def check_threads(threads_per_worker: Any, worker_method: WorkerMethod, num_workers: int) -> int:
+    """`threads_per_worker`, which is for worker processes.
+
+    Raises:
+        ValueError: It is below 1, or above, and there are no worker processes.
+        TypeError: It is no integer.
+    """
+    number = options.integer("threads_per_worker", threads_per_worker, 1)
+    if number > 1 and worker_method == "thread":
+        raise ValueError(
+            f'threads_per_worker is {number}, and worker_method="thread" has workers that are threads themselves: '
+            f"num_workers counts them; leave threads_per_worker out and raise num_workers, or leave worker_method out"
+        )
+    if number > 1 and not num_workers:
+        raise ValueError(
+            f"threads_per_worker is {number}, and num_workers is 0, so there is no worker to have threads; pass "
+            'num_workers=1 or more, or worker_method="thread" with num_workers for threads of this process'
+        )
+    return number
 
 
 def check_restarts(max_restarts: Any, worker_method: WorkerMethod) -> int:

@@ -1,6 +1,6 @@
 """What each worker is doing, in memory that the main process can still read when the worker is dead.
 
-Each number has one writer, a worker, and one reader, the main process. So no lock is needed.
+Each number has one writer, a worker or one of its threads, and only the main process looks. So no lock is needed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from stream_dataloader._memory.fields import Carver, bytes_of
 from stream_dataloader._memory.shared_memory import SharedMemory
-from stream_dataloader._schedule.rules import IntArray, lanes_of_worker
+from stream_dataloader._schedule.rules import IntArray, Reader
 
 
 class Activity(NamedTuple):
-    """What a worker was doing when it was looked at.
+    """What a worker, or one of its threads, was doing when it was looked at.
 
     Attributes:
         time: What it worked on, as step * lanes + lane; -1 if nothing.
@@ -37,20 +37,20 @@ class Activity(NamedTuple):
 
 
 class _Numbers:
-    """One worker's numbers beside the others'; 0 stands for nothing.
+    """One reader's numbers beside the others'; 0 stands for nothing.
 
     Attributes:
         reading: For each lane, one more than the source that is open.
-        opening: For each worker, one more than the source that is being opened.
-        working: For each worker, one more than the time it works on.
-        exiting: For each worker, one more than the source whose code had it exit, negative if that was being opened.
+        opening: For each reader, one more than the source that is being opened.
+        working: For each reader, one more than the time it works on.
+        exiting: For each reader, one more than the source whose code had it exit, negative if that was being opened.
     """
 
-    def __init__(self, carve: Carver, lanes: int, workers: int) -> None:
+    def __init__(self, carve: Carver, lanes: int, readers: int) -> None:
         self.reading = carve(lanes)
-        self.opening = carve(workers)
-        self.working = carve(workers)
-        self.exiting = carve(workers)
+        self.opening = carve(readers)
+        self.working = carve(readers)
+        self.exiting = carve(readers)
 
 
 class ActivityBoard:
@@ -59,22 +59,21 @@ class ActivityBoard:
     What a worker closes on its way out is no longer open; so that it is known what had it exit, that is kept apart.
 
     Args:
-        lanes: Lanes of the batch.
-        workers: How many workers there are.
+        readers: Who reads which lanes: all workers' threads.
         shared: Put it where other processes can see it.
     """
 
-    def __init__(self, lanes: int, workers: int, *, shared: bool = True) -> None:
-        self._lanes, self._workers = lanes, max(workers, 1)
+    def __init__(self, readers: Sequence[Reader], *, shared: bool = True) -> None:
+        self._readers = readers
         self._memory = SharedMemory(bytes_of(self._lay_out)) if shared else None
 
     def _lay_out(self, carve: Carver) -> _Numbers:
-        return _Numbers(carve, self._lanes, self._workers)
+        return _Numbers(carve, self.lanes, len(self._readers))
 
     @property
     def lanes(self) -> int:
         """Lanes of the batch."""
-        return self._lanes
+        return self._readers[-1].lanes.stop
 
     @cached_property
     def _numbers(self) -> _Numbers:
@@ -87,17 +86,17 @@ class ActivityBoard:
 
     @property
     def opening(self) -> IntArray:
-        """For each worker, one more than the source that is being opened."""
+        """For each reader, one more than the source that is being opened."""
         return self._numbers.opening
 
     @property
     def working(self) -> IntArray:
-        """For each worker, one more than the time it works on."""
+        """For each reader, one more than the time it works on."""
         return self._numbers.working
 
     @property
     def exiting(self) -> IntArray:
-        """For each worker, one more than the source whose code had it exit, negative if that was being opened."""
+        """For each reader, one more than the source whose code had it exit, negative if that was being opened."""
         return self._numbers.exiting
 
     def clear(self) -> None:
@@ -105,16 +104,28 @@ class ActivityBoard:
         for numbers in vars(self._numbers).values():
             numbers[:] = 0
 
-    def doing(self, worker: int) -> Activity:
-        """What a worker does, or did last."""
-        lanes = lanes_of_worker(self._lanes, self._workers, worker)
-        time = int(self.working[worker]) - 1
-        source = int(self.reading[time % self._lanes]) - 1 if time >= 0 else -1
-        opening, exiting = int(self.opening[worker]) - 1, int(self.exiting[worker])
+    def doing(self, worker: int) -> list[Activity]:
+        """What each of a worker's threads does, or did last; of those that had it exit alone, if there are any."""
+        own = [number for number, reader in enumerate(self._readers) if reader.worker_id == worker]
+        return [self._doing(number) for number in [number for number in own if self.exiting[number]] or own]
+
+    def _doing(self, number: int) -> Activity:
+        time = int(self.working[number]) - 1
+        source = int(self.reading[time % self.lanes]) - 1 if time >= 0 else -1
+        opening, exiting = int(self.opening[number]) - 1, int(self.exiting[number])
         if exiting:
             source, opening = (exiting - 1, -1) if exiting > 0 else (-1, -exiting - 1)
+        lanes = self._readers[number].lanes
         open_sources = tuple(int(self.reading[lane]) - 1 for lane in lanes if self.reading[lane])
         return Activity(time, source, opening, open_sources)
+
+    def is_reading(self, worker: int) -> bool:
+        """Whether a worker works on something."""
+        return any(activity.time >= 0 for activity in self.doing(worker))
+
+    def suspects(self, worker: int) -> frozenset[tuple[int, int]]:
+        """Whom to blame if a worker died; see `Activity`."""
+        return frozenset().union(*(activity.suspects for activity in self.doing(worker)))
 
     def describe(self, worker: int, sources: Sequence[Any], name: Any) -> str:
         """What a worker does, in words.
@@ -124,7 +135,6 @@ class ActivityBoard:
             sources: The dataset's.
             name: Makes a short text of a source.
         """
-        activity = self.doing(worker)
 
         def named(index: int) -> str:
             try:
@@ -132,16 +142,19 @@ class ActivityBoard:
             except Exception:  # it cannot be unpickled
                 return f"{index}"
 
-        words = []
-        if activity.time >= 0:
-            step, lane = divmod(activity.time, self._lanes)
-            at = f"reading source {named(activity.source)}" if activity.source >= 0 else "between two sources"
-            words.append(f"in lane {lane}, step {step}, {at}")
-        if activity.opening >= 0:
-            words.append(f"opening source {named(activity.opening)}")
-        if activity.open:
-            words.append(f"with source{'s' * (len(activity.open) > 1)} {', '.join(map(named, activity.open))} open")
-        return ", ".join(words) or "without a source"
+        def told(activity: Activity) -> str:
+            words = []
+            if activity.time >= 0:
+                step, lane = divmod(activity.time, self.lanes)
+                at = f"reading source {named(activity.source)}" if activity.source >= 0 else "between two sources"
+                words.append(f"in lane {lane}, step {step}, {at}")
+            if activity.opening >= 0:
+                words.append(f"opening source {named(activity.opening)}")
+            if activity.open:
+                words.append(f"with source{'s' * (len(activity.open) > 1)} {', '.join(map(named, activity.open))} open")
+            return ", ".join(words)
+
+        return ", and ".join(filter(None, map(told, self.doing(worker)))) or "without a source"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("_lanes", "_workers", "_memory")}
+        return {name: self.__dict__[name] for name in ("_readers", "_memory")}

@@ -1,9 +1,12 @@
-"""Begins to read what a plan says: all of it in this process, in one thread or several, or one worker's share."""
+"""Begins to read what a plan says: all of it in this process, in one thread or several, or one worker's share.
+
+Who reads which lanes is decided by `deal_lanes`; a reader's number in it is its place in sessions and on boards.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch.utils.data import get_worker_info
 
@@ -16,7 +19,7 @@ from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery, Share
 from stream_dataloader._reading.source_queue import join_session, local_queue, thread_queues
-from stream_dataloader._schedule.rules import lanes_of_worker, split_batch_size
+from stream_dataloader._schedule.rules import Reader, deal_lanes
 from stream_dataloader._state.snapshot import Snapshot
 
 
@@ -41,8 +44,9 @@ def read_locally(
         queue=local_queue(plan.rules, epoch, plan.scheduled_lengths, resume),
         lanes=range(plan.rules.lanes),
         worker_id=0,
+        reader=0,
         whole_windows=whole_windows,
-        board=ActivityBoard(plan.rules.lanes, 1, shared=False),
+        board=ActivityBoard(deal_lanes(plan.rules.lanes, 0), shared=False),
         locally=True,
         resume=resume,
         meter=unread_meter() if meters is None else meters.of(0),
@@ -83,12 +87,12 @@ def read_in_threads(
     """
     queues = thread_queues(plan.rules, epoch, plan.scheduled_lengths, resume, workers, closed)
     found: list[Callable[[], PartReader]] = []
-    for worker, queue in enumerate(queues):
-        lanes = lanes_of_worker(plan.rules.lanes, workers, worker)
+    for (worker, lanes), queue in zip(deal_lanes(plan.rules.lanes, workers), queues, strict=True):
         share = Share(
             queue=queue,
             lanes=lanes,
             worker_id=worker,
+            reader=worker,
             whole_windows=whole_windows,
             board=board,
             slots=None if slots is None else SlotWriter(slots, lanes, session, whole_windows=whole_windows),
@@ -104,6 +108,8 @@ def read_as_worker(
     table: SessionTable,
     session: SessionKey,
     *,
+    readers: Sequence[Reader] | None = None,
+    in_threads: bool = False,
     epoch: int | None = None,
     whole_windows: bool = False,
     slots: SlotPool | None = None,
@@ -112,13 +118,15 @@ def read_as_worker(
     recovery: Recovery = NO_RECOVERY,
     meters: Meters | None = None,
     closed: Callable[[], bool] = lambda: False,
-) -> PartReader:
+) -> list[PartReader]:
     """Read this worker's lanes, as one of torch's `DataLoader` workers that take part in a session.
 
     Args:
         plan: What to read, and how.
         table: Holds the sessions of what is read.
         session: Names the session.
+        readers: Who reads which lanes; None: each worker has one reader.
+        in_threads: Each of its readers is to be used in a thread of its own.
         epoch: The epoch's number; None takes the table's next.
         whole_windows: See `Share`.
         slots: Where the windows are to go.
@@ -126,31 +134,42 @@ def read_as_worker(
         board: Where to say what is being done.
         recovery: What is different after a worker died.
         meters: Where to count what is done.
-        closed: Whether the session was closed by the main process.
+        closed: Whether nothing more is wanted.
+
+    Returns:
+        The worker's readers. Streams are opened, read and closed in the thread that uses a reader.
     """
     worker = get_worker_info()
     assert worker is not None
-    total = plan.rules.lanes
-    lanes = lanes_of_worker(total, worker.num_workers, worker.id)
-    queue = join_session(
-        table,
-        session,
-        worker.id,
-        workers=len(split_batch_size(total, worker.num_workers)),
-        lengths=plan.scheduled_lengths,
-        epoch=epoch,
-        resume=resume,
-        closed=closed,
-    )
-    share = Share(
-        queue=queue,
-        lanes=lanes,
-        worker_id=worker.id,
-        whole_windows=whole_windows,
-        board=board or ActivityBoard(total, worker.id + 1, shared=False),
-        slots=None if slots is None else SlotWriter(slots, lanes, session.iteration, whole_windows=whole_windows),
-        resume=resume,
-        recovery=recovery,
-        meter=unread_meter() if meters is None else meters.of(worker.id),
-    )
-    return PartReader(plan, share)
+    if readers is None:
+        readers = deal_lanes(plan.rules.lanes, worker.num_workers)
+    board = board or ActivityBoard(readers, shared=False)
+    found: list[PartReader] = []
+    for number, (worker_id, lanes) in enumerate(readers):
+        if worker_id != worker.id:
+            continue
+        queue = join_session(
+            table,
+            session,
+            number,
+            workers=len(readers),
+            lengths=plan.scheduled_lengths,
+            epoch=epoch,
+            resume=resume,
+            closed=closed,
+            gives_up=in_threads,
+        )
+        share = Share(
+            queue=queue,
+            lanes=lanes,
+            worker_id=worker_id,
+            reader=number,
+            whole_windows=whole_windows,
+            board=board,
+            slots=None if slots is None else SlotWriter(slots, lanes, session.iteration, whole_windows=whole_windows),
+            resume=resume,
+            recovery=recovery,
+            meter=unread_meter() if meters is None else meters.of(number),
+        )
+        found.append(PartReader(plan, share))
+    return found

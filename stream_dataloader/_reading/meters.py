@@ -1,9 +1,9 @@
 """Counts what workers do, and what their time goes into, in memory that the main process can look at at any moment.
 
-Each number has one writer, a worker or its background thread, so no lock is needed. The last events of each worker lie
-in a ring, for a trace::
+Each number has one writer, a worker's thread or its background thread, so no lock is needed. The last events of each
+lie in a ring, for a trace::
 
-    numbers    idle | busy | opening | ...                    a row a worker, nanoseconds and counts
+    numbers    idle | busy | opening | ...                    a row a reader, nanoseconds and counts
     events     kind, begin, stop, number | kind, ... |        the newest overwrites the oldest
 
 Guarantee: counting never waits and never fails; it costs about a microsecond a step.
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader.stats import TraceEvent, WorkerStats
 
-#: The numbers of a worker, in this order.
+#: The numbers of a reader, in this order.
 IDLE_NS, BUSY_NS, OPENING_NS, GRANTING_NS, AHEAD_NS, ITEMS, STEPS, SENT, OPENED, OPENED_AHEAD, RETRIED, HEAD = range(12)
 _NUMBERS = 12
 
@@ -43,58 +44,70 @@ clock = time.monotonic_ns
 class _Laid:
     """Where numbers and events lie."""
 
-    def __init__(self, carve: Carver, workers: int) -> None:
-        self.numbers = carve(workers * _NUMBERS)
-        self.events = carve(workers * _EVENTS * _WORDS)
+    def __init__(self, carve: Carver, readers: int) -> None:
+        self.numbers = carve(readers * _NUMBERS)
+        self.events = carve(readers * _EVENTS * _WORDS)
 
 
 class Meters:
-    """The meters of all workers of a loader.
+    """The meters of a loader's workers, one for each of their threads.
 
     Args:
-        workers: How many there are; 0 stands for the main process.
+        workers: Whose each reader is, in order.
         shared: Put them where workers can write to them.
     """
 
-    def __init__(self, workers: int, *, shared: bool = True) -> None:
-        self._workers = max(workers, 1)
+    def __init__(self, workers: Sequence[int], *, shared: bool = True) -> None:
+        self._workers = workers
         self._memory = SharedMemory(bytes_of(self._lay_out)) if shared else None
 
     def _lay_out(self, carve: Carver) -> _Laid:
-        return _Laid(carve, self._workers)
+        return _Laid(carve, len(self._workers))
 
     @cached_property
     def _laid(self) -> _Laid:
         return self._lay_out(Carver(None if self._memory is None else self._memory.buffer))
 
-    def of(self, worker: int) -> Meter:
-        """A worker's meter."""
+    def of(self, reader: int) -> Meter:
+        """A reader's meter."""
         laid = self._laid
         return Meter(
-            laid.numbers[worker * _NUMBERS : (worker + 1) * _NUMBERS].data,
-            laid.events[worker * _EVENTS * _WORDS : (worker + 1) * _EVENTS * _WORDS].data,
+            laid.numbers[reader * _NUMBERS : (reader + 1) * _NUMBERS].data,
+            laid.events[reader * _EVENTS * _WORDS : (reader + 1) * _EVENTS * _WORDS].data,
         )
 
     def stats(self) -> tuple[WorkerStats, ...]:
-        """What each worker did so far."""
-        return tuple(map(_stats, self._laid.numbers.reshape(self._workers, _NUMBERS).tolist()))
+        """What each worker did so far: the sums of its threads."""
+        sums = np.zeros((self._workers[-1] + 1, _NUMBERS), np.int64)
+        np.add.at(sums, self._workers, self._laid.numbers.reshape(-1, _NUMBERS))
+        return tuple(map(_stats, sums.tolist()))
 
-    def kept_events(self) -> IntArray:
-        """The last events of all workers, as `events_of` takes them: a copy."""
-        kept: IntArray = self._laid.events.reshape(self._workers, _EVENTS, _WORDS).copy()
-        return kept
+    def kept_events(self) -> KeptEvents:
+        """The last events of all workers: a copy."""
+        return KeptEvents(self._workers, self._laid.events.reshape(-1, _EVENTS, _WORDS).copy())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("_workers", "_memory")}
 
 
-def events_of(kept: IntArray) -> list[TraceEvent]:
-    """What `Meters.kept_events` returned, put together."""
-    return [
-        TraceEvent(worker, _KINDS[kind], begin, stop, number)
-        for worker, events in enumerate(kept)
-        for kind, begin, stop, number in events[events[:, 0] > 0].tolist()
-    ]
+class KeptEvents(NamedTuple):
+    """The last events of all workers, not put together yet.
+
+    Attributes:
+        workers: Whose each reader is, in order.
+        events: The events of each reader.
+    """
+
+    workers: Sequence[int]
+    events: IntArray
+
+    def put_together(self) -> list[TraceEvent]:
+        """The events."""
+        return [
+            TraceEvent(worker, _KINDS[kind], begin, stop, number, reader - self.workers.index(worker))
+            for reader, (worker, events) in enumerate(zip(self.workers, self.events, strict=True))
+            for kind, begin, stop, number in events[events[:, 0] > 0].tolist()
+        ]
 
 
 def _stats(row: list[int]) -> WorkerStats:
@@ -114,7 +127,7 @@ def _stats(row: list[int]) -> WorkerStats:
 
 
 class Meter:
-    """One worker's numbers, as it writes them."""
+    """One reader's numbers, as it writes them."""
 
     def __init__(self, numbers: memoryview, events: memoryview) -> None:
         self._numbers = numbers

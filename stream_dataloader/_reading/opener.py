@@ -179,15 +179,15 @@ class Opener:
             stream.fail(stream.error(OpenError, "its worker died twice over opening it"))
             return stream
         board, begin = share.board, clock()
-        board.opening[share.worker_id] = index + 1
+        board.opening[share.reader] = index + 1
         try:
             stream.open(stream.begin if items is None else items, state)
         except BaseException as error:
             if not isinstance(error, Exception):  # sys.exit() in the factory, or before the first item
-                board.exiting[share.worker_id] = -index - 1
+                board.exiting[share.reader] = -index - 1
             raise
         finally:
-            board.opening[share.worker_id] = 0
+            board.opening[share.reader] = 0
             ahead = threading.current_thread() is self._thread
             self._meter.opened(begin, index, ahead=ahead)
             if (seconds := (clock() - begin) / 1e9) >= _SLOW_SECONDS:

@@ -26,6 +26,7 @@ from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.reader import PartReader, unsendable, warn_of_skip
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
 from stream_dataloader._reading.source_queue import Abandoned
+from stream_dataloader._schedule.rules import Reader
 from stream_dataloader.batch import StreamBatch
 
 
@@ -48,7 +49,8 @@ def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Itera
         return Deferred(functools.partial(_parts_here, plan, table))
     if worker.id >= plan.rules.lanes:
         return iter(())  # more workers than lanes
-    return PlainParts(read_as_worker(plan, table, plain_session(worker.id, iteration)), sent=True)
+    (reader,) = read_as_worker(plan, table, plain_session(worker.id, iteration))
+    return PlainParts(reader, sent=True)
 
 
 def _refuse_collation(caller: FrameType | None) -> None:
@@ -100,10 +102,10 @@ class PlainParts:
         looks = plan.rules.time_steps is None and share.lanes.start == 0 and share.queue.epoch == 0
         self._watch: FrameWatch | None = FrameWatch() if looks else None
         self._decides_end = plan.rules.padding_mode not in ("zeros", "cycle")
-        self._judge = Judge([share.lanes], plan.sources)
+        readers = [Reader(share.worker_id, share.lanes)]
+        self._judge = Judge(readers, plan.sources)
         self._regrouper = Regrouper(
-            [share.lanes],
-            [share.worker_id],
+            readers,
             plan.rules.time_steps,
             plan.fill_value,
             self._judge,
@@ -132,7 +134,7 @@ class PlainParts:
         try:
             return SentBatch.of(batch)
         except Exception as error:
-            raise unsendable(part, error) from error
+            raise unsendable(part, reader.share.worker_id, error) from error
 
     def _delivers(self, step: int) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""`PartReader`: drives the lanes of one worker, step after step, and yields a part a step.
+"""`PartReader`: drives the lanes of one worker, or of one of its threads, step after step, and yields a part a step.
 
 Guarantees: every time is published before it is worked on, so no other worker waits longer than it must; a
 worker that fails sends the error as a part of its step and no more; on `close`, every stream that was opened
@@ -72,24 +72,25 @@ class PartReader:
 
     Args:
         plan: What is read, and how.
-        share: The worker's share of it.
+        share: The share of it that is read here.
 
     Attributes:
         plan: What is read, and how.
-        share: The worker's share of it.
+        share: The share of it that is read here.
     """
 
     def __init__(self, plan: ReadingPlan, share: Share) -> None:
         self.plan = plan
         self.share = share
         self._queue = share.queue
-        self._worker_id = share.worker_id
+        self._number = share.reader
         self._board = share.board
         self._working = share.board.working.data  # several times faster to write a number to than the array
         self._total = plan.rules.lanes
         self._drops = plan.rules.padding_mode == "drop"
-        self._opener = Opener(plan, share)
         resume, lanes = share.resume, share.lanes
+        self._step = self._first_step = resume.step if resume else 0
+        self._opener = Opener(plan, share)
         starts = [None if resume is None else resume.lanes[lane] for lane in lanes]
         self._taken: list[tuple[int, int]] = []
         self._lanes = [
@@ -103,7 +104,6 @@ class PartReader:
             whole_windows=share.whole_windows,
             runs_ahead=not share.locally,
         )
-        self._step = self._first_step = resume.step if resume else 0
         self._marks_ends = share.marks_ends(plan)
         self._has_others = len(lanes) < plan.rules.lanes
         self._ended = False
@@ -113,6 +113,10 @@ class PartReader:
 
     def __iter__(self) -> Iterator[Part]:
         return self
+
+    def announce(self) -> None:
+        """Publish where it begins: others need not wait until it is read from for the first time."""
+        self._queue.publish(self._step * self._total + self.share.lanes.start)
 
     def __next__(self) -> Part:
         if self._ended:
@@ -143,7 +147,7 @@ class PartReader:
             self._ended = True
             self._queue.finish()
         return Part(
-            worker_id=self.share.worker_id,
+            reader=self._number,
             step=record.step,
             fresh=record.is_fresh,
             items=sum([run.steps for run in record.runs]),
@@ -200,19 +204,19 @@ class PartReader:
 
         It may wait for their next items, so it comes last: no other worker waits for it.
         """
-        board, worker, last = self.share.board, self.share.worker_id, {run.lane: run for run in record.runs}
+        board, number, last = self.share.board, self._number, {run.lane: run for run in record.runs}
         for row, lane in enumerate(self._lanes):
             if (run := last.get(lane.index)) is None:
                 continue
             time = (record.step + 1) * self.plan.rules.lanes + lane.index  # of what is taken ahead
-            board.working[worker] = time + 1
+            board.working[number] = time + 1
             try:
                 if lane.ends(time):
                     self._writer.ended(row, run.t + run.steps - 1)
             except BaseException:  # as in `_fill`
-                board.exiting[worker] = board.exiting[worker] or board.reading[lane.index]
+                board.exiting[number] = board.exiting[number] or board.reading[lane.index]
                 raise
-        board.working[worker] = 0
+        board.working[number] = 0
 
     def _reads_first_items_first(self, step: int) -> bool:
         """Whether the first items of all lanes are read before the rest of their windows.
@@ -230,22 +234,22 @@ class PartReader:
 
     def _fill(self, lane: Lane, record: StepRecord, start: int, stop: int) -> bool:
         """Fill time steps `[start, stop)` of a lane's window; False if there is nothing more for it to read."""
-        working, worker = self._working, self._worker_id
-        working[worker] = record.step * self._total + lane.index + 1
+        working, number = self._working, self._number
+        working[number] = record.step * self._total + lane.index + 1
         try:
             lane.fill(record.step, self._writer, record.runs, record.failures, start, stop)
         except StreamError as error:
             record.fail(lane.index, error, fresh=lane.fresh)
-            working[worker] = 0
+            working[number] = 0
             return False
         except Exception:
-            working[worker] = 0
+            working[number] = 0
             raise
         except BaseException:  # sys.exit() in a stream: what was being done stays told
             board = self._board
-            board.exiting[worker] = board.exiting[worker] or board.reading[lane.index]
+            board.exiting[number] = board.exiting[number] or board.reading[lane.index]
             raise
-        working[worker] = 0
+        working[number] = 0
         return not lane.idle
 
     def close(self) -> None:
@@ -272,13 +276,13 @@ def _close(opener: Opener, lanes: list[Lane], queue: SourceQueue) -> None:
         lane.close()
 
 
-def unsendable(part: Part, error: Exception) -> ItemError:
+def unsendable(part: Part, worker_id: int, error: Exception) -> ItemError:
     """What to tell of an item that cannot be pickled."""
     return ItemError(
-        f"step {part.step}, worker {part.worker_id}: an item cannot be pickled, which sending it to the main "
+        f"step {part.step}, worker {worker_id}: an item cannot be pickled, which sending it to the main "
         f"process needs ({error}); yield arrays, numbers, strings or other plain objects",
         lane=part.contents.runs[0].lane if part.contents.runs else -1,
-        worker_id=part.worker_id,
+        worker_id=worker_id,
     )
 
 

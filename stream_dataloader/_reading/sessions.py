@@ -1,7 +1,8 @@
 """Sessions: which iteration over a dataset a worker takes part in, in memory that all its workers share.
 
 A *session* is one iteration over the dataset. It is created by whichever of its workers comes first, in a row of a
-table that all workers of the dataset share, and found by its key::
+table that all workers of the dataset share, and found by its key. Each thread of a worker that has several takes part
+as a worker of its own::
 
     StreamDataLoader       (main's pid, minus the loader's number, number of the iteration)
     torch's DataLoader     (parent's pid, process ordinal - worker id, how often the worker was iterated)

@@ -1,4 +1,4 @@
-"""`Share`: one worker's share of an epoch, and what is different in it after a worker died."""
+"""`Share`: what one reader, a worker or one of its threads, reads of an epoch, and how after a worker died."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ class Recovery(NamedTuple):
     Attributes:
         killers: Sources that killed their worker, and the time from which on they are not to be read; -1: nor opened.
         cautious: Open no source early, so that one that kills its worker is known for sure.
+        one_by_one: A worker's threads take turns, as it is not known which of their sources it was.
     """
 
     killers: Mapping[int, int]
     cautious: bool
+    one_by_one: bool = False
 
 
 NO_RECOVERY = Recovery({}, cautious=False)
@@ -31,12 +33,13 @@ NO_RECOVERY = Recovery({}, cautious=False)
 
 @dataclass(frozen=True)
 class Share:
-    """One worker's share of an epoch.
+    """One reader's share of an epoch.
 
     Attributes:
         queue: Where sources come from; its `epoch` is the epoch read.
-        lanes: The worker's lanes, consecutive.
-        worker_id: Its number.
+        lanes: Its lanes, consecutive.
+        worker_id: The worker's number.
+        reader: The reader's own number, among those of all workers.
         whole_windows: Windows are wanted lane by lane, for a `collate_fn`: those that streams cut themselves as they
             are, others in one piece each.
         board: Where to say what is being done.
@@ -50,6 +53,7 @@ class Share:
     queue: SourceQueue
     lanes: range
     worker_id: int
+    reader: int
     whole_windows: bool
     board: ActivityBoard
     locally: bool = False

@@ -156,7 +156,7 @@ class SourceQueue:
 
 
 class ThreadQueue(SourceQueue):
-    """A thread's end of a session within one process; it gives up where it is when the session is closed.
+    """The end of a session of one thread of several; it gives up between two lanes when the session is closed.
 
     A process that reads on for a while can be ended, a thread cannot.
     """
@@ -220,6 +220,7 @@ def join_session(
     epoch: int | None = None,
     resume: Snapshot | None = None,
     closed: Callable[[], bool] = lambda: False,
+    gives_up: bool = False,
 ) -> SourceQueue:
     """Take part in a session; the first to come creates it.
 
@@ -231,9 +232,11 @@ def join_session(
         epoch: The session's epoch; None takes the owner's next.
         resume: Where in the epoch it begins, the same for all workers; None at its beginning.
         closed: Whether the session was closed from outside; asked while waiting.
+        gives_up: It is asked between two lanes, too; see `ThreadQueue`.
     """
     row, order = table.join(key, worker, workers, epoch, functools.partial(_order, table.rules, lengths, resume))
-    return SourceQueue(row, worker, table.rules, order, table.locked, closed)
+    kind = ThreadQueue if gives_up else SourceQueue
+    return kind(row, worker, table.rules, order, table.locked, closed)
 
 
 def _order(rules: Rules, lengths: Lengths | None, resume: Snapshot | None, epoch: int) -> Order:

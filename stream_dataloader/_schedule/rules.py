@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -79,11 +79,38 @@ def split_dataset_sizes(sources: Sequence[Source], split_sizes: Sequence[int]) -
     return [sources[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-def lanes_of_worker(batch_size: int, num_workers: int, worker_id: int) -> range:
-    """The consecutive lanes of a worker; none for a worker beyond the lanes."""
-    sizes = split_batch_size(batch_size, num_workers)
-    start = sum(sizes[:worker_id])
-    return range(start, start + sizes[worker_id]) if worker_id < len(sizes) else range(0)
+class Reader(NamedTuple):
+    """Who reads some lanes: a worker, or one of its threads.
+
+    Attributes:
+        worker_id: The worker.
+        lanes: The lanes, consecutive; at least one.
+    """
+
+    worker_id: int
+    lanes: range
+
+
+def deal_lanes(batch_size: int, num_workers: int, threads_per_worker: int = 1) -> tuple[Reader, ...]:
+    """Who reads which lanes, in lane order.
+
+    Lanes are dealt to workers, and then each worker's to its threads: which worker reads a lane depends on no number of
+    threads. A worker has no more threads than lanes.
+
+    Example:
+        >>> [(reader.worker_id, list(reader.lanes)) for reader in deal_lanes(6, 2, 2)]
+        [(0, [0, 1]), (0, [2]), (1, [3, 4]), (1, [5])]
+    """
+    return tuple(
+        Reader(worker_id, lanes)
+        for worker_id, owned in enumerate(_cut(range(batch_size), num_workers))
+        for lanes in _cut(owned, threads_per_worker)
+    )
+
+
+def _cut(lanes: range, parts: int) -> list[range]:
+    ends = itertools.accumulate(split_batch_size(len(lanes), parts), initial=0)
+    return [lanes[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 @dataclass(frozen=True)

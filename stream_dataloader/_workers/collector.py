@@ -1,9 +1,9 @@
 """Collects the parts of one step from all workers, and goes on with new workers after a death.
 
-One FIFO a worker; a step is complete when each worker that has not ended has a part for it::
+One FIFO a reader; a step is complete when each reader that has not ended has a part for it::
 
-    worker 0   part 0 | part 1 | part 2 |                 lanes 0, 1
-    worker 1   part 0 | part 1 |                          lanes 2, 3
+    reader 0   part 0 | part 1 | part 2 |                 worker 0, lanes 0, 1
+    reader 1   part 0 | part 1 |                          worker 1, lanes 2, 3
                   |        |
                step 0   step 1   ...
 
@@ -13,10 +13,11 @@ Guarantee: steps come in order, each once and whole, whoever was faster or died 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._state.snapshot import PackedSnapshot
 from stream_dataloader._state.tracker import Progress
 from stream_dataloader._workers.feed import Feed
@@ -31,25 +32,25 @@ class StepCollector:
 
     Args:
         feed: The workers' parts.
-        workers: How many workers there are.
+        readers: Who reads which lanes.
         restart: None if no worker can die.
 
     Attributes:
-        workers: How many workers there are.
+        readers: Who reads which lanes.
     """
 
-    def __init__(self, feed: Feed, workers: int, restart: Restart | None = None) -> None:
-        self.workers = workers
+    def __init__(self, feed: Feed, readers: Sequence[Reader], restart: Restart | None = None) -> None:
+        self.readers = readers
         self._feed = feed
         self._restart = restart
         self._forget()
 
     def _forget(self) -> None:
-        self._fifos: list[deque[Part]] = [deque() for _ in range(self.workers)]
-        self._ended = [False] * self.workers
+        self._fifos: list[deque[Part]] = [deque() for _ in self.readers]
+        self._ended = [False] * len(self.readers)
 
     def collect(self, progress: Progress) -> list[Part | None]:
-        """Each worker's part of the step that comes next, None for one that has ended.
+        """Each reader's part of the step that comes next, None for one that has ended.
 
         Args:
             progress: Tells the step, and where new workers begin if one dies.
@@ -59,7 +60,7 @@ class StepCollector:
         """
         while True:
             try:
-                return [self._next(worker, progress.step) for worker in range(self.workers)]
+                return [self._next(reader, progress.step) for reader in range(len(self.readers))]
             except WorkerDeathError as death:
                 self._feed.close()
                 feed = self._restart(death, progress.record(progress.step)) if self._restart else None
@@ -68,12 +69,12 @@ class StepCollector:
                 self._feed = feed
                 self._forget()
 
-    def _next(self, worker: int, step: int) -> Part | None:
-        fifo = self._fifos[worker]
-        while not fifo and not self._ended[worker]:
+    def _next(self, reader: int, step: int) -> Part | None:
+        fifo = self._fifos[reader]
+        while not fifo and not self._ended[reader]:
             for part in self._feed.receive(step):
-                self._fifos[part.worker_id].append(part)
-                self._ended[part.worker_id] = part.end or bool(part.faults)
+                self._fifos[part.reader].append(part)
+                self._ended[part.reader] = part.end or bool(part.faults)
         return fifo.popleft() if fifo else None
 
     def slot(self, step: int) -> Slot | None:

@@ -18,6 +18,7 @@ from collections import deque
 from typing import NamedTuple
 
 from stream_dataloader._assembly.part import Part
+from stream_dataloader._reading.reader import PartReader
 
 
 class Failure(NamedTuple):
@@ -73,6 +74,13 @@ class Exchange:
             while not self.closed:
                 self._room.wait()
 
+    def end(self, worker: int) -> None:
+        """Say that no further part of a worker comes."""
+        with self._ready:
+            self._ended[worker] = True
+            if self._step_is_ready():
+                self._ready.notify()
+
     def _step_is_ready(self) -> bool:
         """Whether all workers that have not ended have a part, or one has failed."""
         ready = True
@@ -84,6 +92,8 @@ class Exchange:
 
     def take(self, seconds: float | None = None) -> list[Part] | Failure | None:
         """The next part of each worker that has not ended, or why one has none; None if that takes too long.
+
+        None of them has one once all have ended.
 
         Args:
             seconds: How long to wait; None: for as long as it takes.
@@ -106,3 +116,16 @@ class Exchange:
         with self._ready:
             self.closed = True
             self._room.notify_all()
+
+
+def deliver(worker: int, reader: PartReader, exchange: Exchange) -> None:
+    """Read as long as parts are wanted, and close all streams: in the thread that this is called in."""
+    try:
+        for part in reader:
+            if not exchange.put(worker, part):
+                return
+        exchange.end(worker)
+    except BaseException as error:
+        exchange.fail(worker, error)
+    finally:
+        reader.close()

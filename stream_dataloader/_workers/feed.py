@@ -141,7 +141,7 @@ class WorkerFeed:
     def _lateness(self, step: int) -> WorkerTimeoutError:
         """Dismiss the workers, and say what those that are late do."""
         crew = self._crew
-        late = [worker for worker in crew.workers if self._board.doing(worker).time >= 0] or crew.workers
+        late = [worker for worker in crew.workers if self._board.is_reading(worker)] or crew.workers
         states = [f"worker {w} is {self._doing(w)}" for w in late]
         states += [f"worker {w} has not started (imports, worker_init_fn)" for w in crew.missing]
         self._dismiss()
@@ -159,7 +159,7 @@ class WorkerFeed:
     def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
         """Dismiss the workers, and say who died."""
         deaths = "; ".join(f"{how} {self._doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
-        suspects = [self._board.doing(worker).suspects for worker in died if worker >= 0]
+        suspects = [self._board.suspects(worker) for worker in died if worker >= 0]
         advice = self._crew.advice(died, self._method)
         self._dismiss()
         return WorkerDeathError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._loader.position import IterationPosition
 from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._reading.reader import warn_of_skip
-from stream_dataloader._schedule.rules import lanes_of_worker
+from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._state.snapshot import PackedSnapshot
 from stream_dataloader._state.tracker import Progress
 from stream_dataloader._workers.collector import StepCollector
@@ -93,18 +94,18 @@ class Iteration:
         self._tally = tally
         self._watch = output.watch
         self._needs_layout = output.collate_fn is None or dataset.rules.time_steps is not None
-        self._lanes = [lanes_of_worker(dataset.batch_size, collector.workers, w) for w in range(collector.workers)]
-        self._judge = Judge(self._lanes, dataset.sources)
-        self._regrouper = self._regrouper_of(range(collector.workers))
-        self._windows = LaneWindows(self._lanes, dataset.rules.time_steps, dataset.fill_value, self._judge)
+        self._readers = collector.readers
+        self._judge = Judge(self._readers, dataset.sources)
+        self._regrouper = self._regrouper_of(self._readers)
+        self._windows = LaneWindows(self._readers, dataset.rules.time_steps, dataset.fill_value, self._judge)
         self._skipped: set[int] = set()
         self._owner = os.getpid()
         _running.add(self)
 
-    def _regrouper_of(self, workers: Sequence[int]) -> Regrouper:
-        dataset, lanes = self._dataset, [self._lanes[worker] for worker in workers]
+    def _regrouper_of(self, readers: Sequence[Reader]) -> Regrouper:
+        dataset = self._dataset
         time_steps, fill_value, mark_ends = dataset.rules.time_steps, dataset.fill_value, dataset.mark_ends
-        return Regrouper(lanes, workers, time_steps, fill_value, self._judge, mark_ends=mark_ends)
+        return Regrouper(readers, time_steps, fill_value, self._judge, mark_ends=mark_ends)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -155,7 +156,10 @@ class Iteration:
         Args:
             steps: How many steps; None: to the epoch's end.
         """
-        regroupers = [self._regrouper_of([worker]) for worker in range(len(self._lanes))]
+        regroupers = []
+        for _, group in itertools.groupby(enumerate(self._readers), lambda numbered: numbered[1].worker_id):
+            numbers, readers = zip(*group, strict=True)
+            regroupers.append((self._regrouper_of(readers), slice(numbers[0], numbers[-1] + 1)))
         stop = None if steps is None else self._progress.step + steps
         while self._progress.step != stop:
             begin, step = clock(), self._progress.step
@@ -164,12 +168,12 @@ class Iteration:
             except StopIteration:
                 return
             self._count(begin, step, parts)
-            for worker, part in enumerate(parts):
-                if part is not None:
-                    yield self._output.finish(self._regrouped(regroupers[worker], part.step, [part], slot))
+            for regrouper, of_worker in regroupers:
+                if any(parts[of_worker]):
+                    yield self._output.finish(self._regrouped(regrouper, step, parts[of_worker], slot))
 
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
-        """Each worker's part of the next step, None for one that has ended; and the step's slot."""
+        """Each reader's part of the next step, None for one that has ended; and the step's slot."""
         if self.stale:
             raise StaleIteratorError(NEWER_HAS_BEGUN)
         if self.closed:

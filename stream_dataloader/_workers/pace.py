@@ -6,7 +6,7 @@ the last ones took. So messages keep the order that single steps have, and a wor
 a message that was requested earlier.
 
 Guarantee: no batch depends on it. A message takes a few milliseconds to fill, or carries one step, unless steps
-suddenly get slower.
+suddenly get slower. If a worker has threads, which read ahead, slow steps may also come two in a message.
 """
 
 from __future__ import annotations

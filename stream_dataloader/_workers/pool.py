@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery
+from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader._workers import torch_quirks
 from stream_dataloader._workers.direct_queue import with_direct_queues
@@ -45,7 +46,8 @@ class WorkerPool:
 
     Args:
         dataset: What they read.
-        num_workers: How many there are; 0 only checks the options.
+        readers: Who reads which lanes.
+        num_workers: How many workers there are; 0 only checks the options.
         transport: How batches come from workers; see `StreamDataLoader`.
         pin_memory: Whether shared memory is to be page-locked, where there is CUDA.
         tally: Where to count what is done.
@@ -62,6 +64,7 @@ class WorkerPool:
     def __init__(
         self,
         dataset: StreamDataset,
+        readers: Sequence[Reader],
         num_workers: int,
         *,
         worker_init_fn: Callable[[int], Any] | None,
@@ -80,7 +83,7 @@ class WorkerPool:
         messages = (options.get("prefetch_factor") or 2) * num_workers + 2
         pace = Pace(num_workers, messages)
         key = SessionKey(self.owner, -next(_pool_numbers), 0)
-        self._parts = WorkerParts(dataset, self._mailbox, pace, key, None if tally is None else tally.meters)
+        self._parts = WorkerParts(dataset, readers, self._mailbox, pace, key, None if tally is None else tally.meters)
         self.memory = BatchMemory(dataset.batch_size, messages, transport=transport, pin_memory=pin_memory, tally=tally)
         self._crew: Crew | None  # kept, so that a death between two iterations is noticed
         self._hire()

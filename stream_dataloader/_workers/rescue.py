@@ -1,8 +1,9 @@
 """Continues after a worker died: with new workers, from the last batch that was delivered.
 
 A source is blamed if workers died twice while reading it at the same logical time, or twice while opening it. After a
-first death no stream is opened early, so that a second death names one source. Two kills from outside that hit the same
-place look the same; they are as likely as a worker is to be at that place.
+first death no stream is opened early, so that a second death names one source. If a worker has several threads, it may
+name one of each; then they take turns, and a third death names one. Two kills from outside that hit the same place look
+the same; they are as likely as a worker is to be at that place.
 """
 
 from __future__ import annotations
@@ -30,10 +31,19 @@ class Rescue:
         tally: Where restarts are counted.
         whole_windows: Windows are wanted lane by lane.
         most: How many restarts there may be.
+        threads: How many threads a worker has.
     """
 
     def __init__(
-        self, pool: WorkerPool, dataset: StreamDataset, epoch: int, tally: Tally, *, whole_windows: bool, most: int
+        self,
+        pool: WorkerPool,
+        dataset: StreamDataset,
+        epoch: int,
+        tally: Tally,
+        *,
+        whole_windows: bool,
+        most: int,
+        threads: int = 1,
     ) -> None:
         self._pool = pool
         self._dataset = dataset
@@ -41,7 +51,9 @@ class Rescue:
         self._tally = tally
         self._whole_windows = whole_windows
         self._most = most
+        self._threads = threads
         self._restarts = 0
+        self._one_by_one = False
         self._suspects: set[tuple[int, int]] = set()
         self._killers: dict[int, int] = {}
 
@@ -59,7 +71,10 @@ class Rescue:
             return None
         killers = dict(death.suspects & self._suspects)
         self._suspects |= death.suspects
-        if not killers.keys() <= self._killers.keys():
+        unknown = killers.keys() - self._killers.keys()
+        # as many as threads may be in the same place as before, of which one was the killer
+        self._one_by_one = len(unknown) > 1 and self._threads > 1 and not self._one_by_one
+        if unknown and not self._one_by_one:
             named = ", ".join(f"{index} ({shorten(self._dataset.sources[index], 80)})" for index in sorted(killers))
             if self._dataset.on_error == "raise":
                 raise WorkerDeathError(
@@ -76,5 +91,5 @@ class Rescue:
             self._epoch,
             whole_windows=self._whole_windows,
             resume=record.unpack(self._dataset.rules),
-            recovery=Recovery(self._killers, cautious=True),
+            recovery=Recovery(self._killers, cautious=True, one_by_one=self._one_by_one),
         )

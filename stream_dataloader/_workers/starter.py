@@ -14,6 +14,7 @@ from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._ranks.agreement import OwnSteps, Steps
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.begin import read_locally
+from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader._state.plain import common
 from stream_dataloader._state.snapshot import Snapshot, uncounted_lane
 from stream_dataloader._state.tracker import Progress
@@ -46,7 +47,8 @@ class Starter:
         self._ranks = ranks
         self._num_workers = num_workers
         self._max_restarts = max_restarts
-        self.tally = Tally(num_workers)
+        self._readers = deal_lanes(ranks.reading.rules.lanes, num_workers, settings.threads_per_worker)
+        self.tally = Tally(self._readers, shared=num_workers > 0)
         self.renew(settings)
 
     def renew(self, settings: WorkerSettings) -> None:
@@ -58,7 +60,7 @@ class Starter:
         if settings.worker_method == "thread" and workers:
             self.pool = ThreadPool(reading, workers, settings, tally)
         else:
-            self.pool = WorkerPool(reading, workers, tally=tally, **settings.of_processes())
+            self.pool = WorkerPool(reading, self._readers, workers, tally=tally, **settings.of_processes())
 
     def start(self, position: LoaderPosition, output: Output, *, parts: bool) -> Iteration:
         """Start the iteration that comes next.
@@ -84,16 +86,22 @@ class Starter:
             self._rescue = None
             if not isinstance(pool, ThreadPool):
                 self._rescue = Rescue(
-                    pool, reading, epoch, self.tally, whole_windows=whole_windows, most=self._max_restarts
+                    pool,
+                    reading,
+                    epoch,
+                    self.tally,
+                    whole_windows=whole_windows,
+                    most=self._max_restarts,
+                    threads=self._settings.threads_per_worker,
                 )
             feed = pool.start(epoch, whole_windows=whole_windows, resume=resume)
-            collector = StepCollector(feed, self._num_workers, self._rescue)
+            collector = StepCollector(feed, self._readers, self._rescue)
         else:
             reader = read_locally(
                 reading.plan(), epoch, whole_windows=whole_windows, resume=resume, meters=self.tally.meters
             )
-            collector = StepCollector(LocalFeed(reader), workers=1)
-        progress = Progress(reading.rules, epoch, resume, collector.workers)
+            collector = StepCollector(LocalFeed(reader), self._readers)
+        progress = Progress(reading.rules, epoch, resume, len(self._readers))
         steps: Steps = OwnSteps()
         if not parts and not position.goes_on:
             try:
@@ -115,6 +123,7 @@ class Starter:
             sources=reading.rules.num_sources,
             num_workers=self._num_workers,
             prefetch_factor=self._settings.prefetch_factor or 2,
+            threads_per_worker=self._settings.threads_per_worker,
         )
         return dataclasses.replace(self.tally.stats(*self.pool.memory.in_use), setup=setup)
 

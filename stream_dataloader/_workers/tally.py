@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._items.layout import Layout, storage_dtype
-from stream_dataloader._reading.meters import Meters, clock, events_of
-from stream_dataloader._schedule.rules import NONE, IntArray, Rules
+from stream_dataloader._reading.meters import KeptEvents, Meters, clock
+from stream_dataloader._schedule.rules import NONE, Reader, Rules
 from stream_dataloader.stats import Events, LoaderStats, TraceEvent
 
 __all__ = ["Tally", "clock"]
@@ -24,7 +24,8 @@ class Tally:
     """The counts of one loader, over all of its epochs.
 
     Args:
-        workers: How many worker processes it has.
+        readers: Who reads its lanes.
+        shared: They are other processes.
 
     Attributes:
         meters: Where workers count.
@@ -33,8 +34,8 @@ class Tally:
         restarts: How often workers were started anew.
     """
 
-    def __init__(self, workers: int) -> None:
-        self.meters = Meters(workers, shared=workers > 0)
+    def __init__(self, readers: Sequence[Reader], *, shared: bool) -> None:
+        self.meters = Meters([reader.worker_id for reader in readers], shared=shared)
         self.copies = 0
         self.skipped = 0
         self.restarts = 0
@@ -113,9 +114,9 @@ class Tally:
         )
 
 
-def _in_order(of_workers: IntArray, of_batches: Iterable[tuple[int | None, int, int, int]]) -> list[TraceEvent]:
+def _in_order(of_workers: KeptEvents, of_batches: Iterable[tuple[int | None, int, int, int]]) -> list[TraceEvent]:
     """The events of workers, and those of the trainer, by the time when they began."""
-    events = events_of(of_workers)
+    events = of_workers.put_together()
     for mark, begin, stop, step in of_batches:
         events.append(TraceEvent(-1, "batch", begin, stop, step))
         if mark is not None:

@@ -112,7 +112,7 @@ class ThreadFeed:
     def _lateness(self, step: int) -> WorkerTimeoutError:
         missing = self._missing()
         busy = [n for n, job in enumerate(self._jobs) if not job.done.is_set() and n not in missing]
-        late = [n for n in busy if self._board.doing(n).time >= 0] or busy
+        late = [n for n in busy if self._board.is_reading(n)] or busy
         states = [f"worker {n} is {self._doing(n)}" for n in late]
         states += [f"worker {n} has not started (worker_init_fn)" for n in missing]
         return WorkerTimeoutError(
@@ -128,7 +128,7 @@ class ThreadFeed:
         return WorkerDeathError(
             f"worker {number} (a thread) {how} {self._doing(number)}; batch {step} was being put together. Something "
             "in it called sys.exit, or raised what is no Exception",
-            suspects=self._board.doing(number).suspects,
+            suspects=self._board.suspects(number),
         )
 
     def _doing(self, worker: int) -> str:

@@ -20,8 +20,9 @@ from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_in_threads
 from stream_dataloader._reading.reader import PartReader
+from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader._state.snapshot import Snapshot
-from stream_dataloader._workers.exchange import Exchange
+from stream_dataloader._workers.exchange import Exchange, deliver
 from stream_dataloader._workers.memory import BatchMemory
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader._workers.thread_feed import Job, ThreadFeed, work_for
@@ -78,7 +79,7 @@ class ThreadPool:
             self.memory.renew()
         self._sessions += 1
         exchange = self._exchange = Exchange(self._num_workers, self._ahead)
-        board = ActivityBoard(self._dataset.batch_size, self._num_workers, shared=False)
+        board = ActivityBoard(deal_lanes(self._dataset.batch_size, self._num_workers), shared=False)
         readers = read_in_threads(
             self._dataset.plan(),
             epoch,
@@ -170,7 +171,7 @@ def _work(number: int, init: WorkerInit, tasks: SimpleQueue[_Task | None]) -> No
                     init(number)
                     init = None  # once is enough for a thread that is kept
                 job.begun.set()
-                _read(number, exchange, begin())
+                deliver(number, begin(), exchange)
         except BaseException as error:
             exchange.fail(number, error)
         finally:
@@ -178,14 +179,3 @@ def _work(number: int, init: WorkerInit, tasks: SimpleQueue[_Task | None]) -> No
             job.done.set()
             work_for(None)
         del task, exchange, begin
-
-
-def _read(number: int, exchange: Exchange, reader: PartReader) -> None:
-    try:
-        for part in reader:
-            if not exchange.put(number, part):
-                return
-    except BaseException as error:
-        exchange.fail(number, error)
-    finally:
-        reader.close()

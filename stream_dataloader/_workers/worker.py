@@ -6,11 +6,10 @@ Guarantee: a part that cannot be pickled is an error at its own step; those befo
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import time as clock
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -25,10 +24,13 @@ from stream_dataloader._reading.meters import Meters
 from stream_dataloader._reading.reader import unsendable
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY
+from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._state.snapshot import Snapshot
+from stream_dataloader._workers.exchange import Exchange
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.sealed import Sealed
+from stream_dataloader._workers.worker_steps import ROOM, InThreads, InTurn, WorkerSteps
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport
 
@@ -40,6 +42,7 @@ class WorkerParts(IterableDataset[Any]):
 
     Args:
         dataset: What is read.
+        readers: Who reads which lanes.
         mailbox: Says which session is read.
         pace: Says how many steps a message carries.
         key: Names the loader's sessions, but for their number.
@@ -54,9 +57,16 @@ class WorkerParts(IterableDataset[Any]):
     """
 
     def __init__(
-        self, dataset: StreamDataset, mailbox: Mailbox, pace: Pace, key: SessionKey, meters: Meters | None
+        self,
+        dataset: StreamDataset,
+        readers: Sequence[Reader],
+        mailbox: Mailbox,
+        pace: Pace,
+        key: SessionKey,
+        meters: Meters | None,
     ) -> None:
         self._dataset = dataset
+        self._readers = readers
         self._mailbox = mailbox
         self._pace = pace
         self._key = key
@@ -65,7 +75,8 @@ class WorkerParts(IterableDataset[Any]):
         self.slots: SlotPool | None = None
         self.resume: Snapshot | None = None
         self.recovery = NO_RECOVERY
-        self.board = ActivityBoard(dataset.batch_size, mailbox.workers)
+        self.board = ActivityBoard(readers)
+        self._last: InThreads | None = None  # what this process read with threads before
 
     def __getstate__(self) -> dict[str, Any]:
         dataset = self._dataset  # its class may be one that workers would not find
@@ -85,48 +96,65 @@ class WorkerParts(IterableDataset[Any]):
         return self._read(self.sessions, worker.id)
 
     def _read(self, session: int, worker_id: int) -> Iterator[Sealed]:
+        if self._last is not None:
+            self._last.wait()  # its threads may still write to slots that are used again
         if self._mailbox.closed(session):
             return
+        with contextlib.closing(self._steps(session, worker_id)) as read:
+            sizes = self._pace.sizes(session, worker_id, together=self._dataset.rules.deterministic)
+            for count in sizes:
+                begin = clock.monotonic()
+                steps = list(itertools.islice(read, count))
+                if not steps:
+                    break
+                parts = list(itertools.chain.from_iterable(steps))
+                message = _message(worker_id, parts)
+                sizes.filled(clock.monotonic() - begin, self._most_steps(len(steps), parts, message))
+                yield message
+        self._mailbox.leave(session, worker_id)
+
+    def _steps(self, session: int, worker_id: int) -> WorkerSteps:
+        """Begin to read a session, with as many threads as this worker has readers."""
         epoch, whole_windows = self._mailbox.read(session)
         resume, self.resume = self.resume, None
-        reader = read_as_worker(
+        recovery, self.recovery = self.recovery, self.recovery._replace(one_by_one=False)
+        threads = sum(reader.worker_id == worker_id for reader in self._readers)
+        in_threads = threads > 1 and not recovery.one_by_one
+        exchange = Exchange(threads, ROOM)
+        readers = read_as_worker(
             self._dataset.plan(),
             self._dataset.session_table,
             self._key._replace(iteration=session),
+            readers=self._readers,
+            in_threads=in_threads,
             epoch=epoch,
             whole_windows=whole_windows,
             slots=self.slots,
             resume=resume,
             board=self.board,
-            recovery=self.recovery,
+            recovery=recovery,
             meters=self._meters,
-            closed=functools.partial(self._mailbox.closed, session),
+            closed=lambda: exchange.closed or self._mailbox.closed(session),
         )
-        with contextlib.closing(reader):
-            sizes = self._pace.sizes(session, worker_id, together=self._dataset.rules.deterministic)
-            for steps in sizes:
-                begin = clock.monotonic()
-                parts = list(itertools.islice(reader, steps))
-                if not parts:
-                    break
-                message = _message(parts)
-                sizes.filled(clock.monotonic() - begin, self._most_steps(parts, message))
-                yield message
-        self._mailbox.leave(session, worker_id)
+        if not in_threads:
+            return InTurn(readers)
+        self._last = InThreads(readers, exchange)
+        return self._last
 
-    def _most_steps(self, parts: list[Part], message: Sealed) -> int:
+    def _most_steps(self, steps: int, parts: list[Part], message: Sealed) -> int:
         """How many steps a message like this one may carry: as the slots allow, and as its size does."""
-        in_slots = self.slots.most_steps if self.slots and parts[-1].contents.in_slot else MOST_STEPS_A_MESSAGE
-        return min(in_slots, MESSAGE_BYTES * len(parts) // len(message))
+        slots = self.slots if any(part.contents.in_slot for part in parts) else None
+        in_slots = MOST_STEPS_A_MESSAGE if slots is None else slots.most_steps
+        return min(in_slots, MESSAGE_BYTES * steps // len(message))
 
 
-def _message(parts: list[Part]) -> Sealed:
+def _message(worker_id: int, parts: list[Part]) -> Sealed:
     try:
         return Sealed(pack(parts))
     except Exception as error:
         if len(parts) > 1:  # those before the one that cannot be pickled can
-            return Sealed([packed for part in parts for packed in _message([part]).read()])
+            return Sealed([packed for part in parts for packed in _message(worker_id, [part]).read()])
         (part,) = parts
         runs = part.contents.runs
-        fault = Fault(runs[0].lane if runs else 0, True, ErrorReport(unsendable(part, error)))
+        fault = Fault(runs[0].lane if runs else 0, True, ErrorReport(unsendable(part, worker_id, error)))
         return Sealed([part._replace(contents=Contents(runs=runs), faults=[fault])])

@@ -26,7 +26,7 @@ from stream_dataloader._assembly.part import Run, have_data
 from stream_dataloader._html.page import page, preformatted
 from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._reading.plan import Opening
-from stream_dataloader._schedule.rules import lanes_of_worker, split_batch_size
+from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
@@ -248,9 +248,7 @@ def _continues(segment: Segment, last: Segment) -> bool:
 
 def _workers(lanes: int, workers: int) -> tuple[range, ...]:
     """The lanes of each worker that has some."""
-    if not workers:
-        return (range(lanes),)
-    return tuple(lanes_of_worker(lanes, workers, worker) for worker in range(len(split_batch_size(lanes, workers))))
+    return tuple(reader.lanes for reader in deal_lanes(lanes, workers))
 
 
 def _ranges(owners: np.ndarray[Any, Any]) -> tuple[range, ...]:

@@ -21,11 +21,13 @@ from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.writer import PartWriter, SlotWriter
 from stream_dataloader._items.layout import Layout
+from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader._state.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport
 
 TIME_STEPS = 3
-LANES = [range(2), range(2, 3)]  # two workers: lanes 0 and 1, and lane 2
+READERS = deal_lanes(3, 2)  # two workers: lanes 0 and 1, and lane 2
+LANES = [reader.lanes for reader in READERS]
 SOURCES = [f"source {i}" for i in range(9)]
 REPORTS = LaneReports((), b"", {})
 
@@ -48,13 +50,13 @@ def part_of(worker, runs, pool=None, item=cell, step=0, time_steps=TIME_STEPS):
                 writer.met(layout)
             writer.put_step(row, run.t + i, layout, leaves)
     contents = writer.finish(runs)
-    return Part(worker_id=worker, step=step, fresh=True, items=0, lanes_read=0, reports=REPORTS, contents=contents)
+    return Part(reader=worker, step=step, fresh=True, items=0, lanes_read=0, reports=REPORTS, contents=contents)
 
 
 def regrouped(parts, slot=None, time_steps=TIME_STEPS):
-    judge = Judge(LANES, SOURCES)
+    judge = Judge(READERS, SOURCES)
     judge.judge(parts, slot)
-    return Regrouper(LANES, [0, 1], time_steps, -5, judge).batch(0, 0, parts, slot)
+    return Regrouper(READERS, time_steps, -5, judge).batch(0, 0, parts, slot)
 
 
 def full(lane, source, position=0, fresh=True):
@@ -159,7 +161,7 @@ def of_width(source, position):
 
 
 def test_what_does_not_fit_is_judged_in_lane_order():
-    judge = Judge(LANES, SOURCES)
+    judge = Judge(READERS, SOURCES)
     parts = [part_of(0, [full(0, 1), full(1, 7)], item=of_width), part_of(1, [full(2, 6)], item=of_width)]
     with pytest.raises(ItemError, match=r"source 7 .*item 0, lane 1, worker 0.*first \(source 1,") as told:
         judge.judge(parts, None)
@@ -173,15 +175,15 @@ def test_who_came_first_to_the_slots_does_not_decide_what_fits():
     assert (early.contents.in_slot, late.contents.in_slot) == (False, True)
     slot = SlotLeases(pool).lease(1, 0, whole_windows=False)
     with pytest.raises(ItemError, match="lane 2, worker 1"):
-        Judge(LANES, SOURCES).judge([early, late], slot)
+        Judge(READERS, SOURCES).judge([early, late], slot)
 
 
 def test_the_epochs_first_layout_decides_the_order_of_keys():
     def item(source, position):
         return {"b": source, "a": position} if source < 5 else {"a": position, "b": source}
 
-    judge = Judge(LANES, SOURCES)
-    regrouper = Regrouper(LANES, [0, 1], TIME_STEPS, 0, judge)
+    judge = Judge(READERS, SOURCES)
+    regrouper = Regrouper(READERS, TIME_STEPS, 0, judge)
     for step, sources in enumerate([(1, 2, 6), (6, 7, 1)]):
         runs = [full(lane, source) for lane, source in enumerate(sources)]
         parts = [part_of(0, runs[:2], item=item, step=step), part_of(1, runs[2:], item=item, step=step)]
@@ -190,7 +192,7 @@ def test_the_epochs_first_layout_decides_the_order_of_keys():
 
 
 def test_windows_for_collate_fn_may_differ_and_are_padded_with_the_first_layout():
-    windows = LaneWindows(LANES, TIME_STEPS, -5, Judge(LANES, SOURCES))
+    windows = LaneWindows(READERS, TIME_STEPS, -5, Judge(READERS, SOURCES))
     first, second, third = windows.of(
         [part_of(0, [full(1, 7)], item=of_width), part_of(1, [full(2, 1)], item=of_width)], None
     )
@@ -207,9 +209,9 @@ def test_a_window_that_a_stream_cut_comes_out_of_the_slot_as_it_went_in():
         writer.put_object(row, window)
     contents = writer.finish([Run(0, 0, 1, 0, 0, True, True), Run(1, 0, 1, 1, 0, True, True)])
     assert contents.in_slot
-    part = Part(worker_id=0, step=0, fresh=True, items=0, lanes_read=0, reports=REPORTS, contents=contents)
+    part = Part(reader=0, step=0, fresh=True, items=0, lanes_read=0, reports=REPORTS, contents=contents)
     slot = SlotLeases(pool).lease(1, 0, whole_windows=True)
-    array, tensor, idle = LaneWindows(LANES, None, "nothing", Judge(LANES, SOURCES)).of([part, None], slot)
+    array, tensor, idle = LaneWindows(READERS, None, "nothing", Judge(READERS, SOURCES)).of([part, None], slot)
     assert isinstance(array["x"], np.ndarray)
     assert np.shares_memory(array["x"], slot.columns[0])
     assert array["x"].flags.c_contiguous
@@ -220,7 +222,7 @@ def test_a_window_that_a_stream_cut_comes_out_of_the_slot_as_it_went_in():
 def test_a_part_that_is_in_its_slot_is_sent_as_a_few_numbers():
     reports = LaneReports(((1, 5),), b"123", {1: "state"})
     brief = Part(
-        worker_id=1,
+        reader=1,
         step=4,
         fresh=True,
         items=0,

@@ -43,6 +43,9 @@ def test_slow_decoding_wants_more_workers():
     assert "nobody reads meanwhile: use more workers (num_workers=2)" in str(found)
     found = advised([60] * 4, Slow(0.005), 4, 4, workers=1, batches=6, cores=8)
     assert "the worker reads all the time: use more workers (num_workers=4)" in found.text
+    threads = {"threads_per_worker": 2}
+    found = advised([60] * 4, Slow(0.005), 4, 4, workers=1, batches=6, cores=8, loader=threads)
+    assert "use more workers (num_workers=2)" in found.text
 
 
 def test_slow_decoding_on_all_cores_wants_packing():

@@ -78,7 +78,8 @@ class SimulatedPool:
             info = SimpleNamespace(id=worker, num_workers=workers)
             with mock.patch.object(torch_worker, "_worker_info", info):
                 plan, table = dataset.plan(), dataset.session_table
-                return read_as_worker(plan, table, session, epoch=epoch, closed=closed, **reading)
+                (reader,) = read_as_worker(plan, table, session, epoch=epoch, closed=closed, **reading)
+                return reader
 
         self.feed = SimulatedFeed(self._loader, [_Worker(number, open_reader) for number in range(workers)])
         return self.feed

@@ -45,12 +45,12 @@ def test_batches_in_process_are_those_of_the_serial_model(case):
 
 
 @random_cases(200)
-@given(cases(), st.integers(0, 5), st.integers(1, 4), st.booleans())
+@given(cases(), st.integers(0, 5), st.integers(1, 4), st.integers(1, 4), st.booleans())
 @pytest.mark.filterwarnings("ignore:num_workers is")
-def test_workers_give_the_batches_of_the_serial_model(case, num_workers, prefetch_factor, jitter):
+def test_workers_give_the_batches_of_the_serial_model(case, num_workers, threads, prefetch_factor, jitter):
     case.jitter = jitter and sum(case.lengths) < 60
     dataset = case.dataset()
-    options = {"prefetch_factor": prefetch_factor} if num_workers else {}
+    options = {"prefetch_factor": prefetch_factor, "threads_per_worker": threads} if num_workers else {}
     batches = list(StreamDataLoader(dataset, num_workers, **options))
     assert [cells(batch) for batch in batches] == list(case.expected(dataset))
     for batch in batches:
@@ -74,9 +74,12 @@ def test_every_field_is_the_same_for_any_worker_count(padding_mode, windows):
     )
     runs = [
         [key(batch) for _ in range(2) for batch in loader]
-        for loader in (StreamDataLoader(case.dataset(), workers) for workers in (0, 1, 2, 5))
+        for loader in (
+            StreamDataLoader(case.dataset(), workers, threads_per_worker=threads)
+            for workers, threads in [(0, 1), (1, 1), (2, 1), (5, 1), (1, 5), (2, 2)]
+        )
     ]
-    assert runs[0] == runs[1] == runs[2] == runs[3]
+    assert all(run == runs[0] for run in runs)
 
 
 @pytest.mark.any_start_method
@@ -139,7 +142,8 @@ def test_without_determinism_every_item_still_comes_once_and_in_order(padding_mo
             seed=seed,
             jitter=True,
         )
-        batches = list(StreamDataLoader(case.dataset(deterministic=False), workers))
+        threads = 1 + seed % 3 if workers else 1
+        batches = list(StreamDataLoader(case.dataset(deterministic=False), workers, threads_per_worker=threads))
         for batch in batches:
             check_fields(batch)
         check_promises(case, batches)

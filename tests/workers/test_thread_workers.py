@@ -23,6 +23,7 @@ from cases import Case, cases, cells, check_fields, key
 from helpers import FOREVER, PATIENCE, check_interrupted, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_streams import ITEMS, Broken, failing, odd
 
 from stream_dataloader import (
     ItemError,
@@ -130,13 +131,6 @@ def test_without_determinism_every_item_comes_once_and_in_order(padding_mode):
     assert set(read.values()) == {1}
     if padding_mode != "drop":
         assert len(read) == sum(case.lengths)
-
-
-ITEMS = {
-    "structure": lambda n, i: {"a": np.full((2, 3), n + i), "b": (float(i), True)},
-    "object": lambda n, i: {"name": f"{n}-{i}", "a": np.int16(i)},
-    "tensor": lambda n, i: torch.full((3,), n + i, dtype=torch.bfloat16),
-}
 
 
 @pytest.mark.parametrize("time_steps", [2, None])
@@ -374,20 +368,6 @@ def test_a_program_ends_with_threads_at_work():
 # What goes wrong
 
 
-class Broken(Exception):
-    pass
-
-
-def failing(at, error, *told):
-    def read(n):
-        for i in range(9):
-            if (n, i) == at:
-                raise error(*told)
-            yield i
-
-    return read
-
-
 def told(**options):
     """What a loader says of an error, and after how many batches."""
     found = []
@@ -396,11 +376,6 @@ def told(**options):
             found.append(batch.step)
     except StreamError as error:
         return len(found), type(error), str(error), error.source_index, error.position, error.lane, error.worker_id
-
-
-def odd(n):
-    for i in range(9):
-        yield np.zeros(2 + (n == 2 and i == 5))
 
 
 @pytest.mark.parametrize(
@@ -613,7 +588,7 @@ INTERRUPTED = """
             time.sleep(0.01 if len(sys.argv) < 2 else 1000)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
-    loader = StreamDataLoader(StreamDataset([0, 1, 2], read, 3, time_steps=1), 2, worker_method="thread")
+    loader = StreamDataLoader(StreamDataset([0, 1, 2], read, 3, time_steps=1), 2, OPTIONS)
     for batch in loader:
         if batch.step == 0:
             threading.Timer(0.2, os.killpg, (0, signal.SIGINT)).start()
@@ -621,9 +596,12 @@ INTERRUPTED = """
 
 
 @pytest.mark.parametrize("stuck", [pytest.param([], marks=pytest.mark.slow), ["stuck"]])
-def test_ctrl_c_leaves_next_also_if_a_stream_hangs(stuck, tmp_path):
+@pytest.mark.parametrize(
+    "options", ['worker_method="thread"', pytest.param("threads_per_worker=2", marks=pytest.mark.slow)]
+)
+def test_ctrl_c_leaves_next_also_if_a_stream_hangs(options, stuck, tmp_path):
     script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(INTERRUPTED))
+    script.write_text(textwrap.dedent(INTERRUPTED).replace("OPTIONS", options))
     begin = time.monotonic()
     check_interrupted([sys.executable, script, *stuck])
     assert time.monotonic() - begin < FOREVER / 1000

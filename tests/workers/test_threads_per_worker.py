@@ -1,0 +1,605 @@
+"""Worker processes that read with several threads: what they yield, how they end, and what is told of them."""
+
+import collections
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from cases import Case, cases, key
+from helpers import FOREVER, FULL, PATIENCE, START_METHODS, random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data._utils import worker as torch_worker
+from worker_streams import ITEMS, Broken, failing, odd
+
+from stream_dataloader import (
+    StreamDataLoader,
+    StreamDataset,
+    StreamError,
+    WorkerDeathError,
+    WorkerTimeoutError,
+    get_stream_info,
+    side_by_side,
+)
+from stream_dataloader._assembly.part import Contents, Part
+from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.begin import read_as_worker
+from stream_dataloader._reading.sessions import SessionKey
+from stream_dataloader._schedule.rules import deal_lanes
+from stream_dataloader._state.snapshot import LaneReports
+from stream_dataloader._workers import worker_steps
+from stream_dataloader._workers.exchange import Exchange
+from stream_dataloader._workers.worker_steps import ROOM, InThreads, InTurn
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:num_workers is")
+
+CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=3, shuffle=True, seed=4)
+
+
+def with_threads(dataset, workers=1, threads=2, **options):
+    return StreamDataLoader(dataset, workers, threads_per_worker=threads, **options)
+
+
+# The same batches
+
+
+@random_cases(300, 6)
+@given(
+    cases(max_streams=14), st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=2, max_size=3), st.data()
+)
+def test_any_place_is_resumed_by_other_numbers_of_workers_and_threads(case, given_counts, data):
+    expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
+    found, state = [], None
+    for last, (workers, threads) in zip([*[False] * len(given_counts), True], [*given_counts, (1, 3)], strict=True):
+        loader = with_threads(case.dataset(), workers, threads)
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        found += [key(batch) for batch in itertools.islice(iterator, None if last else data.draw(st.integers(0, 4)))]
+        state = json.loads(json.dumps(loader.state_dict())) if len(found) < len(expected) else state
+        iterator.close()
+        if len(found) == len(expected):
+            break
+    assert found == expected
+
+
+@pytest.mark.parametrize("windows", ["aligned", pytest.param("packed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("padding_mode", ["zeros", "data", pytest.param("drop", marks=pytest.mark.slow)])
+def test_every_field_and_part_is_that_of_one_thread(padding_mode, windows):
+    case = Case(CASE.lengths, 7, 3, windows, padding_mode, 2, shuffle=True, seed=7, jitter=True, mark_ends=True)
+
+    def read(threads):
+        loader = with_threads(case.dataset(), 2, threads, persistent_workers=True)
+        batches = [key(batch, worker_id=True) for batch in loader]
+        return batches, [(part.worker, key(part)) for part in loader.parts()]
+
+    assert read(3) == read(1)
+
+
+WINDOWS = {
+    "window": lambda n, i: np.full((1 + n % 3, 2), n + i),
+    "window of objects": lambda n, i: {"name": ["a"] * (1 + n % 2), "n": [i] * (1 + n % 2)},
+}
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", pytest.param("queue", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("collate_fn", [None, pytest.param(list, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [*ITEMS, *WINDOWS])
+def test_all_kinds_of_items_come_as_from_one_thread(kind, collate_fn, transport):
+    def read(n):
+        for i in range(n):
+            yield (ITEMS | WINDOWS)[kind](n, i)
+
+    def told(threads):
+        time_steps = None if kind in WINDOWS else 2
+        dataset = StreamDataset([5, 2, 3, 4, 1, 2], read, 4, time_steps=time_steps)
+        loader = with_threads(dataset, 1, threads, collate_fn=collate_fn, transport=transport)
+        return [repr(getattr(batch, "data", batch)) for batch in loader]
+
+    assert told(3) == told(1)
+
+
+@pytest.mark.any_start_method
+@pytest.mark.parametrize("method", START_METHODS)
+def test_every_field_is_the_same_for_any_start_method(method):
+    expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
+    loader = with_threads(CASE.dataset(), 1, 3, multiprocessing_context=method)
+    assert [key(batch) for batch in loader] == expected
+
+
+def test_slots_are_as_many_as_with_one_thread():
+    slots = []
+    for threads in (1, 4):
+        loader = with_threads(CASE.dataset(), 1, threads)
+        held = list(loader)
+        assert len(held) > 5
+        assert loader.stats().sent <= threads, "all but the parts that say that lanes are idle"
+        slots.append(loader.stats().slots)
+    assert slots[0] == slots[1] > 0
+
+
+@pytest.mark.filterwarnings("ignore:batches_per_epoch")
+def test_an_endless_run_in_epochs_of_n_batches():
+    case = Case([4, 0, 2, 3, 1], 4, 3, "packed", "cycle", shuffle=True, seed=3)
+
+    def read(workers, threads):
+        loader = with_threads(case.dataset(), workers, threads, batches_per_epoch=5, persistent_workers=True)
+        return [key(batch) for _ in range(3) for batch in loader]
+
+    assert read(1, 3) == read(2, 1)
+
+
+def test_members_side_by_side_have_threads_too():
+    def read(**options):
+        members = [(CASE.dataset(), 3), (CASE.dataset(seed=9), 2)]
+        return [batch.data.tolist() for batch in side_by_side(members, **options)]
+
+    assert read(num_workers=2, threads_per_worker=2) == read()
+
+
+# Threads and streams
+
+
+class Logged:
+    """Streams that write down which thread of which process does what."""
+
+    def __init__(self, path, length=6):
+        self.path, self.length = path, length
+
+    def __call__(self, n):
+        return LoggedStream(self, n)
+
+    def note(self, n, what):
+        info = get_stream_info()
+        place = (None, None) if info is None else (info.lane, info.worker_id)
+        with open(self.path, "a") as file:
+            file.write(json.dumps([n, what, os.getpid(), threading.get_ident(), *place]) + "\n")
+
+    def read(self):
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+
+class LoggedStream:
+    def __init__(self, log, n):
+        self.log, self.n, self.items = log, n, iter(range(log.length))
+        log.note(n, "open")
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.log.note(self.n, "next")
+        return next(self.items)
+
+    def close(self):
+        self.log.note(self.n, "close")
+
+
+@pytest.mark.parametrize("steps", [pytest.param(None, id="whole"), pytest.param(1, id="left early")])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_stream_is_opened_read_and_closed_in_the_one_thread_of_its_lane(keep, steps, tmp_path):
+    log = Logged(tmp_path / "log")
+    dataset = StreamDataset(range(20), log, 7, time_steps=2)
+    loader = with_threads(dataset, 2, 2, persistent_workers=keep)
+    for _ in range(2):
+        iterator = iter(loader)
+        for _batch in itertools.islice(iterator, steps):
+            pass
+        iterator.close()
+    del loader, iterator, _batch
+    lines = log.read()
+    threads_of_lanes = collections.defaultdict(set)
+    threads_of_streams = collections.defaultdict(list)
+    for n, what, pid, thread, lane, worker in lines:
+        threads_of_streams[n].append((what, pid, thread))
+        if lane is not None:
+            threads_of_lanes[lane, pid].add((worker, thread))
+    for seen in threads_of_streams.values():
+        whats = [what for what, *_ in seen]
+        assert whats.count("open") == whats.count("close") <= 2
+        assert len({place for _, *place in map(tuple, seen) for place in [tuple(place)]}) <= 2, "one an epoch"
+    workers = {lane: {worker for worker, _ in seen} for (lane, _), seen in threads_of_lanes.items()}
+    assert workers == {reader_lane: {r.worker_id} for r in deal_lanes(7, 2) for reader_lane in r.lanes}
+
+
+def test_each_lane_belongs_to_one_thread_and_a_worker_has_no_more_than_lanes(tmp_path):
+    log = Logged(tmp_path / "log")
+    list(with_threads(StreamDataset(range(9), log, 3, time_steps=2), 2, 9))
+    threads = collections.defaultdict(set)
+    for _, _, pid, thread, lane, _ in log.read():
+        if lane is not None:
+            threads[lane].add((pid, thread))
+    assert all(len(seen) == 1 for seen in threads.values())
+    assert len(set().union(*threads.values())) == 3
+
+
+MEETING = threading.Barrier(2)
+
+
+def test_lanes_of_one_process_are_read_at_the_same_time():
+    def read(n):
+        for i in range(6):
+            if i > 0:  # the sources are granted one after the other
+                MEETING.wait(PATIENCE)
+            yield n * 10 + i
+
+    batches = [batch.data.tolist() for batch in with_threads(StreamDataset([0, 1], read, 2, time_steps=1))]
+    assert batches == [[[i, 10 + i]] for i in range(6)]
+
+
+def test_worker_init_fn_runs_once_in_each_process_and_threads_keep_torch_to_one_core():
+    def init(worker):
+        begun.append(worker)
+
+    begun = []
+
+    def read(n):
+        assert begun == [get_stream_info().worker_id]
+        yield torch.get_num_threads(), torch.utils.data.get_worker_info().id, get_stream_info().worker_id, n
+
+    (batch,) = with_threads(StreamDataset(range(4), read, 4, time_steps=1), 2, 2, worker_init_fn=init)
+    cores, workers, infos, numbers = (leaf[0].tolist() for leaf in batch.data)
+    assert (cores, workers, infos, numbers) == ([1] * 4, [0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 2, 3])
+    assert begun == []
+
+
+def test_random_draws_of_streams_are_the_same_in_any_thread():
+    def read(n):
+        info = get_stream_info()
+        for position in range(6):
+            assert get_stream_info() is info
+            assert info.source_index == n
+            yield np.array([info.rng.integers(1 << 30), info.rng_at(position).integers(1 << 30)])
+
+    dataset = StreamDataset(range(12), read, 4, time_steps=2, seed=5)
+    assert [b.data.tolist() for b in with_threads(dataset, 1, 4)] == [
+        b.data.tolist() for b in StreamDataLoader(dataset)
+    ]
+
+
+# What goes wrong
+
+
+def told(threads, dataset):
+    found = []
+    try:
+        for batch in with_threads(dataset, 2, threads):
+            found.append(batch.step)
+    except StreamError as error:
+        return len(found), type(error), str(error), error.source_index, error.position, error.lane, error.worker_id
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        failing((2, 5), Broken, "what"),
+        failing((3, 0), Broken, "what"),
+        odd,
+        lambda n: [0, 1] if n else ["a"],
+        lambda n: iter([lambda: n]) if n == 2 else iter([n]),
+    ],
+    ids=["reading", "opening", "one shape", "one kind", "pickled"],
+)
+def test_errors_come_at_their_own_step_with_the_same_text(read):
+    one, three = (told(threads, StreamDataset(range(6), read, 6, time_steps=1)) for threads in (1, 3))
+    assert three == one
+    assert one is not None
+
+
+@pytest.mark.filterwarnings("ignore:skipped the rest")
+def test_broken_streams_are_skipped_as_by_one_thread():
+    def read(threads):
+        read_stream = failing((2, 5), Broken, "what")
+        loader = with_threads(StreamDataset(range(7), read_stream, 3, time_steps=2, on_error="skip"), 1, threads)
+        return [key(batch) for batch in loader], [str(failure) for failure in loader.failures]
+
+    assert read(3) == read(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [False, True])
+def test_an_error_in_a_policy_is_raised_as_it_is_though_another_thread_is_busy(keep):
+    def policy(failure):
+        raise Broken("of the policy")
+
+    def read(n):
+        for i in range(9):
+            if (n, i) == (1, 3):
+                raise ValueError
+            time.sleep(0.3 * (i == 3))
+            yield i
+
+    loader = with_threads(StreamDataset([0, 1], read, 2, time_steps=1, on_error=policy), 1, 2, persistent_workers=keep)
+    for _ in range(2):
+        with pytest.raises(Broken, match="of the policy"):
+            list(loader)
+
+
+@pytest.mark.parametrize("place", ["reading", "opening"])
+@pytest.mark.parametrize("other", [pytest.param("moves", marks=pytest.mark.slow), "hangs"])
+def test_a_stream_that_exits_ends_its_worker_and_is_named(place, other, monkeypatch):
+    monkeypatch.setattr(worker_steps, "_FAREWELL_SECONDS", 0.1)  # of workers that are forked now
+
+    def read(n):
+        if n == 3 and place == "opening":
+            sys.exit(3)
+        for i in range(4):
+            if (n, i) == (3, 2):
+                sys.exit(3)
+            if (n, i) == (0, 3) and other == "hangs":
+                time.sleep(FOREVER)
+            yield i
+
+    loader = with_threads(StreamDataset([0, 3], read, 2, time_steps=1, lookahead=0), 1, 2)
+    steps, begin = [], time.monotonic()
+    with pytest.raises(
+        WorkerDeathError, match=rf"worker 0 \(pid \d+\) exited with status 3 [^;]*{place} source 1 \(3\)"
+    ):
+        steps.extend(batch.step for batch in loader)
+    assert steps == list(range(len(steps)))
+    assert len(steps) <= (0 if place == "opening" else 2)
+    assert time.monotonic() - begin < PATIENCE
+
+
+def test_a_death_names_what_each_thread_did():
+    def read(n):
+        for i in range(9):
+            if (n, i) == (3, 5):
+                time.sleep(0.05)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (n, i) == (0, 5):
+                time.sleep(FOREVER)
+            yield i
+
+    loader = with_threads(StreamDataset(range(4), read, 4, time_steps=1), 1, 2)
+    with pytest.raises(WorkerDeathError) as death:
+        list(loader)
+    both = (
+        "was killed by SIGKILL in lane 0, step 5, reading source 0 (0), with sources 0 (0), 1 (1) open, "
+        "and in lane 3, step 5, reading source 3 (3), with sources 2 (2), 3 (3) open; batch"
+    )
+    assert both in str(death.value)
+    assert death.value.suspects == {(0, 20), (3, 23)}
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", pytest.param("queue", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_new_workers_go_on_bit_for_bit(transport, persistent):
+    case = Case(CASE.lengths, 5, 2, shuffle=True, seed=4, jitter=True)
+    expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
+    options = {"transport": transport, "persistent_workers": persistent, "max_restarts": 3}
+    loader = with_threads(case.dataset(), 2, 2, **options)
+    found = []
+    for batch in loader:
+        found.append(key(batch))
+        if batch.step in (2, 9):
+            os.kill(random.choice(multiprocessing.active_children()).pid, signal.SIGKILL)
+    assert found == expected
+    assert loader.stats().restarts >= 1
+    assert {key(batch)[-1] for batch in loader} == {1}, "the next epoch is read as ever"
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_and_double_nothing():
+    def kill_one():
+        if found := multiprocessing.active_children():
+            os.kill(random.choice(found).pid, signal.SIGKILL)
+
+    case = Case(CASE.lengths, 5, 2, shuffle=True, seed=4, jitter=True)
+    rng, expected = random.Random(0), [key(batch) for batch in StreamDataLoader(case.dataset())]
+    for _ in range(40 if FULL else 6):
+        loader = with_threads(case.dataset(), rng.randint(1, 3), rng.randint(2, 4), max_restarts=9)
+        timer, found = threading.Timer(rng.uniform(0, 0.2), kill_one), []
+        timer.start()
+        for batch in loader:
+            found.append(key(batch))
+        timer.join()
+        assert found == expected
+
+
+@pytest.mark.filterwarnings("ignore:skipped the rest")
+@pytest.mark.parametrize("on_error", ["skip", "raise"])
+def test_of_several_threads_sources_only_the_one_that_kills_is_blamed(on_error):
+    """Whenever source 3 kills, source 0 is read, at one place of it: twice, both may have done it."""
+
+    def read(n):
+        for i in range(6):
+            if (n, i) == (3, 4):
+                time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (n, i) == (0, 4):
+                time.sleep(0.3)
+            yield n * 100 + i
+
+    dataset = StreamDataset(range(4), read, 4, time_steps=1, on_error=on_error)
+    loader = with_threads(dataset, 1, 2, max_restarts=3)
+    if on_error == "raise":
+        with pytest.raises(WorkerDeathError, match=r"^source 3 \(3\) killed its worker twice"):
+            list(loader)
+        return
+    batches = list(loader)
+    assert [failure.source_index for failure in loader.failures] == [3]
+    assert batches[-1].data.tolist() == [[5, 105, 205, 0]]
+    assert loader.stats().restarts == 3
+
+
+def test_a_timeout_names_the_thread_that_hangs():
+    def read(n):
+        for i in range(9):
+            if (n, i) == (3, 5):
+                time.sleep(FOREVER)
+            yield i
+
+    loader = with_threads(StreamDataset(range(4), read, 4, time_steps=1), 1, 2, timeout=0.5)
+    steps = []
+    with pytest.raises(
+        WorkerTimeoutError, match=r"within 0.5 s, at step \d: worker 0 is .*in lane 3, step 5, reading so"
+    ):
+        steps.extend(batch.step for batch in loader)
+    assert steps == list(range(len(steps)))
+    assert len(steps) <= 5
+
+
+def test_an_epoch_left_while_a_thread_is_busy_does_not_spoil_the_next():
+    """The old threads may still write to slots that the new epoch uses."""
+
+    def read(n):
+        for i in range(40):
+            if n == 0 and i % 4 == 3:
+                time.sleep(0.01)
+            yield np.full(1000, n * 100 + i)
+
+    loader = with_threads(StreamDataset(range(4), read, 4, time_steps=2), 2, 2, persistent_workers=True)
+    expected = [[[n * 100 + 2 * step + t for n in range(4)] for t in range(2)] for step in range(20)]
+    for steps in (1, 3, 2, 5, 1, None):
+        iterator = iter(loader)
+        found = [batch.data.unique(dim=-1).squeeze(-1).tolist() for batch in itertools.islice(iterator, steps)]
+        assert found == expected[:steps]
+        iterator.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({"threads_per_worker": 0}, ValueError, "threads_per_worker is 0, and must be at least 1"),
+        ({"threads_per_worker": 1.5}, TypeError, "threads_per_worker must be an integer"),
+        ({"threads_per_worker": True}, TypeError, "threads_per_worker must be an integer"),
+        (
+            {"num_workers": 0, "threads_per_worker": 2},
+            ValueError,
+            "num_workers is 0, so there is no .* pass num_workers=1",
+        ),
+        (
+            {"worker_method": "thread", "threads_per_worker": 2},
+            ValueError,
+            "num_workers counts them; leave threads_per_",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_remedy(options, error, reason):
+    with pytest.raises(error, match=reason):
+        StreamDataLoader(CASE.dataset(), **{"num_workers": 2} | options)
+
+
+# Without processes
+
+
+class Reader:
+    """Stands for a `PartReader` of so many steps; `ending` is what it does then."""
+
+    def __init__(self, steps, ending=None):
+        self.steps, self.ending, self.read, self.closed_by = steps, ending, 0, None
+
+    def __iter__(self):
+        for step in range(self.steps):
+            self.read += 1
+            yield Part(0, step, True, 1, 0, LaneReports((), b"", {}), Contents())
+        if self.ending is not None:
+            raise self.ending
+
+    def close(self):
+        self.closed_by = threading.current_thread()
+
+
+def in_threads(*readers):
+    return InThreads(readers, Exchange(len(readers), ROOM))
+
+
+def test_steps_are_of_all_threads_that_have_not_ended_and_each_closes_what_it_read():
+    readers = Reader(3), Reader(1), Reader(2)
+    steps = in_threads(*readers)
+    assert [[part.step for part in parts] for parts in steps] == [[0, 0, 0], [1, 1], [2]]
+    steps.close()
+    assert len({reader.closed_by for reader in readers}) == 3
+    assert threading.current_thread() not in {reader.closed_by for reader in readers}
+
+
+@pytest.mark.parametrize("windows", ["aligned", "packed"])
+def test_readers_that_take_turns_in_one_thread_do_not_wait_for_each_other(windows, monkeypatch):
+    monkeypatch.setattr(torch_worker, "_worker_info", SimpleNamespace(id=0, num_workers=1))
+    dataset = Case(CASE.lengths, 5, 3, windows).dataset()
+    session = SessionKey(os.getpid(), -1_000_000, 1)
+    steps = InTurn(read_as_worker(dataset.plan(), dataset.session_table, session, readers=deal_lanes(5, 1, 3)))
+    assert sum(part.items for parts in steps for part in parts) == sum(CASE.lengths)
+    steps.close()
+
+
+@pytest.mark.parametrize("ending", [SystemExit(3), Broken("of a policy"), KeyboardInterrupt()])
+def test_what_ends_a_thread_is_raised_in_place_of_its_part(ending):
+    endless, ends = Reader(10**9), Reader(4, ending)
+    steps = in_threads(endless, ends)
+    assert [len(next(steps)) for _ in range(4)] == [2] * 4
+    with pytest.raises(type(ending)):
+        next(steps)
+    steps.close()
+    assert endless.read <= 4 + ROOM + 1
+    assert None not in (endless.closed_by, ends.closed_by)
+
+
+def test_threads_that_cannot_be_started_leave_none_behind(monkeypatch):
+    started, original = [], threading.Thread.start
+
+    def start(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        original(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    readers = Reader(10**9), Reader(3)
+    with pytest.raises(RuntimeError, match="can't start"):
+        in_threads(*readers)
+    started[0].join(PATIENCE)
+    assert readers[0].closed_by is started[0]
+
+
+# What is told
+
+
+def test_stats_have_a_row_a_worker_and_a_trace_one_a_thread(tmp_path):
+    loader = with_threads(CASE.dataset(), 2, 2)
+    list(loader)
+    stats = loader.stats()
+    assert loader.threads_per_worker == 2
+    assert len(stats.workers) == 2
+    assert sum(worker.items for worker in stats.workers) == sum(CASE.lengths) == stats.items
+    assert {(event.worker, event.thread) for event in stats.events if event.kind == "step"} == {
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    }
+    stats.save_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert len(rows) == len(set(rows.values())) == 9
+    assert {"trainer", "worker 0, thread 0", "worker 1, thread 1, ahead"} <= set(rows.values())
+    assert {event["tid"] for event in events if event["ph"] == "X"} <= set(rows)
+
+
+def test_a_board_tells_of_all_threads_of_a_worker_and_only_of_that_which_exits():
+    board = ActivityBoard(deal_lanes(4, 2, 2), shared=False)
+    board.reading[:] = [1, 2, 3, 0]
+    board.working[:] = [1, 2, 0, 0]
+    board.opening[1] = 4
+    assert board.suspects(0) == {(0, 0), (1, 1), (3, -1)}
+    assert board.suspects(1) == frozenset()
+    assert (board.is_reading(0), board.is_reading(1)) == (True, False)
+    assert board.describe(1, "abcd", repr) == "with source 2 ('c') open"
+    assert board.describe(0, "abcd", repr) == (
+        "in lane 0, step 0, reading source 0 ('a'), with source 0 ('a') open, and "
+        "in lane 1, step 0, reading source 1 ('b'), opening source 3 ('d'), with source 1 ('b') open"
+    )
+    board.exiting[1] = -4
+    assert board.suspects(0) == {(3, -1)}
+    assert board.describe(0, "abcd", repr).startswith("in lane 1, step 0, between two sources, opening source 3")
