@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import shutil
@@ -250,6 +251,17 @@ def _describe(exit_code: int) -> str:
 
 _folder: tuple[str, int] | None = None  # what `shared_folder` made, and in which process
 _starting: list[int] = []  # not empty while workers are being started
+
+
+def _leave_garbage() -> None:
+    """Leave the garbage that a worker was forked with to the main process: iterators of torch's in it end workers."""
+    if _starting:
+        gc.freeze()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_garbage)
+
 _crews: weakref.WeakSet[Crew] = weakref.WeakSet()
 _ours: set[int] = set()  # pids of all workers there were
 _dismissed: set[int] = set()  # pids of workers that were killed on purpose

@@ -56,6 +56,32 @@ def test_a_kept_worker_that_dies_while_an_epoch_starts(max_restarts):
         timer.join()
 
 
+LEFT = """
+import gc
+import os
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+def read(source):
+    yield source
+
+def loader():
+    return StreamDataLoader(StreamDataset([1, 2], read, 2, time_steps=1), 2, multiprocessing_context="fork")
+
+gc.disable()
+circle = [iter(loader())]
+next(circle[0])
+circle.append(circle)
+del circle
+os.register_at_fork(after_in_child=gc.collect)
+assert len(list(loader())) == 1
+"""
+
+
+def test_workers_leave_the_garbage_of_the_main_process_alone(tmp_path):
+    done = run(LEFT, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # What workers are sent, and send back
 
 
