@@ -9,16 +9,21 @@ fits into the pipe for sure is written by `put` itself; all else goes the old wa
      +--- more ----------------> buffer ---> thread ------------+
 
 Guarantees: `put` never waits for a reader. Messages of one process keep their order: none is written at once while one
-before it goes the old way.
+before it goes the old way. `get` does not wait for a process that is known to be dead, not even for the rest of a
+message.
 """
 
 from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
 import select
-from collections.abc import Callable
+import struct
+import time
+from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from queue import Empty
@@ -29,7 +34,10 @@ if TYPE_CHECKING:
 else:
     Messages = Queue
 
-_HEADER_BYTES = 4  # of a message in a pipe; see `multiprocessing.connection`
+_HEADER_BYTES, _LONG_HEADER_BYTES = 4, 8  # of a message in a pipe; see `multiprocessing.connection`
+_READ_BYTES = 1 << 20
+_LOOK_SECONDS = 5.0  # between looks at writers of which no end was noticed
+_END_SECONDS = 1.0
 _LOCK_SECONDS = 1e-3  # another process that writes at once takes a few microseconds
 
 
@@ -55,7 +63,10 @@ class DirectQueue(Messages):
         ends: Any = self
         self._readable, self._writable = select.poll(), select.poll()
         self._by_thread, self._send_bytes = 0, _Counted(ends._writer.send_bytes)
-        self._readable.register(ends._reader.fileno(), select.POLLIN)
+        self._died: Callable[[], bool] = _nobody
+        self._writers: dict[int, BaseProcess] = {}
+        self._end = ends._reader.fileno()
+        self._readable.register(self._end, select.POLLIN)
         self._writable.register(ends._writer.fileno(), select.POLLOUT)
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
@@ -83,21 +94,76 @@ class DirectQueue(Messages):
         finally:
             queue._wlock.release()
 
+    def watch(self, writers: Iterable[BaseProcess], died: Callable[[], bool]) -> None:
+        """Have `get` look after the processes that write, as long as there is nothing to read.
+
+        Args:
+            writers: The processes.
+            died: Whether one ended that should not have: then `get` says at once that there is nothing.
+        """
+        self._died = died
+        self._writers = {writer.sentinel: writer for writer in writers}
+        for sentinel in self._writers:
+            self._readable.register(sentinel, select.POLLIN)
+
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The next message; see `multiprocessing.Queue.get`, which makes a new selector for each wait."""
         queue: Any = self
         if not block or timeout is None or queue._closed:
             return super().get(block, timeout)
+        deadline = time.monotonic() + timeout
         if not queue._rlock.acquire(True, timeout):
             raise Empty
         try:
-            if not self._readable.poll(1000 * max(timeout, 0)):
-                raise Empty
-            message = queue._recv_bytes()
+            self._wait(deadline)
+            (size,) = struct.unpack("!i", self._read(_HEADER_BYTES))
+            if size == -1:
+                (size,) = struct.unpack("!Q", self._read(_LONG_HEADER_BYTES))
+            message = self._read(size)
             queue._sem.release()
         finally:
             queue._rlock.release()
         return ForkingPickler.loads(message)
+
+    def _wait(self, deadline: float | None = None) -> None:
+        """Wait until there is something to read.
+
+        Raises:
+            Empty: It takes too long, or will never be.
+        """
+        while True:
+            left = _LOOK_SECONDS if deadline is None else max(deadline - time.monotonic(), 0)
+            ends = [end for end, _ in self._readable.poll(1000 * min(left, _LOOK_SECONDS))]
+            if self._end in ends:
+                return
+            for end in ends:
+                self._readable.unregister(end)
+                _wait_for_end(self._writers.pop(end))
+            if (not ends and deadline is not None and left <= _LOOK_SECONDS) or self._died():
+                raise Empty
+
+    def _read(self, size: int) -> bytes:
+        """So many bytes of a message that has begun."""
+        pieces: list[bytes] = []
+        while size:
+            self._wait()
+            piece = os.read(self._end, min(size, _READ_BYTES))
+            if not piece:
+                raise EOFError
+            pieces.append(piece)
+            size -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _nobody() -> bool:
+    return False
+
+
+def _wait_for_end(process: BaseProcess) -> None:
+    """Wait for a process of which the sentinel is ready: that is a little before its exit code is known."""
+    deadline = time.monotonic() + _END_SECONDS
+    while process.exitcode is None and time.monotonic() < deadline:
+        time.sleep(_END_SECONDS / 1000)
 
 
 def with_direct_queues(context: BaseContext | None, method: str) -> BaseContext:

@@ -26,7 +26,7 @@ from stream_dataloader._reading.share import NO_RECOVERY, Recovery
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader._workers import torch_quirks
-from stream_dataloader._workers.direct_queue import with_direct_queues
+from stream_dataloader._workers.direct_queue import DirectQueue, with_direct_queues
 from stream_dataloader._workers.feed import WorkerFeed
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.memory import BatchMemory
@@ -173,8 +173,12 @@ class WorkerPool:
         before = {child.pid for child in multiprocessing.active_children()}
         with starting(method) as interrupts:
             iterator = torch_quirks.iterator_of(self._dataloader, kept=kept is not None)
-        started = [child for child in multiprocessing.active_children() if child.pid not in before]
-        crew = Crew(self._mailbox, session, (kept.children.values() if kept is not None else ()) or started)
+            started = [child for child in multiprocessing.active_children() if child.pid not in before]
+            crew = Crew(self._mailbox, session, (kept.children.values() if kept is not None else ()) or started)
+        queue = torch_quirks.messages_of(iterator)
+        if isinstance(queue, DirectQueue):
+            crew.watched = True
+            queue.watch(crew.children.values(), lambda: bool(crew.died()))
         guard(crew)
         if interrupts:
             crew.kill()

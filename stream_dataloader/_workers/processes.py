@@ -144,6 +144,7 @@ class Crew:
         children: The processes, by process id.
         waiting: The main thread is inside the loader's `next`.
         casualty: A worker died while it was not; the next `next` raises that.
+        watched: `next` finds deaths by itself while it waits, and need not be told from a signal handler.
     """
 
     def __init__(self, mailbox: Mailbox, session: int, children: Iterable[BaseProcess]) -> None:
@@ -153,6 +154,7 @@ class Crew:
         self.children = {child.pid: child for child in children if child.pid is not None}
         self.waiting = False
         self.casualty = False
+        self.watched = False
         _ours.update(self.children)
         _dismissed.difference_update(self.children)  # an id may be given again
 
@@ -277,7 +279,7 @@ def _died() -> int:
     for crew in () if _starting else tuple(_crews):  # what has not come to be is looked after once it has
         if not crew.casualty and (pid := crew.first_death()):
             crew.casualty = True
-            if crew.waiting:
+            if crew.waiting and not crew.watched:
                 return pid
     return 0
 

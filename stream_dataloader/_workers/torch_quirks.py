@@ -61,6 +61,11 @@ def iterator_of(dataloader: DataLoader[Any], *, kept: bool) -> Iterator[Any]:
         return _Broken(error)
 
 
+def messages_of(iterator: Iterator[Any]) -> Any:
+    """The queue that an iterator of torch's gets workers' messages from; None if it has none."""
+    return getattr(iterator, "_worker_result_queue", None)
+
+
 class _Broken(Iterator[Any]):
     """Stands for an iterator of torch's that could not be had, and raises why where parts are awaited."""
 
