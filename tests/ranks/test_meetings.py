@@ -207,6 +207,7 @@ def test_who_keeps_the_store_stays_until_the_others_have_read_the_end(two, mode,
     assert found == [steps] * 2
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_within_an_epoch_ends_well(agent):
     script = ROOT / "tests" / "trainers" / "rank_ends_at_once.py"
     commands = [

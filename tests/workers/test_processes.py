@@ -77,6 +77,7 @@ assert len(list(loader())) == 1
 """
 
 
+@pytest.mark.slow
 def test_workers_leave_the_garbage_of_the_main_process_alone(tmp_path):
     done = run(LEFT, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
