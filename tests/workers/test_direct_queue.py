@@ -1,11 +1,13 @@
 """Queues that write small messages at once: nothing is lost, overtaken or waited for, whatever the sizes."""
 
 import multiprocessing
+import os
+import struct
 import threading
 from queue import Empty
 
 import pytest
-from helpers import START_METHODS, random_cases
+from helpers import FOREVER, START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +69,22 @@ def test_processes_answer_each_other(method):
     asked.put(None)
     process.join(60)
     assert process.exitcode == 0
+
+
+def _begin_a_message(queue):
+    os.write(queue._writer.fileno(), struct.pack("!i", 100) + b"the begin")
+    os._exit(1)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("writes", [_begin_a_message, os._exit], ids=["half a message", "nothing"])
+def test_nobody_waits_for_a_writer_that_died(writes):
+    queue = new_queue()
+    writer = with_direct_queues(None, "fork").Process(target=writes, args=(queue if writes is _begin_a_message else 1,))
+    writer.start()
+    queue.watch([writer], lambda: writer.exitcode == 1)
+    with pytest.raises(Empty):
+        queue.get(timeout=FOREVER)
 
 
 def test_a_context_of_the_users_own_is_left_alone():
