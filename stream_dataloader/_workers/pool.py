@@ -130,8 +130,7 @@ class WorkerPool:
         self._parts.resume = resume
         self._parts.recovery = recovery
         method = start_method(self._context)
-        if self._num_workers:
-            self._dataloader.multiprocessing_context = with_direct_queues(self._context, method)
+        self._dataloader.multiprocessing_context = with_direct_queues(self._context, method)
         iterator, self._crew = self._iterate(method, session)
         return WorkerFeed(
             iterator,

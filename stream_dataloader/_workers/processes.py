@@ -253,6 +253,9 @@ def _describe(exit_code: int) -> str:
 
 _folder: tuple[str, int] | None = None  # what `shared_folder` made, and in which process
 _starting: list[int] = []  # not empty while workers are being started
+_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+_ours: set[int] = set()  # pids of all workers there were
+_dismissed: set[int] = set()  # pids of workers that were killed on purpose
 
 
 def _leave_garbage() -> None:
@@ -263,10 +266,6 @@ def _leave_garbage() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_garbage)
-
-_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
-_ours: set[int] = set()  # pids of all workers there were
-_dismissed: set[int] = set()  # pids of workers that were killed on purpose
 
 
 def _is_wanted(pid: int) -> bool:

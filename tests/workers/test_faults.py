@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cases import Case, cells, key
 from helpers import FOREVER, FULL
+from worker_streams import keys_with_a_kill, kill_one
 
 from stream_dataloader import (
     FailureLimitError,
@@ -28,11 +29,6 @@ from stream_dataloader import (
 from stream_dataloader._memory.shared_memory import SharedMemory
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=2, shuffle=True, seed=4, jitter=True)
-
-
-def kill_one(number=signal.SIGKILL):
-    if found := [child.pid for child in multiprocessing.active_children()]:
-        os.kill(random.choice(found), number)
 
 
 # Workers that die
@@ -61,12 +57,7 @@ def test_kills_at_random_moments_lose_and_double_nothing():
     expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
     for _ in range(40 if FULL else 6):
         loader = StreamDataLoader(CASE.dataset(), rng.randint(2, 5), max_restarts=9)
-        timer, found = threading.Timer(rng.uniform(0, 0.2), kill_one), []
-        timer.start()
-        for batch in loader:
-            found.append(key(batch))
-        timer.join()
-        assert found == expected
+        assert keys_with_a_kill(loader, rng.uniform(0, 0.2)) == expected
 
 
 def test_a_death_names_worker_signal_and_what_was_being_read():

@@ -3,7 +3,6 @@
 import collections
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -20,7 +19,7 @@ from helpers import FOREVER, FULL, PATIENCE, START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data._utils import worker as torch_worker
-from worker_streams import ITEMS, Broken, failing, odd
+from worker_streams import ITEMS, Broken, failing, keys_with_a_kill, kill_one, odd
 
 from stream_dataloader import (
     StreamDataLoader,
@@ -383,7 +382,7 @@ def test_new_workers_go_on_bit_for_bit(transport, persistent):
     for batch in loader:
         found.append(key(batch))
         if batch.step in (2, 9):
-            os.kill(random.choice(multiprocessing.active_children()).pid, signal.SIGKILL)
+            kill_one()
     assert found == expected
     assert loader.stats().restarts >= 1
     assert {key(batch)[-1] for batch in loader} == {1}, "the next epoch is read as ever"
@@ -391,20 +390,11 @@ def test_new_workers_go_on_bit_for_bit(transport, persistent):
 
 @pytest.mark.slow
 def test_kills_at_random_moments_lose_and_double_nothing():
-    def kill_one():
-        if found := multiprocessing.active_children():
-            os.kill(random.choice(found).pid, signal.SIGKILL)
-
     case = Case(CASE.lengths, 5, 2, shuffle=True, seed=4, jitter=True)
     rng, expected = random.Random(0), [key(batch) for batch in StreamDataLoader(case.dataset())]
     for _ in range(40 if FULL else 6):
         loader = with_threads(case.dataset(), rng.randint(1, 3), rng.randint(2, 4), max_restarts=9)
-        timer, found = threading.Timer(rng.uniform(0, 0.2), kill_one), []
-        timer.start()
-        for batch in loader:
-            found.append(key(batch))
-        timer.join()
-        assert found == expected
+        assert keys_with_a_kill(loader, rng.uniform(0, 0.2)) == expected
 
 
 @pytest.mark.filterwarnings("ignore:skipped the rest")

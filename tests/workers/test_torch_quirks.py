@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from stream_dataloader._workers import torch_quirks
+from stream_dataloader._workers.direct_queue import DirectQueue, with_direct_queues
 
 
 class Stuck(IterableDataset):
@@ -45,6 +46,12 @@ def die(pid):
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # torch's handler finds none that was waited for
     time.sleep(0.1)
+
+
+def test_messages_come_by_a_queue_of_the_context_that_the_workers_are_started_with(own_handler):
+    batches = iter(DataLoader(range(2), num_workers=1, multiprocessing_context=with_direct_queues(None, "fork")))
+    assert isinstance(torch_quirks.messages_of(batches), DirectQueue)
+    assert len(list(batches)) == 2
 
 
 def test_a_timeout_is_told_by_its_text(own_handler):
