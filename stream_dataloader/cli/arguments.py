@@ -1,20 +1,15 @@
-"""What commands share: how arguments are read, how things are said, and what ends a command.
-
-Guarantee: what a user can put right is one line on stderr that says how.
-"""
+"""What commands share: how arguments are read, how things are printed, and the exit statuses."""
 
 from __future__ import annotations
 
 import argparse
-import ast
-import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stream_dataloader.errors import StoreError, StreamError, WorkerError
+from stream_dataloader.cli.option_values import add_options
 
 __all__ = [
     "DONE",
@@ -22,12 +17,11 @@ __all__ = [
     "MISTAKE",
     "PROBLEM",
     "USER_ERRORS",
+    "FoundWrong",
+    "UserCodeError",
     "add_format",
     "add_store",
-    "errors_told",
     "natural",
-    "option",
-    "options_of",
     "positive",
     "say",
     "say_json",
@@ -36,7 +30,9 @@ __all__ = [
     "warn",
 ]
 
-#: Exit statuses: all is well; something was found to be wrong; the command was given something wrong; Ctrl-C.
+#: Exit statuses, the same for all commands. 0: done, and nothing was found to be wrong. 1: something is wrong with what
+#: was read (also if it was skipped), with the user's own code, or with the machine, such as a full disk. 2: the command
+#: was called wrongly: an argument, a path that does not exist, a package that is missing. 130: Ctrl-C.
 DONE, PROBLEM, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 #: What a wrong argument raises.
@@ -51,6 +47,14 @@ USER_ERRORS = (
 )
 
 _SMALLEST, _LARGEST = 8, 8192  # pixels
+
+
+class FoundWrong(Exception):
+    """What was read is wrong; the message says what, and what to do about it."""
+
+
+class UserCodeError(Exception):
+    """The user's own code raised the cause."""
 
 
 def positive(text: str) -> int:
@@ -76,22 +80,6 @@ def size(text: str, smallest: int = _SMALLEST, largest: int = _LARGEST) -> tuple
     return found
 
 
-def option(text: str) -> tuple[str, Any]:
-    """`name=value`; the value is a number, a list and so on, as Python writes it, or else a string."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text} is no NAME=VALUE; write size_limit=1000000, say")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
-
-
-def options_of(given: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The options that were given by `name=value`, as keywords."""
-    return dict(given)
-
-
 def add_store(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a command that opens a store."""
     parser.add_argument("store", metavar="STORE", help="a folder, a file, or a URL where the format allows")
@@ -101,14 +89,7 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 def add_format(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say how a store is opened, and `--json`."""
     parser.add_argument("--format", help="the store's format (default: found by the names of its files)")
-    parser.add_argument(
-        "--option",
-        metavar="NAME=VALUE",
-        type=option,
-        action="append",
-        default=[],
-        help="an option of the format, as stores.open takes it; may be given again",
-    )
+    add_options(parser, "--option", "the store's format, as stores.open takes it")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -143,29 +124,3 @@ def warn(error: BaseException | str) -> None:
         text = f"{error.filename}: {error.strerror}"
     encoding = sys.stderr.encoding or "ascii"
     print(f"stream-dataloader: {text}".encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
-
-
-def errors_told(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """A command that prints its errors in one line, and returns the exit status that belongs to them.
-
-    A stream, a worker or a store that is broken is a problem that was found, and so is a full disk; what else a user
-    can put right is a mistake.
-    """
-
-    @functools.wraps(run)
-    def told(options: argparse.Namespace) -> int:
-        try:
-            return run(options)
-        except BrokenPipeError:  # who reads stdout has enough
-            raise
-        except (StreamError, WorkerError, StoreError) as error:
-            warn(error)
-            return PROBLEM
-        except USER_ERRORS as error:
-            warn(error)
-            return MISTAKE
-        except OSError as error:  # a full disk
-            warn(error)
-            return PROBLEM
-
-    return told

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from stream_dataloader.batch import StreamBatch
+from stream_dataloader.cli.arguments import FoundWrong
 from stream_dataloader.cli.film import Filmstrip, GridVideo, VideoWriter, source_colour
 from stream_dataloader.cli.media import VIDEO_SUFFIXES
 from stream_dataloader.dataloader import StreamDataLoader
@@ -54,7 +55,7 @@ _CLIPS_FOLDER = "clips-1"  # raise the number when the clips change
 _CLIP_WIDTH, _CLIP_HEIGHT, _CLIP_RATE = 320, 240, 25
 
 
-class DemoError(Exception):
+class DemoError(ValueError):
     """The demo cannot run; the message says why, and what to do about it."""
 
 
@@ -174,7 +175,8 @@ def run_demo(
         size: Width and height of a lane's picture, in pixels.
 
     Raises:
-        DemoError: The output cannot be written, or no clip can be decoded.
+        DemoError: The output cannot be written.
+        FoundWrong: No clip can be decoded.
     """
     _check_writable(output_dir)
     film_path, strip_path = output_dir / "grid.mp4", output_dir / "grid.png"
@@ -212,7 +214,7 @@ def run_demo(
     report.skipped = [(name(error.source_index), _reason(error)) for error in _failures(loader)]
     if not report.batches:
         example, reason = report.skipped[0]
-        raise DemoError(
+        raise FoundWrong(
             f"none of {len(clips)} videos can be decoded, {example} for one ({reason}); pass a folder of other videos, "
             "or none to stream clips made for the demo"
         )

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream_dataloader.cli.arguments import DONE, MISTAKE, natural, positive, say, size, warn
+from stream_dataloader.cli.arguments import DONE, PROBLEM, natural, positive, say, size
 
 if TYPE_CHECKING:
     from stream_dataloader.cli.demo import DemoReport
@@ -41,27 +41,20 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo."""
-    try:
-        from stream_dataloader.cli.demo import DemoError, default_clips, find_clips, run_demo
-    except ImportError as error:  # OpenCV, which is not everywhere
-        warn(error)
-        return MISTAKE
-    try:
-        film = options.output_dir / "grid.mp4"
-        clips = default_clips() if options.folder is None else find_clips(options.folder, leave_out=film)
-        report = run_demo(
-            clips,
-            options.output_dir,
-            lanes=options.lanes,
-            time_steps=options.time_steps,
-            workers=options.workers,
-            size=options.size,
-        )
-    except DemoError as error:
-        warn(error)
-        return MISTAKE
+    from stream_dataloader.cli.demo import default_clips, find_clips, run_demo  # needs OpenCV, which is not everywhere
+
+    film = options.output_dir / "grid.mp4"
+    clips = default_clips() if options.folder is None else find_clips(options.folder, leave_out=film)
+    report = run_demo(
+        clips,
+        options.output_dir,
+        lanes=options.lanes,
+        time_steps=options.time_steps,
+        workers=options.workers,
+        size=options.size,
+    )
     _print_table(report, len(clips))
-    return DONE
+    return PROBLEM if report.skipped else DONE
 
 
 def _print_table(report: DemoReport, videos: int) -> None:

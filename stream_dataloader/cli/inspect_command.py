@@ -7,7 +7,7 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-from stream_dataloader.cli.arguments import DONE, PROBLEM, errors_told, natural, say, say_json, table, warn
+from stream_dataloader.cli.arguments import DONE, PROBLEM, natural, say, say_json, table, warn
 from stream_dataloader.cli.probe import Probe, probe
 from stream_dataloader.cli.target import Target, add_lanes, add_target, dataset_of, find_target
 from stream_dataloader.stores import Store, StoreInfo
@@ -41,7 +41,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_lanes(parser.add_argument_group("how lanes would read it"), batch_size=None, time_steps=None)
 
 
-@errors_told
 def run(options: argparse.Namespace) -> int:
     """Inspect a store or media."""
     if options.batch_size is None and (options.time_steps is not None or options.workers):
@@ -99,7 +98,8 @@ def _inspect_media(target: Target, options: argparse.Namespace) -> int:
         "with_problems": broken,
     }
     sizes = Counter(row.size for row in found if row.size)
-    lanes = _lanes(target, options) if not broken else {}
+    untold = broken and options.batch_size is not None and options.on_error == "raise"
+    lanes = {} if untold else _lanes(target, options)
     if options.json:
         rows = [row.as_dict() for row in found]
         say_json({"path": options.target, "kind": target.kind, "sources": rows, "totals": totals} | lanes)
@@ -108,8 +108,8 @@ def _inspect_media(target: Target, options: argparse.Namespace) -> int:
         if len(sizes) > 1:
             say(f"sizes differ ({', '.join(sizes)}): streams of one batch have one size, see {_remedy(target.kind)}")
         _print_lanes(lanes)
-    if broken and options.batch_size is not None:
-        warn("lanes are not told, as some sources have problems")
+    if untold:
+        warn("lanes are not told, as some sources have problems; --on-error skip leaves them out")
     return PROBLEM if broken else DONE
 
 
@@ -165,7 +165,7 @@ def _lanes(target: Target, options: argparse.Namespace) -> dict[str, Any]:
     """How lanes would read it, as plain data; empty if that is not asked for."""
     if options.batch_size is None:
         return {}
-    if (lengths := target.lengths()) is None:
+    if (lengths := target.lengths(skip=options.on_error == "skip")) is None:
         raise ValueError(f"{options.target}: only reading tells how long some streams are, so lanes are not told")
     drawn = timeline(dataset_of(target, options, lengths), num_workers=options.workers)
     busy = [0] * drawn.lanes

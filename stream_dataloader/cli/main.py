@@ -1,9 +1,11 @@
 """The command line: `stream-dataloader COMMAND`, also `python -m stream_dataloader COMMAND`.
 
 Each command is a module with `add`, which adds its arguments, and `run`, which returns the exit status: 0 if all is
-well, 1 if something was found to be wrong, 2 if it was called wrongly, 130 after Ctrl-C.
+well, 1 if something was found to be wrong, 2 if it was called wrongly, 130 after Ctrl-C (`arguments`). What it raises
+ends in one of them too.
 
-Guarantee: what a user can put right is one line on stderr that says how.
+Guarantee: what a user can put right is one line on stderr that says how; what the user's own code raised comes with its
+traceback.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,7 +27,17 @@ from stream_dataloader.cli import (
     timeline_command,
     verify_command,
 )
-from stream_dataloader.cli.arguments import DONE, INTERRUPTED, warn
+from stream_dataloader.cli.arguments import (
+    DONE,
+    INTERRUPTED,
+    MISTAKE,
+    PROBLEM,
+    USER_ERRORS,
+    FoundWrong,
+    UserCodeError,
+    warn,
+)
+from stream_dataloader.errors import StreamDataLoaderError
 
 __all__ = ["main"]
 
@@ -116,6 +129,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who reads stdout, `head` say, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
         return DONE
+    except UserCodeError as error:
+        traceback.print_exception(error.__cause__)
+        return PROBLEM
+    except (FoundWrong, StreamDataLoaderError) as error:
+        warn(error)
+        return PROBLEM
+    except USER_ERRORS as error:
+        warn(error)
+        return MISTAKE
+    except OSError as error:  # a full disk
+        warn(error)
+        return PROBLEM
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stream_dataloader import streams
+from stream_dataloader.cli.option_values import with_options
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams.images import SUFFIXES as IMAGE_SUFFIXES
 
@@ -65,10 +66,8 @@ class Media(NamedTuple):
         if size is not None and not kind.sized:
             raise ValueError(f"--size is for videos and images, and this is {self.kind}; leave it out")
         sized = {} if size is None else {"size": size[::-1]}
-        try:
-            return getattr(streams, kind.factory)(**{**kind.defaults, **sized, **options})
-        except TypeError as error:
-            raise TypeError(f"--stream-option of {self.kind}: {error}") from None
+        make = getattr(streams, kind.factory)
+        return with_options("--stream-option", options, make, **{**kind.defaults, **sized})
 
 
 def is_list(path: Path) -> bool:

@@ -8,21 +8,10 @@ from typing import Any
 
 from stream_dataloader import stores
 from stream_dataloader._advice import available_cores
-from stream_dataloader.cli.arguments import (
-    DONE,
-    MISTAKE,
-    PROBLEM,
-    USER_ERRORS,
-    natural,
-    option,
-    options_of,
-    say,
-    size,
-    warn,
-)
+from stream_dataloader.cli.arguments import DONE, PROBLEM, natural, say, size
 from stream_dataloader.cli.media import KINDS, find_media
+from stream_dataloader.cli.option_values import add_options, with_options
 from stream_dataloader.cli.target import store_at
-from stream_dataloader.errors import StreamError, WorkerError
 from stream_dataloader.stores._base.formats import FORMATS
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
@@ -58,37 +47,26 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on-error", choices=["raise", "skip"], default="raise", help="about a medium that is broken")
     parser.add_argument("--verify", action="store_true", help="read the store again and compare checksums")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
-    for name, help_ in [
-        ("--stream-option", "an option of what opens SOURCE, such as VideoStream's fps=10; may be given again"),
-        ("--option", "an option of the store's format; may be given again"),
-    ]:
-        parser.add_argument(name, metavar="NAME=VALUE", type=option, action="append", default=[], help=help_)
+    add_options(parser, "--stream-option", "what opens SOURCE, such as VideoStream's fps=10")
+    add_options(parser, "--option", "the store's format")
 
 
 def run(options: argparse.Namespace) -> int:
     """Pack."""
-    try:
-        streams, keys = _streams(options)
-        report = stores.pack(
-            streams,
-            options.out,
-            format=options.format,
-            num_workers=options.workers,
-            on_error=options.on_error,
-            progress=False if options.quiet else None,
-            verify=options.verify,
-            keys=keys,
-            **options_of(options.option),
-        )
-    except (StreamError, WorkerError) as error:
-        warn(error)
-        return PROBLEM
-    except USER_ERRORS as error:
-        warn(error)
-        return MISTAKE
-    except OSError as error:  # a full disk
-        warn(error.strerror or error)
-        return PROBLEM
+    streams, keys = _streams(options)
+    report = with_options(
+        "--option",
+        options.option,
+        stores.pack,
+        streams,
+        options.out,
+        format=options.format,
+        num_workers=options.workers,
+        on_error=options.on_error,
+        progress=False if options.quiet else None,
+        verify=options.verify,
+        keys=keys,
+    )
     say(str(report))
     return PROBLEM if report.skipped else DONE
 
@@ -102,7 +80,9 @@ def _streams(options: argparse.Namespace) -> tuple[Any, list[str] | None]:
     ):
         if options.size is not None:
             raise ValueError("--size is for videos and images; a store is converted as it is")
-        store_options = options_of(options.stream_option)
-        return stores.open(options.source, format=options.from_format, **store_options), None
+        opened = with_options(
+            "--stream-option", options.stream_option, stores.open, options.source, format=options.from_format
+        )
+        return opened, None
     media = find_media(Path(options.source), options.kind)
-    return (media.sources, media.factory(options.size, options_of(options.stream_option))), media.keys
+    return (media.sources, media.factory(options.size, options.stream_option)), media.keys

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.cli.arguments import DONE, errors_told, positive, say
-from stream_dataloader.cli.target import Target, add_lanes, add_target, dataset_of, find_target
-from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.cli.arguments import DONE, PROBLEM, FoundWrong, positive, say
+from stream_dataloader.cli.target import Target, add_lanes, add_target, find_target, reading
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
 
@@ -47,20 +46,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.mp4", help="write pictures to this file, show no window")
 
 
-@errors_told
 def run(options: argparse.Namespace) -> int:
     """Play."""
     if options.json:
         raise ValueError("--json is for tables, and play prints none")
     target = _target(options)
-    loader = StreamDataLoader(dataset_of(target, options, None), min(options.workers, options.batch_size))
-    reading: Any = iter(loader)
-    with closing(reading):
-        batches = itertools.islice(reading, options.batches)
+    with reading(target, options) as loader, ExitStack() as stack:
+        whole: Any = iter(loader)
+        stack.callback(whole.close)
+        batches = itertools.islice(whole, options.batches)
         if (first := next(batches, None)) is None:
-            raise ValueError(f"{options.target}: there is no batch: all sources are empty")
+            raise FoundWrong(f"{options.target}: there is no batch: all sources are empty")
         _play(first, itertools.chain([first], batches), target, options)
-    return DONE
+    return PROBLEM if target.skipped else DONE
 
 
 def _target(options: argparse.Namespace) -> Target:
@@ -68,8 +66,8 @@ def _target(options: argparse.Namespace) -> Target:
     target = find_target(options)
     if target.kind not in ("video", "images"):
         return target
-    fit = {"fit": "letterbox"} | dict(options.stream_option)
-    sized = {"size": options.size or _PICTURE_SIZE, "stream_option": list(fit.items()), "kind": target.kind}
+    fit = {"fit": "letterbox"} | options.stream_option
+    sized = {"size": options.size or _PICTURE_SIZE, "stream_option": fit, "kind": target.kind}
     return find_target(argparse.Namespace(**vars(options) | sized))
 
 

@@ -8,13 +8,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from stream_dataloader.cli.arguments import DONE, errors_told, natural, positive, say, say_json
-from stream_dataloader.cli.target import add_lanes, add_target, dataset_of, find_target
-from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.cli.arguments import DONE, PROBLEM, FoundWrong, UserCodeError, natural, positive, say, say_json
+from stream_dataloader.cli.target import add_lanes, add_target, find_target, reading
 from stream_dataloader.stats import LoaderStats
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
@@ -46,25 +45,37 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="FILE", help="write what took time, for https://ui.perfetto.dev")
 
 
-@errors_told
 def run(options: argparse.Namespace) -> int:
     """Profile."""
     if options.trace is not None:
         _check_writable(options.trace)
-    loader, padding_share = _loader(options)
-    stats, first_seconds = _measured(loader, options.batches, options.train_ms / 1000)
+    skipped: list[Exception] = []
+    padding_share = None
+    if _FUNCTION.fullmatch(options.target) and not os.path.exists(options.target):
+        found = _function(options.target)
+        with _user_code():
+            loader = found()
+            _check_loader(options.target, loader)
+            stats, first_seconds = _measured(loader, options.batches, options.train_ms / 1000)
+    else:
+        target = find_target(options)
+        lengths, skipped = target.lengths() if target.kind == "store" else None, target.skipped
+        with reading(target, options, lengths) as loader:
+            if lengths is not None and (steps := len(loader)):
+                padding_share = 1 - sum(lengths) / (steps * options.batch_size * options.time_steps)
+            stats, first_seconds = _measured(loader, options.batches, options.train_ms / 1000)
     if options.trace is not None:
         stats.save_trace(options.trace)
     advice = stats.advice(padding_share=padding_share)
     if options.json:
         found = stats.as_dict() | {"first_batch_seconds": first_seconds}
         say_json(found | {"padding_share_of_epoch": padding_share, "advice": advice._asdict()})
-        return DONE
+        return PROBLEM if skipped else DONE
     say(f"the first batch came after {first_seconds:.2f} s; since then:")
     say(str(stats))
     say()
     say(str(advice))
-    return DONE
+    return PROBLEM if skipped else DONE
 
 
 def _check_writable(path: str) -> None:
@@ -74,25 +85,33 @@ def _check_writable(path: str) -> None:
         raise FileNotFoundError(f"there is no folder {folder} for {path}")
 
 
-def _loader(options: argparse.Namespace) -> tuple[Any, float | None]:
-    """The loader, and the padding share of an epoch, where an index tells it."""
-    if _FUNCTION.fullmatch(options.target) and not os.path.exists(options.target):
-        return _made_by(options.target), None
-    target = find_target(options)
-    lengths = target.lengths() if target.kind == "store" else None
-    dataset = dataset_of(target, options, lengths)
-    loader = StreamDataLoader(dataset, min(options.workers, options.batch_size))
-    if lengths is None or not (steps := len(loader)):
-        return loader, None
-    return loader, 1 - sum(lengths) / (steps * options.batch_size * options.time_steps)
+@contextmanager
+def _user_code() -> Iterator[None]:
+    """Runs code of the user: what it raises is shown with its traceback."""
+    try:
+        yield
+    except (FoundWrong, _Mistake):
+        raise
+    except Exception as error:
+        raise UserCodeError from error
 
 
-def _made_by(name: str) -> Any:
-    """What a function returns."""
+class _Mistake(TypeError):
+    """The function does not return what it should."""
+
+
+def _function(name: str) -> Any:
+    """The function that MODULE:FUNCTION names."""
     module, _, function = name.partition(":")
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
-        found: Any = importlib.import_module(module)
+        with _user_code():
+            found: Any = importlib.import_module(module)
+    except UserCodeError as failed:
+        error = failed.__cause__
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise error from None
+        raise
     finally:
         sys.path.remove(os.getcwd())
     for part in function.split("."):
@@ -101,26 +120,28 @@ def _made_by(name: str) -> Any:
         found = getattr(found, part)
     if not callable(found):
         raise TypeError(f"{name} is a {type(found).__name__}; name a function that returns a StreamDataLoader")
-    loader = found()
+    return found
+
+
+def _check_loader(name: str, loader: Any) -> None:
     if not (isinstance(loader, Iterable) and callable(getattr(loader, "stats", None))):
-        raise TypeError(f"{name} returned a {type(loader).__name__}; have it return a StreamDataLoader")
-    return loader
+        raise _Mistake(f"{name} returned a {type(loader).__name__}; have it return a StreamDataLoader")
 
 
 def _measured(loader: Any, batches: int, train_seconds: float) -> tuple[LoaderStats, float]:
     """What the loader counted behind the first batch, and how long that one took."""
     begin = time.perf_counter()
-    reading = iter(loader)
+    batches_read = iter(loader)
     with ExitStack() as stack:
-        if callable(close := getattr(reading, "close", None)):
+        if callable(close := getattr(batches_read, "close", None)):
             stack.callback(close)
-        if next(reading, None) is None:
-            raise ValueError("there is no batch: all sources are empty")
+        if next(batches_read, None) is None:
+            raise FoundWrong("there is no batch: all sources are empty")
         first_seconds = time.perf_counter() - begin
         earlier = loader.stats()
         time.sleep(train_seconds)
         for _ in range(batches - 1):
-            if next(reading, None) is None:
+            if next(batches_read, None) is None:
                 break
             time.sleep(train_seconds)
         now: LoaderStats = loader.stats()

@@ -6,21 +6,27 @@ Guarantee: finding it reads no stream; lengths come from a store's index, from h
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stream_dataloader import stores
-from stream_dataloader.cli.arguments import add_format, natural, option, options_of, positive, size
+from stream_dataloader.cli.arguments import FoundWrong, add_format, natural, positive, size, warn
 from stream_dataloader.cli.media import KINDS, find_media
+from stream_dataloader.cli.option_values import add_options, with_options
+from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import StoreError
+from stream_dataloader.errors import ItemError, StoreError
 from stream_dataloader.stores._base.formats import FORMATS, format_of
 
-__all__ = ["Target", "add_lanes", "add_target", "dataset_of", "find_target", "store_at"]
+__all__ = ["Target", "add_lanes", "add_target", "dataset_of", "find_target", "reading", "store_at"]
 
 
-class Target(NamedTuple):
+@dataclass(frozen=True)
+class Target:
     """What is to be read.
 
     Attributes:
@@ -28,26 +34,38 @@ class Target(NamedTuple):
         sources: Of a dataset.
         open_stream: Of a dataset.
         name: What a source is called, given its index.
+        skipped: Errors of sources that were left out.
     """
 
     kind: str
     sources: Sequence[Any]
     open_stream: Any
     name: Callable[[int], str]
+    skipped: list[Exception] = field(default_factory=list)
 
-    def lengths(self) -> list[int] | None:
+    def lengths(self, *, skip: bool = False) -> list[int] | None:
         """How many items each source has; None if only reading tells that of some.
 
+        Args:
+            skip: A source that is broken counts as empty, and is printed.
+
         Raises:
-            OSError: A file cannot be read.
-            ValueError: It is damaged, or something else.
+            FoundWrong: A file cannot be read, is damaged, or is something else.
         """
         if self.kind == "store":
             found = self.open_stream.lengths
             return None if found is None else found.tolist()
         lengths = []
         for source in self.sources:
-            if (length := self.open_stream.length(source)) is None:
+            try:
+                length = self.open_stream.length(source)
+            except (OSError, ValueError) as error:
+                if not skip:
+                    raise FoundWrong(f"{error}; --on-error skip leaves it out") from error
+                warn(f"skipped: {error}")
+                self.skipped.append(error)
+                length = 0
+            if length is None:
                 return None
             lengths.append(length)
         return lengths
@@ -63,13 +81,9 @@ def add_target(parser: argparse.ArgumentParser, *, also: str = "") -> None:
     parser.add_argument("--kind", choices=[*KINDS, "store"], help="what TARGET is (default: found by names, suffixes)")
     parser.add_argument("--size", type=size, metavar="WxH", help="of pictures, in pixels (default: as they are)")
     parser.add_argument(
-        "--stream-option",
-        metavar="NAME=VALUE",
-        type=option,
-        action="append",
-        default=[],
-        help="an option of what opens media, such as VideoStream's fps=10; may be given again",
+        "--on-error", choices=["raise", "skip"], default="raise", help="about a source that is broken (default: raise)"
     )
+    add_options(parser, "--stream-option", "what opens media, such as VideoStream's fps=10")
     add_format(parser)
 
 
@@ -105,12 +119,12 @@ def find_target(options: argparse.Namespace) -> Target:
     if is_store or (options.kind is None and store_at(options.target) is not None):
         if options.size is not None or options.stream_option:
             raise ValueError("--size and --stream-option are for media; a store is read as it is (see --option)")
-        sources, store = stores.open(options.target, format=options.format, **options_of(options.option))
+        sources, store = with_options("--option", options.option, stores.open, options.target, format=options.format)
         return Target("store", sources, store, store.key)
     if options.option:
         raise ValueError("--option is for stores; use --stream-option for media")
     media = find_media(Path(options.target), options.kind)
-    factory = media.factory(options.size, options_of(options.stream_option))
+    factory = media.factory(options.size, options.stream_option)
     return Target(media.kind, media.sources, factory, media.keys.__getitem__)
 
 
@@ -141,4 +155,29 @@ def dataset_of(target: Target, options: argparse.Namespace, lengths: Sequence[in
         shuffle=options.shuffle,
         seed=options.seed,
         lengths=lengths,
+        on_error=options.on_error,
     )
+
+
+@contextmanager
+def reading(
+    target: Target, options: argparse.Namespace, lengths: Sequence[int] | None = None
+) -> Iterator[StreamDataLoader]:
+    """A loader of the dataset that the arguments describe; what it skips is printed at the end, in `target.skipped`.
+
+    Raises:
+        FoundWrong: Pictures differ in size, and no size was given.
+    """
+    loader = StreamDataLoader(dataset_of(target, options, lengths), min(options.workers, options.batch_size))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)
+            yield loader
+    except ItemError as error:
+        if target.kind not in ("video", "images") or options.size is not None:
+            raise
+        raise FoundWrong(f"{error}; --size WxH gives all pictures one size, --size 360x240, say") from error
+    finally:
+        for failure in loader.failures:
+            warn(f"skipped: {failure}")
+        target.skipped.extend(loader.failures)

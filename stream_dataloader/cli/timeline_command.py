@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import shutil
 
-from stream_dataloader.cli.arguments import DONE, errors_told, positive, say, say_json
-from stream_dataloader.cli.target import add_lanes, add_target, dataset_of, find_target
+from stream_dataloader.cli.arguments import DONE, PROBLEM, positive, say, say_json
+from stream_dataloader.cli.target import add_lanes, add_target, find_target, reading
 from stream_dataloader.visualize import timeline
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
@@ -34,14 +34,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--theme", choices=["light", "dark"], default="light", help="of the picture")
 
 
-@errors_told
 def run(options: argparse.Namespace) -> int:
     """Draw."""
     if options.output is not None and not options.output.endswith(_SUFFIXES):
         raise ValueError(f"--output is {options.output}; name a file that ends in {', '.join(_SUFFIXES)}")
     target = find_target(options)
-    dataset = dataset_of(target, options, target.lengths())
-    drawn = timeline(dataset, steps=options.steps, num_workers=options.workers)
+    with reading(target, options, target.lengths(skip=options.on_error == "skip")) as loader:
+        drawn = timeline(loader, steps=options.steps, num_workers=options.workers)
     if options.output is not None:
         names = [target.name(number) for number in range(len(target.sources))]
         drawn.save(options.output, theme=options.theme, sources=names)
@@ -53,4 +52,4 @@ def run(options: argparse.Namespace) -> int:
         say(drawn.text(shutil.get_terminal_size((100, 24)).columns))
     else:
         say(f"written {options.output}")
-    return DONE
+    return PROBLEM if target.skipped else DONE

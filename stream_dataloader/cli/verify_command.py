@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from stream_dataloader import stores
-from stream_dataloader.cli.arguments import DONE, PROBLEM, add_store, errors_told, options_of, say, say_json
+from stream_dataloader.cli.arguments import DONE, PROBLEM, add_store, say, say_json
+from stream_dataloader.cli.option_values import with_options
 from stream_dataloader.stores._packing.progress import Bar
 
 __all__ = ["EXAMPLES", "add", "run"]
@@ -20,10 +21,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
 
 
-@errors_told
 def run(options: argparse.Namespace) -> int:
     """Verify a store."""
-    store = stores.open(options.store, format=options.format, **options_of(options.option)).open_stream
+    store = with_options("--option", options.option, stores.open, options.store, format=options.format).open_stream
     with Bar(desc="verifying", total=len(store), unit="stream", disable=None) as bar:
         problems = store.verify(lambda *_: bar.update())
     if options.json:

@@ -24,6 +24,7 @@ from stream_dataloader.stores._base.formats import FORMATS, format_of
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 from stream_dataloader.stores._packing.driver import pack
 from stream_dataloader.stores._packing.report import PackReport
+from stream_dataloader.streams._media.flags import check_flags
 
 if TYPE_CHECKING:
     from stream_dataloader.stores.hdf5 import Hdf5Store
@@ -121,6 +122,7 @@ def open(path: str | os.PathLike[str], *, format: str | None = None, **options: 
         raise TypeError(
             f"{taken}, which has no option {unknown[0]!r}; it has {', '.join(known)}; format= names another format"
         )
+    check_flags(kind, options)
     store = kind(path, **options)
     return OpenedStore(store.sources, store)
 

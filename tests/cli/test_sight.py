@@ -224,15 +224,12 @@ def test_a_trainer_may_be_pretended(capsys, numbers):
         (["profile", "numbers.store", "--trace", "no/t.json"], "there is no folder no for no/t.json"),
         (["play", "numbers.store", "--json"], "--json is for tables"),
         (["play", "floats.npy"], "floats.npy has neither pictures, .* nor characters"),
-        (["profile", "empty.npy"], "there is no batch: all sources are empty"),
-        (["play", "empty.npy"], "there is no batch: all sources are empty"),
     ],
 )
 @pytest.mark.usefixtures("numbers", "texts")
 def test_mistakes_are_told_in_one_line(tmp_path, capsys, arguments, message):
     (tmp_path / "cli_other.py").write_text(TRAINING)
     np.save("floats.npy", np.zeros((4, 2)))
-    np.save("empty.npy", np.zeros((0, 2)))
     status, told, errors = run(capsys, *arguments)
     assert (status, told) == (2, "")
     assert re.fullmatch(rf"stream-dataloader: .*{message}.*\n", errors)
@@ -244,6 +241,83 @@ def test_a_broken_stream_is_a_problem(tmp_path, capsys, texts, command):
     status, told, errors = run(capsys, command, texts)
     assert (status, told) == (1, "")
     assert re.fullmatch(r"stream-dataloader: source 2 .*c.txt.*\n", errors)
+
+
+@pytest.mark.parametrize("command", ["profile", "play"])
+def test_sources_without_data_are_a_problem(capsys, command):
+    np.save("empty.npy", np.zeros((0, 2)))
+    status, told, errors = run(capsys, command, "empty.npy")
+    assert (status, told) == (1, "")
+    assert "there is no batch" in errors
+
+
+@pytest.fixture
+def broken(videos):
+    """A folder of which one video is no video."""
+    (videos / "1.mp4").write_bytes(b"none" * 100)
+    return videos
+
+
+@pytest.mark.parametrize("command", ["timeline", "inspect", "profile", "play", "pack"])
+def test_what_is_wrong_has_one_status(capsys, broken, tmp_path, command):
+    if command == "pack":
+        assert run(capsys, command, broken, tmp_path / "out", "--workers", 0)[0] == 1
+    else:
+        status, _, errors = run(capsys, command, broken, "--batch-size", 2)
+        assert (status, len(errors.splitlines())) == (1, 1)
+
+
+@pytest.mark.parametrize("command", ["timeline", "inspect", "profile", "play"])
+def test_a_broken_source_may_be_skipped(capsys, broken, command):
+    status, told, errors = run(capsys, command, broken, "--batch-size", 2, "--on-error", "skip", "--time-steps", 8)
+    assert status == 1
+    assert re.fullmatch(r"stream-dataloader: skipped: .*1\.mp4.*\n", errors)
+    shown = {
+        "timeline": r"lane 1    Cc",
+        "inspect": r"\n3 batches of 8 time steps, 2 lanes: ",
+        "profile": r"\n2 batches in ",
+        "play": r"written play.mp4",
+    }
+    assert re.search(shown[command], told)
+
+
+def test_a_text_may_be_skipped_that_only_reading_shows_broken(capsys, texts):
+    (texts / "0.txt").write_bytes(b"ab\xff")
+    for command in ("timeline", "play", "profile"):
+        status, told, errors = run(capsys, command, texts, "--on-error", "skip", "--time-steps", 4)
+        assert (status, bool(told)) == (1, True)
+        assert re.fullmatch(r"stream-dataloader: skipped: source 0 .*0\.txt.*\n", errors)
+
+
+def test_pictures_of_several_sizes_need_one_size(capsys, videos):
+    write_clip(videos / "3.mp4", 20, size=(96, 64))
+    status, _, errors = run(capsys, "profile", videos)
+    assert (status, "--size" in errors) == (1, True)
+    assert run(capsys, "profile", videos, "--size", "48x32")[0] == 0
+
+
+@pytest.mark.parametrize("function", ["in_the_function", "in_a_stream", "at_import"])
+def test_what_user_code_raises_has_a_traceback(capsys, tmp_path, function):
+    source = """
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+def in_the_function():
+    raise ValueError("mine")
+
+def read(n):
+    yield n
+    raise KeyError("mine")
+
+def in_a_stream():
+    return StreamDataLoader(StreamDataset([1], read, 1, time_steps=1))
+"""
+    source += "import missing_of_mine" if function == "at_import" else ""
+    (tmp_path / f"user_{function}.py").write_text(source)
+    status, told, errors = run(capsys, "profile", f"user_{function}:{function}")
+    assert (status, told) == (1, "")
+    assert errors.startswith("Traceback") or "\nTraceback" in errors
+    assert f"user_{function}.py" in errors
+    assert "mine" in errors
 
 
 def test_pictures_are_played_into_a_file(capsys, videos):

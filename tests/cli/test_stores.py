@@ -158,7 +158,7 @@ def test_options_of_the_format_are_handed_on(tmp_path, capsys):
         (["pack", "list.txt", "out"], r"list.txt lists .*gone.mp4, which does not exist, and 0 more"),
         (["pack", "arrays", "arrays"], "arrays exists, and pack overwrites nothing"),
         (["pack", "arrays", "out", "--size", "8x8"], "--size is for videos and images, and this is array"),
-        (["pack", "arrays", "out", "--stream-option", "fps=3"], "--stream-option of array: .*fps"),
+        (["pack", "arrays", "out", "--stream-option", "fps=3"], "--stream-option fps=3: .*Array"),
         (["pack", "arrays", "out", "--option", "level=3"], "level"),
         (["pack", "numbers.store", "out", "--size", "8x8"], "a store is converted as it is"),
     ],

@@ -17,6 +17,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from stream_dataloader.streams._media.container import choose_stream, open_container
+from stream_dataloader.streams._media.flags import check_flags
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
@@ -90,6 +91,7 @@ class AudioStream:
     cache: FileCache | None = None
 
     def __post_init__(self) -> None:
+        check_flags(type(self), vars(self))
         check_numbers(self, window="", hop=", or None for window")
         check_on_corrupt(self.on_corrupt)
 

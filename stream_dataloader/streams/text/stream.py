@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from stream_dataloader.errors import shorten
+from stream_dataloader.streams._media.flags import check_flags
 from stream_dataloader.streams._media.section import closed_on_error, section_of
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 from stream_dataloader.streams.text.blocks import Marks, blocks_of
@@ -107,6 +108,7 @@ class TextStream:
     _marks: Marks = dataclasses.field(default_factory=Marks, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_flags(type(self), vars(self))
         units = self.units or ("characters" if self.tokenizer is None else "tokens")
         object.__setattr__(self, "units", units)
         object.__setattr__(self, "newlines", self.newlines or ("keep" if units == "bytes" else "universal"))

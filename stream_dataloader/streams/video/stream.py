@@ -16,6 +16,7 @@ from types import NoneType
 from typing import Any, ClassVar, Literal, Protocol
 
 from stream_dataloader.errors import DeviceError
+from stream_dataloader.streams._media.flags import check_flags
 from stream_dataloader.streams._media.opencv import check_opencv
 from stream_dataloader.streams._media.picture import AvConverter, Picture
 from stream_dataloader.streams._media.section import (
@@ -99,6 +100,7 @@ class VideoStream:
     picture: Picture = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_flags(type(self), vars(self))
         object.__setattr__(self, "picture", Picture(self.size, self.layout, self.color, self.dtype, self.fit))
         object.__setattr__(self, "dtype", self.picture.dtype)
         for name, remedy, least in (
