@@ -26,7 +26,6 @@ ROOMS = [
     "_schedule",
     "_options",
     "sectioning",
-    "_state",
     "_items",
     "segments",
     "conventions",

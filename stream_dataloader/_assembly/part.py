@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from stream_dataloader._assembly.block import Block
 from stream_dataloader._items.layout import Layout, Leaves
 from stream_dataloader._items.step_writer import Taken
-from stream_dataloader._state.snapshot import LaneReports
+from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport
 from stream_dataloader.protocols import PaddingMode
 
@@ -220,9 +220,9 @@ def _brief(part: Part) -> Part | tuple[Any, ...]:
     in_slot, time_steps, runs, blocks, objects, layouts, ends = contents
     if not in_slot or blocks or objects or layouts or failures or faults or end:
         return part
-    taken, after, streams = reports
+    taken, progress, streams = reports
     packed = array("q", numbers_of(runs)).tobytes()
-    brief = reader, step, fresh, items, lanes_read, time_steps, packed, taken, after, streams
+    brief = reader, step, fresh, items, lanes_read, time_steps, packed, taken, progress, streams
     return (*brief, ends) if ends else brief
 
 
@@ -235,10 +235,10 @@ def _whole(
     time_steps: int,
     runs: bytes,
     taken: tuple[tuple[int, int], ...],
-    after: bytes,
+    progress: bytes,
     streams: Mapping[int, Any],
     ends: Sequence[tuple[int, int]] = (),
 ) -> Part:
     """The part that `_brief` was given."""
     contents = Contents(in_slot=True, time_steps=time_steps, runs=PackedRuns(runs), ends=ends)
-    return Part(reader, step, fresh, items, lanes_read, LaneReports(taken, after, streams), contents)
+    return Part(reader, step, fresh, items, lanes_read, LaneReports(taken, progress, streams), contents)

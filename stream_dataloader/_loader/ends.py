@@ -7,10 +7,10 @@ from typing import Any
 
 from stream_dataloader._ranks.ranks import Ranks, known_count
 from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.rest import has_rest
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.sections import Cuts, lengths_in
-from stream_dataloader._state.rest import has_rest
-from stream_dataloader._state.snapshot import Snapshot
+from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader.dataset import StreamDataset
 
 

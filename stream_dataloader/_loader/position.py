@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from stream_dataloader import _options as options
 from stream_dataloader._loader.ends import EpochEnds
 from stream_dataloader._ranks.ranks import Ranks, identity_of
-from stream_dataloader._state.plain import LoadedState, to_plain
-from stream_dataloader._state.snapshot import PackedSnapshot, Snapshot
-from stream_dataloader._state.tracker import Progress
+from stream_dataloader._schedule.progress import Progress
+from stream_dataloader._schedule.saved_state import LoadedState, to_plain
+from stream_dataloader._schedule.snapshot import PackedSnapshot, Snapshot
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import FailureLimitError, StreamError
 

@@ -19,10 +19,10 @@ from stream_dataloader import _options as options
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.stretches import Stretches
 from stream_dataloader._ranks.ranks import Ranks
-from stream_dataloader._state.plain import LoadedState
-from stream_dataloader._state.snapshot import PackedSnapshot, Snapshot
-from stream_dataloader._state.stretch import StretchPlace, renamed, taken_up
-from stream_dataloader._state.tracker import Progress
+from stream_dataloader._schedule.progress import Progress
+from stream_dataloader._schedule.saved_state import LoadedState
+from stream_dataloader._schedule.snapshot import PackedSnapshot, Snapshot
+from stream_dataloader._schedule.stretch import StretchPlace, renamed, taken_up
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
 

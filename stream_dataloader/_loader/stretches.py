@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from stream_dataloader._state.stretch import StretchPlace
+from stream_dataloader._schedule.stretch import StretchPlace
 
 
 class Stretches:

@@ -17,9 +17,9 @@ from stream_dataloader._ranks.meeting import counted_name
 from stream_dataloader._ranks.place import RankPlace, default_store, patience_of, place_now
 from stream_dataloader._ranks.rendezvous import Rendezvous
 from stream_dataloader._schedule.groups import Groups
+from stream_dataloader._schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
+from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader._schedule.step_count import count_steps
-from stream_dataloader._state.plain import LoadedState, SourceIdentity, from_plain, groups_of
-from stream_dataloader._state.snapshot import Snapshot
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
 

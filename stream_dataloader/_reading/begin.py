@@ -20,7 +20,7 @@ from stream_dataloader._reading.sessions import SessionKey, SessionTable
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery, Share
 from stream_dataloader._reading.source_queue import join_session, local_queue, thread_queues
 from stream_dataloader._schedule.rules import Reader, deal_lanes
-from stream_dataloader._state.snapshot import Snapshot
+from stream_dataloader._schedule.snapshot import Snapshot
 
 
 def read_locally(

@@ -25,7 +25,7 @@ from stream_dataloader._reading.share import Share
 from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.reservations import Reservations
 from stream_dataloader._schedule.rules import NEVER, NONE
-from stream_dataloader._state.snapshot import LaneState
+from stream_dataloader._schedule.snapshot import LaneState
 from stream_dataloader.errors import EmptySourcesError, ItemError, ReadError, StreamError
 from stream_dataloader.stream_info import run_as
 
@@ -85,13 +85,13 @@ class Lane:
         self.keeps_state = False
         self._start = start
         if start is not None:
-            self.idle, self.fresh = bool(start.after.idle), not start.after.idle
-            self._draws_without_item = start.after.draws_without_item
+            self.idle, self.fresh = bool(start.progress.idle), not start.progress.idle
+            self._draws_without_item = start.progress.draws_without_item
             held = None if start.reserved is None else opener.restore(index, start.reserved)
             self._reservations = Reservations(plan.rules.lookahead, held)
 
-    def after(self) -> tuple[int, ...]:
-        """How far it has read: the numbers of an `After`."""
+    def progress(self) -> tuple[int, ...]:
+        """How far it has read: the numbers of a `LaneProgress`."""
         stream = self._stream
         if stream is None:
             return 0, 0, 0, 0, self._draws_without_item, self.idle
@@ -292,9 +292,9 @@ class Lane:
         self._start = None
         if start.grant == NONE:
             return None
-        self._position, self._first_window = start.after.position, start.after.first_window
+        self._position, self._first_window = start.progress.position, start.progress.first_window
         self._reading[self.index] = self._opener.source(start.grant) + 1
-        stream = self._opener.open_at(start.grant, self.index, start.after.items, start.stream)
+        stream = self._opener.open_at(start.grant, self.index, start.progress.items, start.stream)
         self.fresh = stream.fresh
         return stream
 

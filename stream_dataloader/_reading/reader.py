@@ -24,7 +24,7 @@ from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.share import Share
 from stream_dataloader._reading.source_queue import Abandoned, SourceQueue
 from stream_dataloader._schedule.rules import NEVER
-from stream_dataloader._state.snapshot import LaneReports
+from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, ItemError, StreamError
 
 _IS_FRESH = operator.attrgetter("fresh")
@@ -166,7 +166,7 @@ class PartReader:
         numbers: list[int] = []
         states: dict[int, Any] = {}
         for lane in self._lanes:
-            numbers += lane.after()
+            numbers += lane.progress()
             if lane.keeps_state:
                 try:
                     states[lane.index] = lane.stream_state()

@@ -11,7 +11,7 @@ from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.meters import Meter, unread_meter
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.source_queue import SourceQueue
-from stream_dataloader._state.snapshot import Snapshot
+from stream_dataloader._schedule.snapshot import Snapshot
 
 
 class Recovery(NamedTuple):

@@ -23,7 +23,7 @@ from stream_dataloader._reading.sessions import FINISHED, LEFT, RUNNING, Session
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import NEVER, PENDING, Rules
 from stream_dataloader._schedule.sections import Lengths
-from stream_dataloader._state.snapshot import Snapshot
+from stream_dataloader._schedule.snapshot import Snapshot
 
 _FIRST_WAIT_SECONDS = 20e-6
 _LONGEST_WAIT_SECONDS = 1e-3

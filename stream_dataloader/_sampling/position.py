@@ -19,12 +19,10 @@ from stream_dataloader._map_style.index_groups import IndexGroups
 from stream_dataloader._ranks.place import RankPlace, place_now
 from stream_dataloader._sampling.reading import EpochStart, SamplerReading
 from stream_dataloader._schedule.groups import Groups
-from stream_dataloader._schedule.replay import LanePlace, ReplayPlace
-from stream_dataloader._schedule.rules import NONE, Rules
+from stream_dataloader._schedule.rules import Rules
+from stream_dataloader._schedule.saved_state import SourceIdentity, from_plain, groups_of, to_plain
 from stream_dataloader._schedule.step_count import count_steps, steps_of_groups
-from stream_dataloader._state.plain import SourceIdentity, from_plain, groups_of, to_plain
-from stream_dataloader._state.snapshot import AT_START, LaneState, Snapshot
-from stream_dataloader._state.stretch import StretchPlace, renamed, taken_up
+from stream_dataloader._schedule.stretch import StretchPlace, renamed, taken_up
 from stream_dataloader.errors import StateError
 
 _BEGINNING = EpochStart(0, None, 0, 0)
@@ -170,8 +168,7 @@ class SamplerPosition:
 
     def _plain(self, start: EpochStart) -> dict[str, Any]:
         rules = self._rules
-        snapshot = None if start.place is None else _snapshot(start.place)
-        state = to_plain(rules, start.run, snapshot, self._identity(), [0] * rules.groups.count)
+        state = to_plain(rules, start.run, start.place, self._identity(), [0] * rules.groups.count)
         if self._length is not None:
             state |= StretchPlace(start.number, start.delivered).plain(self._length)
         return state
@@ -188,7 +185,7 @@ class SamplerPosition:
         self._total_groups, self._seed_is_given = total, True
         self._rules = replace(self._rules, seed=loaded.seed)
         rules = self._find_groups(total)
-        place = None if loaded.snapshot is None else _replay_place(loaded.snapshot)
+        place = loaded.snapshot
         run, stretch = loaded.epoch, loaded.stretch
         self._any_number = False
         start = EpochStart(run, place, run, 0 if place is None else place.step)
@@ -202,22 +199,3 @@ class SamplerPosition:
     def _identity(self) -> SourceIdentity:
         lengths = hashlib.blake2b(self._groups.lengths.tobytes(), digest_size=16).hexdigest()
         return SourceIdentity(self._groups.fingerprint, lengths)
-
-
-def _snapshot(place: ReplayPlace) -> Snapshot:
-    """A place as workers' reports would have it."""
-    lanes = []
-    for grant, items, draws, idle, reserved in place.lanes:
-        after = AT_START._replace(
-            open=int(grant != NONE), items=items, position=items, draws_without_item=draws, idle=int(idle)
-        )
-        lanes.append(LaneState(grant, after, reserved))
-    return Snapshot(place.step, place.cursors, (), tuple(lanes))
-
-
-def _replay_place(snapshot: Snapshot) -> ReplayPlace:
-    lanes = tuple(
-        LanePlace(lane.grant, lane.after.items, lane.after.draws_without_item, bool(lane.after.idle), lane.reserved)
-        for lane in snapshot.lanes
-    )
-    return ReplayPlace(snapshot.step, snapshot.cursors, lanes)

@@ -15,8 +15,9 @@ import numpy.typing as npt
 from stream_dataloader._map_style.index_groups import IndexGroups
 from stream_dataloader._sampling.lane_index import LaneIndices
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.replay import Replay, ReplayPlace
+from stream_dataloader._schedule.replay import Replay
 from stream_dataloader._schedule.rules import Rules
+from stream_dataloader._schedule.snapshot import Snapshot
 
 _KEPT_PLACES = 8  # a block of steps is between one and the next
 _ALL = 1 << 62
@@ -33,7 +34,7 @@ class EpochStart(NamedTuple):
     """
 
     run: int
-    place: ReplayPlace | None
+    place: Snapshot | None
     number: int
     delivered: int
 
@@ -58,7 +59,7 @@ class SamplerReading:
         self.fetched = start.delivered
         self._groups, self._rules = groups, rules
         self._first_step = (0 if start.place is None else start.place.step) - start.delivered  # of the epoch
-        self._kept: deque[ReplayPlace] = deque(maxlen=_KEPT_PLACES)
+        self._kept: deque[Snapshot] = deque(maxlen=_KEPT_PLACES)
 
     def batches(self) -> Iterator[LaneIndices]:
         """Draw what is left of the epoch."""
@@ -76,7 +77,7 @@ class SamplerReading:
                 self.fetched += 1
                 yield batch
 
-    def place(self, batches: int) -> ReplayPlace:
+    def place(self, batches: int) -> Snapshot:
         """Where it stood after so many batches of the epoch.
 
         Raises:
@@ -94,6 +95,6 @@ class SamplerReading:
         replay.skip_to(step)
         return replay.place()
 
-    def _replay(self, place: ReplayPlace | None) -> Replay:
+    def _replay(self, place: Snapshot | None) -> Replay:
         lengths = self._groups.lengths
         return Replay(self._rules, Order(self._rules, self.start.run, lengths), lengths, place)

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.reservations import Reservations, next_grant
 from stream_dataloader._schedule.rules import NONE, IntArray, Rules
+from stream_dataloader._schedule.snapshot import LaneProgress, LaneState, Snapshot, beginning
 from stream_dataloader.errors import EmptySourcesError
 
 #: What a cell holds: an item that is read for the first time this epoch, a stream's first item.
@@ -38,38 +39,6 @@ _LEAST_CELLS_OF_A_LANE = 1 << 8
 _MOST_CELLS = 1 << 20
 #: At first only so many, as whoever waits for the first batch may want no more.
 _FIRST_STEPS = 8
-
-
-class LanePlace(NamedTuple):
-    """Where a lane stands between two steps.
-
-    Attributes:
-        grant: Number of its open source's grant; `NONE` if there is none.
-        items: Items it holds of that source so far.
-        draws_without_item: Sources that it took since it had an item.
-        idle: No source is left for it.
-        reserved: Grants of its reservations; None if it reserves no more.
-    """
-
-    grant: int
-    items: int
-    draws_without_item: int
-    idle: bool
-    reserved: tuple[int, ...] | None
-
-
-class ReplayPlace(NamedTuple):
-    """Where a replay stands between two steps.
-
-    Attributes:
-        step: The step that comes next.
-        cursors: Grants given so far, by group hosted.
-        lanes: One place a lane.
-    """
-
-    step: int
-    cursors: tuple[int, ...]
-    lanes: tuple[LanePlace, ...]
 
 
 class Cells(NamedTuple):
@@ -85,7 +54,7 @@ class Cells(NamedTuple):
     kinds: npt.NDArray[np.uint8]
 
 
-class _Run(NamedTuple):
+class SourceRun(NamedTuple):
     """A source in a lane: its items fill cells `[begin, end)`, counted over the lane's epoch.
 
     Attributes:
@@ -112,21 +81,24 @@ class Replay:
         step: The step that comes next.
     """
 
-    def __init__(self, rules: Rules, order: Order, lengths: IntArray, place: ReplayPlace | None = None) -> None:
+    def __init__(self, rules: Rules, order: Order, lengths: IntArray, place: Snapshot | None = None) -> None:
         assert rules.time_steps is not None
         assert rules.deterministic
         self._rules, self._order, self._lengths = rules, order, lengths
         self._window: int = rules.time_steps
         self._firsts = np.cumsum(lengths) - lengths  # the place of each source's first item
-        place = place or _beginning(rules)
+        place = place or beginning(rules)
         self.step = place.step
         self._eager = _FIRST_STEPS
         self._cursors = list(place.cursors)
+        self._deciders = [functools.partial(rules.decide, lane, self._cursors) for lane in range(rules.lanes)]
         self._reserved = [Reservations[int](rules.lookahead, lane.reserved) for lane in place.lanes]
-        self._draws = [lane.draws_without_item for lane in place.lanes]
-        self._idle = [lane.idle for lane in place.lanes]
+        self._draws = [lane.progress.draws_without_item for lane in place.lanes]
+        self._idle = [bool(lane.progress.idle) for lane in place.lanes]
         begin = self.step * self._window
-        self._runs = [None if lane.grant == NONE else self._run(lane.grant, begin - lane.items) for lane in place.lanes]
+        self._runs = [
+            None if lane.grant == NONE else self._run(lane.grant, begin - lane.progress.items) for lane in place.lanes
+        ]
         self._times = [  # when each lane is out of data next: a heap
             (self.step if run is None else self._step_behind(run)) * rules.lanes + lane
             for lane, run in enumerate(self._runs)
@@ -134,20 +106,21 @@ class Replay:
         ]
         heapq.heapify(self._times)
 
-    def place(self) -> ReplayPlace:
+    def place(self) -> Snapshot:
         """Where it stands."""
         cell = self.step * self._window
         lanes = []
         for lane, run in enumerate(self._runs):
             # a source whose last item fills a window's last cell is open until the lane looks for one more item
             grant, items = (run.grant, min(cell, run.end) - run.begin) if run and run.end >= cell else (NONE, 0)
-            reserved = self._reserved[lane].held
-            lanes.append(LanePlace(grant, items, self._draws[lane], self._idle[lane], reserved))
-        return ReplayPlace(self.step, tuple(self._cursors), tuple(lanes))
+            is_open, idle = int(grant != NONE), int(self._idle[lane])
+            progress = LaneProgress(is_open, items, items, 0, self._draws[lane], idle)
+            lanes.append(LaneState(grant, progress, self._reserved[lane].held))
+        return Snapshot(self.step, tuple(self._cursors), (), tuple(lanes))
 
     def skip_to(self, step: int) -> None:
         """Go on to a step, and do not look at the cells before."""
-        for _ in self._events(step):
+        for _ in self.sources_before(step):
             pass
         self.step = step
 
@@ -166,13 +139,13 @@ class Replay:
         for lane, run in enumerate(self._runs):
             if run is not None and run.end > block.first:
                 block.write(lane, run)
-        for lane, run in self._events(self.step + steps):
+        for lane, run in self.sources_before(self.step + steps):
             block.write(lane, run)
         self.step += steps
         return block.by_step()
 
-    def _events(self, stop: int) -> Iterator[tuple[int, _Run]]:
-        """Each source that a lane takes before a step, and has an item: the lane, and what the source fills."""
+    def sources_before(self, stop: int) -> Iterator[tuple[int, SourceRun]]:
+        """Each source with items that a lane takes before a step, in order of time: the lane, and what it fills."""
         lanes, window, packed = self._rules.lanes, self._window, self._rules.windows == "packed"
         times, runs, draws = self._times, self._runs, self._draws
         while times and times[0] < stop * lanes:
@@ -203,13 +176,13 @@ class Replay:
                 )
             if rules.padding_mode == "data" and draws >= rules.draws_of(lane):
                 return NONE
-        return next_grant(self._reserved[lane], functools.partial(rules.decide, lane, self._cursors))
+        return next_grant(self._reserved[lane], self._deciders[lane])
 
-    def _run(self, grant: int, begin: int) -> _Run:
+    def _run(self, grant: int, begin: int) -> SourceRun:
         source, _, _, fresh = self._order[grant]
-        return _Run(grant, begin, begin + int(self._lengths[source]), int(self._firsts[source]), fresh)
+        return SourceRun(grant, begin, begin + int(self._lengths[source]), int(self._firsts[source]), fresh)
 
-    def _step_behind(self, run: _Run) -> int:
+    def _step_behind(self, run: SourceRun) -> int:
         """The step in which the lane needs another source."""
         return (run.end if self._rules.windows == "packed" else run.end + self._window - 1) // self._window
 
@@ -222,7 +195,7 @@ class _Block(NamedTuple):
     places: IntArray
     kinds: npt.NDArray[np.uint8]
 
-    def write(self, lane: int, run: _Run) -> None:
+    def write(self, lane: int, run: SourceRun) -> None:
         """Write what lies in the block of a run, and pad the rest of its last window, which a next run overwrites."""
         begin, end = max(run.begin - self.first, 0), min(run.end - self.first, self.places.shape[1])
         if begin >= end:
@@ -243,8 +216,3 @@ class _Block(NamedTuple):
             np.ascontiguousarray(self.places.reshape(shape).transpose(1, 2, 0)),
             np.ascontiguousarray(self.kinds.reshape(shape).transpose(1, 2, 0)),
         )
-
-
-def _beginning(rules: Rules) -> ReplayPlace:
-    lane = LanePlace(NONE, 0, 0, False, () if rules.lookahead else None)
-    return ReplayPlace(0, (0,) * rules.groups.count, (lane,) * rules.lanes)

@@ -5,14 +5,13 @@ Guarantee: a pure function of lengths, order and rules; the same on every rank, 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.reservations import Reservations, next_grant
-from stream_dataloader._schedule.rules import NEVER, NONE, IntArray, Rules
+from stream_dataloader._schedule.replay import Replay
+from stream_dataloader._schedule.rules import NEVER, IntArray, Rules
 from stream_dataloader._schedule.sections import Lengths, lengths_in
 
 
@@ -43,31 +42,17 @@ def count_steps(rules: Rules, steps: Sequence[int]) -> int:
 
 
 def _steps_of(rules: Rules, order: Order, lengths: IntArray) -> int:
-    """The same for one group: replays the assignment lane after lane, in order of time, each ticket decided at once."""
+    """The same for one group."""
     window = rules.time_steps or 1
-    reserved = [Reservations[int](rules.lookahead) for _ in range(rules.lanes)]
-    cell = [0] * rules.lanes  # the time step, counted over the epoch, that a lane fills next
-    times = list(range(rules.lanes))  # when each lane is out of data next: a heap
-    cursors, last_fresh, first_idle = [0], 0, NEVER
-
-    def draw(ahead: bool) -> int:
-        return rules.decide(0, cursors, ahead)
-
-    while times:
-        step, lane = divmod(heapq.heappop(times), rules.lanes)
-        grant = next_grant(reserved[lane], draw)
-        if grant == NONE:
-            first_idle = min(first_idle, -(-cell[lane] // window))
-            continue
-        source, _, _, fresh = order[grant]
-        if not fresh:  # the lane reads nothing new from now on
-            continue
-        length = int(lengths[source])
-        if length:
-            cell[lane] += length
-            last_fresh = max(last_fresh, -(-cell[lane] // window))
-            if rules.windows == "aligned":
-                cell[lane] = -(-cell[lane] // window) * window
-            step = cell[lane] // window
-        heapq.heappush(times, step * rules.lanes + lane)
-    return min(first_idle, last_fresh) if rules.padding_mode == "drop" else last_fresh
+    replay = Replay(replace(rules, time_steps=window, deterministic=True), order, lengths)
+    ends = [0] * rules.lanes  # the cell behind each lane's last new item
+    reading_new = set(range(rules.lanes))
+    for lane, run in replay.sources_before(NEVER // rules.lanes):
+        if run.fresh:
+            ends[lane] = run.end
+        else:  # the lane reads nothing new from now on
+            reading_new.discard(lane)
+            if not reading_new:
+                break
+    end = min(ends) if rules.padding_mode == "drop" else max(ends)
+    return -(-end // window)

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._schedule.progress import Progress
 from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._state.snapshot import PackedSnapshot
-from stream_dataloader._state.tracker import Progress
+from stream_dataloader._schedule.snapshot import PackedSnapshot
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader.errors import WorkerDeathError
 

@@ -24,9 +24,9 @@ from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._loader.position import IterationPosition
 from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._reading.reader import warn_of_skip
+from stream_dataloader._schedule.progress import Progress
 from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._state.snapshot import PackedSnapshot
-from stream_dataloader._state.tracker import Progress
+from stream_dataloader._schedule.snapshot import PackedSnapshot
 from stream_dataloader._workers.collector import StepCollector
 from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader.batch import StreamBatch

@@ -24,7 +24,7 @@ from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery
 from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._state.snapshot import Snapshot
+from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader._workers import torch_quirks
 from stream_dataloader._workers.direct_queue import DirectQueue, with_direct_queues
 from stream_dataloader._workers.feed import WorkerFeed

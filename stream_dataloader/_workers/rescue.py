@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 
 from stream_dataloader._reading.share import Recovery
-from stream_dataloader._state.snapshot import PackedSnapshot
+from stream_dataloader._schedule.snapshot import PackedSnapshot
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader._workers.pool import WorkerPool
 from stream_dataloader._workers.tally import Tally

@@ -14,10 +14,10 @@ from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._ranks.agreement import OwnSteps, Steps
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.begin import read_locally
+from stream_dataloader._schedule.progress import Progress
 from stream_dataloader._schedule.rules import deal_lanes
-from stream_dataloader._state.plain import common
-from stream_dataloader._state.snapshot import Snapshot, uncounted_lane
-from stream_dataloader._state.tracker import Progress
+from stream_dataloader._schedule.saved_state import common
+from stream_dataloader._schedule.snapshot import Snapshot, uncounted_lane
 from stream_dataloader._workers.collector import StepCollector
 from stream_dataloader._workers.feed import LocalFeed
 from stream_dataloader._workers.iteration import Iteration, Output

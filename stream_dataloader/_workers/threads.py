@@ -21,7 +21,7 @@ from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_in_threads
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._schedule.rules import deal_lanes
-from stream_dataloader._state.snapshot import Snapshot
+from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader._workers.exchange import Exchange, deliver
 from stream_dataloader._workers.memory import BatchMemory
 from stream_dataloader._workers.tally import Tally

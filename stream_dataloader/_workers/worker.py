@@ -25,7 +25,7 @@ from stream_dataloader._reading.reader import unsendable
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY
 from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._state.snapshot import Snapshot
+from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader._workers.exchange import Exchange
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.pace import Pace

@@ -11,7 +11,7 @@ from typing import Any
 from accelerate.state import PartialState
 from accelerate.utils import gather_object
 
-from stream_dataloader._state.plain import merge_states
+from stream_dataloader._schedule.saved_state import merge_states
 
 
 def gather_states(state: dict[str, Any]) -> list[dict[str, Any]]:

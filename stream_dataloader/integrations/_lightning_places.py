@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from stream_dataloader._state.plain import merge_states
+from stream_dataloader._schedule.saved_state import merge_states
 from stream_dataloader.dataloader import StreamDataLoader
 
 State = dict[str, Any]

@@ -22,7 +22,7 @@ from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.writer import PartWriter, SlotWriter
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._schedule.rules import deal_lanes
-from stream_dataloader._state.snapshot import LaneReports
+from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport
 
 TIME_STEPS = 3

@@ -9,7 +9,7 @@ from stream_dataloader import LengthError, ReadError, StreamDataset
 from stream_dataloader._items.step_writer import step_writer
 from stream_dataloader._reading.begin import read_locally
 from stream_dataloader._schedule.rules import NEVER, NONE
-from stream_dataloader._state.snapshot import After, LaneState, Snapshot
+from stream_dataloader._schedule.snapshot import LaneProgress, LaneState, Snapshot
 
 
 def read(text):
@@ -141,9 +141,9 @@ def test_an_end_within_a_window_is_told_in_whichever_go_it_is_met(lane_of, text,
     window = fill(lane, stop=1)
     assert window.ends == []
     assert fill(lane, start=1, window=window).ends == ends
-    before = lane.after()
+    before = lane.progress()
     assert lane.ends(1) == (text == "abcd")
-    assert lane.after() == before, "what is taken ahead is not counted"
+    assert lane.progress() == before, "what is taken ahead is not counted"
     assert fill(lane, step=1).ends == ends_next
 
 
@@ -182,8 +182,8 @@ def test_the_next_stream_begins_in_the_window_of_one_that_broke_before_its_first
 
 
 def test_a_lane_goes_on_in_the_middle_of_a_stream(lane_of):
-    after = After(open=1, items=3, position=3, first_window=0, draws_without_item=0, idle=0)
-    place = Snapshot(step=1, cursors=(1,), returned=(), lanes=(LaneState(grant=0, after=after, reserved=None),))
+    progress = LaneProgress(open=1, items=3, position=3, first_window=0, draws_without_item=0, idle=0)
+    place = Snapshot(step=1, cursors=(1,), returned=(), lanes=(LaneState(grant=0, progress=progress, reserved=None),))
     lane = lane_of("abcdef", "gh", windows="packed", resume=place)
     window = fill(lane, step=1)
     assert window.text == "defg"
@@ -191,8 +191,10 @@ def test_a_lane_goes_on_in_the_middle_of_a_stream(lane_of):
 
 
 def test_a_lane_that_was_idle_stays_idle(lane_of):
-    after = After(open=0, items=0, position=0, first_window=0, draws_without_item=1, idle=1)
-    place = Snapshot(step=1, cursors=(1,), returned=(), lanes=(LaneState(grant=NONE, after=after, reserved=None),))
+    progress = LaneProgress(open=0, items=0, position=0, first_window=0, draws_without_item=1, idle=1)
+    place = Snapshot(
+        step=1, cursors=(1,), returned=(), lanes=(LaneState(grant=NONE, progress=progress, reserved=None),)
+    )
     lane = lane_of("abcdef", resume=place)
     assert lane.idle
     assert not lane.fresh
@@ -201,10 +203,12 @@ def test_a_lane_that_was_idle_stays_idle(lane_of):
 def test_a_lane_tells_how_far_it_has_read(lane_of):
     lane = lane_of("abcdef", "gh", windows="packed")
     fill(lane, step=0)
-    assert After(*lane.after()) == After(open=1, items=4, position=4, first_window=0, draws_without_item=0, idle=0)
+    assert LaneProgress(*lane.progress()) == LaneProgress(
+        open=1, items=4, position=4, first_window=0, draws_without_item=0, idle=0
+    )
     fill(lane, step=1)
     fill(lane, step=2)
-    assert After(*lane.after())._replace(draws_without_item=0) == After(0, 0, 0, 0, 0, idle=1)
+    assert LaneProgress(*lane.progress())._replace(draws_without_item=0) == LaneProgress(0, 0, 0, 0, 0, idle=1)
 
 
 def test_data_reads_again_and_says_that_it_is_not_new(lane_of):

@@ -35,7 +35,7 @@ from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import deal_lanes
-from stream_dataloader._state.snapshot import LaneReports
+from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader._workers import worker_steps
 from stream_dataloader._workers.exchange import Exchange
 from stream_dataloader._workers.worker_steps import ROOM, InThreads, InTurn

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from stream_dataloader._schedule.rules import NONE, Rules
 
 
-class After(NamedTuple):
-    """Where a lane is after a step.
+class LaneProgress(NamedTuple):
+    """How far a lane has read, after a step.
 
     Attributes:
         open: Whether it reads a stream; the three that follow are about that stream.
@@ -36,10 +36,10 @@ class After(NamedTuple):
 
 
 #: Before the first step.
-AT_START = After(0, 0, 0, 0, 0, 0)
+AT_START = LaneProgress(0, 0, 0, 0, 0, 0)
 
 
-def pack_after(lanes: Iterable[After]) -> bytes:
+def pack_progress(lanes: Iterable[LaneProgress]) -> bytes:
     """The numbers of some lanes one after the other, for a message."""
     return array("q", [number for lane in lanes for number in lane]).tobytes()
 
@@ -49,13 +49,13 @@ class LaneState(NamedTuple):
 
     Attributes:
         grant: Number of its open stream's grant; `NONE` if there is none.
-        after: How far it has read.
+        progress: How far it has read.
         reserved: Grants of its reservations, `NONE` for one that was refused; None if it reserves no more.
         stream: What the stream's own `state_dict` returned, if it has one.
     """
 
     grant: int
-    after: After
+    progress: LaneProgress
     reserved: tuple[int, ...] | None
     stream: Any = None
 
@@ -81,12 +81,12 @@ class LaneReports(NamedTuple):
 
     Attributes:
         taken: The sources that its lanes took, in order: lane and grant.
-        after: Where each of its lanes is, see `pack_after`.
+        progress: How far each of its lanes has read, see `pack_progress`.
         streams: States of the streams that have some, by lane.
     """
 
     taken: tuple[tuple[int, int], ...]
-    after: bytes
+    progress: bytes
     streams: Mapping[int, Any]
 
 
@@ -97,7 +97,7 @@ class PackedSnapshot(NamedTuple):
         step: As in `Snapshot`, like the two that follow.
         grants: Number of each lane's last grant, also of one whose stream has ended.
         reserved: Grants of each lane's reservations, see `LaneState`.
-        after: Where lanes are, see `pack_after`: each part's bytes, of its own lanes.
+        progress: How far lanes have read, see `pack_progress`: each part's bytes, of its own lanes.
         streams: States of open streams, by lane; also of some that have ended.
     """
 
@@ -106,22 +106,22 @@ class PackedSnapshot(NamedTuple):
     returned: tuple[int, ...]
     grants: tuple[int, ...]
     reserved: tuple[tuple[int, ...] | None, ...]
-    after: tuple[bytes, ...]
+    progress: tuple[bytes, ...]
     streams: Mapping[int, Any]
 
     def unpack(self, rules: Rules) -> Snapshot:
         """The snapshot, for an epoch that is read by `rules`."""
         # the first part's bytes cover all lanes until the parts of the first step have come
-        numbers = array("q", b"".join(self.after))
+        numbers = array("q", b"".join(self.progress))
         width = len(AT_START)
         none_yet = _none_reserved(rules)
         lanes = []
         for lane in range(rules.lanes):
-            after = After(*numbers[lane * width : (lane + 1) * width])
+            progress = LaneProgress(*numbers[lane * width : (lane + 1) * width])
             # what a lane reserved first come, first served, was returned: it reserves anew
-            reserved = self.reserved[lane] if rules.deterministic or after.idle else none_yet
-            grant, stream = (self.grants[lane], self.streams.get(lane)) if after.open else (NONE, None)
-            lanes.append(LaneState(grant, after, reserved, stream))
+            reserved = self.reserved[lane] if rules.deterministic or progress.idle else none_yet
+            grant, stream = (self.grants[lane], self.streams.get(lane)) if progress.open else (NONE, None)
+            lanes.append(LaneState(grant, progress, reserved, stream))
         return Snapshot(self.step, self.cursors, self.returned, tuple(lanes))
 
 
@@ -131,7 +131,7 @@ def uncounted_lane(place: Snapshot) -> int | None:
     Only for streams that cut their own windows.
     """
     for lane, state in enumerate(place.lanes):
-        if state.grant != NONE and state.after.position and not state.after.first_window:
+        if state.grant != NONE and state.progress.position and not state.progress.first_window:
             return lane
     return None
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from stream_dataloader._schedule.reservations import Reservations, next_grant
 from stream_dataloader._schedule.rules import NONE, Rules
-from stream_dataloader._state.snapshot import LaneReports, PackedSnapshot, Snapshot, beginning, pack_after
+from stream_dataloader._schedule.snapshot import LaneReports, PackedSnapshot, Snapshot, beginning, pack_progress
 
 _KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many batches ago
 
@@ -45,8 +45,8 @@ class Progress:
         self._reserved = tuple(lane.reserved for lane in start.lanes)  # what records share; a new one as it changes
         self._reservations = [Reservations(rules.lookahead, held) for held in self._reserved]
         self._streams = {i: lane.stream for i, lane in enumerate(start.lanes) if lane.stream is not None}
-        whole = pack_after(lane.after for lane in start.lanes)
-        self._after: list[bytes] = [whole, *[b""] * (parts - 1)]
+        whole = pack_progress(lane.progress for lane in start.lanes)
+        self._lanes: list[bytes] = [whole, *[b""] * (parts - 1)]
         self._held = False
         self._end_held = False
         self._records: deque[PackedSnapshot] = deque(maxlen=_KEPT_RECORDS)
@@ -54,10 +54,10 @@ class Progress:
 
     def _keep(self) -> None:
         returned = tuple(self._missing) if self._missing else ()
-        after = tuple(self._after)
+        lanes = tuple(self._lanes)
         self._records.append(
             PackedSnapshot(
-                self._step, tuple(self._cursors), returned, self._grants, self._reserved, after, self._streams
+                self._step, tuple(self._cursors), returned, self._grants, self._reserved, lanes, self._streams
             )
         )
 
@@ -71,7 +71,7 @@ class Progress:
         for i, report in enumerate(reports):
             if report is None:
                 continue
-            self._after[i] = report.after
+            self._lanes[i] = report.progress
             if report.taken:
                 self._take(report.taken)
             if report.streams or self._streams:

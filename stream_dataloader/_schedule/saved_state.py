@@ -14,8 +14,8 @@ from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.order import returned_by_group
 from stream_dataloader._schedule.rules import Rules
-from stream_dataloader._state.snapshot import After, LaneState, Snapshot
-from stream_dataloader._state.stretch import StretchPlace, stretch_of
+from stream_dataloader._schedule.snapshot import LaneProgress, LaneState, Snapshot
+from stream_dataloader._schedule.stretch import StretchPlace, stretch_of
 from stream_dataloader.errors import StateError
 
 VERSION = 1
@@ -78,7 +78,7 @@ def _key(group: int) -> str:
 def _plain_lane(lane: LaneState) -> dict[str, Any]:
     return {
         "grant": lane.grant,
-        "after": list(lane.after),
+        "after": list(lane.progress),
         "reserved": None if lane.reserved is None else list(lane.reserved),
         **({} if lane.stream is None else {"stream": lane.stream}),
     }
@@ -210,7 +210,7 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
 
 def _lane_of(lane: Mapping[str, Any]) -> LaneState:
     reserved = None if lane["reserved"] is None else tuple(lane["reserved"])
-    return LaneState(lane["grant"], After(*lane["after"]), reserved, lane.get("stream"))
+    return LaneState(lane["grant"], LaneProgress(*lane["after"]), reserved, lane.get("stream"))
 
 
 def _groups_in(state: Mapping[str, Any]) -> list[int]:
