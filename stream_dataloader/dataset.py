@@ -7,10 +7,8 @@ into batches.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,17 +18,16 @@ from stream_dataloader import _options as options
 from stream_dataloader._items.fill import check_fill
 from stream_dataloader._map_style.streams import map_style
 from stream_dataloader._memory.pickling import by_value, spawning
-from stream_dataloader._reading.early import declares_early
-from stream_dataloader._reading.fingerprint import fingerprint_of
-from stream_dataloader._reading.plan import Opening, ReadingPlan
+from stream_dataloader._reading.lists import SourceList, SourceLists
+from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.sessions import SessionTable
-from stream_dataloader._reading.sources import is_safe_anywhere, sources_of
 from stream_dataloader._schedule.rules import IntArray, Rules
-from stream_dataloader._schedule.sections import Cut, Cuts, Lengths
+from stream_dataloader._schedule.sections import Cuts, Lengths
 from stream_dataloader._schedule.step_count import count_steps, steps_of_groups
 from stream_dataloader.batch import StreamBatch
+from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
-from stream_dataloader.sectioning import Sections, check_sections, described
+from stream_dataloader.sectioning import Sections
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamDataset"]
 
-_BY_VALUE = ("open_stream", "on_error", "fill_value")  # what is the user's own
+_BY_VALUE = ("on_error", "fill_value")  # what is the user's own
 
 
 class StreamDataset(IterableDataset[StreamBatch]):
@@ -136,16 +133,21 @@ class StreamDataset(IterableDataset[StreamBatch]):
         sections: Sections | None = None,
     ) -> None:
         super().__init__()
-        self.open_stream = options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
-        self.sources: Sequence[Any] = sources_of(options.check_sources(sources))
-        self.sections = check_sections(sections, time_steps)
-        if self.sections is not None:
-            lengths = self.sections.resolve(lengths)
-        self.lengths = options.check_lengths(lengths, len(self.sources))
+        if not isinstance(sources, SourceLists):
+            given = SourceList.checked(
+                sources,
+                open_stream,
+                open_early=open_early,
+                lengths=lengths,
+                sections=sections,
+                time_steps=time_steps,
+                fingerprint=fingerprint,
+            )
+            sources = SourceLists((given,))
+        self.source_lists = lists = sources  # of `interleave` those of several datasets
+        self.weights = (1.0,) if lists.mix is None else lists.mix.weights  # of the datasets that it is made of
         seed = int(torch.randint(2**62, ()).item()) if seed is None else options.integer("seed", seed, 0)
-        self.cuts: Cuts | None = None  # what the schedule hands out in place of the sources
-        if self.sections is not None and self.lengths is not None:
-            self.cuts = Cuts([Cut(self.lengths, self.sections.steps, jitter=self.sections.jitter)], seed)
+        self.cuts: Cuts | None = lists.cuts(seed)  # what the schedule hands out in place of the sources
         if time_steps is not None:  # else it may be an idle lane's window, of any type
             check_fill(fill_value)
         self.fill_value = fill_value
@@ -154,14 +156,10 @@ class StreamDataset(IterableDataset[StreamBatch]):
         )
         self.max_failures = None if max_failures is None else options.integer("max_failures", max_failures, 0)
         self.retries = options.integer("retries", retries, 0)
-        if fingerprint is not None and not isinstance(fingerprint, str):
-            raise TypeError(f"fingerprint must be a string, and is {fingerprint!r}, a {type(fingerprint).__name__}")
-        self._fingerprint = fingerprint
         self.mark_ends = options.flag("mark_ends", mark_ends)
-        self.open_early = options.yes_no_or_none("open_early", open_early)
         self.given_lookahead = lookahead
         self._steps: tuple[int, list[int]] | None = None  # of the epoch that was asked for last
-        self.rules = self._check_rules(
+        self.rules = options.check_rules(
             num_sources=len(self.sources) if self.cuts is None else len(self.cuts),
             batch_size=batch_size,
             padding_mode=padding_mode,
@@ -172,7 +170,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
             schedule=schedule,
             seed=seed,
             deterministic=deterministic,
-            has_lengths=lengths is not None,
+            has_lengths=lists.lengths is not None,
+            mix=lists.mix,
         )
         self.session_table = SessionTable(self.rules)
         self._iterations = 0  # in this process
@@ -223,39 +222,55 @@ class StreamDataset(IterableDataset[StreamBatch]):
         made = map_style(dataset, groups, others, order=order, allow_partial=allow_partial, allow_repeats=allow_repeats)
         return cls(batch_size=batch_size, **made)
 
-    def _check_rules(self, **given: Any) -> Rules:
-        return options.check_rules(**given)
+    @property
+    def sources(self) -> Sequence[Any]:
+        """The sources, of all datasets if it is interleaved."""
+        return self.source_lists.sources
+
+    @property
+    def open_stream(self) -> StreamFactory:
+        """What opens a source. Of an interleaved dataset it depends on the source's index: see `factory_of`."""
+        return self.source_lists.lists[0].open_stream if self.source_lists.mix is None else _opens_by_index
 
     def factory_of(self, index: int) -> StreamFactory:
         """What opens a source, by its index."""
-        del index
-        return self.open_stream
+        return self.source_lists.of(index).open_stream
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The dataset and the source that a number in `batch.source` stands for, of an interleaved dataset.
+
+        Args:
+            index: Index of a source, counted over all datasets: 0 or more. -1 in `batch.source` is padding.
+
+        Returns:
+            The number of the dataset, and the index in its `sources`.
+
+        Raises:
+            IndexError: There is no such source.
+        """
+        return self.source_lists.locate(index)
+
+    @property
+    def sections(self) -> Sections | None:
+        """How sources are cut, as it was given; None of an interleaved dataset."""
+        return self.source_lists.lists[0].sections if self.source_lists.mix is None else None
+
+    @property
+    def lengths(self) -> IntArray | None:
+        """`(num_sources,)`, number of items of each source, -1 where it is unknown; None if all are."""
+        return self.source_lists.lengths
 
     def plan(self) -> ReadingPlan:
         """What is to be read and how, for who reads it."""
         return ReadingPlan(
             rules=self.rules,
-            sources=self.sources,
-            openings=self._openings(),
-            list_starts=self._list_starts(),
-            lengths=self.lengths,
+            lists=self.source_lists,
             fill_value=self.fill_value,
             on_error=self.on_error,
             retries=self.retries,
             mark_ends=self.mark_ends,
             cuts=self.cuts,
         )
-
-    def _openings(self) -> tuple[Opening, ...]:
-        """How the sources are opened, one a list of them."""
-        early = self.open_early
-        if early is None:
-            early = declares_early(self.open_stream) and is_safe_anywhere(self.sources)
-        return (Opening(self.open_stream, early_in_workers=early, early_locally=self.open_early is True),)
-
-    def _list_starts(self) -> tuple[int, ...]:
-        """The index of the first source of each list of them."""
-        return (0,)
 
     @property
     def scheduled_lengths(self) -> Lengths | None:
@@ -276,19 +291,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
     @property
     def fingerprint(self) -> str:
         """Tells one list of sources from another."""
-        if self._fingerprint is None:
-            self._fingerprint = fingerprint_of(self.sources)
-        return self._fingerprint
-
-    @cached_property
-    def lengths_fingerprint(self) -> str | None:
-        """Tells one array of lengths from another: they may decide which lane reads which source."""
-        return None if self.lengths is None else hashlib.blake2b(self.lengths.tobytes(), digest_size=16).hexdigest()
-
-    @property
-    def described_sections(self) -> str | None:
-        """How sources are cut, for saved states; None if they are read whole."""
-        return None if self.cuts is None else "; ".join(map(described, self.cuts.lists))
+        return self.source_lists.fingerprint
 
     def under(self, rules: Rules) -> StreamDataset:
         """The same dataset under other rules: this one if the rules are its own, else a copy that shares the rest."""
@@ -354,3 +357,15 @@ class StreamDataset(IterableDataset[StreamBatch]):
         if state["session_table"] is None:
             self.session_table = SessionTable(self.rules)
             self.session_table.set_epoch(os.getpid(), self.__dict__.pop("_next_epoch"))
+
+
+def _opens_by_index(source: Any) -> Any:
+    """Stands for the factories of several datasets.
+
+    Raises:
+        TypeError: The source alone does not tell whose it is.
+    """
+    raise TypeError(
+        f"which dataset's open_stream is to open {shorten(source)} depends on its index; call "
+        "factory_of(index)(source) of the interleaved dataset"
+    )

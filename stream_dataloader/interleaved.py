@@ -8,29 +8,21 @@ See `_schedule.mix` for the order of the draws.
 
 from __future__ import annotations
 
-import operator
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from stream_dataloader import _options as options
-from stream_dataloader._reading.fingerprint import fingerprint_of
-from stream_dataloader._reading.plan import Opening
-from stream_dataloader._reading.sources import JoinedSources
-from stream_dataloader._schedule.mix import Mix
-from stream_dataloader._schedule.rules import IntArray, Rules
-from stream_dataloader._schedule.sections import Cut, Cuts
+from stream_dataloader._reading.lists import SourceLists
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
-from stream_dataloader.protocols import Exhausted, OnError, PaddingMode, StreamFactory, Windows
+from stream_dataloader.protocols import Exhausted, OnError, PaddingMode, Windows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["InterleavedDataset", "SharedOptions", "interleave"]
+__all__ = ["SharedOptions", "interleave"]
 
 
 class SharedOptions(TypedDict, total=False):
@@ -49,100 +41,6 @@ class SharedOptions(TypedDict, total=False):
     mark_ends: bool
 
 
-class _Factories:
-    """Opens the sources of several lists, put one after the other.
-
-    The index of a source shows which list it belongs to (see `of`); the source alone does not.
-
-    Attributes:
-        factories: One a list.
-    """
-
-    def __init__(self, starts: Sequence[int], factories: Sequence[StreamFactory]) -> None:
-        self._starts = tuple(starts)
-        self.factories = tuple(factories)
-
-    def of(self, index: int) -> StreamFactory:
-        """The factory of the source of an index."""
-        return self.factories[bisect_right(self._starts, index) - 1]
-
-    def __call__(self, source: Any) -> Any:
-        raise TypeError(
-            f"which dataset's open_stream is to open {shorten(source)} depends on its index; call "
-            "factory_of(index)(source) of the interleaved dataset"
-        )
-
-
-class InterleavedDataset(StreamDataset):
-    """The sources of several datasets, drawn by weight: what `interleave` returns.
-
-    Attributes:
-        weights: The weight of each dataset.
-    """
-
-    open_stream: _Factories
-
-    def __init__(
-        self, datasets: Sequence[StreamDataset], mix: Mix, seed: int | None, shuffle: bool, shared: SharedOptions
-    ) -> None:
-        self._mix = mix
-        self.weights = mix.weights
-        self._starts = tuple(accumulate((len(dataset.sources) for dataset in datasets[:-1]), initial=0))
-        self._lists = [(dataset.sources, dataset._fingerprint) for dataset in datasets]
-        openings = [opening for dataset in datasets for opening in dataset._openings()]
-        self._early = [(opening.early_in_workers, opening.early_locally) for opening in openings]
-        super().__init__(
-            JoinedSources(dataset.sources for dataset in datasets),
-            _Factories(self._starts, [opening.factory for opening in openings]),
-            seed=seed,
-            shuffle=shuffle,
-            **shared,
-        )
-        self.lengths = _joined_lengths(datasets)
-        self.cuts = _joined_cuts(datasets, self._starts, self.rules.seed)
-
-    def _check_rules(self, **given: Any) -> Rules:
-        return options.check_rules(**{**given, "num_sources": self._mix.starts[-1]}, mix=self._mix)
-
-    def _list_starts(self) -> tuple[int, ...]:
-        return self._starts
-
-    def factory_of(self, index: int) -> StreamFactory:
-        """The factory that opens a source, by its index: the `open_stream` of its dataset."""
-        return self.open_stream.of(index)
-
-    def _openings(self) -> tuple[Opening, ...]:
-        factories = self.open_stream.factories
-        return tuple(Opening(factory, *early) for factory, early in zip(factories, self._early, strict=True))
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """The dataset and the source that a number in `batch.source` stands for.
-
-        Args:
-            index: Index of a source, counted over all datasets: 0 or more. -1 in `batch.source` is padding.
-
-        Returns:
-            The number of the dataset, and the index in its `sources`.
-
-        Raises:
-            IndexError: There is no such source.
-        """
-        index = operator.index(index)
-        if not 0 <= index < len(self.sources):
-            padding = ", which stands for padding," if index == -1 else ""
-            raise IndexError(f"source {index}{padding} is none of the {len(self.sources)} sources")
-        number = bisect_right(self._starts, index) - 1
-        return number, index - self._starts[number]
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the lists of sources: the fingerprints of all, in order."""
-        if self._fingerprint is None:
-            own = (given or fingerprint_of(sources) for sources, given in self._lists)
-            self._fingerprint = ", ".join(f"datasets[{number}] {one}" for number, one in enumerate(own))
-        return self._fingerprint
-
-
 def interleave(
     datasets: Iterable[StreamDataset],
     weights: Iterable[float] | None = None,
@@ -151,7 +49,7 @@ def interleave(
     shuffle: bool | None = None,
     seed: int | None = None,
     **shared: Unpack[SharedOptions],
-) -> InterleavedDataset:
+) -> StreamDataset:
     """Read several datasets together: each lane draws its next source from one of them, by weight.
 
     The result is a `StreamDataset` of all sources, those of one dataset after those of the other. `batch.source` and
@@ -214,7 +112,14 @@ def interleave(
     )
     if shuffle is None:
         shuffle = any(mix.shuffles)
-    return InterleavedDataset(listed, mix, listed[0].rules.seed if seed is None else seed, shuffle, agreed)
+    lists = SourceLists((one for dataset in listed for one in dataset.source_lists.lists), mix)
+    return StreamDataset(
+        lists,
+        listed[0].open_stream,  # each list has its own
+        seed=listed[0].rules.seed if seed is None else seed,
+        shuffle=shuffle,
+        **agreed,
+    )
 
 
 def _check_datasets(datasets: Any) -> list[StreamDataset]:
@@ -229,7 +134,7 @@ def _check_datasets(datasets: Any) -> list[StreamDataset]:
     for number, dataset in enumerate(listed):
         if not isinstance(dataset, StreamDataset):
             raise TypeError(f"datasets[{number}] must be a StreamDataset, and is a {type(dataset).__name__}")
-        if isinstance(dataset, InterleavedDataset):
+        if dataset.source_lists.mix is not None:
             raise TypeError(
                 f"datasets[{number}] is interleaved itself; pass the datasets it is made of, with their weights "
                 "in it times its own"
@@ -284,25 +189,3 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) or isinstance(other, dict):  # a fill value for each leaf
         return type(one) is type(other) and one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
     return one is other or bool(np.array_equal(one, other))
-
-
-def _joined_lengths(datasets: Sequence[StreamDataset]) -> IntArray | None:
-    """`(num_sources,)`, -1 for the sources of a dataset that has none; None if no dataset has any."""
-    if all(dataset.lengths is None for dataset in datasets):
-        return None
-    return np.concatenate([np.full(len(d.sources), -1, np.int64) if d.lengths is None else d.lengths for d in datasets])
-
-
-def _joined_cuts(datasets: Sequence[StreamDataset], starts: Sequence[int], seed: int) -> Cuts | None:
-    """How each dataset's sources are cut; None if none is."""
-    if all(dataset.cuts is None for dataset in datasets):
-        return None
-    lists = []
-    for dataset, first in zip(datasets, starts, strict=True):
-        if dataset.lengths is None:
-            lists.append(Cut(np.full(len(dataset.sources), -1, np.int64), None, jitter=False, first=first))
-        else:
-            own = dataset.sections
-            steps, jitter = (None, False) if own is None else (own.steps, own.jitter)
-            lists.append(Cut(dataset.lengths, steps, jitter=jitter, first=first))
-    return Cuts(lists, seed)

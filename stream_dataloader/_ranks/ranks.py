@@ -165,7 +165,8 @@ class Ranks:
 
 def identity_of(dataset: StreamDataset) -> SourceIdentity:
     """What tells a dataset's list of sources from others."""
-    return SourceIdentity(dataset.fingerprint, dataset.lengths_fingerprint, dataset.described_sections)
+    lists = dataset.source_lists
+    return SourceIdentity(lists.fingerprint, lists.lengths_fingerprint, lists.described_sections)
 
 
 def known_steps(dataset: StreamDataset, epoch: int) -> list[int] | None:

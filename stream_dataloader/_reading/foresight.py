@@ -35,7 +35,7 @@ class Foresight:
 
     def __init__(self, plan: ReadingPlan) -> None:
         # of streams that cut windows the number of windows is known, of which the last may have no steps
-        self._lengths = None if plan.rules.time_steps is None else plan.lengths
+        self._lengths = None if plan.rules.time_steps is None else plan.lists.lengths
 
     def _promised(self, stream: OpenedStream) -> int:
         if stream.stop is not None:  # a section's end is known

@@ -63,7 +63,7 @@ class Lane:
         self._opener = opener
         self._plan = plan
         self._rules = plan.rules
-        self._lengths = None if plan.lengths is None else Lengths(plan.lengths)
+        self._lengths = None if plan.lists.lengths is None else Lengths(plan.lists.lengths)
         self._foresight = Foresight(plan) if share.marks_ends(plan) else None
         self._by_lane = share.whole_windows
         self._meter = share.meter

@@ -87,7 +87,7 @@ class Opener:
         self._share = share
         self._queue = share.queue
         self._meter = share.meter
-        self._early = None if share.recovery.cautious else plan.early(locally=share.locally)
+        self._early = None if share.recovery.cautious else plan.lists.early(locally=share.locally)
         self._reservations: deque[Reservation] = deque()  # those that the thread has not settled
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -164,10 +164,10 @@ class Opener:
                 kind, place = functools.partial(SectionStream, section=section), (section.start, section.stop)
         info = StreamInfo(index, epoch, lane, share.worker_id, plan.rules.seed, repeat, *place)
         stream_of = functools.partial(
-            kind, info, fresh, factory=plan.opening(index).factory, retries=plan.retries, grant=grant
+            kind, info, fresh, factory=plan.lists.of(index).open_stream, retries=plan.retries, grant=grant
         )
         try:
-            stream: OpenedStream = stream_of(plan.sources[index])
+            stream: OpenedStream = stream_of(plan.lists.sources[index])
         except Exception as error:
             stream = stream_of("?")
             failure = stream.error(OpenError, f"the source cannot be had: {shorten(error)}")

@@ -103,7 +103,7 @@ class PlainParts:
         self._watch: FrameWatch | None = FrameWatch() if looks else None
         self._decides_end = plan.rules.padding_mode not in ("zeros", "cycle")
         readers = [Reader(share.worker_id, share.lanes)]
-        self._judge = Judge(readers, plan.sources)
+        self._judge = Judge(readers, plan.lists.sources)
         self._regrouper = Regrouper(
             readers,
             plan.rules.time_steps,

@@ -5,30 +5,14 @@ Guarantee: it does nothing by itself, and can be pickled if what the user gave c
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stream_dataloader._schedule.rules import IntArray, Rules
+from stream_dataloader._reading.lists import SourceLists
+from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.sections import Cuts, Lengths
 from stream_dataloader.errors import StreamError
-from stream_dataloader.protocols import OnError, StreamFactory
-
-
-@dataclass(frozen=True)
-class Opening:
-    """How the sources of one list are opened.
-
-    Attributes:
-        factory: Opens one of them.
-        early_in_workers: Whether a background thread of a worker may open them ahead of need.
-        early_locally: The same in the main process.
-    """
-
-    factory: StreamFactory
-    early_in_workers: bool
-    early_locally: bool
+from stream_dataloader.protocols import OnError
 
 
 @dataclass(frozen=True)
@@ -37,10 +21,7 @@ class ReadingPlan:
 
     Attributes:
         rules: Who reads what and when.
-        sources: All sources.
-        openings: How they are opened, one a list that `rules.mix` draws from; one in all if there is no mix.
-        list_starts: The index of each list's first source.
-        lengths: `(num_sources,)`, number of items of each source, -1 where it is unknown; None if all are.
+        lists: The sources, and what opens them.
         fill_value: Pads what no item is read for.
         on_error: Decides whether an error ends the epoch or the stream.
         retries: How often in a row a stream that breaks is opened again.
@@ -50,10 +31,7 @@ class ReadingPlan:
     """
 
     rules: Rules
-    sources: Sequence[Any]
-    openings: tuple[Opening, ...]
-    list_starts: tuple[int, ...]
-    lengths: IntArray | None
+    lists: SourceLists
     fill_value: Any
     on_error: OnError
     retries: int
@@ -63,23 +41,7 @@ class ReadingPlan:
     @property
     def scheduled_lengths(self) -> Lengths | None:
         """The number of items of what the schedule hands out, sources or sections, if that is known."""
-        return self.lengths if self.cuts is None else self.cuts
-
-    def opening(self, index: int) -> Opening:
-        """How a source is opened, by its index."""
-        return self.openings[self._list_of(index)]
-
-    def early(self, *, locally: bool) -> Callable[[int], bool] | None:
-        """Whether a background thread may open a source ahead of need, by its index; None if none of them.
-
-        Args:
-            locally: In the main process, where only what was asked for runs in a thread.
-        """
-        allowed = [opening.early_locally if locally else opening.early_in_workers for opening in self.openings]
-        return (lambda index: allowed[self._list_of(index)]) if any(allowed) else None
-
-    def _list_of(self, index: int) -> int:
-        return bisect_right(self.list_starts, index) - 1
+        return self.lists.lengths if self.cuts is None else self.cuts
 
     def skips(self, error: StreamError) -> bool:
         """Whether a lane goes on with its next source after an error."""

@@ -25,7 +25,7 @@ import numpy as np
 from stream_dataloader._assembly.part import Run, have_data
 from stream_dataloader._html.page import page, preformatted
 from stream_dataloader._reading.begin import read_locally
-from stream_dataloader._reading.plan import Opening
+from stream_dataloader._reading.lists import SourceList, SourceLists
 from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
@@ -169,19 +169,17 @@ def _of_lengths(dataset: StreamDataset, steps: int | None, workers: int, epoch: 
     if steps is None and rules.padding_mode == "cycle":
         raise ValueError('with padding_mode="cycle" an epoch has no end; give steps=, the number of batches to draw')
     plan = dataset.plan()
-    assert plan.lengths is not None
-    lengths = plan.lengths.tolist()
+    assert plan.lists.lengths is not None
+    lengths = plan.lists.lengths.tolist()
     if min(lengths, default=0) < 0:
         raise ValueError("the lengths of some sources are not known; give batches to draw what was read")
-    counting = Opening(_Counting(lengths, rules.time_steps is None), early_in_workers=False, early_locally=False)
-    plan = dataclasses.replace(
-        plan,
-        sources=range(len(lengths)),
-        openings=(counting,) * len(plan.openings),
-        fill_value=0,
-        retries=0,
-        mark_ends=False,
+    counting = SourceList(
+        range(len(lengths)),
+        _Counting(lengths, rules.time_steps is None),
+        open_early=False,
+        lengths=plan.lists.lengths,
     )
+    plan = dataclasses.replace(plan, lists=SourceLists([counting]), fill_value=0, retries=0, mark_ends=False)
     time_steps, runs = rules.time_steps or 1, []
     reader = read_locally(plan, epoch)
     try:

@@ -108,7 +108,7 @@ class Mixture:
     def lengths(self):
         return [length for lengths in self.lists for length in lengths]
 
-    def datasets(self, **options):
+    def datasets(self, *, known=False, **options):
         index = itertools.count()
         for number, lengths in enumerate(self.lists):
             sources = [(number, next(index), length) for length in lengths]
@@ -117,16 +117,14 @@ class Mixture:
                 "windows": self.windows,
                 "lookahead": self.lookahead,
                 "seed": number,
+                "lengths": lengths if known else None,
             }
             yield StreamDataset(
                 sources, FACTORIES[number], self.lanes, shuffle=self.shuffles[number], **(given | options)
             )
 
     def dataset(self, *, known=False, **options):
-        datasets = list(self.datasets())
-        if known:
-            for dataset, lengths in zip(datasets, self.lists, strict=True):
-                dataset.lengths = np.array(lengths)
+        datasets = self.datasets(known=known)
         given = {"exhausted": self.exhausted, "shuffle": self.shuffle, "seed": self.seed}
         return interleave(datasets, self.weights, padding_mode=self.padding_mode, **(given | options))
 

@@ -1,0 +1,212 @@
+"""What a dataset reads: lists of sources, one behind the other, each with what opens its streams. Most have one list.
+
+::
+
+    sources        0 1 2 3 4 5 6 7 8      index of a source, over all lists
+    list 0         a b c d                its factory opens 0 to 3
+    list 1                 e f g h i      its factory opens 4 to 8, which are 0 to 4 in it
+
+Guarantee: it never changes, so datasets under other rules share it, and a mix shares the lists of its datasets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader import _options as options
+from stream_dataloader._memory.pickling import ByValue
+from stream_dataloader._reading.early import declares_early
+from stream_dataloader._reading.fingerprint import fingerprint_of
+from stream_dataloader._reading.sources import JoinedSources, is_safe_anywhere, sources_of
+from stream_dataloader._schedule.mix import Mix
+from stream_dataloader._schedule.rules import IntArray
+from stream_dataloader._schedule.sections import Cut, Cuts
+from stream_dataloader.protocols import StreamFactory
+from stream_dataloader.sectioning import Sections, check_sections, described
+
+
+@dataclass(frozen=True, eq=False)
+class SourceList:
+    """One list of sources, and what the user said of it; see `StreamDataset`.
+
+    Attributes:
+        sources: The sources.
+        open_stream: Opens the stream of one of them.
+        open_early: Whether a background thread may open them ahead of need, as it was given.
+        lengths: `(sources,)`, number of items of each; None if they are not known.
+        sections: How they are cut; None if they are read whole.
+        named: Its fingerprint, as it was given.
+    """
+
+    sources: Sequence[Any]
+    open_stream: StreamFactory
+    open_early: bool | None = None
+    lengths: IntArray | None = None
+    sections: Sections | None = None
+    named: str | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        sources: Any,
+        open_stream: Any,
+        *,
+        open_early: Any,
+        lengths: Any,
+        sections: Any,
+        time_steps: Any,
+        fingerprint: Any,
+    ) -> SourceList:
+        """The list that these options make.
+
+        Raises:
+            ValueError: A value is out of range, or does not go with another.
+            TypeError: A value is of the wrong type, or a source cannot be pickled.
+        """
+        options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
+        packed = sources_of(options.check_sources(sources))
+        sections = check_sections(sections, time_steps)
+        if sections is not None:
+            lengths = sections.resolve(lengths)
+        lengths = options.check_lengths(lengths, len(packed))
+        if fingerprint is not None and not isinstance(fingerprint, str):
+            raise TypeError(f"fingerprint must be a string, and is {fingerprint!r}, a {type(fingerprint).__name__}")
+        open_early = options.yes_no_or_none("open_early", open_early)
+        return cls(packed, open_stream, open_early, lengths, sections, fingerprint)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells it from other lists."""
+        return fingerprint_of(self.sources) if self.named is None else self.named
+
+    def opens_early(self, *, locally: bool) -> bool:
+        """Whether a background thread may open its sources ahead of need: of a worker, or of the main process."""
+        if self.open_early is None and not locally:
+            return declares_early(self.open_stream) and is_safe_anywhere(self.sources)
+        return self.open_early is True
+
+    def cut(self, first: int) -> Cut:
+        """How it is cut, if the index of its first source is `first`."""
+        if self.lengths is None:
+            return Cut(np.full(len(self.sources), -1, np.int64), None, jitter=False, first=first)
+        if self.sections is None:
+            return Cut(self.lengths, None, jitter=False, first=first)
+        return Cut(self.lengths, self.sections.steps, jitter=self.sections.jitter, first=first)
+
+
+class SourceLists:
+    """Lists of sources, one behind the other.
+
+    Args:
+        lists: The lists.
+        mix: How sources are drawn from them; None where there is one list, that is read as it is.
+
+    Attributes:
+        lists: The lists.
+        mix: How sources are drawn from them.
+        starts: The index of each list's first source.
+        sources: All sources.
+    """
+
+    def __init__(self, lists: Iterable[SourceList], mix: Mix | None = None) -> None:
+        self.lists = tuple(lists)
+        self.mix = mix
+        self.starts = tuple(accumulate((len(one.sources) for one in self.lists[:-1]), initial=0))
+        given = [one.sources for one in self.lists]
+        self.sources: Sequence[Any] = given[0] if len(given) == 1 else JoinedSources(given)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.sources)
+
+    def of(self, index: int) -> SourceList:
+        """The list that a source is in, by its index."""
+        return self.lists[bisect_right(self.starts, index) - 1]
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The number of the list that a source is in, and its index there.
+
+        Raises:
+            IndexError: There is no such source.
+        """
+        index = operator.index(index)
+        if not 0 <= index < len(self.sources):
+            padding = ", which stands for padding," if index == -1 else ""
+            raise IndexError(f"source {index}{padding} is none of the {len(self.sources)} sources")
+        number = bisect_right(self.starts, index) - 1
+        return number, index - self.starts[number]
+
+    def early(self, *, locally: bool) -> Callable[[int], bool] | None:
+        """Whether a background thread may open a source ahead of need, by its index; None if none of them.
+
+        Args:
+            locally: In the main process, where only what was asked for runs in a thread.
+        """
+        allowed = [one.opens_early(locally=locally) for one in self.lists]
+        return (lambda index: allowed[bisect_right(self.starts, index) - 1]) if any(allowed) else None
+
+    @cached_property
+    def lengths(self) -> IntArray | None:
+        """`(sources,)`, number of items of each source, -1 where it is unknown; None if all are."""
+        if all(one.lengths is None for one in self.lists):
+            return None
+        if len(self.lists) == 1:
+            return self.lists[0].lengths
+        return np.concatenate(
+            [np.full(len(one.sources), -1, np.int64) if one.lengths is None else one.lengths for one in self.lists]
+        )
+
+    def cuts(self, seed: int) -> Cuts | None:
+        """The sections of all lists; None if every source is read whole.
+
+        Args:
+            seed: What cuts are drawn with.
+        """
+        return Cuts(self._cuts, seed) if self._is_cut else None
+
+    @property
+    def _is_cut(self) -> bool:
+        return any(one.sections is not None for one in self.lists)
+
+    @property
+    def _cuts(self) -> list[Cut]:
+        return [one.cut(first) for one, first in zip(self.lists, self.starts, strict=True)]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells these lists from others."""
+        if self.mix is None:
+            return self.lists[0].fingerprint
+        return ", ".join(f"datasets[{number}] {one.fingerprint}" for number, one in enumerate(self.lists))
+
+    @cached_property
+    def lengths_fingerprint(self) -> str | None:
+        """Tells one array of lengths from another: they may decide which lane reads which source."""
+        return None if self.lengths is None else hashlib.blake2b(self.lengths.tobytes(), digest_size=16).hexdigest()
+
+    @property
+    def described_sections(self) -> str | None:
+        """How sources are cut, for saved states; None if they are read whole."""
+        return "; ".join(map(described, self._cuts)) if self._is_cut else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        factories = {id(one.open_stream): ByValue(one.open_stream, "open_stream") for one in self.lists}
+        bare = [(replace(one, open_stream=_unset), factories[id(one.open_stream)]) for one in self.lists]
+        return _unpickled, (bare, self.mix)  # a factory of several lists stays one
+
+
+def _unset(source: Any) -> Any:
+    """Stands for a factory that is pickled beside its list."""
+    raise NotImplementedError(source)
+
+
+def _unpickled(bare: Iterable[tuple[SourceList, ByValue]], mix: Mix | None) -> SourceLists:
+    return SourceLists((replace(one, open_stream=factory.value) for one, factory in bare), mix)
