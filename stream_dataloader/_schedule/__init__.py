@@ -1,4 +1,4 @@
-"""Who reads what and when, and where an epoch stands: pure functions and one ledger, without processes, clocks or torch.
+"""Who reads what and when, and where an epoch stands: pure functions and one ledger, no process, clock or torch.
 
 `rules` has what every other module shares: lanes, options as numbers, and the decision about a ticket. `order` says
 which source the n-th grant gets (with `mix`, `groups` and `permutation`), `ledger` decides tickets in order,
