@@ -15,15 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from stream_dataloader._items.structure import Node
 from stream_dataloader._ranks.place import RankPlace, place_now
 from stream_dataloader.errors import StateError
-from stream_dataloader.recurrent.order import LaneOrder
+from stream_dataloader.recurrent.order import ROWS, LaneOrder
 from stream_dataloader.recurrent.store import Lanes, LaneStore, Piece
 from stream_dataloader.recurrent.tree import from_plain, to_plain
-from stream_dataloader.recurrent.window import Ends, Window
+from stream_dataloader.recurrent.window import Window
 
 VERSION = 1
 _NAMES = ("rank", "world_size", "lanes", "source", "position", "structure", "dims", "leaves")
@@ -56,12 +57,12 @@ class Carried(NamedTuple):
     Attributes:
         piece: The lanes' states.
         node: Their structure.
-        last: The item that each was made of last.
+        last: What each was made of last, in `ROWS`.
     """
 
     piece: Piece
     node: Node
-    last: Ends
+    last: npt.NDArray[np.int64]
 
 
 def of_store(store: LaneStore, order: LaneOrder, node: Node | None) -> Carried | None:
@@ -77,11 +78,10 @@ def as_state(carried: Carried | None, rank: int, world_size: int) -> dict[str, A
     """A state: numbers, names and tensors of its own."""
     state: dict[str, Any] = {"version": VERSION, "rank": rank, "world_size": world_size}
     if carried is None:
-        return state | {"lanes": [], "source": [], "position": [], "structure": None, "dims": [], "leaves": []}
+        return state | {name: [] for name in ROWS} | {"lanes": [], "structure": None, "dims": [], "leaves": []}
     return state | {
         "lanes": carried.piece.lanes.tolist(),
-        "source": carried.last.source.tolist(),
-        "position": carried.last.position.tolist(),
+        **dict(zip(ROWS, carried.last.tolist(), strict=True)),
         "structure": to_plain(carried.node),
         "dims": list(carried.piece.dims),
         "leaves": [leaf.detach().clone() for leaf in carried.piece.leaves],
@@ -130,7 +130,7 @@ def of_rank(state: Any, rank: int, world_size: int) -> Carried | None:
     own = np.arange(rank * count // world_size, (rank + 1) * count // world_size)
     piece = carried.piece.columns(own)
     renumbered = Piece(np.arange(len(own)), piece.leaves, piece.dims)
-    return Carried(renumbered, carried.node, Ends(carried.last.source[own], carried.last.position[own]))
+    return Carried(renumbered, carried.node, carried.last[:, own])
 
 
 def _carried(state: Mapping[str, Any]) -> Carried:
@@ -138,8 +138,13 @@ def _carried(state: Mapping[str, Any]) -> Carried:
     sizes = [tuple(leaf.shape)[dim] for leaf, dim in zip(leaves, state["dims"], strict=True)]
     if any(size != len(lanes) for size in sizes) or not len(lanes) == len(state["source"]) == len(state["position"]):
         raise StateError(f"the state names {len(lanes)} lanes, and its tensors have {sizes}; it was changed since")
-    last = Ends(np.array(state["source"], np.int64), np.array(state["position"], np.int64))
+    last = np.array([_row(state, name) for name in ROWS], np.int64)
     return Carried(Piece(lanes, leaves, list(state["dims"])), from_plain(state["structure"]), last)
+
+
+def _row(state: Mapping[str, Any], name: str) -> Sequence[int]:
+    """What a state knows of its lanes; the first ones did not say which batch they were of."""
+    return state[name] if name in state else [-1] * len(state["lanes"])
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -189,8 +194,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "rank": 0,
         "world_size": 1,
         "lanes": list(range(count * len(listed))),
-        "source": [source for state in listed for source in state["source"]],
-        "position": [position for state in listed for position in state["position"]],
+        **{name: [value for state in listed for value in _row(state, name)] for name in ROWS},
         "leaves": leaves,
     }
 

@@ -1,103 +1,128 @@
 """Batches come in order: each lane goes on where the state that is kept for it stopped.
 
-A lane's state belongs to the last item that it was made of. The next batch's first item of that lane must be the one
-after it, or the first of a stream. So a batch that is left out, repeated, or of another loader is found, while epochs
-may be numbered in any way.
+A lane's state belongs to the last item, and to the batch, that it was made of. The next batch is the one after it, or
+an epoch's first, and its first item of that lane is the one after the last, or the first of a stream. So a batch that
+is left out, repeated, or of another loader is found, also where each stream is one window, while epochs may be numbered
+in any way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stream_dataloader.errors import StateError
-from stream_dataloader.recurrent.window import Ends, Window
+from stream_dataloader.recurrent.window import Window
+
+#: What is known of each lane, a row each: its last item, and the batch that it was in. -1: not known.
+ROWS = ("source", "position", "epoch", "step")
 
 #: In place of a lane's source: nothing is kept for the lane; or, after `reset`, it may begin anywhere.
 _NEVER, _ANYWHERE = -3, -2
 
+_REMEDY = (
+    "pass each batch to before() and after() once, in the loader's order, have a RecurrentState for each loader, and "
+    "save both states as of the same batch"
+)
+
 
 class LaneOrder:
-    """The last item that each lane's state was made of."""
+    """The last item that each lane's state was made of, and its batch."""
 
     def __init__(self) -> None:
         self._missing = _NEVER
-        self._source = np.empty(0, np.int64)
-        self._position = np.empty(0, np.int64)
+        self._last = np.empty((len(ROWS), 0), np.int64)
+        self._given = np.empty(0, np.int64)  # each lane's last batch, by how many there were before it
+        self._batch: Any = None  # the last one
+        self._count = 0
 
     def _grow(self, lanes: npt.NDArray[np.int64]) -> None:
         """Have a place for each of these lanes."""
-        if (more := int(lanes.max()) + 1 - len(self._source)) > 0:
-            self._source = np.concatenate([self._source, np.full(more, self._missing)])
-            self._position = np.concatenate([self._position, np.full(more, -1)])
+        if (more := int(lanes.max()) + 1 - len(self._given)) > 0:
+            new = np.full((len(ROWS), more), -1)
+            new[0] = self._missing
+            self._last = np.concatenate([self._last, new], axis=1)
+            self._given = np.concatenate([self._given, np.full(more, -1)])
 
     def known(self, window: Window) -> npt.NDArray[np.bool_]:
         """For which rows of a batch a state is kept."""
         self._grow(window.lanes)
-        found: npt.NDArray[np.bool_] = self._source[window.lanes] > _ANYWHERE
+        found: npt.NDArray[np.bool_] = self._last[0, window.lanes] > _ANYWHERE
         return found
 
-    def check(self, window: Window, place: str) -> None:
+    def check(self, window: Window) -> None:
         """Raise unless each lane goes on where its state stopped.
-
-        Args:
-            window: The batch.
-            place: Names it.
 
         Raises:
             StateError: A lane does not.
         """
         self._grow(window.lanes)
-        source, position = self._source[window.lanes], self._position[window.lanes]
+        source, position, epoch, step = self._last[:, window.lanes]
         same = (source == window.first.source) & (position + 1 == window.first.position)
-        wrong = window.goes_on & ~same & (source != _ANYWHERE)
-        if not wrong.any():
-            return
-        row = int(wrong.argmax())
-        lane, now = window.lanes[row], f"source {window.first.source[row]} at position {window.first.position[row]}"
-        if source[row] == _NEVER:
-            raise StateError(
-                f"lane {lane} goes on with {now} in {place}, and no state is kept for it; load the state that was "
-                "saved with the loader's, or call reset() to begin there with the initial value"
-            )
-        kept = "before its first item" if source[row] < 0 else f"after source {source[row]}, position {position[row]}"
-        raise StateError(
-            f"lane {lane} goes on with {now} in {place}, and the state kept for it is that {kept}; pass each batch to "
-            "before() and after() once, in the loader's order, have a RecurrentState for each loader, and save both "
-            "states as of the same batch"
-        )
+        lost = window.goes_on & ~same
+        # two epochs may have the same number, so that only the batch itself tells whether a first one is repeated
+        again = (self._given[window.lanes] == self._count) & (window.batch == self._batch)
+        follows = (epoch == window.epoch) & (step + 1 == window.step) | (window.step == 0) & ~again
+        follows |= (step < 0) & (source != _NEVER)
+        wrong = (lost | ~follows) & (source != _ANYWHERE)
+        if wrong.any():
+            raise _out_of_order(window, int((lost if (lost & wrong).any() else wrong).argmax()), self._last)
 
     def advance(self, window: Window) -> None:
         """Follow a batch."""
         self._grow(window.lanes)
+        if window.batch != self._batch:
+            self._batch, self._count = window.batch, self._count + 1
+        self._given[window.lanes] = self._count
+        self._last[2:, window.lanes] = [[window.epoch], [window.step]]
         real = window.lanes[window.real]
-        self._source[real] = window.last.source[window.real]
-        self._position[real] = window.last.position[window.real]
+        self._last[:2, real] = window.last.source[window.real], window.last.position[window.real]
         idle = window.lanes[~window.real]
-        self._source[idle] = np.where(self._source[idle] == _NEVER, -1, self._source[idle])
+        self._last[0, idle] = np.where(self._last[0, idle] == _NEVER, -1, self._last[0, idle])
 
     def forget(self, lanes: Iterable[int] | None) -> None:
         """Let lanes, or all of them, begin anywhere."""
         if lanes is None:
             self._missing = _ANYWHERE
-            self._source[:] = _ANYWHERE
+            self._last[0] = _ANYWHERE
         else:
             chosen = np.fromiter(lanes, np.int64)
             if len(chosen):
                 self._grow(chosen)
-                self._source[chosen] = _ANYWHERE
+                self._last[0, chosen] = _ANYWHERE
 
-    def last(self, lanes: npt.NDArray[np.int64]) -> Ends:
-        """The last item of each of these lanes."""
-        return Ends(self._source[lanes], self._position[lanes])
+    def last(self, lanes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What is known of each of these lanes, in `ROWS`."""
+        return self._last[:, lanes]
 
     @classmethod
-    def of(cls, lanes: npt.NDArray[np.int64], last: Ends) -> LaneOrder:
-        """Of lanes with these last items."""
+    def of(cls, lanes: npt.NDArray[np.int64], last: npt.NDArray[np.int64]) -> LaneOrder:
+        """Of lanes of which this is known."""
         order = cls()
         if len(lanes):
             order._grow(lanes)
-            order._source[lanes], order._position[lanes] = last
+            order._last[:, lanes] = last
         return order
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_batch": None}
+
+
+def _out_of_order(window: Window, row: int, known: npt.NDArray[np.int64]) -> StateError:
+    """The error for a row of a batch."""
+    lane = window.lanes[row]
+    source, position, epoch, step = known[:, lane]
+    now = f"lane {lane} goes on with" if window.goes_on[row] else f"lane {lane} has"
+    now += f" source {window.first.source[row]} at position {window.first.position[row]}"
+    now += f" in batch {window.step} of epoch {window.epoch}"
+    if source == _NEVER:
+        return StateError(
+            f"{now}, and no state is kept for it; load the state that was saved with the loader's, or call reset() to "
+            "begin there with the initial value"
+        )
+    kept = f"after source {source}, position {position}" if source >= 0 else "before its first item"
+    batch = f" (batch {step} of epoch {epoch})" if step >= 0 else ""
+    return StateError(f"{now}, and the state kept for it is that {kept}{batch}; {_REMEDY}")

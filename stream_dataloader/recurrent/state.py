@@ -319,11 +319,11 @@ class RecurrentState:
             books = LaneBooks.of(batch)
             if not self._packed:
                 check_no_start_inside(books)
-            window = Window.of(books)
+            window = Window.of(batch, books)
             self._seen = weakref.ref(batch), window
         if self._loaded is not None:
             self._loaded.check(window, whole="_state" in batch.__dict__)
-        self._order.check(window, f"batch {batch.step} of epoch {batch.epoch}")
+        self._order.check(window)
         return window
 
     def _kept(self, batch: StreamBatch, window: Window) -> Piece | None:

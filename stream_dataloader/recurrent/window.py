@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import weakref
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,9 @@ class Window(NamedTuple):
         goes_on: The lane's first item is not the first one of its stream.
         first: The lane's first item.
         last: Its last one.
+        epoch: The batch's epoch.
+        step: Its number in the epoch.
+        batch: Equal for one batch, its micro-batches and its copies on devices, and for no other.
     """
 
     lanes: npt.NDArray[np.int64]
@@ -50,10 +54,13 @@ class Window(NamedTuple):
     goes_on: npt.NDArray[np.bool_]
     first: Ends
     last: Ends
+    epoch: int
+    step: int
+    batch: Any
 
     @classmethod
-    def of(cls, books: LaneBooks) -> Window:
-        """That of a batch's bookkeeping."""
+    def of(cls, batch: StreamBatch, books: LaneBooks) -> Window:
+        """That of a batch with this bookkeeping."""
         there = books.source >= 0
         time_steps, lanes = there.shape
         rows = np.arange(lanes)
@@ -63,7 +70,8 @@ class Window(NamedTuple):
         starts = books.is_start[begin, rows]
         first = Ends(books.source[begin, rows], books.position[begin, rows])
         last = Ends(books.source[stop, rows], books.position[stop, rows])
-        return cls(books.lane, real, starts, real & ~starts, first, last)
+        token = batch.__dict__.get("_state") or weakref.ref(batch)
+        return cls(books.lane, real, starts, real & ~starts, first, last, batch.epoch, batch.step, token)
 
 
 def check_no_start_inside(books: LaneBooks) -> None:

@@ -259,15 +259,64 @@ def test_the_dtype_is_that_of_what_the_model_returned():
 def test_a_batch_left_out_or_given_twice_is_found():
     batches, carry = list(loader_of([9, 9])), RecurrentState(batch_dim=0)
     run(carry, batches[:2])
-    text = (
-        r"lane 0 goes on with source 0 at position 6 in batch 3 of epoch 0, and the state kept for it is that after "
-        r"source 0, position 3; pass each batch"
-    )
+    text = r"lane 0 goes on with source 0 at position 6 in batch 3 of epoch 0, .* after source 0, position 3"
     with pytest.raises(StateError, match=text):
         carry.before(batches[3])
     with pytest.raises(StateError, match="position 2 in batch 1 of epoch 0"):
         carry.after(batches[1], torch.zeros(2, 1))
     assert run(carry, batches[2:]) == [[6, 6], [8, 8], [9, 9]]
+
+
+def single_windows():
+    """Batches in each of which every lane starts a stream."""
+    return list(loader_of([2] * 8))
+
+
+@pytest.mark.parametrize("numbers", [[0, 0], [0, 1, 1], [0, 2], [0, 1, 0, 0], [1], [0, 1, 3]])
+def test_it_is_found_where_each_stream_is_one_window(numbers):
+    batches, carry = single_windows(), RecurrentState(batch_dim=0)
+    run(carry, [batches[number] for number in numbers[:-1]])
+    wrong = batches[numbers[-1]]
+    with pytest.raises(StateError):
+        carry.before(wrong)
+    with pytest.raises(StateError):
+        carry.after(wrong, torch.zeros(2, 1))
+
+
+def test_a_copy_or_a_micro_batch_given_twice_is_found():
+    first, carry = single_windows()[0], RecurrentState(batch_dim=0)
+    micro = first.split_lanes(2)
+    run(carry, micro)
+    for again in (micro[1], first, copy.copy(first), first.to("cpu"), copy.copy(first).split_lanes(2)[0]):
+        with pytest.raises(StateError):
+            carry.before(again)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_an_epoch_of_one_batch_may_be_read_again(parts):
+    loader, carry = loader_of([2, 2]), RecurrentState(batch_dim=0)
+    for _ in range(3):
+        loader.set_epoch(0)
+        for batch in loader:
+            run(carry, batch.split_lanes(parts))
+
+
+def test_batches_are_counted_after_a_resume_too():
+    batches, carry = single_windows(), RecurrentState(batch_dim=0)
+    run(carry, batches[:2])
+    state = carry.state_dict()
+    for number in (0, 1, 3):
+        resumed = RecurrentState(batch_dim=0)
+        resumed.load_state_dict(state)
+        if number:
+            with pytest.raises(StateError):
+                resumed.before(batches[number])
+        else:  # the first one of an epoch
+            resumed.before(batches[number])
+    for kept in (state, {name: value for name, value in state.items() if name not in ("epoch", "step")}):
+        resumed = RecurrentState(batch_dim=0)
+        resumed.load_state_dict(kept)  # the second as it was saved before batches were counted
+        assert run(resumed, batches[2:]) == [[2, 2]] * 2
 
 
 def test_a_batch_of_another_loader_is_found():
