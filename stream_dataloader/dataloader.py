@@ -193,6 +193,18 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         return self._batches_per_epoch
 
     @property
+    def epoch(self) -> int:
+        """The number of the epoch that is being read, or else of the one that `iter()` would begin.
+
+        After `load_state_dict` it is that of the epoch to go on with, which may be the one after the one that was
+        saved: `for epoch in range(loader.epoch, epochs)` is right either way.
+        """
+        if (epoch := self._running.epoch) is not None:
+            return epoch
+        self._find_place()
+        return self._position.coming_number
+
+    @property
     def failures(self) -> list[StreamError]:
         """Errors of the streams that were skipped, with the dataset's `on_error`."""
         return self._position.failures
@@ -321,9 +333,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """
         if self.batches_per_epoch is not None:
             return self.batches_per_epoch
-        if (epoch := self._running.epoch) is None:
-            self._find_place()
-            epoch, _ = self._position.coming()
+        epoch = self.epoch
         count = self._ranks.reading.steps_of(epoch)
         self._kept_length.asked(epoch, count)
         return count

@@ -107,6 +107,11 @@ class SideBySideLoader:
         return sum(loader.num_workers for loader in self.loaders)
 
     @property
+    def epoch(self) -> int:
+        """The number of the epoch that is being read, or else of the one that `iter()` would begin."""
+        return self._epoch if self._reading is None else self._reading
+
+    @property
     def failures(self) -> list[StreamError]:
         """Errors of the streams that were skipped, member after member."""
         return [failure for loader in self.loaders for failure in loader.failures]
@@ -127,7 +132,7 @@ class SideBySideLoader:
         Raises:
             TypeError: A member's number is needed and not known without its `lengths`, or no member ends.
         """
-        return self._count(self._epoch if self._reading is None else self._reading, self._steps)
+        return self._count(self.epoch, self._steps)
 
     def _count(self, epoch: int, steps: Callable[[StreamDataLoader[Any], int], int]) -> int:
         if self.batches_per_epoch is not None:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from stream_dataloader import _options as options
+from stream_dataloader._items.layout import Layout
+from stream_dataloader._items.plain import layout_from_plain, layout_to_plain
 from stream_dataloader._loader.ends import EpochEnds
 from stream_dataloader._ranks.ranks import Ranks, identity_of
 from stream_dataloader._schedule.progress import Progress
@@ -26,7 +28,13 @@ from stream_dataloader.errors import FailureLimitError, StreamError
 
 
 class IterationPosition(Protocol):
-    """Where the loader stands that an iteration is one of."""
+    """Where the loader stands that an iteration is one of.
+
+    Attributes:
+        layout: What the items of the epoch look like, as far as is known.
+    """
+
+    layout: Layout | None
 
     def state(self, epoch: int, place: PackedSnapshot) -> dict[str, Any]:
         """The state of an epoch at a place, as plain data."""
@@ -50,6 +58,7 @@ class LoaderPosition:
         loaded: The state that was loaded, as long as it may turn out to be another rank's.
         failures: Errors of streams that were skipped, here.
         progress: Follows the last epoch that began; None after another one was set or a state was loaded.
+        layout: What the items of that epoch look like, or those of the loaded state; None if that is not known.
     """
 
     def __init__(self, dataset: StreamDataset, ranks: Ranks) -> None:
@@ -62,6 +71,7 @@ class LoaderPosition:
         self._resume: tuple[int, Snapshot | None] | None = None  # epoch and place that were loaded
         self._resumed_at: int | None = None  # the step at which the last epoch went on from a state
         self.progress: Progress | None = None
+        self.layout: Layout | None = None
         self.failures: list[StreamError] = []
         self._failures_before: list[int] = []  # those of a state that was loaded, by group hosted
 
@@ -74,6 +84,11 @@ class LoaderPosition:
     def _epoch_was_set(self) -> bool:
         """The dataset's `set_epoch` was called since."""
         return self._dataset.epoch_request[0] != self._requests_heeded
+
+    @property
+    def coming_number(self) -> int:
+        """The number of the epoch that comes next."""
+        return self.coming()[0]
 
     @property
     def left(self) -> int | None:
@@ -126,6 +141,8 @@ class LoaderPosition:
         self.loaded = None
         self.progress = progress
         self._resumed_at = None if resume is None else resume.step
+        if resume is None:
+            self.layout = None
         return self
 
     def go_on(self) -> None:
@@ -147,6 +164,7 @@ class LoaderPosition:
         self._failures_before = [saved - own for saved, own in zip(loaded.failures, here, strict=True)]
         self._set_next(epoch)
         self.loaded = state
+        self.layout = layout_from_plain(loaded.items)
 
     def forget_place(self) -> None:
         """What was loaded was said of another rank."""
@@ -179,7 +197,8 @@ class LoaderPosition:
             place = place.unpack(rules)
             if self._ends.is_end(epoch, place):
                 epoch, place = epoch + 1, None
-        return to_plain(rules, epoch, place, identity_of(self._dataset), self._failures_by_group)
+        items = None if self.layout is None else layout_to_plain(self.layout)
+        return to_plain(rules, epoch, place, identity_of(self._dataset), self._failures_by_group, items)
 
     @property
     def _failures_by_group(self) -> list[int]:
@@ -220,4 +239,4 @@ class LoaderPosition:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"progress": None}
+        return self.__dict__ | {"progress": None, "layout": None}

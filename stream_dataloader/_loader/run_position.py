@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from stream_dataloader import _options as options
+from stream_dataloader._items.layout import Layout
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.stretches import Stretches
 from stream_dataloader._ranks.ranks import Ranks
@@ -80,6 +81,11 @@ class RunPosition(LoaderPosition):
         self._begun = _BEGINNING  # the epoch that began last
         self._first_step = 0  # of that epoch, here
         self._stretches: Stretches | None = None  # the epochs of the run that progress follows
+
+    @property
+    def coming_number(self) -> int:
+        """The number of the epoch that comes next."""
+        return self._coming().epoch.number
 
     @property
     def left(self) -> int:
@@ -223,6 +229,7 @@ class _Follower:
     def __init__(self, position: RunPosition, stretches: Stretches) -> None:
         self._position = position
         self._stretches = stretches
+        self.layout: Layout | None = None  # a run never ends, so that nobody is without an item
 
     def state(self, epoch: int, place: PackedSnapshot) -> dict[str, Any]:
         """The state of a run at a place, as plain data."""

@@ -36,7 +36,12 @@ class SourceIdentity(NamedTuple):
 
 
 def to_plain(
-    rules: Rules, epoch: int, snapshot: Snapshot | None, identity: SourceIdentity, failures: Sequence[int]
+    rules: Rules,
+    epoch: int,
+    snapshot: Snapshot | None,
+    identity: SourceIdentity,
+    failures: Sequence[int],
+    items: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A state as plain data; without a snapshot, that of an epoch that has not begun.
 
@@ -49,6 +54,7 @@ def to_plain(
         snapshot: Where it stands.
         identity: Tells the list of sources from others.
         failures: How many streams were skipped, by group hosted.
+        items: What items look like; None if that is not known, or the epoch has not begun.
     """
     groups, lanes = rules.groups, rules.lanes_of_a_group
     state: dict[str, Any] = {
@@ -67,6 +73,8 @@ def to_plain(
         if snapshot is not None:
             own = snapshot.lanes[hosted * lanes : (hosted + 1) * lanes]
             place = (snapshot.cursors[hosted], returned[hosted], [_plain_lane(lane) for lane in own])
+            if items is not None and groups.total > 1:  # whoever hosts the group then may read nothing more of it
+                place += (items,)
         state[_key(groups.first + hosted)] = (failed, *place)
     return state
 
@@ -123,6 +131,7 @@ class LoadedState(NamedTuple):
         snapshot: Where in it; None at its beginning.
         failures: How many streams were skipped, by group hosted.
         stretch: Where in an epoch of n batches; None if it was saved without such.
+        items: What items look like, if the state says so.
     """
 
     seed: int
@@ -130,6 +139,7 @@ class LoadedState(NamedTuple):
     snapshot: Snapshot | None
     failures: list[int]
     stretch: StretchPlace | None
+    items: Mapping[str, Any] | None
 
 
 def groups_of(state: Any) -> int:
@@ -195,7 +205,9 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
             f"{_key(missing[0])} is missing; load the rank's own state, or all ranks' together: merge_states([...]); "
             f"to load a distributed checkpoint, build the loader with groups={groups.total}"
         )
-    failures, *places = zip(*(state[_key(group)] for group in hosted), strict=True)
+    own = [state[_key(group)] for group in hosted]
+    failures, *places = zip(*(group[:4] for group in own), strict=True)
+    items = next((group[4] for group in own if len(group) > 4), None)
     step, snapshot = int(state["step"]), None
     if places:
         cursors, returned, lanes = places
@@ -205,7 +217,7 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
             tuple(grant for grants in returned for grant in grants),
             tuple(_lane_of(lane) for own in lanes for lane in own),
         )
-    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, list(failures), stretch_of(state))
+    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, list(failures), stretch_of(state), items)
 
 
 def _lane_of(lane: Mapping[str, Any]) -> LaneState:

@@ -115,21 +115,26 @@ class Iteration:
         parts, slot = self._next_parts()
         judge = self._judge
         if not any(parts) and judge.layout is None and self._needs_layout:
-            judge.layout = self._steps.layout()  # nothing was read here yet: as other ranks have it
+            # nothing was read here yet: as the loaded state has it, or other ranks
+            judge.layout = self._position.layout or self._steps.layout()
         if self._output.collate_fn is None:
             batch = self._regrouped(self._regrouper, step, parts, slot)
             batch.remember(functools.partial(self._position.state, self.epoch, self._record()))
-            self._steps.note_layout(judge.layout)
+            self._note_layout()
             self._count(begin, step, parts)
             return self._output.finish(batch)
         windows = self._windows.of(parts, slot)
-        self._steps.note_layout(judge.layout)
+        self._note_layout()
         self._count(begin, step, parts)
         try:
             collated = self._output.collate_fn(windows)
         except StopIteration as error:  # would look like the epoch's end
             raise RuntimeError("collate_fn raised StopIteration") from error
         return self._output.finish(collated)
+
+    def _note_layout(self) -> None:
+        self._position.layout = self._judge.layout or self._position.layout
+        self._steps.note_layout(self._position.layout)
 
     def _count(self, begin: int, step: int, parts: Sequence[Part | None]) -> None:
         self._tally.batch(begin, step, parts, self._judge.layout, self._dataset.rules)

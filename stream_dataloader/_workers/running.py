@@ -71,6 +71,7 @@ class Running:
         self._newest: weakref.ref[Iteration] | None = None
         self._stretch: weakref.ref[Stretch] | None = None
         self._kept: _Kept | None = None
+        self._number = 0  # of the epoch that began last
 
     @property
     def epoch(self) -> int | None:
@@ -78,11 +79,18 @@ class Running:
         iteration = None if self._newest is None else self._newest()
         if iteration is None or iteration.stale or (iteration.closed and not self._position.end_is_ahead):
             return None
-        return iteration.epoch
+        if self._position.left is not None and not self._is_in_stretch:
+            return None
+        return self._number
+
+    @property
+    def _is_in_stretch(self) -> bool:
+        stretch = None if self._stretch is None else self._stretch()
+        return stretch is not None and stretch.is_open
 
     def begin(self, kind: Kind) -> Iterator[Any]:
         """Begin to read what comes next, and return the iterator over it."""
-        kept = self._kept
+        kept, number = self._kept, self._position.coming_number
         if kept is not None and self._goes_on(kept, kind):
             self._position.go_on()
             self._starter.go_on()
@@ -96,6 +104,7 @@ class Running:
             )
             self._newest = weakref.ref(iteration)
             batches = self._delivered(iteration, kind)
+        self._number = number
         length = self._position.left
         if length is None:
             return batches

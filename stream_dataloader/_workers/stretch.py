@@ -30,6 +30,11 @@ class Stretch:
         self._iteration = iteration
         self.stale = False
 
+    @property
+    def is_open(self) -> bool:
+        """Its end was not seen, and no newer iterator has begun."""
+        return self._batches is not None and not self.stale
+
     def __iter__(self) -> Iterator[Any]:
         return self
 

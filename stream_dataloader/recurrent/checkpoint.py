@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stream_dataloader._items.plain import from_plain, to_plain
 from stream_dataloader._items.structure import Node
 from stream_dataloader._ranks.place import RankPlace, place_now
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.order import ROWS, LaneOrder
 from stream_dataloader.recurrent.store import Lanes, LaneStore, Piece
-from stream_dataloader.recurrent.tree import from_plain, to_plain
 from stream_dataloader.recurrent.window import Window
 
 VERSION = 1

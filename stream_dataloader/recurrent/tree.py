@@ -6,10 +6,8 @@ keys.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -101,64 +99,6 @@ def spread(value: Any, node: Node, name: str) -> list[Any]:
         )
     parts = zip(node.keys, node.children, strict=True)
     return [one for key, child in parts for one in spread(by_key[key], child, name + step_to(kind, key))]
-
-
-_BUILTIN: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "None": type(None)}
-
-
-def to_plain(node: Node) -> dict[str, Any] | None:
-    """The structure as plain data; None for a tensor.
-
-    Raises:
-        StateError: A type in it could not be found again.
-    """
-    if node.type is None:
-        return None
-    name = next((name for name, kind in _BUILTIN.items() if kind is node.type), None)
-    if name is None:
-        name = f"{node.type.__module__}:{node.type.__qualname__}"
-        if _found(name) is not node.type:
-            raise StateError(
-                f"the state holds a {node.type.__qualname__}, which cannot be found again as {name}; define the class "
-                "at the top level of a module"
-            )
-    return {
-        "type": name,
-        "keys": list(node.keys),
-        "children": [to_plain(child) for child in node.children],
-        "order": None if node.order is None else list(node.order),
-    }
-
-
-def from_plain(plain: Mapping[str, Any] | None) -> Node:
-    """The structure that `to_plain` made plain data of.
-
-    Raises:
-        StateError: A type in it is not there.
-    """
-    if plain is None:
-        return LEAF
-    kind = _BUILTIN.get(plain["type"]) or _found(plain["type"])
-    if kind is None:
-        raise StateError(
-            f"the state holds a {plain['type']}, and no dataclass or named tuple of that name is imported; import its "
-            "module before you load the state"
-        )
-    if kind is type(None):
-        return NOTHING
-    children = tuple(map(from_plain, plain["children"]))
-    order = None if plain["order"] is None else tuple(plain["order"])
-    return Node(f"{kind.__module__}.{kind.__qualname__}", tuple(plain["keys"]), children, kind, order)
-
-
-def _found(name: str) -> type | None:
-    """A class of a module that is imported already: a saved state imports nothing."""
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    is_container = isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))
-    return found if is_container else None
 
 
 def map_tensors(function: Callable[..., torch.Tensor], value: Any, *others: Any) -> Any:

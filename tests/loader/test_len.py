@@ -179,3 +179,37 @@ def test_epochs_of_n_batches_have_n_whatever_happens():
             loader, hold = StreamDataLoader(dataset, batches_per_epoch=READ[0]), []
             happens(loader, hold)
             assert len(loader) == READ[0]
+
+
+def epochs_of(loader, total):
+    """What a loop reads that goes on from a state: numbers of epochs and steps."""
+    found = []
+    for epoch in range(loader.epoch, total):
+        loader.set_epoch(epoch)
+        assert loader.epoch == epoch
+        for batch in loader:
+            assert loader.epoch == epoch
+            found.append((epoch, batch.step))
+    return found
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["unknown", "known"])
+@pytest.mark.parametrize("steps", [0, 1, 7, READ[0]])
+@pytest.mark.parametrize("length", [None, 7])
+def test_a_loop_over_epochs_goes_on_where_it_was(lengths, steps, length):
+    case = CASE if length is None else Case(LENGTHS, 3, 1, padding_mode="cycle", seed=5)
+
+    def build():
+        return StreamDataLoader(case.dataset(lengths=lengths), batches_per_epoch=length)
+
+    whole = epochs_of(build(), 3)
+    loader = build()
+    batches = iter(loader)
+    if length:
+        steps = min(steps, length)
+    used = list(itertools.islice(batches, steps))
+    state = used[-1].state_dict() if used else loader.state_dict()
+    resumed = build()
+    resumed.load_state_dict(state)
+    assert epochs_of(resumed, 3) == whole[steps:]
+    assert resumed.epoch == 3

@@ -4,9 +4,11 @@ import contextlib
 import dataclasses
 import itertools
 import json
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from cases import Case, cells, check_fields, key
 from helpers import random_cases
 from hypothesis import assume, given
@@ -130,6 +132,54 @@ def test_groups_resume_on_any_number_of_ranks(drawn, data):
             rows = slice(rank * lanes, (rank + 1) * lanes)
             for field, all_lanes in zip(batch[2:6], expected[2:6], strict=True):  # those of (T, B)
                 assert field == [cells_of[rows] for cells_of in all_lanes]
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+def pairs(length):
+    return ({"b": Pair(torch.full((2, 3), i, dtype=torch.bfloat16), i), "a": f"{i}"} for i in range(length))
+
+
+@pytest.mark.parametrize("options", [{}, {"collate_fn": list}], ids=["batches", "collate_fn"])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_a_resumed_rank_with_nothing_left_knows_what_items_look_like(options, steps):
+    def loader(rank, world_size):
+        dataset = StreamDataset([9, 1], pairs, 2 // world_size, seed=0, lengths=[9, 1], time_steps=2)
+        return StreamDataLoader(dataset, **options, groups=2, rank=rank, world_size=world_size)
+
+    def head(rank):
+        own = loader(rank, 2)
+        batches = list(itertools.islice(own, steps))
+        assert len(batches) == steps
+        return own.state_dict()
+
+    states = [head(rank) for rank in range(2)]
+    whole = list(loader(1, 2))
+    resumed = loader(1, 2)
+    resumed.load_state_dict(json.loads(json.dumps(merge_states(states))))
+    rest = list(resumed)
+    assert len(rest) == 5 - steps
+    if options:
+        assert repr(rest) == repr(whole[steps:])
+    else:
+        assert [repr(batch.data) for batch in rest] == [repr(batch.data) for batch in whole[steps:]]
+        assert not any(batch.mask.any() for batch in rest)
+
+
+def test_items_that_cannot_be_written_down_hinder_no_state():
+    @dataclasses.dataclass
+    class Local:
+        x: int
+
+    for item in (Local(1), {(1, 2): 3}):
+        dataset = StreamDataset([3, 3], lambda n, item=item: [item] * n, 2, lengths=[3, 3], time_steps=1, seed=0)
+        loader = StreamDataLoader(dataset, groups=2)
+        for batch in loader:
+            loader.load_state_dict(json.loads(json.dumps(batch.state_dict())))
+            break
 
 
 @random_cases(EXAMPLES)

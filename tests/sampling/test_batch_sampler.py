@@ -95,6 +95,11 @@ def check_rows(batch, indices, lengths):
             assert t == 0 or index == indices[number - lanes]
 
 
+def without_items(state):
+    """A loader's state without what its items look like, which a sampler does not know."""
+    return {name: value[:4] if name.startswith("group_") else value for name, value in state.items()}
+
+
 @random_cases(1000, 50)
 @given(cases())
 def test_rows_are_those_of_a_loader(case):
@@ -111,7 +116,7 @@ def test_rows_are_those_of_a_loader(case):
             read = zip(_until_unreadable(loader), sampler, strict=False)
         for number, (batch, indices) in enumerate(read):
             check_rows(batch, indices, lengths)
-            assert sampler.state_dict(number + 1) == batch.state_dict()
+            assert sampler.state_dict(number + 1) == without_items(batch.state_dict())
 
 
 def _until_unreadable(loader):
