@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from interleaved import Row
 from store_rows import bytes_of, in_turns, row_of, without
+from together import in_processes
 from torch.utils.data import DataLoader, Dataset
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -92,28 +93,22 @@ def copies(path: str, worker: int, turns: int) -> Iterator[None]:
         yield
 
 
-def copier(path: str, worker: int, turns: int, seconds: float, barrier: Any, results: Any) -> None:
+def copier(path: str, worker: int, turns: int, seconds: float, barrier: Any) -> float:
     """One of the copying processes."""
     batches = copies(path, worker, turns)
     for _ in range(LEAST_BATCHES):
         next(batches)
     barrier.wait()
-    results.put(rate(batches, seconds))
+    return rate(batches, seconds)
 
 
 def plain(path: str, seconds: float, *, turns: int) -> float:
     """Two processes that copy."""
     context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(WORKERS), context.Queue()
-    processes = [
-        context.Process(target=copier, args=(path, worker, turns, seconds, barrier, results))
-        for worker in range(WORKERS)
-    ]
-    for process in processes:
-        process.start()
-    rates: list[float] = [results.get() for _ in processes]
-    for process in processes:
-        process.join()
+    barrier = context.Barrier(WORKERS)
+    rates: list[float] = in_processes(
+        context, copier, [(path, worker, turns, seconds, barrier) for worker in range(WORKERS)]
+    )
     return statistics.mean(rates)
 
 

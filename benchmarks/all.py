@@ -174,6 +174,7 @@ def print_summary(outcomes: Mapping[str, Outcome], found: Comparison, now: Mappi
     for title, keys in (("not in what was saved", found.only_now), ("only in what was saved", found.only_saved)):
         listed(title, [_named(key) for key in keys])
     listed("targets missed", [f"{_named(key)}: {_told(one)}" for key, one in now.items() if one.met is False])
+    listed("programs left out", [f"{name}: {one.left_out}" for name, one in outcomes.items() if one.left_out])
     failed = {name: one for name, one in outcomes.items() if one.problem}
     listed("programs that failed", [f"{name}: {one.problem}" for name, one in failed.items()])
     for name, one in failed.items():

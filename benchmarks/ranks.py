@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import live
 import numpy as np
 import torch.distributed as dist
 from interleaved import Result, figure
 from program import Section, run
+from together import in_processes, in_threads
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -39,6 +41,8 @@ from stream_dataloader._schedule.step_count import steps_of_groups
 
 LANES = 8  # of a rank
 MOST_MS_A_STEP = 1.0
+_TAIL_STEPS, _STEP_SECONDS = 50, 0.02  # what a step of training takes
+_PATIENCE_SECONDS = 60
 
 # padding --------------------------------------------------------------------------------------------------------------
 
@@ -107,8 +111,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def read_uneven(rank: int, world_size: int, port: int, steps: int, results: Any) -> None:
-    """One rank; the last one has all of the tail. Reports milliseconds."""
+def read_uneven(rank: int, world_size: int, port: int, steps: int) -> dict[str, list[float]]:
+    """One rank; the last one has all of the tail. Returns milliseconds."""
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     lengths = [10] * (world_size - 1) + [steps]
     told: dict[str, list[float]] = {"begin": [], "idle": [], "busy": []}
@@ -121,9 +125,9 @@ def read_uneven(rank: int, world_size: int, port: int, steps: int, results: Any)
         for i, _ in enumerate(_slowly(iterator, told, busy=rank == world_size - 1)):
             if i >= 10:
                 dist.barrier()  # in step, as in training
-    results.put((rank, told))
     dist.barrier()
     dist.destroy_process_group()
+    return told
 
 
 def _slowly(iterator: Iterator[Any], told: dict[str, list[float]], *, busy: bool) -> Iterator[Any]:
@@ -141,27 +145,47 @@ def _slowly(iterator: Iterator[Any], told: dict[str, list[float]], *, busy: bool
 def measure_agreement(quick: bool) -> Iterator[Result]:
     """What a step of the tail costs, with all processes on this machine's cores."""
     for world_size in (2, 4):
-        context = multiprocessing.get_context("spawn")
-        queue, port = context.Queue(), free_port()
-        arguments = (world_size, port, 200 if quick else 1000, queue)
-        processes = [context.Process(target=read_uneven, args=(rank, *arguments)) for rank in range(world_size)]
-        for process in processes:
-            process.start()
-        told = dict(queue.get(timeout=300) for _ in processes)
-        for process in processes:
-            process.join()
+        port, steps = free_port(), 200 if quick else 1000
+        arguments = [(rank, world_size, port, steps) for rank in range(world_size)]
+        told = in_processes(multiprocessing.get_context("spawn"), read_uneven, arguments)
         live.done(f"{world_size} ranks: all epochs read")
         section = f"agreement: {world_size} ranks, one of which has all of the tail"
-        begins = [max(told[rank]["begin"][i] for rank in told) for i in range(3)]
+        begins = [max(rank["begin"][i] for rank in told) for i in range(3)]
         yield figure(section, "start of an epoch", begins, "ms")
         for kind, name in (("busy", "a step of the tail, on the rank with data"), ("idle", "on those without")):
-            values = [value for rank in told for value in told[rank][kind]]
+            values = [value for rank in told for value in rank[kind]]
             low, high = np.percentile(values, [5, 95])
             limit = MOST_MS_A_STEP
             yield Result(section, name, statistics.median(values), "ms", (float(low), float(high)), limit)
 
 
 # store ----------------------------------------------------------------------------------------------------------------
+
+
+def session_of(rank: int, ranks: int, store: TCPStore, name: str) -> Rendezvous:
+    """A rank's meeting with the others; one rank keeps the store, as among processes."""
+    with mock.patch.object(dist, "get_rank", return_value=rank):
+        return Rendezvous(RankPlace(rank, ranks, "all", True), store, name, _PATIENCE_SECONDS)
+
+
+def in_step(session: Rendezvous, barrier: threading.Barrier) -> tuple[float, float]:
+    """One rank, of which the first has data for longest: seconds of the start, and of a step of the tail."""
+    barrier.wait()
+    start = time.perf_counter()
+    session.begin({"seed": 0, "deterministic": True, "options": "x" * 300})
+    begun = time.perf_counter() - start
+    agreed = AgreedSteps(session, every=False, step=0)
+    barrier.wait()
+    start, step, busy = time.perf_counter(), 0, session.place.rank == 0
+    while agreed.delivers(step, busy and step < _TAIL_STEPS):
+        step += 1
+        if busy:
+            time.sleep(_STEP_SECONDS)
+    tail = (time.perf_counter() - start) / _TAIL_STEPS - _STEP_SECONDS
+    assert step == _TAIL_STEPS, f"rank {session.place.rank} ended at step {step}"
+    barrier.wait()
+    agreed.close()
+    return begun, tail
 
 
 def measure_store(quick: bool) -> Iterator[Result]:
@@ -172,38 +196,8 @@ def measure_store(quick: bool) -> Iterator[Result]:
         steps: list[float] = []
         for turn in range(3):
             barrier = threading.Barrier(ranks)
-            begun = [0.0] * ranks
-            tail = [0.0] * ranks
-
-            def rank_of(
-                rank: int,
-                ranks: int = ranks,
-                barrier: threading.Barrier = barrier,
-                begun: list[float] = begun,
-                tail: list[float] = tail,
-                name: str = f"{ranks}/{turn}",
-            ) -> None:
-                session = Rendezvous(RankPlace(rank, ranks, "all", True), store, name, 300)
-                barrier.wait()
-                start = time.perf_counter()
-                session.begin({"seed": 0, "deterministic": True, "options": "x" * 300})
-                begun[rank] = time.perf_counter() - start
-                agreed = AgreedSteps(session, every=False, step=0)
-                barrier.wait()
-                start, step, busy = time.perf_counter(), 0, rank == 0
-                while agreed.delivers(step, busy and step < 50):
-                    step += 1
-                    if busy:
-                        time.sleep(0.02)  # what a step of training takes
-                tail[rank] = (time.perf_counter() - start) / 50 - 0.02
-                barrier.wait()
-                agreed.close()
-
-            threads = [threading.Thread(target=rank_of, args=(rank,)) for rank in range(ranks)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            sessions = [session_of(rank, ranks, store, f"{ranks}/{turn}") for rank in range(ranks)]
+            begun, tail = zip(*in_threads([partial(in_step, one, barrier) for one in sessions], barrier), strict=True)
             begins.append(1000 * max(begun))
             steps.append(1000 * max(tail))
             live.done(f"round {turn + 1} of 3: {ranks} ranks")

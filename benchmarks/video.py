@@ -14,6 +14,7 @@ Then: what seeking costs, what a lane takes of memory and threads, how true the 
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,7 @@ import pytorch_stream_dataloader.stream_dataset as peer_dataset
 from av.video.reformatter import Interpolation, VideoReformatter
 from interleaved import LeftOut, Result, Row, figure, ratio, take_turns
 from program import Section, run
+from together import in_processes
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from video_clips import decibels, long_clip, make_clips, reference, shown_number
 
@@ -194,27 +196,21 @@ def seeking(quick: bool) -> list[Result]:
     ]
 
 
-def one_of(lanes: int, paths: list[str], answer: Any) -> None:
-    """Read some windows in this process, and say what that takes: bytes and threads."""
+def one_of(lanes: int, paths: list[str]) -> tuple[int, int]:
+    """Read some windows in this process; what that takes: bytes and threads."""
     process, out = psutil.Process(), np.zeros((TIME_STEPS, 3, *SIZE), np.uint8)
     streams = [VideoStream(size=SIZE)(paths[i % len(paths)]) for i in range(lanes)]
     for _ in range(4):
         for stream in streams:
             stream.read_into(out)
-    answer.put((process.memory_info().rss, process.num_threads()))
+    return process.memory_info().rss, process.num_threads()
 
 
 def footprint(quick: bool) -> list[Result]:
     """What a lane takes."""
     paths = some_clips(quick)
     spawn = multiprocessing.get_context("spawn")
-    taken = {}
-    for lanes in (1, 64):
-        answer = spawn.Queue()
-        process = spawn.Process(target=one_of, args=(lanes, paths, answer))
-        process.start()
-        taken[lanes] = answer.get()
-        process.join()
+    taken = {lanes: in_processes(spawn, one_of, [(lanes, paths)])[0] for lanes in (1, 64)}
     memory, threads = ((taken[64][i] - taken[1][i]) / 63 for i in (0, 1))
     section = "64 lanes of 640x360 in one process, over one lane"
     return [
@@ -230,7 +226,8 @@ def colours(quick: bool) -> list[Result]:
         with av.open(path) as container:
             expected = [reference(frame, SIZE) for _, frame in zip(range(5), decoded(container), strict=False)]
         video = VideoStream(size=SIZE)(path)
-        found += [decibels(picture, right) for picture, right in zip(video, expected, strict=False)]
+        pictures = itertools.islice(video, len(expected))
+        found += [decibels(picture, right) for picture, right in zip(pictures, expected, strict=True)]
         video.close()
     return [figure("colours", "against double precision", found, "dB", 40, at_most=False)]
 

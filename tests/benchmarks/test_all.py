@@ -80,6 +80,7 @@ def test_one_table_of_everything_tells_what_failed_and_what_was_left_out(folder)
     } <= set(lines)
     assert any(line.startswith("broken: FAILED: ValueError: no disk") for line in lines)
     assert lines[lines.index("programs that failed: 1") + 1] == "broken: ValueError: no disk"
+    assert "programs left out: 2" in lines
     assert lines[lines.index("targets missed: 1") + 1] == "good: speed: ours / theirs: 2.1 (2 to 2.2)"
     assert "good: speed, 0 s: round 3 of 3: ours, theirs\n" in said
     assert "\r" not in said
@@ -119,6 +120,33 @@ def test_what_was_measured_before_a_failure_is_in_the_table_and_not_saved(folder
     assert any(line.startswith("begun: FAILED: ZeroDivisionError") for line in lines)
     assert "quick 1 x 1 to 1" in lines
     assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        pytest.param(
+            "import threading; thread = threading.Thread(target=int, args=('x',)); thread.start()", id="thread"
+        ),
+        pytest.param("import together; together.in_threads([int, lambda: 1 / 0])", id="threads"),
+        pytest.param("yield figure('speed', 'nothing', [0.0], 'ms')", id="zero"),
+        pytest.param("yield figure('speed', 'nothing', [float('nan')], 'x')", id="nan"),
+        pytest.param("os._exit(1)", id="exit"),
+    ],
+)
+def test_a_program_whose_threads_fail_or_that_measured_nothing_fails(folder, does):
+    (folder / "begun.py").write_text(BEGUN.format(does))
+    status, lines, _ = run_all(folder, "--only", "begun")
+    assert status == 1
+    assert "programs that failed: 1" in lines
+    assert not (folder / "results").exists()
+
+
+def test_a_section_without_a_row_fails(folder):
+    (folder / "begun.py").write_text(BEGUN.format("").replace('yield figure("speed"', 'yield from () and ("speed"'))
+    status, lines, _ = run_all(folder, "--only", "begun")
+    assert status == 1
+    assert "programs that failed: 1" in lines
 
 
 def test_a_program_is_stopped_at_the_limit(folder):

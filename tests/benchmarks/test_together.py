@@ -1,0 +1,73 @@
+"""`benchmarks/together.py`: what runs beside the program makes it fail."""
+
+import ast
+import multiprocessing
+import os
+import threading
+import time
+
+import pytest
+from helpers import FOREVER, ROOT
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+def test_threads_return_in_order():
+    from together import in_threads
+
+    barrier = threading.Barrier(3)
+
+    def task(number):
+        barrier.wait()
+        time.sleep(0.01 * (3 - number))
+        return number
+
+    assert in_threads([lambda number=number: task(number) for number in range(3)]) == [0, 1, 2]
+
+
+def test_a_thread_that_raises_frees_those_that_wait_for_it():
+    from together import in_threads
+
+    barrier = threading.Barrier(3)
+
+    def broken():
+        raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"):
+        in_threads([barrier.wait, broken, barrier.wait], barrier)
+
+
+def test_processes_return_in_order():
+    from together import in_processes
+
+    assert in_processes(FORK, pow, [(2, 3), (3, 2), (5, 1)]) == [8, 9, 5]
+
+
+def sleeping_or(end, number):
+    return time.sleep(FOREVER) if number else end(7)
+
+
+@pytest.mark.parametrize("end", [len, os._exit])
+def test_a_process_that_fails_ends_the_others(end):
+    from together import in_processes
+
+    with pytest.raises(RuntimeError, match=r"has no len|ended with status 7"):
+        in_processes(FORK, sleeping_or, [(end, 0), (end, 1)])
+    assert not multiprocessing.active_children()
+
+
+def test_programs_start_threads_and_processes_by_this_module_alone():
+    """Pools raise what their tasks raise; the thread of `all` only shows what a program says."""
+    found = set()
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner = ast.unparse(node.func.value)
+                if node.func.attr in ("Thread", "Process") and owner != "psutil":
+                    found.add(path.name)
+    assert found == {"all.py", "together.py"}
