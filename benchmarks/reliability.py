@@ -35,6 +35,7 @@ from interleaved import Result, figure, write_json
 from reliability_checks import FAULTS, run_fault
 from reliability_epochs import EPOCHS, leave_early
 from reliability_runs import Finding, run_kill, run_restore
+from together import failing_threads
 
 HANG_SECONDS = 60
 _RUNS_A_PROCESS = 25  # few enough for a failure to depend on little but the seed
@@ -77,18 +78,22 @@ def perform(section: str, run: str) -> Outcome:
     begin = time.monotonic()
     problem, finding = "", Finding()
     try:
-        if section == "kills":
-            finding = run_kill(int(run))
-        elif section == "restores":
-            finding = run_restore(int(run))
-        elif section == "faults":
-            finding = run_fault(run)
-        else:
-            how, count = run.split()
-            finding = leave_early(how, int(count), alive=_say_alive)
+        with failing_threads():
+            finding = _finding(section, run)
     except BaseException:
         problem = traceback.format_exc()
     return Outcome(run, time.monotonic() - begin, problem, hang=False, finding=finding)
+
+
+def _finding(section: str, run: str) -> Finding:
+    if section == "kills":
+        return run_kill(int(run))
+    if section == "restores":
+        return run_restore(int(run))
+    if section == "faults":
+        return run_fault(run)
+    how, count = run.split()
+    return leave_early(how, int(count), alive=_say_alive)
 
 
 def _say_alive() -> None:
@@ -242,6 +247,9 @@ def main() -> None:
         everything = {section: [plain(outcome) for outcome in found] for section, found in outcomes.items()}
         write_json(given.json, results, quick=given.quick, outcomes=everything)
     wrong = [f"{section}: {outcome.run}" for section, found in outcomes.items() for outcome in found if outcome.problem]
+    killed = sum(outcome.finding.counts.get("killed", 0) for outcome in outcomes.get("kills", []))
+    if given.run is None and "kills" in outcomes and not killed:
+        wrong.append("kills: no worker was killed")
     sys.exit(f"went wrong: {'; '.join(wrong)}" if wrong else 0)
 
 

@@ -8,11 +8,13 @@ import gc
 import multiprocessing
 import os
 import pathlib
+import tempfile
 import threading
 import time
 
 import pytest
 from hypothesis import HealthCheck, settings
+from skips import judge_skip
 
 #: What tests share is found by the programs they start, too; as `pythonpath` in pyproject.toml is for tests.
 SHARED = [str(pathlib.Path(__file__).parent / folder) for folder in ("", "promises", "ranks", "streams")]
@@ -106,8 +108,16 @@ _passed = pytest.StashKey[bool]()
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
+    judge_skip(report)
     if report.when == "call":
         item.stash[_passed] = report.passed
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    judge_skip(report)
     return report
 
 
@@ -125,6 +135,20 @@ def _no_leaks(_frozen, request):
         time.sleep(0.01)
     some = [f"{len(kind)} {name}, such as {list(kind)[:5]}" for name, kind in zip(_KINDS, left, strict=True) if kind]
     assert not some, f"left behind: {'; '.join(some)}"
+
+
+@pytest.fixture
+def folder_of_nobody(tmp_path):
+    """A folder of a user who may not read what is locked, as whom the test runs: root may read everything."""
+    if os.geteuid() != 0:
+        yield tmp_path
+        return
+    os.seteuid(65534)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield pathlib.Path(folder)
+    finally:
+        os.seteuid(0)
 
 
 @pytest.fixture(scope="module")

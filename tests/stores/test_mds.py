@@ -841,12 +841,13 @@ def test_finishing_may_be_interrupted_anywhere(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="broke off"):
         part.write(9, "broken", broken(STREAMS[3]))
     part.sync()  # and is killed: some of it lies in a tail
-    unlink = os.unlink
+    unlink, interruptions = os.unlink, []
     for calls in range(8):
         left = [calls]
 
         def interrupted(path, left=left):
             if not left[0]:
+                interruptions.append(path)
                 raise KeyboardInterrupt
             left[0] -= 1
             unlink(path)
@@ -854,6 +855,7 @@ def test_finishing_may_be_interrupted_anywhere(tmp_path, monkeypatch):
         with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
             patch.setattr(os, "unlink", interrupted)
             packer.finish(records)
+    assert interruptions
     packer.finish(records)
     part._lines.close()
     part._tail.close()

@@ -449,9 +449,8 @@ def test_files_that_are_no_audio(tmp_path, name, error, message):
         list(StreamDataLoader(StreamDataset([path], AudioStream(window=100), 1, time_steps=5)))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
-def test_a_file_that_may_not_be_read(media, tmp_path):
-    path = tmp_path / "locked.wav"
+def test_a_file_that_may_not_be_read(folder_of_nobody):
+    path = folder_of_nobody / "locked.wav"
     path.write_bytes(b"RIFF")
     path.chmod(0)
     with pytest.raises(PermissionError, match=r"locked\.wav"):

@@ -1,7 +1,6 @@
 """Workers that are threads: the same batches as of processes, the same errors, and nothing left behind."""
 
 import collections
-import contextlib
 import gc
 import itertools
 import json
@@ -525,7 +524,7 @@ def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
     loader = by_threads(StreamDataset(range(4), hanging, 4, time_steps=1), 2, persistent_workers=keep)
     iterator = iter(loader)
     next(iterator)
-    hanging.hangs.wait(PATIENCE)
+    assert hanging.hangs.wait(PATIENCE)
     with pytest.warns(
         RuntimeWarning, match=r"worker 1 \(a thread\) is still in lane 3, step 2, reading source 3 \(3\)"
     ):
@@ -566,13 +565,13 @@ def test_a_thread_left_alone_writes_to_memory_that_nobody_else_has(monkeypatch):
     loader = by_threads(StreamDataset([0, 1], hanging, 2, time_steps=1), 2)
     iterator = iter(loader)
     next(iterator)
-    hanging.hangs.wait(PATIENCE)
+    assert hanging.hangs.wait(PATIENCE)
     with pytest.warns(RuntimeWarning, match="is left alone"):
         iterator.close()
     found = []
     for batch in loader:
         hanging.go_on.set()
-        hanging.wrote.wait(PATIENCE)
+        assert hanging.wrote.wait(PATIENCE)
         found.append(batch.data.unique().tolist())
     assert found == [[0, 1]] * 40
     hanging.let_go()
@@ -698,12 +697,11 @@ def test_a_garbage_collection_in_a_thread_may_close_an_iteration():
     try:
         del iterator, circle
         dropped.set()
-        collected.wait(PATIENCE)
+        assert collected.wait(PATIENCE)
     finally:
         gc.enable()
-    with contextlib.suppress(RuntimeError):
-        while workers_alive():
-            time.sleep(0.001)
+    while workers_alive():
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize(("owner", "name"), [(threads.ThreadPool, "start"), (threads._Thread, "start")])
