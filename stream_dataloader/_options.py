@@ -48,6 +48,17 @@ def flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name} must be True or False, and is {shorten(value)}, a {type(value).__name__}")
 
 
+def exceptions(name: str, value: Any) -> tuple[type[Exception], ...]:
+    """`value`, an exception's class or several, as a tuple."""
+    kinds = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise TypeError(
+                f"{name} must be a class of exceptions or several, and has {shorten(kind)}; pass OSError, say"
+            )
+    return kinds
+
+
 def seconds(name: str, value: Any) -> float:
     """`value` as a number of seconds; 0 stands for no limit."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

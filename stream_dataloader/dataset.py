@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamDataset"]
 
-_BY_VALUE = ("on_error", "fill_value")  # what is the user's own
+_BY_VALUE = ("on_error", "fill_value", "retry_on")  # what is the user's own
 
 
 class StreamDataset(IterableDataset[StreamBatch]):
@@ -84,10 +84,12 @@ class StreamDataset(IterableDataset[StreamBatch]):
             `StreamError`, in the worker, and returns one of the two. Streams that do not fit beside each other always
             raise: only the main process sees which one differs, after workers have read on. To skip such streams, have
             `open_stream` raise for them.
-        max_failures: How many streams may be skipped, over all epochs; one more is an error of `StreamDataLoader`.
-            None: any number.
+        max_failures: How many sources may be skipped; one more is an error of `StreamDataLoader`. It counts over all
+            epochs, and over a resume; a source that fails in each epoch counts once. None: any number.
         retries: How often in a row a stream that raises is opened again, at the item it had reached, before this counts
             as an error. The first wait is 0.1 s; each further one is twice as long, up to 30 s.
+        retry_on: The exceptions for which a stream is opened again: a class, or several; `OSError`, say. Those that the
+            stream or `open_stream` raised count, not the `StreamError` around them.
         fingerprint: Names the list of sources in saved states; None hashes the list. Give one if paths may move.
         mark_ends: Mark the last time step of each stream in `batch.is_last`. To know whether a stream goes on behind a
             window, its next item is taken one step ahead, unless `lengths` tells. All else in the batches stays the
@@ -128,6 +130,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         on_error: OnError = "raise",
         max_failures: int | None = None,
         retries: int = 0,
+        retry_on: type[Exception] | Sequence[type[Exception]] = Exception,
         fingerprint: str | None = None,
         mark_ends: bool = False,
         sections: Sections | None = None,
@@ -156,6 +159,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         )
         self.max_failures = None if max_failures is None else options.integer("max_failures", max_failures, 0)
         self.retries = options.integer("retries", retries, 0)
+        self.retry_on = options.exceptions("retry_on", retry_on)
         self.mark_ends = options.flag("mark_ends", mark_ends)
         self.given_lookahead = lookahead
         self._steps: tuple[int, list[int]] | None = None  # of the epoch that was asked for last
@@ -268,6 +272,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             fill_value=self.fill_value,
             on_error=self.on_error,
             retries=self.retries,
+            retry_on=self.retry_on,
             mark_ends=self.mark_ends,
             cuts=self.cuts,
         )

@@ -8,7 +8,7 @@
     │   ├── ReadError                      the stream raised between two items
     │   ├── ItemError (ValueError)         an item does not fit the items before it
     │   ├── LengthError (ValueError)       `lengths` says otherwise
-    │   ├── FailureLimitError              more streams were skipped than `max_failures`
+    │   ├── FailureLimitError              more sources were skipped than `max_failures`
     │   ├── NonFiniteStateError (FloatingPointError)  a stream goes on with a state that holds NaN or infinity
     │   └── EmptySourcesError (ValueError) a lane drew every source and got no item
     ├── WorkerError (RuntimeError)         a worker died or ended too early
@@ -114,7 +114,7 @@ class EmptySourcesError(StreamError, ValueError):
 
 
 class FailureLimitError(StreamError):
-    """More streams were skipped than `max_failures` allows; the message names the last one."""
+    """More sources were skipped than `max_failures` allows; the message names the last one."""
 
 
 class NonFiniteStateError(StreamError, FloatingPointError):

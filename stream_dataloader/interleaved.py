@@ -38,6 +38,7 @@ class SharedOptions(TypedDict, total=False):
     on_error: OnError
     max_failures: int | None
     retries: int
+    retry_on: type[Exception] | Sequence[type[Exception]]
     mark_ends: bool
 
 
@@ -77,8 +78,8 @@ def interleave(
         seed: Seeds everything random, also within the datasets. None stands for the first dataset's seed. The other
             datasets' seeds are not used.
         **shared: `batch_size`, `padding_mode`, `fill_value`, `time_steps`, `windows`, `deterministic`, `lookahead`,
-            `on_error`, `max_failures`, `retries` and `mark_ends`, as for `StreamDataset`. The datasets must agree on
-            each of them that is not given.
+            `on_error`, `max_failures`, `retries`, `retry_on` and `mark_ends`, as for `StreamDataset`. The datasets must
+            agree on each of them that is not given.
 
     Raises:
         ValueError: There are no datasets; they disagree on an option that is not given; a weight is not positive and
@@ -159,6 +160,7 @@ _OPTION_OF: dict[str, Callable[[StreamDataset], Any]] = {
     "on_error": lambda dataset: dataset.on_error,
     "max_failures": lambda dataset: dataset.max_failures,
     "retries": lambda dataset: dataset.retries,
+    "retry_on": lambda dataset: dataset.retry_on,
     "mark_ends": lambda dataset: dataset.mark_ends,
 }
 

@@ -73,7 +73,7 @@ class LoaderPosition:
         self.progress: Progress | None = None
         self.layout: Layout | None = None
         self.failures: list[StreamError] = []
-        self._failures_before: list[int] = []  # those of a state that was loaded, by group hosted
+        self._failed: dict[int, set[int]] = {}  # sources that were skipped, also before a loaded state, by group hosted
 
     @property
     def is_between_epochs(self) -> bool:
@@ -159,9 +159,7 @@ class LoaderPosition:
             state: The state itself.
         """
         self._resume = epoch, place
-        self._failures_before = []
-        here = self._failures_by_group
-        self._failures_before = [saved - own for saved, own in zip(loaded.failures, here, strict=True)]
+        self._failed = dict(enumerate(loaded.failures))
         self._set_next(epoch)
         self.loaded = state
         self.layout = layout_from_plain(loaded.items)
@@ -169,7 +167,7 @@ class LoaderPosition:
     def forget_place(self) -> None:
         """What was loaded was said of another rank."""
         self._resume = None
-        self._failures_before = []
+        self._failed = {}
 
     def state_dict(self, step: int | None) -> dict[str, Any]:
         """See `StreamDataLoader.state_dict`."""
@@ -197,16 +195,9 @@ class LoaderPosition:
             place = place.unpack(rules)
             if self._ends.is_end(epoch, place):
                 epoch, place = epoch + 1, None
+        failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
         items = None if self.layout is None else layout_to_plain(self.layout)
-        return to_plain(rules, epoch, place, identity_of(self._dataset), self._failures_by_group, items)
-
-    @property
-    def _failures_by_group(self) -> list[int]:
-        rules = self._ranks.reading.rules
-        counts = list(self._failures_before) or [0] * rules.groups.count
-        for failure in self.failures:
-            counts[failure.lane // rules.lanes_of_a_group] += 1
-        return counts
+        return to_plain(rules, epoch, place, identity_of(self._dataset), failed, items)
 
     def note_failure(self, failure: StreamError) -> None:
         """A stream was skipped.
@@ -215,11 +206,14 @@ class LoaderPosition:
             FailureLimitError: It was one too many.
         """
         self.failures.append(failure)
+        group = failure.lane // self._ranks.reading.rules.lanes_of_a_group
+        self._failed.setdefault(group, set()).add(failure.source_index)
         most = self._dataset.max_failures
-        count = sum(self._failures_by_group)
+        count = len(set().union(*self._failed.values()))
         if most is not None and count > most:
+            found = "1 source was" if count == 1 else f"{count} sources were"
             raise FailureLimitError(
-                f"{count} streams were skipped, and max_failures is {most}; the last one: {failure}",
+                f"{found} skipped, and max_failures is {most}; the last one: {failure}",
                 **failure.place,
             ) from failure
 

@@ -44,6 +44,7 @@ class MapStyleOptions(TypedDict, total=False):
     on_error: OnError
     max_failures: int | None
     retries: int
+    retry_on: type[Exception] | Sequence[type[Exception]]
     fingerprint: str | None
     mark_ends: bool
     sections: Sections | None

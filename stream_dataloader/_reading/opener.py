@@ -93,6 +93,7 @@ class Opener:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._told_of_slow = False
+        self._retried: dict[int, int] = {}  # the epoch in which a source was opened again last
 
     def now(self, lane: int, time: int) -> OpenedStream | None:
         """Take the next source for a lane that is out of data; None if there is none left."""
@@ -164,7 +165,14 @@ class Opener:
                 kind, place = functools.partial(SectionStream, section=section), (section.start, section.stop)
         info = StreamInfo(index, epoch, lane, share.worker_id, plan.rules.seed, repeat, *place)
         stream_of = functools.partial(
-            kind, info, fresh, factory=plan.lists.of(index).open_stream, retries=plan.retries, grant=grant
+            kind,
+            info,
+            fresh,
+            factory=plan.lists.of(index).open_stream,
+            retries=plan.retries,
+            retry_on=plan.retry_on,
+            retried=self._retried,
+            grant=grant,
         )
         try:
             stream: OpenedStream = stream_of(plan.lists.sources[index])

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from multiprocessing import current_process, parent_process
 from types import FrameType
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
@@ -104,6 +105,7 @@ class PlainParts:
         self._decides_end = plan.rules.padding_mode not in ("zeros", "cycle")
         readers = [Reader(share.worker_id, share.lanes)]
         self._judge = Judge(readers, plan.lists.sources)
+        self._skipped: set[int] = set()
         self._regrouper = Regrouper(
             readers,
             plan.rules.time_steps,
@@ -118,8 +120,11 @@ class PlainParts:
     def __next__(self) -> StreamBatch:
         reader = self._reader
         part = next(reader)
-        for failure in part.failures:
-            warn_of_skip(failure.unpack())
+        for report in part.failures:
+            failure: Any = report.unpack()
+            if failure.source_index not in self._skipped:
+                self._skipped.add(failure.source_index)
+                warn_of_skip(failure)
         if part.faults:
             raise part.faults[0].error.unpack()
         if part.end or not self._delivers(part.step):

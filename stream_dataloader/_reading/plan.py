@@ -25,6 +25,7 @@ class ReadingPlan:
         fill_value: Pads what no item is read for.
         on_error: Decides whether an error ends the epoch or the stream.
         retries: How often in a row a stream that breaks is opened again.
+        retry_on: For which exceptions.
         mark_ends: Whether streams' last steps are marked.
         cuts: The sections that sources are cut into; None if they are read whole. What the schedule then numbers is
             sections, not sources.
@@ -35,6 +36,7 @@ class ReadingPlan:
     fill_value: Any
     on_error: OnError
     retries: int
+    retry_on: tuple[type[Exception], ...]
     mark_ends: bool = False
     cuts: Cuts | None = None
 

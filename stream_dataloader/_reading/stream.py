@@ -48,6 +48,8 @@ class OpenedStream:
         source: What it is opened from.
         factory: Opens it.
         retries: How often in a row it is opened again where it broke.
+        retry_on: For which exceptions.
+        retried: The epoch in which a source was opened again last; those of one worker share it.
         grant: The number of the grant it was opened for.
 
     Attributes:
@@ -69,6 +71,8 @@ class OpenedStream:
         factory: Callable[..., Any],
         *,
         retries: int = 0,
+        retry_on: tuple[type[Exception], ...] = (Exception,),
+        retried: dict[int, int] | None = None,
         grant: int = NONE,
     ) -> None:
         self.info = info
@@ -77,6 +81,8 @@ class OpenedStream:
         self.grant = grant
         self._factory = factory
         self._retries = retries
+        self._retry_on = retry_on
+        self._retried_in = {} if retried is None else retried
         self._failed = 0  # how often in a row
         self.retried = 0
         self.items = 0
@@ -227,12 +233,17 @@ class OpenedStream:
             failure = (
                 error if isinstance(error, StreamError) else self.error(ReadError, f"{what} raised {_text(error)}")
             )
-            if self._failed >= self._retries:
+            cause = error.__cause__ if isinstance(error, StreamError) and error.__cause__ else error
+            if self._failed >= self._retries or not isinstance(cause, self._retry_on):
                 raise failure from (error if failure is not error else error.__cause__)
             wait = min(_FIRST_BACKOFF_SECONDS * 2**self._failed, _LONGEST_BACKOFF_SECONDS)
             self._failed += 1
             self.retried += 1
-            _log.warning("%s; opened again in %.1f s, try %d of %d", str(failure), wait, self._failed, self._retries)
+            _log.log(
+                logging.INFO if self._retried_in.get(self.info.source_index) == self.info.epoch else logging.WARNING,
+                *("%s; opened again in %.1f s, try %d of %d", str(failure), wait, self._failed, self._retries),
+            )
+            self._retried_in[self.info.source_index] = self.info.epoch
             self.close()
             time.sleep(wait)
             try:

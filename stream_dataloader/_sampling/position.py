@@ -168,7 +168,7 @@ class SamplerPosition:
 
     def _plain(self, start: EpochStart) -> dict[str, Any]:
         rules = self._rules
-        state = to_plain(rules, start.run, start.place, self._identity(), [0] * rules.groups.count)
+        state = to_plain(rules, start.run, start.place, self._identity(), [()] * rules.groups.count)
         if self._length is not None:
             state |= StretchPlace(start.number, start.delivered).plain(self._length)
         return state

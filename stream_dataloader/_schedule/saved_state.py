@@ -40,7 +40,7 @@ def to_plain(
     epoch: int,
     snapshot: Snapshot | None,
     identity: SourceIdentity,
-    failures: Sequence[int],
+    failures: Sequence[Iterable[int]],
     items: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A state as plain data; without a snapshot, that of an epoch that has not begun.
@@ -53,7 +53,7 @@ def to_plain(
         epoch: The epoch's number.
         snapshot: Where it stands.
         identity: Tells the list of sources from others.
-        failures: How many streams were skipped, by group hosted.
+        failures: The sources whose streams were skipped, by group hosted.
         items: What items look like; None if that is not known, or the epoch has not begun.
     """
     groups, lanes = rules.groups, rules.lanes_of_a_group
@@ -75,7 +75,7 @@ def to_plain(
             place = (snapshot.cursors[hosted], returned[hosted], [_plain_lane(lane) for lane in own])
             if items is not None and groups.total > 1:  # whoever hosts the group then may read nothing more of it
                 place += (items,)
-        state[_key(groups.first + hosted)] = (failed, *place)
+        state[_key(groups.first + hosted)] = (sorted(failed) or 0, *place)
     return state
 
 
@@ -129,7 +129,7 @@ class LoadedState(NamedTuple):
         seed: The seed.
         epoch: The epoch's number, or the run's.
         snapshot: Where in it; None at its beginning.
-        failures: How many streams were skipped, by group hosted.
+        failures: The sources whose streams were skipped, by group hosted.
         stretch: Where in an epoch of n batches; None if it was saved without such.
         items: What items look like, if the state says so.
     """
@@ -137,7 +137,7 @@ class LoadedState(NamedTuple):
     seed: int
     epoch: int
     snapshot: Snapshot | None
-    failures: list[int]
+    failures: list[set[int]]
     stretch: StretchPlace | None
     items: Mapping[str, Any] | None
 
@@ -217,7 +217,13 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
             tuple(grant for grants in returned for grant in grants),
             tuple(_lane_of(lane) for own in lanes for lane in own),
         )
-    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, list(failures), stretch_of(state), items)
+    skipped = [_failed_of(failed) for failed in failures]
+    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, skipped, stretch_of(state), items)
+
+
+def _failed_of(saved: Sequence[int] | int) -> set[int]:
+    """The sources that were skipped; states that only count them have some of no name, which are nobody's."""
+    return set(range(-saved, 0)) if isinstance(saved, int) else set(saved)
 
 
 def _lane_of(lane: Mapping[str, Any]) -> LaneState:

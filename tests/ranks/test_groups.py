@@ -299,7 +299,7 @@ def test_skipped_streams_are_counted_by_group():
     whole = merge_states([one.state_dict() for one in ranks])
     alone = loader(0, 1, max_failures=2)
     alone.load_state_dict(whole)
-    with pytest.raises(FailureLimitError, match="3 streams were skipped"):
+    with pytest.raises(FailureLimitError, match="3 sources were skipped"):
         list(alone)
 
 

@@ -1,8 +1,10 @@
 """torch's own `DataLoader` over a `StreamDataset`: parts tagged with their worker id."""
 
 import os
+import re
 import signal
 import traceback
+import warnings
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from stream_dataloader import ItemError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader import ItemError, ReadError, StreamDataLoader, StreamDataset, sections
 
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=True, seed=1)
 
@@ -166,3 +168,18 @@ def test_parts_are_not_collated_unless_by_a_function_of_the_users(workers):
     check_raises(TypeError, "use StreamDataLoader.* with batch_size=None", DataLoader(dataset, num_workers=workers))
     own = DataLoader(dataset, batch_size=1, num_workers=min(workers, 1), collate_fn=lambda parts: parts[0].data.sum())
     assert sum(int(s) for s in own) == 4
+
+
+def test_a_source_that_is_skipped_again_and_again_warns_once():
+    def read(length):
+        raise OSError("gone")
+        yield length
+
+    dataset = StreamDataset(
+        [8, 8], read, 2, time_steps=2, on_error="skip", sections=sections([8, 8], 2, jitter=False), seed=0
+    )
+    for parts in (dataset, StreamDataLoader(dataset)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert list(parts) == []
+        assert sorted(re.findall(r"source (\d)", " ".join(str(one.message) for one in caught))) == ["0", "1"]

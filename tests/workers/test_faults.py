@@ -19,14 +19,17 @@ from worker_streams import keys_with_a_kill, kill_one
 from stream_dataloader import (
     FailureLimitError,
     ItemError,
+    OpenError,
     ReadError,
     StreamDataLoader,
     StreamDataset,
     StreamError,
     WorkerDeathError,
     WorkerTimeoutError,
+    get_stream_info,
 )
 from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader.errors import RemoteTraceback
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=2, shuffle=True, seed=4, jitter=True)
 
@@ -263,7 +266,7 @@ class Flaky:
 
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_what_comes_back_is_opened_again_where_it_was(loader_workers, tmp_path, caplog):
-    caplog.set_level(logging.WARNING, "stream_dataloader")
+    caplog.set_level(logging.INFO, "stream_dataloader")
     expected = [key(b) for b in StreamDataLoader(StreamDataset(range(3), Flaky((), 0, tmp_path), 2, time_steps=3))]
     for path in tmp_path.iterdir():
         path.unlink()
@@ -290,10 +293,10 @@ def test_waiting_gets_longer_each_time(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("loader_workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:skipped the rest")
-def test_max_failures_is_a_limit_over_epochs_and_resumes(loader_workers):
+def test_max_failures_counts_sources_over_epochs_and_resumes(loader_workers):
     def read(n):
         yield n
-        if n in (1, 4):
+        if n in (1, 4) or (n == 2 and get_stream_info().epoch > 0):
             raise OSError("broken")
 
     def loader(most):
@@ -304,15 +307,87 @@ def test_max_failures_is_a_limit_over_epochs_and_resumes(loader_workers):
     assert len(list(once)) == 3
     assert [failure.source_index for failure in once.failures] == [1, 4]
     state = once.state_dict()
-    with pytest.raises(FailureLimitError, match=r"3 streams were skipped, and max_failures is 2.*source 1") as error:
+    with pytest.raises(FailureLimitError, match=r"3 sources were skipped, and max_failures is 2.*source 2") as error:
         list(once)
-    assert error.value.source_index == 1
-    other = loader(3)
-    other.load_state_dict(state)
-    other.load_state_dict(state)  # once more changes nothing
-    assert other.state_dict() == state
-    with pytest.raises(FailureLimitError, match="4 streams"):
-        list(other)
+    assert error.value.source_index == 2
+    for most in (2, 3):
+        other = loader(most)
+        other.load_state_dict(state)
+        other.load_state_dict(state)  # once more changes nothing
+        assert other.state_dict() == state
+        if most == 2:
+            with pytest.raises(FailureLimitError, match="3 sources"):
+                list(other)
+        else:
+            for _ in range(3):  # the same sources, each time
+                list(other)
+            assert {failure.source_index for failure in other.failures} == {1, 2, 4}
+
+
+class Broken(OSError):
+    pass
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+@pytest.mark.parametrize("retry_on", [OSError, (KeyError, ConnectionError)])
+def test_chosen_exceptions_are_tried_again(loader_workers, retry_on, tmp_path):
+    def loader(kind):
+        def read(n):
+            yield n
+            mark = tmp_path / f"{kind.__name__} {n}"
+            if not mark.exists():
+                mark.touch()
+                raise kind("once")
+            yield n + 1
+
+        dataset = StreamDataset(range(2), read, 2, time_steps=2, retries=2, retry_on=retry_on)
+        return StreamDataLoader(dataset, loader_workers)
+
+    assert sum(int(batch.mask.sum()) for batch in loader(ConnectionError)) == 4
+    with pytest.raises(ReadError) as error:
+        list(loader(ValueError))
+    assert isinstance(error.value.__cause__, (ValueError, RemoteTraceback))
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, Broken, ValueError])
+def test_what_the_factory_raises_is_chosen_too(kind):
+    calls = []
+
+    def opens(n):
+        calls.append(n)
+        raise kind("never")
+
+    dataset = StreamDataset([7], opens, 1, time_steps=1, retries=1, retry_on=OSError)
+    with pytest.raises(OpenError):
+        list(StreamDataLoader(dataset))
+    assert calls == [7] * (1 + issubclass(kind, OSError))
+
+
+@pytest.mark.parametrize("wrong", ["OSError", (OSError, 3), KeyboardInterrupt, OSError("x")])
+def test_what_is_tried_again_are_classes_of_exceptions(wrong):
+    with pytest.raises(TypeError, match="retry_on"):
+        StreamDataset([1], range, 1, retry_on=wrong)
+
+
+def test_a_source_that_is_opened_again_and_again_warns_once_an_epoch(caplog, monkeypatch):
+    monkeypatch.setattr("stream_dataloader._reading.stream.time.sleep", lambda seconds: None)
+    caplog.set_level(logging.INFO, "stream_dataloader")
+    broken = set()
+
+    def read(n, start=0):
+        for item in range(start, 5):
+            place = get_stream_info().epoch, n, item
+            if place not in broken:
+                broken.add(place)
+                raise OSError("once")
+            yield item
+
+    loader = StreamDataLoader(StreamDataset(range(2), read, 2, time_steps=5, retries=1))
+    for epoch in range(2):
+        caplog.clear()
+        list(loader)
+        levels = [record.levelno for record in caplog.records if "opened again" in record.getMessage()]
+        assert (levels.count(logging.WARNING), levels.count(logging.INFO)) == (2, 8), epoch
 
 
 @pytest.mark.parametrize("loader_workers", [0, 2])
