@@ -138,16 +138,18 @@ class NpyStore(Store):
         index: _NpyIndex = self.index
         files = _files(index.folder, index.keys[number], index.names)
         try:
-            if _examine(files) != (index.lengths[number], index.stamps[number]):
-                raise StoreError(f"{self.name_of(number)} was written to since the store was opened; open it again")
             with contextlib.ExitStack() as opened:
                 tables = {
                     name: opened.enter_context(contextlib.closing(NpyTable(path, path))) for name, path in files.items()
                 }
+                if _examine(files) != (index.lengths[number], index.stamps[number]):
+                    raise StoreError(f"{self.name_of(number)} was written to since the store was opened; open it again")
                 opened.pop_all()
             return _NpySteps(tables)
         except StoreError:
             raise
+        except FileNotFoundError as error:
+            raise StoreError(f"{error.filename} is missing; write it anew") from None
         except ValueError as error:
             raise StoreError(str(error)) from None
 

@@ -304,7 +304,7 @@ def test_a_file_that_was_replaced_is_an_error(robomimic):
     os.unlink(robomimic)
     write_robomimic(robomimic, episodes((23, 0, 7, 31), seed=1))
     for broken in (store, pickle.loads(sent)):
-        with pytest.raises(StoreError, match=r"is another (file|store) now than when"):
+        with pytest.raises(StoreError, match=r"is another (file|store) now|cut off"):
             broken(0)
 
 

@@ -121,7 +121,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
     stream = store(3)
     next(stream)
     os.truncate(tmp_path / "a" / "0.bin", 10)
-    with pytest.raises(OSError, match=r"0\.bin was cut off while it was read"):
+    with pytest.raises(StoreError, match=r"0\.bin was cut off"):
         next(stream)
 
 

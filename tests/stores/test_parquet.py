@@ -333,12 +333,12 @@ def test_a_file_that_is_replaced_or_cut_off_is_an_error(tmp_path, kind):
     stream = store(0)
     next(stream)
     os.truncate(path, 1000)
-    with pytest.raises((OSError, StoreError), match=r"cut off while it was read|another file now"):
+    with pytest.raises(StoreError, match="cut off"):
         list(stream)
     os.unlink(path)
     table = table_of([item for items in episodes((23, 3, 31, 8), 1) for item in items])
     pq.write_table(table, path) if kind == "parquet" else write_ipc(path, table, kind)
-    with pytest.raises(StoreError, match="another file now"):
+    with pytest.raises(StoreError, match=r"another file now|cut off"):
         list(store(0))
     with pytest.raises(StoreError, match="another store now"):
         pickle.loads(sent)(0)

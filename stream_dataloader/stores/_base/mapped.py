@@ -1,7 +1,7 @@
 """Steps that lie end to end in flat files, a file for each leaf: mapped into memory, and read from there.
 
-Guarantee: a window is copied once, from the map into the batch. A file that is cut off while it is read is an error,
-not a crash.
+Guarantee: a window is copied once, from the map into the batch. A file that is cut off or written to while it is read
+is an error, not a crash or other data.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import Node, flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.leaves import LeafSpec, owned
+from stream_dataloader.streams._media.known_file import KnownFile
 
 __all__ = ["Column", "LeafFile", "MappedSteps", "TextColumn"]
 
@@ -32,8 +33,12 @@ class Column(Protocol):
 
     rows: Any
 
+    def check_size(self) -> None:
+        """Called before they are read: reading mapped memory behind a file's end would kill the process (SIGBUS)."""
+        ...
+
     def check(self) -> None:
-        """Raise if they cannot be read any more."""
+        """Called when they were read: raises if they are others than they were."""
         ...
 
     def own(self, row: Any) -> Any:
@@ -46,6 +51,9 @@ class TextColumn:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.rows: Any = texts
+
+    def check_size(self) -> None:
+        pass
 
     def check(self) -> None:
         pass
@@ -76,27 +84,33 @@ class LeafFile:
     def __init__(self, path: str, spec: LeafSpec, steps: int, *, exact: bool = True) -> None:
         self.path = path
         self.spec = spec
-        self._bytes = steps * spec.step_bytes
-        self._fd = -1
+        self._known: KnownFile | None = None
+        wanted = steps * spec.step_bytes
         shape = (steps, *spec.shape)
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            if self._bytes:
+            if wanted:
                 raise StoreError(f"{path} is missing: the store is unfinished or damaged; write it anew") from None
             self.rows = np.empty(shape, spec.stored)
             return
-        weakref.finalize(self, os.close, self._fd).atexit = False
-        found = os.fstat(self._fd).st_size
-        if found < self._bytes or (exact and found > self._bytes):
-            raise StoreError(f"{path} is damaged: {found:,} bytes of {self._bytes:,}; write the store anew")
-        flat: Any = mmap.mmap(self._fd, self._bytes, access=mmap.ACCESS_READ) if self._bytes else b""
+        weakref.finalize(self, os.close, descriptor).atexit = False
+        known = KnownFile.of(path, descriptor)
+        if known.size < wanted or (exact and known.size > wanted):
+            raise StoreError(f"{path} is damaged: {known.size:,} bytes of {wanted:,}; write the store anew")
+        flat: Any = b""
+        if wanted:
+            self._known, self._map = known, mmap.mmap(descriptor, wanted, access=mmap.ACCESS_READ)
+            flat = self._map
         self.rows = np.frombuffer(flat, spec.stored).reshape(shape)
 
+    def check_size(self) -> None:
+        if self._known is not None and self._map.size() < self._known.size:
+            self._known.check()
+
     def check(self) -> None:
-        """Reading mapped memory behind the file's end would kill the process (SIGBUS)."""
-        if self._bytes and (found := os.fstat(self._fd).st_size) < self._bytes:
-            raise OSError(f"{self.path} was cut off while it was read: {found:,} bytes are left of {self._bytes:,}")
+        if self._known is not None:
+            self._known.check()
 
     def own(self, row: Any) -> Any:
         """A copy of a step, as a tensor where NumPy lacks the dtype."""
@@ -127,20 +141,20 @@ class MappedSteps:
         return self._steps
 
     def item(self, index: int) -> Any:
-        self._check()
         assert self._structure is not None
-        leaves = [column.own(rows[index]) for rows, column in zip(self._rows, self._columns, strict=True)]
+        leaves = []
+        for column, rows in zip(self._columns, self._rows, strict=True):
+            column.check_size()
+            leaves.append(column.own(rows[index]))
+            column.check()
         return unflatten(self._structure, iter(leaves))
 
     def read(self, start: int, out: Any) -> None:
-        self._check()
         _, leaves = flatten(out)
-        for rows, leaf in zip(self._rows, leaves, strict=True):
+        for column, rows, leaf in zip(self._columns, self._rows, leaves, strict=True):
             target = as_array(leaf) if isinstance(leaf, torch.Tensor) else leaf
+            column.check_size()
             target[...] = rows[start : start + len(leaf)]
-
-    def _check(self) -> None:
-        for column in self._columns:
             column.check()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -165,24 +166,34 @@ class RowSteps:
         selection: Which leaves an item has.
         tables: One for each of its names.
         close: Called once, when they are closed.
+        known: Held while rows are read: raises if they are others than they were.
     """
 
-    def __init__(self, selection: Selection, tables: Sequence[RowTable], close: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        selection: Selection,
+        tables: Sequence[RowTable],
+        close: Callable[[], Any],
+        known: AbstractContextManager[None] | None = None,
+    ) -> None:
         self._structure = selection.structure
         self._tables = tables
         self._close: Callable[[], Any] | None = close
         self._length = len(tables[0])
+        self._known = nullcontext() if known is None else known
 
     def __len__(self) -> int:
         return self._length
 
     def item(self, index: int) -> Any:
-        return unflatten(self._structure, iter([table.row(index) for table in self._tables]))
+        with self._known:
+            return unflatten(self._structure, iter([table.row(index) for table in self._tables]))
 
     def read(self, start: int, out: Any) -> None:
         _, leaves = flatten(out)
-        for table, leaf in zip(self._tables, leaves, strict=True):
-            table.read(start, leaf)
+        with self._known:
+            for table, leaf in zip(self._tables, leaves, strict=True):
+                table.read(start, leaf)
 
     def check(self) -> None:
         """Read all, and throw it away."""

@@ -7,27 +7,25 @@ or lies in another file, is refused before anything is read of it.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.rows import Selection, check_lengths, check_row, check_untold
+from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams.array.hdf5 import Hdf5Table, SharedFile, open_file
 
 __all__ = [
     "REMEDY",
-    "FileRecord",
     "attributes",
     "check_size",
     "classes",
     "hdf5_errors",
-    "open_record",
+    "open_known",
     "open_tables_of",
-    "record_of",
 ]
 
 REMEDY = "name others by leaves=, or leave the stream out"
@@ -36,14 +34,6 @@ _LARGEST_ATTRIBUTE_BYTES = 1 << 24
 
 #: Datasets of more bytes have to be on the disk, a thousandth of them at least: gzip packs zeros as tightly as that.
 _LARGEST_UNCHECKED_BYTES, _MOST_PACKED = 64 << 20, 1100
-
-
-class FileRecord(NamedTuple):
-    """A file, as it was when the index was read."""
-
-    path: str
-    size: int
-    modified_ns: int
 
 
 @contextmanager
@@ -64,30 +54,20 @@ def hdf5_errors(name: str) -> Iterator[None]:
         raise StoreError(f"{name} is damaged: {error}; write it anew") from error
 
 
-def open_record(record: FileRecord) -> Any:
+def open_known(known: KnownFile) -> Any:
     """Open a file, if it is what it was: an `h5py.File`.
 
     Raises:
         StoreError: It is another one now, or no HDF5 file.
         OSError: It cannot be read.
     """
-    if record_of(record.path) != record:
-        raise StoreError(
-            f"{record.path} is another file now than when the store was opened: it was replaced or written to; open "
-            "the store again, with stores.open"
-        )
+    known.check()
     try:
-        return open_file(record.path, record.path)
+        return open_file(known.path, known.path)
     except OSError as error:
         if isinstance(error.__cause__, BlockingIOError):
             raise
         raise StoreError(str(error)) from error
-
-
-def record_of(path: str) -> FileRecord:
-    """A file, as it is now."""
-    status = os.stat(path)
-    return FileRecord(path, status.st_size, status.st_mtime_ns)
 
 
 def classes() -> tuple[Any, Any]:

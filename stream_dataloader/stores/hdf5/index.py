@@ -28,13 +28,12 @@ from stream_dataloader.stores._base.formats import HDF5_SUFFIXES
 from stream_dataloader.stores._base.rows import Leaves, Selection, check_lengths, selected
 from stream_dataloader.stores.hdf5.files import (
     REMEDY,
-    FileRecord,
     check_size,
     classes,
     hdf5_errors,
-    open_record,
-    record_of,
+    open_known,
 )
+from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams._media.section import check_file
 
@@ -60,7 +59,7 @@ class Hdf5Index(NamedTuple):
 
     fingerprint: str
     lengths: NDArray[np.int64]
-    files: tuple[FileRecord, ...]
+    files: tuple[KnownFile, ...]
     file_of: NDArray[np.int32]
     groups: tuple[str, ...]
     keys: tuple[str, ...]
@@ -96,7 +95,7 @@ def read_index(path: str, group: str | None, leaves: Leaves, filter_key: str | N
         StoreError: A file is none of HDF5 or damaged, or what is asked for is not in it.
         OSError: It cannot be read.
     """
-    files: list[FileRecord] = []
+    files: list[KnownFile] = []
     groups: list[str] = []
     keys: list[str] = []
     lengths: list[int] = []
@@ -107,8 +106,8 @@ def read_index(path: str, group: str | None, leaves: Leaves, filter_key: str | N
     for name in _files(path):
         with hdf5_errors(name):
             check_file(name)
-            record = record_of(name)
-            with open_record(record) as file:
+            known = KnownFile.of(name)
+            with open_known(known) as file:
                 above = _group_of(file, name, group)
                 names = _streams(file, name, above, filter_key)
                 if selection is None and names:
@@ -120,12 +119,13 @@ def read_index(path: str, group: str | None, leaves: Leaves, filter_key: str | N
         keys += [_key(one, above, inside) or os.path.basename(name) for one in names]
         groups += names
         file_of += [len(files)] * len(names)
-        files.append(record)
+        files.append(known)
     if selection is None:
         raise StoreError(f"{path} holds no streams: {len(files)} files, without any group in {group or _DATA!r}")
     counted = np.array(lengths, np.int64)
-    inside_names = [os.path.relpath(record.path, path) for record in files]
-    described = repr((inside_names, [record[1:] for record in files], keys, selection.names)).encode()
+    inside_names = [os.path.relpath(known.path, path) for known in files]
+    stamps = [(known.size, known.modified_ns) for known in files]
+    described = repr((inside_names, stamps, keys, selection.names)).encode()
     digest = hashlib.blake2b(described + counted.tobytes(), digest_size=16)
     return Hdf5Index(
         digest.hexdigest(),

@@ -15,8 +15,9 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.handles import Handles, Lease
 from stream_dataloader.stores._base.rows import RowSteps, check_leaves, loaded_if_small
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.hdf5.files import FileRecord, attributes, hdf5_errors, open_record, open_tables_of
+from stream_dataloader.stores.hdf5.files import attributes, hdf5_errors, open_known, open_tables_of
 from stream_dataloader.stores.hdf5.index import Hdf5Index, read_index
+from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.section import closed_on_error
 
 __all__ = ["Hdf5Store"]
@@ -74,7 +75,7 @@ class Hdf5Store(Store):
         self._wanted = check_leaves(leaves)
         self._group = group
         self._filter_key = filter_key
-        self._files: Handles[FileRecord, Any] = Handles(open_record)
+        self._files: Handles[KnownFile, Any] = Handles(open_known)
         super().__init__(path, group=group, leaves=self._wanted, filter_key=filter_key)
         _ = self.index
 
@@ -88,15 +89,15 @@ class Hdf5Store(Store):
 
     def _open_steps(self, number: int) -> RowSteps:
         index: Hdf5Index = self.index
-        lease = self._lease(number)
-        with closed_on_error(lease):
+        lease, known = self._lease(number), index.files[index.file_of[number]]
+        with closed_on_error(lease), known:
             opened = _Shared(lease.handle)
             tables = open_tables_of(
                 opened, self.name_of(number), index.groups[number], index.selection, int(index.lengths[number])
             )
-            return RowSteps(index.selection, [loaded_if_small(table) for table in tables], lease.close)
+            return RowSteps(index.selection, [loaded_if_small(table) for table in tables], lease.close, known)
 
-    def _lease(self, number: int) -> Lease[FileRecord, Any]:
+    def _lease(self, number: int) -> Lease[KnownFile, Any]:
         index: Hdf5Index = self.index
         with hdf5_errors(self.name_of(number)):
             return self._files.lease(index.files[index.file_of[number]])

@@ -18,6 +18,7 @@ from typing import Any
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores.lmdb.pages import read_tree
+from stream_dataloader.streams._media.known_file import KnownFile
 
 __all__ = ["Database", "Shelf", "import_lmdb"]
 
@@ -44,11 +45,9 @@ class _Environment:
         self.path = path
         self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            stat = os.fstat(self.file)
-            self.identity = stat.st_dev, stat.st_ino
-            self.size = stat.st_size
+            self.known = KnownFile.of(path, self.file)
             # the map is as large as the file: LMDB's default of 10 MB, or what the file says, may be less
-            options = {"subdir": False, "readonly": True, "lock": False, "create": False, "map_size": self.size}
+            options = {"subdir": False, "readonly": True, "lock": False, "create": False, "map_size": self.known.size}
             self._opened = lmdb.open(path, readahead=readahead, **options)
         except BaseException as error:
             os.close(self.file)
@@ -108,10 +107,8 @@ def _environment(path: str, readahead: bool) -> _Environment:
         stat = os.stat(path)
         found = _environments.get((stat.st_dev, stat.st_ino))
         if found is None:
-            found = _Environment(path, readahead)
-            if found.identity != (stat.st_dev, stat.st_ino):
-                raise StoreError(f"{path} was replaced while it was opened; open the store again")
-            _environments[found.identity] = found
+            found = _environments[stat.st_dev, stat.st_ino] = _Environment(path, readahead)
+        found.known.check()
         return found
 
 
@@ -162,7 +159,8 @@ class Database:
         self.path = path
         self._shelf = shelf
         self._expected = expected
-        self._identity: tuple[int, int] | None = None  # of the file whose tree was found right
+        self._known = KnownFile.of(path) if os.path.exists(path) else None
+        self._is_right = False  # whether its tree was looked at
         self.checked = bytearray()
         self.forget()
         _users.add(self)
@@ -179,7 +177,7 @@ class Database:
 
         Raises:
             StoreError: The file is missing, damaged, or another one than it was.
-            OSError: It was cut off, or cannot be read.
+            OSError: It cannot be read.
         """
         with self._lock:
             environment = self._environment
@@ -187,12 +185,8 @@ class Database:
                 environment = self._environment = self._open()
             self._users += 1
         try:
-            found = os.fstat(environment.file).st_size
-            if found < environment.size:
-                raise OSError(
-                    f"{self.path} was cut off while it was read: {found:,} bytes are left of {environment.size:,}"
-                )
-            yield environment
+            with environment.known:
+                yield environment
         finally:
             with self._lock:
                 self._users -= 1
@@ -207,22 +201,18 @@ class Database:
             return True
 
     def _open(self) -> _Environment:
-        try:
-            if self._identity is None:
-                self._check_tree()
-            environment = _environment(self.path, self._shelf.readahead)
-        except FileNotFoundError:
-            raise StoreError(f"{self.path} is missing: the store is damaged; write it anew") from None
-        if environment.identity != self._identity:
-            raise StoreError(f"{self.path} was replaced while it was read; open the store again")
-        return environment
+        if self._known is None:
+            raise StoreError(f"{self.path} is missing: the store is damaged; write it anew")
+        with self._known:  # it is what it was when the store was opened
+            if not self._is_right:
+                self._check_tree(self._known.size)
+            return _environment(self.path, self._shelf.readahead)
 
-    def _check_tree(self) -> None:
-        stat = os.stat(self.path)
-        if self._expected is not None and stat.st_size != self._expected[0]:
-            raise StoreError(f"{self.path} is damaged: {stat.st_size:,} bytes of {self._expected[0]:,}; pack it anew")
+    def _check_tree(self, size: int) -> None:
+        if self._expected is not None and size != self._expected[0]:
+            raise StoreError(f"{self.path} is damaged: {size:,} bytes of {self._expected[0]:,}; pack it anew")
         tree = read_tree(self.path)
         if self._expected is not None and tree.crc != self._expected[1]:
             raise StoreError(f"{self.path} is damaged: the checksum of its tree is another; pack the store anew")
         self.checked = bytearray(tree.entries)
-        self._identity = stat.st_dev, stat.st_ino
+        self._is_right = True

@@ -193,7 +193,9 @@ class Shards:
         """
         entry, name = self._index.shards[number], self.name(number)
         shard = self.open(number)
-        if wrong := wrong_hash(entry.raw.hashes, shard.content):
+        with shard.known:
+            wrong = wrong_hash(entry.raw.hashes, shard.content)
+        if wrong:
             raise StoreError(f"{name} is damaged: {wrong}; fetch or write it anew")
         if entry.zip is not None and not self._remote:
             zipped = in_folder(self._folder, entry.zip.basename)

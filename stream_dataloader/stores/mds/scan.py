@@ -88,6 +88,8 @@ def steps_of(encoding: Encoding, part: memoryview) -> int:
 def _parts(shards: Shards, count: int, place: int) -> Iterator[tuple[int, memoryview]]:
     sample = 0
     for number in range(count):
-        for part in shards.open(number).parts(place):
-            yield sample, part
-            sample += 1
+        shard = shards.open(number)
+        with shard.known:
+            for part in shard.parts(place):
+                yield sample, part
+                sample += 1

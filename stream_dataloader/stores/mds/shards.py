@@ -10,15 +10,14 @@ Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-stream
 
 All numbers are little-endian.
 
-Guarantee: no place outside of the file is read, whatever it holds. A file that is cut off while it is read is an error,
-not a crash. Where samples are alike, numbers of many samples are one array over the map.
+Guarantee: no place outside of the file is read, whatever it holds. A file that is cut off or written to while it is
+read is an error. Where samples are alike, numbers of many samples are one array over the map.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding
 from stream_dataloader.stores.mds.index import ShardEntry
+from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams.cache.file_cache import LocalFile
 
 __all__ = ["Columns", "Shard"]
@@ -62,6 +62,9 @@ class Shard:
         entry: What the index says of it.
         columns: Of the dataset.
 
+    Attributes:
+        known: The file as it was, to be held while something is read.
+
     Raises:
         StoreError: It is damaged.
         FileNotFoundError: It is missing.
@@ -74,9 +77,11 @@ class Shard:
         self._held = file
         self._bytes = entry.raw.bytes
         with open(file.path, "rb") as opened:
-            found = os.fstat(opened.fileno()).st_size
-            if found != self._bytes:
-                raise StoreError(f"{name} is damaged: {found:,} bytes of {self._bytes:,}; fetch or write it anew")
+            self.known = KnownFile.of(file.path, opened.fileno(), name=name)._replace(descriptor=-1)
+            if self.known.size != self._bytes:
+                raise StoreError(
+                    f"{name} is damaged: {self.known.size:,} bytes of {self._bytes:,}; fetch or write it anew"
+                )
             self._mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         self._memory = memoryview(self._mapped)
         count = int.from_bytes(self._memory[:4], "little")
@@ -94,15 +99,9 @@ class Shard:
             if (sizes != self._alike[-1]).any():
                 raise StoreError(f"{name} is damaged: samples have other sizes than {self._alike[-1]:,} bytes")
 
-    def check(self) -> None:
-        """Reading mapped memory behind the file's end would kill the process (SIGBUS)."""
-        if (found := self._mapped.size()) < self._bytes:
-            raise OSError(f"{self.name} was cut off while it was read: {found:,} bytes are left of {self._bytes:,}")
-
     @property
     def content(self) -> memoryview:
         """All of its bytes."""
-        self.check()
         return self._memory
 
     def value(self, sample: int, place: int) -> Any:
@@ -129,7 +128,6 @@ class Shard:
 
     def parts(self, place: int) -> list[memoryview]:
         """The bytes of a column's values in all samples."""
-        self.check()
         begins, sizes = self._offsets[:-1], self._columns.sizes
         if self._alike is not None:
             begin, end = self._alike[place : place + 2]
@@ -178,7 +176,6 @@ class Shard:
         Returns:
             Arrays `(stop - start, ...)`; None where a column holds no numbers, or samples are not alike.
         """
-        self.check()
         if self._alike is not None:
             return [self._view(place, start, stop) for place in places]
         bounds = self._bounds_of_all(start, stop)

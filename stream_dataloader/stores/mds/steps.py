@@ -119,10 +119,10 @@ class SampleSteps:
 
     def item(self, index: int) -> Any:
         shard = self._open(self._start + index)
-        shard.check()
         sample = self._start + index - self._first
         try:
-            return self._columns.item([shard.value(sample, place) for place in self._columns.places])
+            with shard.known:
+                return self._columns.item([shard.value(sample, place) for place in self._columns.places])
         except StoreError as error:
             raise self._error(error) from error
 
@@ -138,7 +138,8 @@ class SampleSteps:
             begin = self._start + start + done - self._first
             end = min(begin + count - done, shard.samples)
             try:
-                self._write(shard, begin, end, [leaf[done : done + end - begin] for leaf in leaves])
+                with shard.known:
+                    self._write(shard, begin, end, [leaf[done : done + end - begin] for leaf in leaves])
             except StoreError as error:
                 raise self._error(error) from error
             done += end - begin
@@ -187,7 +188,6 @@ class RowSteps:
         self._name = name
         self._rows: list[Any] = []
         lengths: dict[str, int] = {}
-        shard.check()
         for column, place, encoding in zip(columns.names, columns.places, columns.encodings, strict=True):
             try:
                 part = shard.part(sample, place)
@@ -211,11 +211,11 @@ class RowSteps:
 
     def item(self, index: int) -> Any:
         assert self._shard is not None
-        self._shard.check()
-        return self._columns.item(
-            self._value(encoding, rows, index)
-            for encoding, rows in zip(self._columns.encodings, self._rows, strict=True)
-        )
+        with self._shard.known:
+            return self._columns.item(
+                self._value(encoding, rows, index)
+                for encoding, rows in zip(self._columns.encodings, self._rows, strict=True)
+            )
 
     def _value(self, encoding: Encoding, rows: Any, index: int) -> Any:
         if isinstance(encoding, ArrayEncoding) and encoding.shape != ():
@@ -229,19 +229,19 @@ class RowSteps:
 
     def read(self, start: int, out: Any) -> None:
         assert self._shard is not None
-        self._shard.check()
         _, leaves = flatten(out)
         count = len(leaves[0])
         if not all(isinstance(encoding, ArrayEncoding) for encoding in self._columns.encodings):
             write_items((self.item(index) for index in range(start, start + count)), leaves)
             return
-        for name, encoding, rows, leaf in zip(
-            self._columns.names, self._columns.encodings, self._rows, leaves, strict=True
-        ):
-            values = np.asarray(rows) if encoding.shape == () else rows[start : start + count]  # type: ignore[attr-defined]
-            shape = values.shape if encoding.shape == () else values.shape[1:]  # type: ignore[attr-defined]
-            check_fit(name, encoding.delivered or values.dtype, shape, leaf)  # type: ignore[attr-defined]
-            leaf[...] = values
+        with self._shard.known:
+            for name, encoding, rows, leaf in zip(
+                self._columns.names, self._columns.encodings, self._rows, leaves, strict=True
+            ):
+                values = np.asarray(rows) if encoding.shape == () else rows[start : start + count]  # type: ignore[attr-defined]
+                shape = values.shape if encoding.shape == () else values.shape[1:]  # type: ignore[attr-defined]
+                check_fit(name, encoding.delivered or values.dtype, shape, leaf)  # type: ignore[attr-defined]
+                leaf[...] = values
 
     def close(self) -> None:
         self._shard, self._rows = None, []

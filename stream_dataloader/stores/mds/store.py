@@ -124,7 +124,9 @@ class MdsStore(Store):
         if index.kind == "sample":
             shard = int(np.searchsorted(index.firsts, number, "right")) - 1
             try:
-                return RowSteps(index.shards.open(shard), number - int(index.firsts[shard]), index.columns, name)
+                opened = index.shards.open(shard)
+                with opened.known:
+                    return RowSteps(opened, number - int(index.firsts[shard]), index.columns, name)
             except StoreError as error:
                 raise StoreError(f"{name()}: {error}") from error
         start, steps = index.extent(number)

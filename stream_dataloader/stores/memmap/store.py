@@ -1,7 +1,7 @@
 """Reads a memory-mapped store.
 
 Guarantee: opening takes the time and memory of a few pages, however many streams there are; a window is copied once,
-from the map into the batch. A file that is cut off while it is read is an error, not a crash.
+from the map into the batch. A file that is cut off or written to while it is read is an error.
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ class MemmapStore(Store):
             crc, file = 0, index.files[leaf]
             at_once = max(1, _CHECKED_AT_ONCE_BYTES // max(1, spec.step_bytes))
             for first in range(start, start + steps, at_once):
-                file.check()
+                file.check_size()
                 crc = crc_of(file.rows[first : min(first + at_once, start + steps)], crc)
+                file.check()
             if crc != index.table[len(ROWS) + leaf, number]:
                 raise StoreError(f"{self.name_of(number)}: {name} is damaged, its checksum is another; pack it anew")
 

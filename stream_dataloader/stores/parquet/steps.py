@@ -33,8 +33,10 @@ class RowSteps:
         return self._count
 
     def item(self, index: int) -> Any:
-        ((group, row, _),) = self._pieces(self._first + index, 1)
-        return {name: item_of(column, row, self._decoder()) for name, column in group.columns.items()}
+        item: dict[str, Any] = {}
+        for group, row, _ in self._pieces(self._first + index, 1):
+            item = {name: item_of(column, row, self._decoder()) for name, column in group.columns.items()}
+        return item
 
     def read(self, start: int, out: Any) -> None:
         columns = self._rows.columns
@@ -56,9 +58,9 @@ class RowSteps:
             if self._group is None or not self._group.first <= row < self._group.stop:
                 self._group = self._rows.groups.at(row)
             group = self._group
-            group.file.check()
             here = min(stop, group.stop) - row
-            yield group, row - group.first, here
+            with group.file.held_while_read:
+                yield group, row - group.first, here
             row += here
 
     def _decoder(self) -> Pictures:

@@ -134,4 +134,4 @@ class ParquetStore(Store):
 
     def _disk_bytes(self) -> int | None:
         rows: Rows = self.index
-        return sum(file.state[0] for file in rows.files)
+        return sum(file.known.size for file in rows.files)

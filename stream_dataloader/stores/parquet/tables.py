@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.arrow import arrow_errors, open_parquet
 from stream_dataloader.stores._base.files import inside, read_json
 from stream_dataloader.stores._base.patterns import matching
+from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams._media.section import check_file
 from stream_dataloader.streams.cache.file_cache import is_url, open_local
@@ -61,7 +62,7 @@ class TableFile:
         constants: Columns that the names of folders tell, `key=value`.
         groups: Rows of each group, `(groups,)`.
         digest: Of size, head and tail.
-        state: Size and time of change.
+        known: What it was when its groups were listed.
         metadata: Parquet: what pyarrow read of the file's end.
         offsets: IPC stream: where each batch begins.
         held: Keeps a file of the cache.
@@ -74,7 +75,7 @@ class TableFile:
     constants: Mapping[str, Any]
     groups: NDArray[np.int64]
     digest: str
-    state: tuple[int, int]
+    known: KnownFile
     metadata: Any = field(default=None, repr=False)
     offsets: tuple[int, ...] = ()
     held: Any = field(default=None, repr=False)
@@ -86,12 +87,7 @@ class TableFile:
             StoreError: The file is damaged, or another one than when its groups were listed.
             OSError: It cannot be read.
         """
-        if _state(self.path) != self.state:
-            raise StoreError(
-                f"{self.name} is another file now than when the store was opened: it was replaced or written to; open "
-                "the store again, with stores.open"
-            )
-        with told_by(self.name):
+        with self.known, told_by(self.name):
             found = self._read(group, [name for name in columns if name not in self.constants])
             for name, array in found.items():
                 if len(array) != self.groups[group]:
@@ -112,14 +108,9 @@ class TableFile:
         return {name: batch.column(name) for name in columns}
 
     @property
-    def mapped(self) -> bool:
-        """Whether what was read lies in the file, as a map."""
-        return self.kind != _PARQUET
-
-    def check(self) -> None:
-        """Reading mapped memory behind the file's end would kill the process (SIGBUS)."""
-        if self.mapped and (found := os.stat(self.path).st_size) < self.state[0]:
-            raise OSError(f"{self.name} was cut off while it was read: {found:,} bytes are left of {self.state[0]:,}")
+    def held_while_read(self) -> AbstractContextManager[None]:
+        """Raises if rows that lie in the file, as a map, are others than they were."""
+        return nullcontext() if self.kind == _PARQUET else self.known
 
 
 def _whole(column: Any) -> Any:
@@ -165,22 +156,22 @@ def open_table(path: str, root: str, cache: Any = None) -> TableFile:
         check_file(local)
     except ValueError as error:
         raise StoreError(f"{error}; write it anew") from None
-    state = _state(local)
+    known = KnownFile.of(local, name=path)
     with open(local, "rb") as file:
         head = file.read(_DIGESTED_BYTES)
-        file.seek(max(0, state[0] - _DIGESTED_BYTES))
-        digest = hashlib.blake2b(f"{state[0]} ".encode() + head + file.read(_DIGESTED_BYTES), digest_size=16)
+        file.seek(max(0, known.size - _DIGESTED_BYTES))
+        digest = hashlib.blake2b(f"{known.size} ".encode() + head + file.read(_DIGESTED_BYTES), digest_size=16)
     kind = next((magic for magic in (_PARQUET, _FILE, _STREAM) if head.startswith(magic)), None)
     if kind is None:
         what = "of Feather version 1, write it as version 2" if head.startswith(_FEATHER_1) else "neither"
         raise StoreError(f"{path} is {what}: Parquet and Arrow IPC files are read, and it begins with {head[:8]!r}")
-    known: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     with told_by(path):
         if kind == _PARQUET:
             with open_parquet(local) as opened:
                 metadata, schema = opened.metadata, opened.schema_arrow
             groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-            known = {"metadata": metadata}
+            more = {"metadata": metadata}
             if sum(groups) != metadata.num_rows:
                 raise StoreError(f"{path} is damaged: {sum(groups)} rows in groups, and {metadata.num_rows} in all")
         elif kind == _FILE:
@@ -190,7 +181,7 @@ def open_table(path: str, root: str, cache: Any = None) -> TableFile:
                 schema = pa.ipc.open_file(source).schema
         else:
             schema, groups, offsets = _stream(local)
-            known = {"offsets": tuple(offsets)}
+            more = {"offsets": tuple(offsets)}
         if len(set(schema.names)) < len(schema.names) or (groups and min(groups) < 0):
             raise StoreError(f"{path} has columns {schema.names} of {groups} rows; columns need names of their own")
         constants = {} if is_url(path) else _constants(os.path.relpath(path, root))
@@ -202,9 +193,9 @@ def open_table(path: str, root: str, cache: Any = None) -> TableFile:
             {name: value for name, value in constants.items() if name not in schema.names},
             np.array(groups, np.int64),
             digest.hexdigest(),
-            state,
+            known,
             held=held if is_url(path) else None,
-            **known,
+            **more,
         )
 
 
@@ -230,11 +221,6 @@ def _stream(path: str) -> tuple[Any, list[int], list[int]]:
             groups.append(pa.ipc.read_record_batch(message, schema).num_rows)
             offsets.append(place)
     raise StoreError(f"{path} has no end mark: it is unfinished or cut off; write it anew")
-
-
-def _state(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
 
 
 def _constants(relative: str) -> dict[str, Any]:

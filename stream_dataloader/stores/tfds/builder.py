@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside, read_json
+from stream_dataloader.streams._media.known_file import KnownFile
 
 __all__ = ["INFO", "Index", "Shard", "import_tfds", "read_index"]
 
@@ -28,14 +29,14 @@ class Shard(NamedTuple):
         skip: Its first example that is wanted.
         take: How many are.
         records: How many it has.
-        size: Its bytes.
+        known: It, as it was when the index was read.
     """
 
     path: str
     skip: int
     take: int
     records: int
-    size: int
+    known: KnownFile
 
 
 class Index:
@@ -130,14 +131,14 @@ def _shard(path: str, instruction: Any) -> Shard:
     name = os.path.relpath(os.path.abspath(os.fspath(instruction.filename)), os.path.abspath(path))
     file = inside(path, name, os.path.join(path, INFO))
     try:
-        size = os.stat(file).st_size
+        known = KnownFile.of(file)
     except FileNotFoundError:
         raise StoreError(f"{file} is missing, which {INFO} names; prepare the dataset anew") from None
-    shard = Shard(file, int(instruction.skip), int(instruction.take), int(instruction.examples_in_shard), size)
-    if not 0 <= shard.skip <= shard.skip + shard.take <= shard.records <= size:  # a record takes more than a byte
+    shard = Shard(file, int(instruction.skip), int(instruction.take), int(instruction.examples_in_shard), known)
+    if not 0 <= shard.skip <= shard.skip + shard.take <= shard.records <= known.size:  # a record takes more than a byte
         raise StoreError(
-            f"{file} has {size:,} bytes, and {INFO} says that examples {shard.skip} to {shard.skip + shard.take} of "
-            f"{shard.records:,} are in it; prepare the dataset anew"
+            f"{file} has {known.size:,} bytes, and {INFO} says that examples {shard.skip} to "
+            f"{shard.skip + shard.take} of {shard.records:,} are in it; prepare the dataset anew"
         )
     return shard
 
@@ -147,7 +148,8 @@ def _fingerprint(path: str, info: dict[str, Any], shards: list[Shard]) -> str:
     with open(os.path.join(path, FEATURES), "rb") as file:
         digest.update(file.read())
     what = [info.get(key) for key in ("name", "configName", "version")]
-    digest.update(repr([what, [(os.path.basename(shard.path), *shard[1:]) for shard in shards]]).encode())
+    found = [(os.path.basename(path), *numbers, known.size) for path, *numbers, known in shards]
+    digest.update(repr([what, found]).encode())
     return digest.hexdigest()
 
 

@@ -82,7 +82,8 @@ class TfdsStore(Store):
         shard, place = self.index.find(number)
         records = self._records.setdefault(os.getpid(), Records())
         try:
-            return records.read(shard.path, place, shard.records, shard.size)
+            with shard.known:
+                return records.read(shard.path, place, shard.records, shard.known.size)
         except StoreError as error:
             raise StoreError(f"{self.name_of(number)}: {error}") from None
 

@@ -19,6 +19,7 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores.webdataset.decoding import Decoder
 from stream_dataloader.stores.webdataset.members import TarIndex, in_cache
 from stream_dataloader.stores.webdataset.streams import Streams
+from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.section import closed_on_error
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url, open_local
 
@@ -193,6 +194,7 @@ class _TarFile:
         self._close = weakref.finalize(self, os.close, self._fd)
         with closed_on_error(self):
             status = os.fstat(self._fd)
+            self._known = KnownFile.of(self._local.path, self._fd, name=path)
             state = version_of(self._local.path) if is_url(path) else state_of(status)
             if state != tar.state or int((tar.offset + tar.size).max(initial=0)) > status.st_size:
                 if is_url(path) and os.path.exists(kept := in_cache(path)):
@@ -206,15 +208,15 @@ class _TarFile:
         """Read bytes that were there when the file was opened.
 
         Raises:
-            OSError: They are there no more.
+            StoreError: They are there no more, or the file was written to.
         """
-        data = os.pread(self._fd, count, start)
-        while len(data) < count:  # a signal, or more than the kernel reads at once
-            more = os.pread(self._fd, count - len(data), start + len(data))
-            if not more:
-                raise OSError(f"{self._path} was cut off while it was read: it ends before byte {start + count:,}")
-            data += more
-        return data
+        with self._known:
+            data = os.pread(self._fd, count, start)
+            while len(data) < count:  # a signal, or more than the kernel reads at once
+                if not (more := os.pread(self._fd, count - len(data), start + len(data))):
+                    raise EOFError(f"{self._path} ends before byte {start + count:,}")
+                data += more
+            return data
 
     def close(self) -> None:
         self._close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.rows import check_row
+from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams.array.tables import check_rows
 
 __all__ = ["ChunkedArray", "ChunkedTable", "zarr_errors"]
@@ -44,15 +45,15 @@ class ChunkedArray:
     Args:
         array: A `zarr.Array`.
         name: What it is called in errors.
-        check: Called when something was unpacked; raises if that may be of another array than this one was.
+        known: Its files, as they were when it was opened.
 
     Raises:
         StoreError: It has no rows of numbers, or absurdly large ones, or is unpacked by running code that it holds.
     """
 
-    def __init__(self, array: Any, name: str, check: Callable[[], None]) -> None:
+    def __init__(self, array: Any, name: str, known: KnownFile) -> None:
         self.name = name
-        self._check = check
+        self._known = known
         self._array = array
         _refuse_pickle(array, name)
         try:
@@ -120,10 +121,8 @@ class ChunkedArray:
         return found
 
     def _unpack(self, start: int, stop: int) -> Any:
-        with zarr_errors(f"{self.name}, rows {start} to {stop}"):
-            rows = np.asarray(self._array[start : min(stop, len(self))])
-        self._check()  # zarr opens a file a chunk, by its name
-        return rows
+        with self._known, zarr_errors(f"{self.name}, rows {start} to {stop}"):  # zarr opens chunks by their names
+            return np.asarray(self._array[start : min(stop, len(self))])
 
 
 def _refuse_pickle(array: Any, name: str) -> None:

@@ -14,7 +14,6 @@ Guarantee: no array is unpacked but that of the ends, and that is as long as it 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
@@ -27,8 +26,9 @@ from numpy.typing import NDArray
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.rows import Leaves, Selection, check_untold, selected
 from stream_dataloader.stores.zarr.arrays import ChunkedArray, zarr_errors
+from stream_dataloader.streams._media.known_file import KnownFile
 
-__all__ = ["Opened", "ZarrIndex", "check_times", "open_group", "read_index"]
+__all__ = ["Opened", "ZarrIndex", "open_group", "read_index"]
 
 _LARGEST_UNCHECKED_BYTES = 1 << 20
 _MOST_CHUNKS_OF_ENDS = 1 << 20
@@ -41,7 +41,8 @@ class ZarrIndex(NamedTuple):
         fingerprint: Of the ends, and of the arrays' descriptions and times.
         lengths: Time steps of each stream.
         starts: The first step of each stream.
-        times: When each array was last written to.
+        arrays: The folder of each array, as it was: its time is that of the last chunk that came or went. Of an
+            archive, that itself.
         selection: Which arrays an item has.
         version: Of the format.
     """
@@ -49,7 +50,7 @@ class ZarrIndex(NamedTuple):
     fingerprint: str
     lengths: NDArray[np.int64]
     starts: NDArray[np.int64]
-    times: dict[str, tuple[int, int]]
+    arrays: tuple[KnownFile, ...]
     selection: Selection
     version: str
 
@@ -82,8 +83,7 @@ class Opened:
                 array = self.group.get(path)
                 if not hasattr(array, "chunks"):
                     raise StoreError(f"{self._path} has no array {path!r}; it has {_listed(self.group)}")
-                check = functools.partial(_check_time, self._path, path, _time(self._path, path))
-                found = self._arrays[path] = ChunkedArray(array, name, check)
+                found = self._arrays[path] = ChunkedArray(array, name, _known(self._path, path))
         return found
 
     def close(self) -> None:
@@ -146,39 +146,18 @@ def read_index(opened: Opened, path: str, data: str, ends: str, leaves: Leaves) 
     for name in selection.names:
         described = opened.group[prefix + name].metadata.to_dict()
         digest.update(json.dumps([name, described], sort_keys=True, default=str).encode())
-    times = {prefix + name: _time(path, prefix + name) for name in selection.names}
+    known = {prefix + name: _known(path, prefix + name) for name in selection.names}
+    times = {name: (one.modified_ns, 0 if os.path.isdir(path) else one.size) for name, one in known.items()}
     digest.update(repr(sorted(times.items())).encode())
     starts = np.concatenate([np.zeros(1, np.int64), stops[:-1]]) if len(stops) else stops
     version = str(opened.group.metadata.zarr_format)
-    return ZarrIndex(digest.hexdigest(), stops - starts, starts, times, selection, version)
+    return ZarrIndex(digest.hexdigest(), stops - starts, starts, tuple(known.values()), selection, version)
 
 
-def _time(path: str, array: str) -> tuple[int, int]:
-    """When an array was last written to: a folder's time is that of the last chunk that came or went."""
-    status = os.stat(os.path.join(path, array) if os.path.isdir(path) else path)
-    return status.st_mtime_ns, 0 if os.path.isdir(path) else status.st_size
-
-
-def check_times(path: str, index: ZarrIndex) -> None:
-    """Refuse a store that is not what it was when the index was read.
-
-    Raises:
-        StoreError: An array was written to, or is not there any more.
-    """
-    for array, time in index.times.items():
-        _check_time(path, array, time)
-
-
-def _check_time(path: str, array: str, time: tuple[int, int]) -> None:
-    try:
-        now = _time(path, array)
-    except OSError:
-        now = None
-    if now != time:
-        raise StoreError(
-            f"{path} is another store now than when it was opened: {array} was replaced or written to; open it again, "
-            "with stores.open"
-        )
+def _known(path: str, array: str) -> KnownFile:
+    return (
+        KnownFile.of(os.path.join(path, array), name=f"{path}, {array}") if os.path.isdir(path) else KnownFile.of(path)
+    )
 
 
 def _ends(opened: Opened, path: str, ends: str) -> NDArray[np.int64]:

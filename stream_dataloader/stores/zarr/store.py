@@ -15,7 +15,7 @@ from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.rows import RowSteps, check_leaves
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.zarr.arrays import ChunkedTable, zarr_errors
-from stream_dataloader.stores.zarr.index import Opened, ZarrIndex, check_times, open_group, read_index
+from stream_dataloader.stores.zarr.index import Opened, ZarrIndex, open_group, read_index
 from stream_dataloader.streams._media.section import closed_on_error
 
 __all__ = ["ZarrStore"]
@@ -88,7 +88,8 @@ class ZarrStore(Store):
         index: ZarrIndex = self.index
         start = int(index.starts[number])
         prefix = self._data.strip("/")
-        check_times(self.path, index)
+        for array in index.arrays:
+            array.check()
         lease = self._opened.lease(self.path)
         with closed_on_error(lease):
             arrays = [lease.handle.array(f"{prefix}/{name}".strip("/")) for name in index.selection.names]

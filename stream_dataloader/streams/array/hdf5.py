@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from stream_dataloader.errors import StoreError
 from stream_dataloader.streams._media.section import closed_on_error
 from stream_dataloader.streams.array.tables import check_rows
 
@@ -172,7 +173,10 @@ class Hdf5Table:
             rows.select_hyperslab((start, *(0 for _ in self.row_shape)), (len(out), *self.row_shape))
             self._dataset.id.read(selected, rows, memory)
         except OSError as error:
-            raise OSError(f"{self._name}, rows {start} to {start + len(out)}: {_text(error)}") from error
+            what = f"{self._name}, rows {start} to {start + len(out)}: {_text(error)}"
+            if error.errno is None:  # said by the library, of a checksum or of what cannot be unpacked
+                raise StoreError(f"{what}; it is damaged, write it anew") from error
+            raise OSError(error.errno, what) from error
 
     def close(self) -> None:
         if self._dataset is not None:

@@ -1,7 +1,7 @@
 """Rows of one array: in memory, or in a `.npy` file.
 
-Guarantee: a file's rows are handed out as copies, so that the file can be closed. A file that is cut off while it is
-read is an error, not a crash.
+Guarantee: a file's rows are handed out as copies, so that the file can be closed. A file that is cut off or written
+to while it is read is an error, not a crash or other data.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.section import closed_on_error
 
 __all__ = ["NpyHeader", "NpyTable", "Table", "check_rows", "checked_header", "memory_table"]
@@ -170,9 +171,8 @@ class NpyTable:
     def __init__(self, path: str, name: str) -> None:
         self._file = open(path, "rb")  # noqa: SIM115
         with closed_on_error(self._file):
-            self._name = name
             header = checked_header(self._file, name)
-            self._bytes = header.file_bytes
+            self._known = KnownFile.of(path, self._file.fileno(), name=name)
             self._array: Any = np.memmap(
                 self._file, header.dtype, "r", header.offset, header.shape, "F" if header.fortran_order else "C"
             )
@@ -182,22 +182,17 @@ class NpyTable:
         return len(self._array)
 
     def row(self, index: int) -> Any:
-        self._check()
-        return np.array(self._array[index], self._native)[()]
+        with self._known:
+            return np.array(self._array[index], self._native)[()]
 
     def all_rows(self) -> Any:
         """A copy of the whole array."""
-        self._check()
-        return np.array(self._array, self._native)
+        with self._known:
+            return np.array(self._array, self._native)
 
     def read(self, start: int, out: Any) -> None:
-        self._check()
-        out[...] = self._array[start : start + len(out)]
-
-    def _check(self) -> None:
-        """Reading mapped memory behind the file's end would kill the process (SIGBUS)."""
-        if (found := os.fstat(self._file.fileno()).st_size) < self._bytes:
-            raise OSError(f"{self._name} was cut off while it was read: {found:,} bytes are left of {self._bytes:,}")
+        with self._known:
+            out[...] = self._array[start : start + len(out)]
 
     def close(self) -> None:
         self._array = ()  # the map, and its descriptor, go with the only array over it

@@ -1,0 +1,183 @@
+"""A small store of each format and of each way to write it, for tests that all of them have to pass."""
+
+import functools
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+from episodes import columns, episodes, write_group, write_robomimic
+from packed import images, pack_here
+from saved_tensordicts import recording, save
+from tars import samples, write_tar
+
+LENGTHS = (9, 0, 5, 14)
+
+
+class Small(NamedTuple):
+    """A store to be made.
+
+    Attributes:
+        make: Writes it to a path that does not exist yet; other seeds give other numbers, and nothing else.
+        options: What `stores.open` takes with it.
+        checked: Parts of the names of files all of whose data has checksums; of other files, numbers may be others.
+    """
+
+    make: Callable[[str, int], object]
+    options: Mapping[str, object] = MappingProxyType({})
+    checked: tuple[str, ...] = ()
+
+
+def memmap(path, seed):
+    from stream_dataloader.stores.memmap import MemmapPacker
+
+    os.makedirs(path)
+    pack_here(MemmapPacker(path), images(LENGTHS, seed))
+
+
+def lmdb(path, seed, **options):
+    from stream_dataloader.stores.lmdb import LmdbPacker
+
+    os.makedirs(path)
+    pack_here(LmdbPacker(path, window=3, **options), images(LENGTHS, seed))
+
+
+def plain_lmdb(path, seed):
+    import lmdb
+
+    rng = np.random.default_rng(seed)
+    with lmdb.open(path, subdir=False, lock=False, map_size=1 << 24) as opened, opened.begin(write=True) as transaction:
+        for number, length in enumerate(LENGTHS):
+            for step in range(length):
+                transaction.put(f"{number}/{step:03d}".encode(), rng.bytes(40))
+
+
+def numbers(value):
+    return np.frombuffer(value, np.uint8).copy()
+
+
+def mds(path, seed, **options):
+    from stream_dataloader.stores.mds import MdsPacker
+
+    os.makedirs(path)
+    pack_here(MdsPacker(path, size_limit=2000, **options), images(LENGTHS, seed))
+
+
+def hdf5(path, seed, **options):
+    write_robomimic(path, episodes(LENGTHS, seed), **options)
+
+
+def hdf5_files(path, seed):
+    import h5py
+
+    os.makedirs(path)
+    streams = episodes(LENGTHS, seed)
+    for number, items in enumerate(streams):
+        with h5py.File(os.path.join(path, f"{number}.hdf5"), "w") as file:
+            write_group(file, items, streams[0][0])
+
+
+def zarr(path, seed, version=2, **options):
+    import zarr
+
+    streams = episodes(LENGTHS, seed)
+    root = zarr.open_group(path, mode="w", zarr_format=version)
+    for name, found in columns([item for items in streams for item in items], streams[0][0]).items():
+        root.create_array(f"data/{name}", data=found, chunks=(4, *found.shape[1:]), **options)
+    root.create_array("meta/episode_ends", data=np.cumsum([len(items) for items in streams]))
+
+
+def zipped_zarr(path, seed):
+    zarr(f"{path}.folder", seed)
+    with zipfile.ZipFile(path, "w") as archive:
+        for root, _, names in os.walk(f"{path}.folder"):
+            for name in names:
+                file = os.path.join(root, name)
+                archive.write(file, os.path.relpath(file, f"{path}.folder"))
+
+
+def tensordict(path, seed):
+    save(path, {key: value for key, value in recording(61, seed).items() if key != "task"}, (61,))
+
+
+def npy_files(path, seed):
+    os.makedirs(path)
+    rng = np.random.default_rng(seed)
+    for number, length in enumerate(LENGTHS):
+        np.save(os.path.join(path, f"{number}.npy"), rng.integers(0, 99, (length, 3, 2)).astype(np.float32))
+
+
+def npy_folders(path, seed):
+    streams = episodes(LENGTHS, seed)
+    for number, items in enumerate(streams):
+        os.makedirs(os.path.join(path, str(number)))
+        for name, rows in columns(items, streams[0][0]).items():
+            np.save(os.path.join(path, str(number), name.replace("/", "_") + ".npy"), rows)
+
+
+def table(seed):
+    import pyarrow
+
+    rng = np.random.default_rng(seed)
+    states = rng.standard_normal((sum(LENGTHS), 6)).astype(np.float32)
+    return pyarrow.table(
+        {
+            "episode": np.repeat(np.arange(len(LENGTHS)), LENGTHS),
+            "state": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(states.reshape(-1)), 6),
+            "reward": rng.integers(0, 99, len(states)),
+        }
+    )
+
+
+def parquet(path, seed, **options):
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(table(seed), path, row_group_size=7, **options)
+
+
+def arrow(path, seed):
+    import pyarrow.feather
+
+    pyarrow.feather.write_feather(table(seed), path, compression="uncompressed", chunksize=7)
+
+
+def webdataset(path, seed):
+    os.makedirs(path)
+    for shard in range(2):
+        members = [member for name in "ab" for member in samples(f"{shard}{name}/", 5, seed)[0]]
+        write_tar(os.path.join(path, f"train-{shard:03d}.tar"), [one for one in members if ".json" not in one[0]])
+
+
+def lerobot(path, seed):
+    import pathlib
+
+    import lerobot_data
+
+    del seed  # numbers are those of the episode
+    lerobot_data.write_v3(pathlib.Path(path), LENGTHS, cameras=())
+
+
+SMALL = {
+    "memmap": Small(memmap, checked=("",)),
+    "lmdb": Small(lmdb, checked=("",)),
+    "lmdb-zstd": Small(functools.partial(lmdb, codec="zstd"), checked=("",)),
+    "plain.lmdb": Small(plain_lmdb, {"decode": numbers, "separator": "/"}),
+    "mds": Small(functools.partial(mds, hashes=["sha1", "xxh64"]), checked=("",)),
+    "mds-gz": Small(functools.partial(mds, compression="gz", hashes=["sha1"]), checked=("",)),
+    "demos.hdf5": Small(hdf5),
+    "checked.hdf5": Small(functools.partial(hdf5, chunks=True, fletcher32=True)),
+    "hdf5": Small(hdf5_files),
+    "two.zarr": Small(zarr),
+    "three.zarr": Small(functools.partial(zarr, version=3)),
+    "zipped.zarr.zip": Small(zipped_zarr),
+    "tensordict": Small(tensordict, {"episode": ("collector", "traj_ids")}),
+    "npy": Small(npy_files),
+    "npy-folders": Small(npy_folders),
+    "plain.parquet": Small(parquet, {"key": "episode"}),
+    "checked.parquet": Small(functools.partial(parquet, write_page_checksum=True), {"key": "episode"}),
+    "table.arrow": Small(arrow, {"key": "episode"}),
+    "webdataset": Small(webdataset),
+    "lerobot": Small(lerobot),
+}

@@ -1,0 +1,72 @@
+"""Stores that are written to while they are read: what is read is what was there, or an error."""
+
+import os
+import sys
+import time
+
+import pytest
+from small_stores import SMALL
+
+from stream_dataloader import stores
+from stream_dataloader.errors import StoreError
+from stream_dataloader.testing._items import assert_same, items_of
+
+#: Those whose items another seed does not change.
+WITHOUT_SEEDS = {"lerobot"}
+
+#: What is written over a chunk in its place is not noticed: zarr itself writes another file, and gives it the name.
+IN_FOLDERS = {"two.zarr", "three.zarr"}
+
+#: What was read stays in memory: it is right, and nothing has to be noticed.
+IN_MEMORY = {"plain.parquet", "checked.parquet"}
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left(own_cache, _no_leaks):
+    yield
+    if zarr := sys.modules.get("zarr"):
+        zarr.core.sync.cleanup_resources()
+
+
+def overwrite(path, other):
+    """Write one store's bytes over another's, file by file, in place."""
+    time.sleep(0.02)  # an older kernel's clock has ticked
+    for folder, _, names in os.walk(other) if os.path.isdir(other) else [("", (), [other])]:
+        for name in names:
+            source = os.path.join(folder, name)
+            with open(source, "rb") as new, open(path + source.removeprefix(other), "r+b") as old:
+                old.write(new.read())
+                old.truncate()
+
+
+@pytest.mark.parametrize("name", sorted(SMALL.keys() - WITHOUT_SEEDS - IN_FOLDERS))
+def test_a_store_that_is_written_over_is_never_other_data(tmp_path, name):
+    small = SMALL[name]
+    path, other = str(tmp_path / name), str(tmp_path / f"other-{name}")
+    small.make(path, 0)
+    small.make(other, 1)
+    _, store = stores.open(path, **small.options)
+    last = len(store) - 1
+    first, expected = items_of(store(0)), items_of(store(last))
+    streams = [store(last), store(last)]
+    for stream in streams:
+        next(stream)
+    begun = store(last)
+    overwrite(path, other)
+    rest = [
+        (lambda: list(streams[0]), expected[1:]),
+        (lambda: [next(streams[1])], expected[1:2]),
+        (lambda: items_of(begun), expected),
+        (lambda: items_of(store(0)), first),
+    ]
+    noticed = 0
+    for read, right in rest:
+        try:
+            found = read()
+        except StoreError:
+            noticed += 1
+        else:
+            assert_same(found, right, name, "written over")
+    assert noticed or name in IN_MEMORY
+    for opened in (*streams, begun, store):
+        opened.close()
