@@ -9,32 +9,16 @@ of the last two are those of the first. Each rank reads lanes of its own, and ca
 
 import argparse
 import tempfile
-from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object, set_seed
+from accelerate.utils import broadcast_object_list, set_seed
 from byte_model import TEXTS, ByteGRU, text_loader
 
 from stream_dataloader.integrations.accelerate import prepare
-from stream_dataloader.recurrent import RecurrentState, merge_states
+from stream_dataloader.recurrent import RecurrentState
 
 ACCUMULATED = 4  # batches for one step of the optimizer
-
-
-class OfAllRanks:
-    """The carried states of all ranks, as one rank writes the checkpoint."""
-
-    def __init__(self, carry: RecurrentState) -> None:
-        self._carry = carry
-
-    def state_dict(self) -> dict[str, Any]:
-        """One state of all lanes; all ranks call it."""
-        return merge_states(gather_object([self._carry.state_dict()]))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take this rank's lanes from it."""
-        self._carry.load_state_dict(state)
 
 
 def train(options: argparse.Namespace, folder: str, *, stop: bool = False, resume: bool = False) -> list[float]:
@@ -44,8 +28,7 @@ def train(options: argparse.Namespace, folder: str, *, stop: bool = False, resum
     model, carry = ByteGRU(), RecurrentState(batch_dim=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     model, optimizer = accelerator.prepare(model, optimizer)
-    loader = prepare(accelerator, text_loader(TEXTS, options.workers))  # the one line for streams
-    accelerator.register_for_checkpointing(OfAllRanks(carry))
+    loader = prepare(accelerator, text_loader(TEXTS, options.workers), carry=carry)  # the one line for streams
     if resume:
         accelerator.load_state(folder)
     losses: list[float] = []

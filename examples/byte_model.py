@@ -65,36 +65,6 @@ class ByteGRU(nn.Module):
         return loss, scores, hidden
 
 
-class ByteGRUWithState(ByteGRU):
-    """The same for trainers that call a model with a batch alone: it keeps its state, and checkpoints hold it.
-
-    Args:
-        lanes: Number of lanes.
-        features: Size of the state.
-    """
-
-    def __init__(self, lanes: int = LANES, features: int = 32) -> None:
-        super().__init__(features)
-        self.hidden: Tensor
-        self.hidden_aside: Tensor
-        # a buffer goes to the device with the weights, and is saved with them: a run that goes on needs the state too
-        self.register_buffer("hidden", torch.zeros(1, lanes, features))
-        # an evaluation in the middle of training reads other streams, with a state of its own
-        self.register_buffer("hidden_aside", torch.zeros(1, lanes, features), persistent=False)
-
-    def forward(self, input_ids: Tensor, labels: Tensor, reset: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
-        """The loss and the scores `(T, B, 256)` of bytes `(T, B)`; `reset` is `(B,)`."""
-        hidden = self.hidden if self.training else self.hidden_aside
-        # a lane that starts a new text must know nothing of the one before
-        loss, scores, hidden = super().forward(input_ids, labels, hidden.masked_fill(reset[:, None], 0.0))
-        # the value goes on to the next batch, the gradient does not: truncated back-propagation through time
-        if self.training:
-            self.hidden = hidden.detach()
-        else:
-            self.hidden_aside = hidden.detach()
-        return {"loss": loss, "logits": scores}
-
-
 def main() -> None:
     """Show a few batches, and the loss of a model that has learned nothing."""
     torch.manual_seed(0)

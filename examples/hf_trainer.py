@@ -4,17 +4,18 @@
 
 Three runs: one whole, one that is stopped in the middle of an epoch, and one that goes on from its checkpoint. The
 losses of the last two are those of the first. Each epoch ends with an evaluation.
-It is for one process: the Trainer's checkpoint holds one rank's buffers.
 """
 
 import argparse
 import tempfile
 from typing import Any
 
-from byte_model import TEXTS, ByteGRUWithState, text_loader
+import torch
+from byte_model import TEXTS, ByteGRU, text_loader
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
-from stream_dataloader.integrations.transformers import ModelInputs, StreamTrainer
+from stream_dataloader.integrations.transformers import StreamTrainer
+from stream_dataloader.recurrent import RecurrentState
 
 
 class Stop(TrainerCallback):
@@ -27,6 +28,25 @@ class Stop(TrainerCallback):
         """See whether it is time."""
         if state.global_step == self._after:
             control.should_save = control.should_training_stop = True
+
+
+class CarryingTrainer(StreamTrainer):
+    """Calls the model with the state of each lane."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.carry = RecurrentState(batch_dim=1)
+        self.aside = RecurrentState(batch_dim=1)  # an evaluation in the middle of training reads other streams
+        super().__init__(*args, carry=self.carry, **kwargs)  # checkpoints hold that of training
+
+    def compute_loss(
+        self, model: torch.nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
+    ) -> Any:
+        """The loss of a batch."""
+        batch = inputs["batch"]
+        carry = self.carry if model.training else self.aside
+        loss, scores, hidden = model(**batch.data, hidden=carry.before(batch))
+        carry.after(batch, hidden)
+        return (loss, {"logits": scores}) if return_outputs else loss
 
 
 def train(options: argparse.Namespace, folder: str, *, stop: bool = False, resume: bool = False) -> list[float]:
@@ -43,12 +63,12 @@ def train(options: argparse.Namespace, folder: str, *, stop: bool = False, resum
         report_to=[],
     )
     set_seed(0)
-    trainer = StreamTrainer(
-        ByteGRUWithState(),
+    trainer = CarryingTrainer(
+        ByteGRU(),
         args,
         train_dataset=text_loader(TEXTS[:24], options.workers),
         eval_dataset=text_loader(TEXTS[24:], shuffle=False),
-        model_inputs=ModelInputs(batch_first=False),  # a GRU reads (T, B); models of transformers read (B, T)
+        model_inputs=lambda batch: {"batch": batch, "labels": batch.data["labels"]},
         callbacks=[Stop(options.stop_after)] if stop else [],
     )
     trainer.remove_callback(PrinterCallback)

@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from stream_dataloader import StreamBatch
 from stream_dataloader.integrations.lightning import StreamEpochs
-from stream_dataloader.recurrent import RecurrentState, merge_states
+from stream_dataloader.recurrent import RecurrentState
 
 
 class ByteModule(LightningModule):  # type: ignore[misc, unused-ignore]
@@ -48,17 +48,14 @@ class ByteModule(LightningModule):  # type: ignore[misc, unused-ignore]
         return torch.optim.Adam(self.parameters(), lr=5e-3)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what is of each rank: its lanes' states, and its random numbers for dropout. All ranks call it."""
-        own = (self.carry.state_dict(), torch.get_rng_state())
-        ranks = [own] * self.trainer.world_size
+        """Save the random numbers for dropout, which each rank has of its own. All ranks call it."""
+        own = torch.get_rng_state()
+        checkpoint["random"] = [own] * self.trainer.world_size
         if self.trainer.world_size > 1:
-            dist.all_gather_object(ranks, own)
-        checkpoint["carried"] = merge_states(carried for carried, _ in ranks)
-        checkpoint["random"] = [random for _, random in ranks]
+            dist.all_gather_object(checkpoint["random"], own)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take this rank's lanes and random numbers from it."""
-        self.carry.load_state_dict(checkpoint["carried"])
+        """Take this rank's random numbers from it."""
         self.random = checkpoint["random"][self.trainer.global_rank]
 
     def on_train_start(self) -> None:
@@ -77,7 +74,10 @@ def train(options: argparse.Namespace, folder: str, *, stop: bool = False, resum
         strategy=DDPStrategy(process_group_backend="gloo") if options.ranks > 1 else "auto",
         max_epochs=options.epochs,
         max_steps=options.stop_after if stop else -1,
-        callbacks=[StreamEpochs(), ModelCheckpoint(folder, "stopped", every_n_train_steps=options.stop_after)],
+        callbacks=[
+            StreamEpochs(carry=module.carry),
+            ModelCheckpoint(folder, "stopped", every_n_train_steps=options.stop_after),
+        ],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -6,17 +6,19 @@ Guarantee: a rank loads its own state; or, if there were another number of ranks
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate.state import PartialState
 from accelerate.utils import gather_object
 
 from stream_dataloader._schedule.saved_state import merge_states
 
+State = TypeVar("State")
 
-def gather_states(state: dict[str, Any]) -> list[dict[str, Any]]:
+
+def gather_states(state: State) -> list[State]:
     """The states of all ranks, by rank; all ranks call it."""
-    states: list[dict[str, Any]] = gather_object([state])
+    states: list[State] = gather_object([state])
     return states
 
 

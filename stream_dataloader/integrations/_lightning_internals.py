@@ -109,8 +109,8 @@ def evaluation_loaders(trainer: Any) -> list[StreamDataLoader[Any]]:
     return [loader for loader in stream_loaders(found) if not any(loader is each for each in trained)]
 
 
-def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) -> None:
-    """Have loaders go on from their states.
+def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) -> bool:
+    """Have loaders go on from their states, and say whether they do.
 
     Args:
         combined: The loaders.
@@ -135,6 +135,8 @@ def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) ->
             f"loader's state: {error}",
             stacklevel=2,
         )
+        return False
+    return bool(states)
 
 
 def at_beginning(state: Any, epoch: int) -> Any:

@@ -118,6 +118,13 @@ def of_all_ranks(loader: StreamDataLoader[Any], state: State) -> State:
     place = loader._ranks._place
     if place.world_size == 1 or not dist.is_initialized():
         return state
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (place.rank, state))
-    return merge_states(list(dict(gathered).values()))
+    return merge_states(list(dict(gathered((place.rank, state))).values()))
+
+
+def gathered(value: Any) -> list[Any]:
+    """A value of each process."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -29,6 +29,8 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
 from stream_dataloader.integrations._all_ranks import gather_states, own_state
+from stream_dataloader.integrations._carried import Carried
+from stream_dataloader.recurrent import RecurrentState
 
 __all__ = ["PreparedLoader", "prepare"]
 
@@ -36,7 +38,11 @@ Batch = TypeVar("Batch")
 
 
 def prepare(
-    accelerator: Accelerator, loader: StreamDataLoader[Batch], *, device_placement: bool | None = None
+    accelerator: Accelerator,
+    loader: StreamDataLoader[Batch],
+    *,
+    device_placement: bool | None = None,
+    carry: RecurrentState | Iterable[RecurrentState] | None = None,
 ) -> PreparedLoader[Batch]:
     """Make a loader known to an `Accelerator`: what `accelerator.prepare` does for torch's own loaders.
 
@@ -49,9 +55,12 @@ def prepare(
         loader: The loader. `batch_size` of its dataset is the number of lanes of one process.
         device_placement: Whether batches come on `accelerator.device`; None does what the accelerator was built with.
             A loader that has a device already keeps it.
+        carry: What the model carries along the loader's lanes: a `RecurrentState`, or a list of them. `save_state` and
+            `load_state` include it, of all ranks, as of the last batch that was passed to `after`. (What is given to
+            `register_for_checkpointing` is saved on one rank only.)
 
     Raises:
-        TypeError: It is no `StreamDataLoader`.
+        TypeError: It is no `StreamDataLoader`, or `carry` is something else.
         ValueError: The accelerator is to split or dispatch batches among its processes.
 
     Example::
@@ -69,7 +78,7 @@ def prepare(
     if device_placement and loader.device is None and accelerator.device.type != "cpu":
         loader.to(accelerator.device)
     prepared = PreparedLoader(loader)
-    accelerator.register_for_checkpointing(_OfAllRanks(prepared))
+    accelerator.register_for_checkpointing(_OfAllRanks(accelerator, prepared, Carried(carry)))
     return prepared
 
 
@@ -300,15 +309,28 @@ class _OfAllRanks:
     """The state of a loader on all ranks, as only one of them writes checkpoints.
 
     Args:
+        accelerator: Saves it.
         prepared: The loader of this rank.
+        carried: What its model carries.
     """
 
-    def __init__(self, prepared: PreparedLoader[Any]) -> None:
-        self._prepared = prepared
+    def __init__(self, accelerator: Accelerator, prepared: PreparedLoader[Any], carried: Carried) -> None:
+        self._accelerator, self._prepared, self._carried = accelerator, prepared, carried
 
     def state_dict(self) -> dict[str, Any]:
-        """The ranks' states, and the epoch that the loop is in; all ranks call it."""
-        return {"states": gather_states(self._prepared.state_dict()), "epoch": self._prepared.epoch}
+        """The ranks' states, and the epoch that the loop is in; all ranks call it.
+
+        Raises:
+            ValueError: A carried state would be saved on one rank only.
+        """
+        others = getattr(self._accelerator, "_custom_objects", [])
+        if self._accelerator.num_processes > 1 and any(isinstance(other, RecurrentState) for other in others):
+            raise ValueError(
+                "a RecurrentState was given to register_for_checkpointing, which saves that of one process, and there "
+                f"are {self._accelerator.num_processes}; pass it to prepare(accelerator, loader, carry=...) instead"
+            )
+        state = {"states": gather_states(self._prepared.state_dict()), "epoch": self._prepared.epoch}
+        return state | {"carried": gather_states(self._carried.state_dict())} if self._carried else state
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load this rank's own state, or what another number of ranks saved.
@@ -323,5 +345,7 @@ class _OfAllRanks:
             )
         state = own_state(saved["states"])
         self._prepared.load_state_dict(state)
+        if "carried" in saved:
+            self._carried.load(saved["carried"])
         if saved["epoch"] < _Place.of(state).epoch:
             self._prepared.load_end_of(saved["epoch"])

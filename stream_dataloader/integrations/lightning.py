@@ -12,16 +12,22 @@ Lightning is touched in `_lightning_internals` alone.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.integrations import _lightning_internals as internals
+from stream_dataloader.integrations._carried import Carried
 from stream_dataloader.integrations._lightning_loops import Stage, Standing, standing_of, taken_up
-from stream_dataloader.integrations._lightning_places import Places, of_all_ranks, stream_loaders
+from stream_dataloader.integrations._lightning_places import Places, gathered, of_all_ranks, stream_loaders
+from stream_dataloader.recurrent import RecurrentState
 
 __all__ = ["ExactResume", "StreamEpochs"]
+
+#: The key of a checkpoint that has what the model carries.
+_CARRIED = "stream_dataloader_carried"
 
 
 class _Resume(NamedTuple):
@@ -40,14 +46,20 @@ class StreamEpochs(Callback):
     Args:
         same_validation: Loaders of validation, test and prediction read their epoch 0 each time, so that shuffles and
             random draws are the same. False: in `fit`, they read the epoch that is trained on.
+        carry: What the model carries along the lanes of the training loader: a `RecurrentState`, or a list of them.
+            Checkpoints hold it, of all ranks.
 
     Example::
 
         Trainer(callbacks=[StreamEpochs(), ModelCheckpoint(every_n_train_steps=100)])
     """
 
-    def __init__(self, *, same_validation: bool = True) -> None:
+    def __init__(
+        self, *, same_validation: bool = True, carry: RecurrentState | Iterable[RecurrentState] | None = None
+    ) -> None:
         self._same_validation = same_validation
+        self._carried = Carried(carry)
+        self._carried_before = self._carried  # before the batch that was begun last
         self._places = Places()
         self._resume: _Resume | None = None  # until the first batch after it
         self._prepared: Any = None  # the train loaders that the first epoch is prepared for
@@ -80,6 +92,8 @@ class StreamEpochs(Callback):
             standing = standing_of(loops["fit_loop"])
             loops["fit_loop"] = taken_up(loops["fit_loop"], standing)
             self._resume = _Resume(standing, states)
+            if self._carried and (carried := checkpoint.get(_CARRIED)) is not None:
+                self._carried.load(carried)
 
     def _prepare(self, trainer: Trainer) -> None:
         """Have the train loaders stand where the first epoch begins, or goes on."""
@@ -102,7 +116,8 @@ class StreamEpochs(Callback):
         states = resume.states
         if stage is not Stage.WITHIN:
             states = [internals.at_beginning(state, epoch + (stage is Stage.AT_END)) for state in states]
-        internals.load_states(combined, states, needed=stage is not Stage.BETWEEN)
+        if not internals.load_states(combined, states, needed=stage is not Stage.BETWEEN):
+            self._carried.reset()
         self._places.restart(combined.flattened)
         if stage is Stage.BETWEEN or not states:
             self._set_epoch(trainer, epoch)
@@ -159,6 +174,7 @@ class StreamEpochs(Callback):
             self._resume = None
             if internals.fetches_batches(trainer):
                 self._places.note(internals.train_loaders(trainer).flattened, internals.batches_counted(trainer))
+            self._carried_before = self._carried.snapshot()
             _tell_batch_size(trainer, batch)
 
     def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *args: Any) -> None:  # noqa: ARG002
@@ -188,11 +204,15 @@ class StreamEpochs(Callback):
         combined = internals.train_loaders(trainer)
         if not states or combined is None or not self._is_first(trainer):
             return
-        processed = loop["epoch_loop.batch_progress"]["current"]["processed"]
+        batches = loop["epoch_loop.batch_progress"]["current"]
+        processed = batches["processed"]
         for i, loader in enumerate(internals.stateful(combined.flattened)):
             if internals.is_stream_loader(loader):
                 state = self._places.state_of(loader, processed)
                 states[i] = of_all_ranks(loader, states[i] if state is None else state)
+        if self._carried:
+            carried = self._carried if batches["started"] == processed else self._carried_before
+            checkpoint[_CARRIED] = gathered(carried.state_dict())
 
 
 #: The name it had when exact resume was all it did.

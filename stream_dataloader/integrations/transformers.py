@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,11 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
 from stream_dataloader.integrations._all_ranks import gather_states, own_state
+from stream_dataloader.integrations._carried import Carried
 from stream_dataloader.integrations._model_inputs import ModelInputs
 from stream_dataloader.integrations._trainer_run import Numbers, TrainerRun, batches_an_epoch
 from stream_dataloader.integrations.accelerate import PreparedLoader
+from stream_dataloader.recurrent import RecurrentState
 
 __all__ = ["ModelInputs", "StreamTrainer", "StreamTrainerMixin"]
 
@@ -56,6 +58,8 @@ class StreamTrainerMixin:
     Args:
         model_inputs: Makes the model's keyword arguments of a `StreamBatch`; None stands for `ModelInputs()`. What a
             loader's `collate_fn` returned is passed on as it is, and must be a dict.
+        carry: What the model carries along the lanes of `train_dataset`: a `RecurrentState`, or a list of them.
+            Checkpoints hold it, of all ranks.
 
     Raises:
         ValueError: The arguments ask for what a stream cannot do; says what and the remedy.
@@ -73,13 +77,18 @@ class StreamTrainerMixin:
     eval_dataset: Any
 
     def __init__(
-        self, *args: Any, model_inputs: Callable[[StreamBatch], Mapping[str, Any]] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        model_inputs: Callable[[StreamBatch], Mapping[str, Any]] | None = None,
+        carry: RecurrentState | Iterable[RecurrentState] | None = None,
+        **kwargs: Any,
     ) -> None:
         # wherever a dataset stands: a trainer's class may have arguments of its own
         settings = next((value for value in (*args, *kwargs.values()) if isinstance(value, TrainingArguments)), None)
         positional = [_with_loaders(value, settings) for value in args]
         named = {name: _with_loaders(value, settings) for name, value in kwargs.items()}
         self._given_inputs = model_inputs
+        self._carried = Carried(carry)
         self._run: TrainerRun | None = None  # the one that is being trained
         self._begin: Mapping[str, Any] | None = None  # where the loader stood at first: where each new run begins
         self._batches: int | None = None  # those of a Trainer's epoch
@@ -90,15 +99,22 @@ class StreamTrainerMixin:
     def train(
         self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Train; see `Trainer.train`. To go on from a checkpoint opens streams where they were, and reads nothing."""
+        """Train; see `Trainer.train`. To go on from a checkpoint opens streams where they were, and reads nothing.
+
+        `ignore_data_skip` has no effect: what the Trainer skips is numbers, by which it knows when to evaluate.
+        """
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)
         self._checkpoint = Path(folder) if folder else None
+        ignore_data_skip = self.args.ignore_data_skip
+        if isinstance(self.train_dataset, StreamDataLoader):
+            self.args.ignore_data_skip = False
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
         finally:
             self._checkpoint = None
+            self.args.ignore_data_skip = ignore_data_skip
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The batches of the run, as a `DataLoader` of one Trainer's epoch after another."""
@@ -166,10 +182,10 @@ class StreamTrainerMixin:
         """Save where the loader stands, on all ranks, in a checkpoint; all ranks call it."""
         if self._run is None:
             return
-        states = gather_states(dict(self._run.state_dict()))
+        states, carried = gather_states(dict(self._run.state_dict())), gather_states(self._carried.state_dict())
         if self.args.should_save and folder.is_dir():
             partial = folder / f"{STATE_NAME}.part"
-            torch.save({"states": states, "batches": self._run.batches}, partial)
+            torch.save({"states": states, "batches": self._run.batches, "carried": carried}, partial)
             partial.replace(folder / STATE_NAME)
 
     def _load(self, folder: Path) -> tuple[Mapping[str, Any], int | None]:
@@ -181,6 +197,8 @@ class StreamTrainerMixin:
                 "StreamTrainer, or not to its end; resume from another one"
             )
         saved = torch.load(file, weights_only=True)
+        if self._carried:
+            self._carried.load(saved.get("carried", [[]]))
         return own_state(saved["states"]), saved["batches"]
 
 

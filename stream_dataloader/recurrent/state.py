@@ -7,6 +7,7 @@ the stream before it is left; no tensor is changed in place; a saved state and t
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
@@ -262,7 +263,7 @@ class RecurrentState:
                 "be saved; save after a call of after() that returned True"
             )
         node = None if self._layout is None else self._layout.node
-        return as_state(of_store(self._store, self._order, node), *self._place.now())
+        return as_state(of_store(self._store, self._order, node), *self.place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; what was kept is forgotten.
@@ -275,7 +276,7 @@ class RecurrentState:
         Raises:
             StateError: It is no state, that of another model, or has not this rank's lanes.
         """
-        carried = of_rank(state, *self._place.now())
+        carried = of_rank(state, *self.place)
         known = self._layout
         if carried is None:
             self._store, self._order, self._layout, self._loaded = LaneStore(), LaneOrder(), None, None
@@ -297,6 +298,17 @@ class RecurrentState:
         self._store.put(Piece(piece.lanes, piece.leaves, piece.dims, check=check))
         self._order = LaneOrder.of(piece.lanes, carried.last)
         self._loaded = LoadedLanes(piece.lanes)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which rank this is, and how many there are."""
+        return self._place.now()
+
+    def snapshot(self) -> Self:
+        """A copy that keeps what is kept now. The tensors are the same ones, as none is ever changed in place."""
+        twin = copy.copy(self)
+        twin._store, twin._order = self._store.copy(), copy.deepcopy(self._order)
+        return twin
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_seen": None}

@@ -62,6 +62,12 @@ class LaneStore:
     def __iter__(self) -> Iterator[Piece]:
         return iter(self._pieces.values())
 
+    def copy(self) -> LaneStore:
+        """One that keeps the same pieces."""
+        made = LaneStore()
+        made._pieces = dict(self._pieces)
+        return made
+
     @property
     def lanes(self) -> Lanes:
         """The lanes that have a state, in order."""

@@ -317,14 +317,14 @@ def run_ranks(ranks, folder, *arguments):
 
 def test_two_processes_go_on_from_one_checkpoint(tmp_path):
     whole = run_ranks(2, tmp_path, tmp_path / "none", 10**6, "model")
-    batches = [[entry[1] for entry in seen if entry[0] == 0] for seen, _, _ in whole]
+    batches = [[entry[1] for entry in seen if entry[0] == 0] for seen, *_ in whole]
     assert batches[0] == batches[1]
     assert len(batches[0]) % 3, "not the case that is meant"
     assert whole[0][1] == whole[1][1]
     assert whole[0][2] == whole[1][2]
     read = sorted(
         (s, p)
-        for seen, _, _ in whole
+        for seen, *_ in whole
         for epoch, _, *table in seen
         if epoch == 0
         for rows in zip(*table, strict=True)
@@ -338,6 +338,8 @@ def test_two_processes_go_on_from_one_checkpoint(tmp_path):
         assert head[rank][0] + tail[rank][0] == whole[rank][0]
         assert head[rank][1] + tail[rank][1] == whole[rank][1]
         assert tail[rank][2] == whole[rank][2]
+        assert head[rank][3] + tail[rank][3] == whole[rank][3]  # what is carried
+        assert head[rank][4]  # a state that would have been rank 0's alone
 
 
 def test_one_process_goes_on_where_two_stopped(tmp_path):
@@ -346,6 +348,8 @@ def test_one_process_goes_on_where_two_stopped(tmp_path):
     tail = run_ranks(1, tmp_path, tmp_path / "state", 0, "no model")
     assert [entry[:2] for entry in head[0][0]] == [entry[:2] for entry in whole[0][0][:3]]
     assert tail[0][0] == whole[0][0][3:]
+    assert [mine + other for mine, other in zip(head[0][3], head[1][3], strict=True)] == whole[0][3][:3]
+    assert tail[0][3] == whole[0][3][3:]
 
 
 @pytest.mark.parametrize("collate_fn", [None, windows])

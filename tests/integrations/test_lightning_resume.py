@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from stream_dataloader import StateError, StreamDataLoader, StreamDataset  # noqa: E402
 from stream_dataloader.integrations.lightning import StreamEpochs  # noqa: E402
+from stream_dataloader.recurrent import RecurrentState  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -128,6 +129,37 @@ def test_from_an_exception(tmp_path, make, hook):
         tail = resumed(make, tmp_path, save.ckpt_path, validation=VALIDATION)
         assert head.trained + tail.trained == whole.trained, number
         assert [e for e in tail.events if e == "end"] == ["end"] * (3 - head.events.count("end"))
+
+
+class Carrying(Model):
+    """Sums up each stream, and fails after a batch's sum was kept."""
+
+    def __init__(self, fail=0):
+        super().__init__()
+        self.carry, self.sums, self.fail = RecurrentState(batch_dim=0), [], fail
+
+    def training_step(self, batch, index):
+        state = self.carry.before(batch)
+        state = batch.data.sum(0) + (0 if state is None else state)
+        self.carry.after(batch, state)
+        if len(self.sums) + 1 == self.fail:
+            raise Break
+        self.sums.append(state.tolist())
+        return super().training_step(batch, index)
+
+
+@kinds_of_loader
+@pytest.mark.parametrize("fail", [1, 3, 7])
+def test_what_is_carried_is_as_of_the_last_batch_trained_on(tmp_path, make, fail):
+    def run(model, *callbacks, **options):
+        return fit(make(), tmp_path, [StreamEpochs(carry=[model.carry]), *callbacks], model=model, **options)
+
+    whole = run(Carrying())
+    save = OnExceptionCheckpoint(tmp_path, f"{fail}")
+    head = run(Carrying(fail), save)
+    tail = run(Carrying(), checkpoint=save.ckpt_path)
+    assert len(head.sums) == fail - 1
+    assert head.sums + tail.sums == whole.sums
 
 
 @pytest.mark.parametrize("make", [LOADERS["known"], LOADERS["unknown"]])

@@ -378,9 +378,9 @@ def test_model_inputs_take_what_forward_names():
         ModelInputs(fields={"x": "mask"})(batch)
 
 
-def run_ranks(folder, *arguments):
-    """What each of two ranks read."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def run_ranks(folder, *arguments, ranks=2):
+    """What each of some ranks read, and carried."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     subprocess.run(
         [*command, ROOT / "tests" / "trainers" / "hf_trainer_two.py", folder / "seen", *map(str, arguments)],
         check=True,
@@ -389,7 +389,7 @@ def run_ranks(folder, *arguments):
         cwd=folder,
         capture_output=True,
     )
-    return [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(ranks)]
 
 
 def test_two_ranks_read_all_and_go_on_from_one_checkpoint(tmp_path):
@@ -399,7 +399,7 @@ def test_two_ranks_read_all_and_go_on_from_one_checkpoint(tmp_path):
     read = [
         int(x)
         for seen in whole
-        for data, mask in seen
+        for data, mask, _ in seen
         for xs, real in zip(data, mask, strict=True)
         for (x,), is_real in zip(xs, real, strict=True)
         if is_real
@@ -410,6 +410,23 @@ def test_two_ranks_read_all_and_go_on_from_one_checkpoint(tmp_path):
     head = run_ranks(tmp_path, tmp_path / "stopped", 4)
     tail = run_ranks(tmp_path, tmp_path / "stopped", 0)
     assert [mine + rest for mine, rest in zip(head, tail, strict=True)] == whole
+    (alone,) = run_ranks(tmp_path, tmp_path / "stopped", 0, ranks=1)  # one rank has the lanes of both
+    assert [seen[2] for seen in alone] == [one[2] + other[2] for one, other in zip(*tail, strict=True)]
+
+
+def test_evaluations_are_where_they_were_with_ignore_data_skip(trainer_of, tmp_path):
+    options = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 4}
+
+    def evaluations(trainer, **resume):
+        trainer.train(**resume)
+        return [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+
+    extra = {"eval_dataset": dataset()}
+    whole = evaluations(trainer_of(loader(), extra=extra, **options))
+    trainer = trainer_of(loader(), extra=extra, ignore_data_skip=True, **options)
+    checkpoint = tmp_path / "run" / "checkpoint-4"
+    assert evaluations(trainer, resume_from_checkpoint=checkpoint) == whole
+    assert trainer.args.ignore_data_skip
 
 
 def test_epochs_of_n_batches_are_the_trainers(trainer_of, tmp_path):

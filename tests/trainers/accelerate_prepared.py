@@ -8,6 +8,7 @@ from accelerate import Accelerator
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.integrations.accelerate import prepare
+from stream_dataloader.recurrent import RecurrentState
 
 LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5, 2, 6]
 
@@ -16,7 +17,8 @@ if __name__ == "__main__":
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     lanes = 4 // accelerator.num_processes
     dataset = StreamDataset(LENGTHS, range, lanes, time_steps=3, shuffle=True, seed=0)
-    loader = prepare(accelerator, StreamDataLoader(dataset, 1, timeout=60, groups=2))
+    carry = RecurrentState(batch_dim=0)
+    loader = prepare(accelerator, StreamDataLoader(dataset, 1, timeout=60, groups=2), carry=carry)
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
@@ -24,17 +26,27 @@ if __name__ == "__main__":
         model, optimizer = accelerator.prepare(model, optimizer)
     if not stop:
         accelerator.load_state(folder)
-    seen, steps = [], 0
+    seen, steps, states, refused = [], 0, [], False
     for batch in (batch for _ in range(loader.epoch, 2) for batch in loader):
         with accelerator.accumulate(model) if with_model else accelerator.accumulate():
             accelerator.backward(model(batch.data.float()[..., None]).mean())
             optimizer.step()
             optimizer.zero_grad()
         steps += accelerator.sync_gradients
+        state = carry.before(batch)
+        state = batch.data.sum(0) + 1 + (0 if state is None else state)  # a sum along the stream
+        carry.after(batch, state)
+        states.append(state.tolist())
         seen.append((batch.epoch, batch.step, batch.source.tolist(), batch.position.tolist(), batch.mask.tolist()))
         if len(seen) == stop:
+            accelerator.register_for_checkpointing(carry)
+            try:
+                accelerator.save_state(folder + "_of_one")
+            except ValueError as error:
+                refused = "carry=" in str(error)
+            accelerator._custom_objects.pop()
             accelerator.save_state(folder)
             break
     with open(f"{out}.{accelerator.process_index}", "w") as file:
-        json.dump([seen, steps, [parameter.tolist() for parameter in model.parameters()]], file)
+        json.dump([seen, steps, [parameter.tolist() for parameter in model.parameters()], states, refused], file)
     accelerator.end_training()

@@ -8,7 +8,8 @@ import torch
 from transformers import TrainerCallback, TrainingArguments
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
-from stream_dataloader.integrations.transformers import ModelInputs, StreamTrainer
+from stream_dataloader.integrations.transformers import StreamTrainer
+from stream_dataloader.recurrent import RecurrentState
 
 LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5, 2, 6]
 
@@ -21,11 +22,20 @@ def open_stream(length):
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer, self.seen = torch.nn.Linear(1, 1), []
+        self.layer = torch.nn.Linear(1, 1)
 
-    def forward(self, x, mask):
-        self.seen.append([x.tolist(), mask.tolist()])
+    def forward(self, x):
         return {"loss": self.layer(x / 1000).square().mean()}
+
+
+class Trains(StreamTrainer):
+    def compute_loss(self, model, inputs, *args, **options):
+        batch = inputs["batch"]
+        state = CARRY.before(batch)
+        state = batch.data["x"].sum(0) + (0 if state is None else state)  # a sum along the stream
+        CARRY.after(batch, state)
+        seen.append([batch.data["x"].tolist(), batch.mask.tolist(), state.tolist()])
+        return super().compute_loss(model, {"x": batch.data["x"]}, *args, **options)
 
 
 class Stops(TrainerCallback):
@@ -40,12 +50,18 @@ if __name__ == "__main__":
     args = TrainingArguments(
         FOLDER, num_train_epochs=2, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True
     )
-    dataset = StreamDataset(LENGTHS, open_stream, 2, time_steps=3, shuffle=True, seed=0, lengths=LENGTHS)
-    model = Model()
-    loader = StreamDataLoader(dataset, 1, timeout=60)
-    inputs = ModelInputs(batch_first=False)
-    trainer = StreamTrainer(model, args, train_dataset=loader, model_inputs=inputs, callbacks=[Stops()])
+    lanes = 4 // args.world_size
+    dataset = StreamDataset(LENGTHS, open_stream, lanes, time_steps=3, shuffle=True, seed=0, lengths=LENGTHS)
+    CARRY, seen = RecurrentState(batch_dim=0), []
+    trainer = Trains(
+        Model(),
+        args,
+        train_dataset=StreamDataLoader(dataset, 1, timeout=60, groups=2),
+        model_inputs=lambda batch: {"batch": batch},
+        carry=CARRY,
+        callbacks=[Stops()],
+    )
     trainer.train(resume_from_checkpoint=not STOP)
     with open(f"{OUT}.{args.process_index}", "w") as file:
-        json.dump(model.seen, file)
+        json.dump(seen, file)
     trainer.accelerator.end_training()

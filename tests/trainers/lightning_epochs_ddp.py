@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader.integrations.lightning import StreamEpochs
+from stream_dataloader.recurrent import RecurrentState
 
 LENGTHS = [9, 4, 3, 12, 2, 7, 1, 5, 2, 6]
 KINDS = {
@@ -34,9 +35,13 @@ class Model(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.layer, self.seen, self.validated = torch.nn.Linear(1, 1), [], 0
+        self.carry = RecurrentState(batch_dim=0)
 
     def training_step(self, batch, index):
-        self.seen.append((batch.epoch, batch.step, batch.source.tolist(), batch.position.tolist()))
+        state = self.carry.before(batch)
+        state = batch.data.sum(0) + (0 if state is None else state)  # a sum along the stream
+        self.carry.after(batch, state)
+        self.seen.append((batch.epoch, batch.step, batch.source.tolist(), batch.position.tolist(), state.tolist()))
         return self.layer(batch.data).square().mean()
 
     def validation_step(self, batch, index):
@@ -60,7 +65,7 @@ def fit(kind, folder, callbacks=(), checkpoint=None):
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-        callbacks=[StreamEpochs(), *callbacks],
+        callbacks=[StreamEpochs(carry=model.carry), *callbacks],
         default_root_dir=folder,
     )
     trainer.fit(model, train, torch.utils.data.DataLoader(range(4)), ckpt_path=checkpoint)
