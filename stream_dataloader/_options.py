@@ -7,7 +7,7 @@ import numbers
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, get_args
 
@@ -102,6 +102,11 @@ def check_sources(sources: Any) -> Iterable[Any]:
         raise TypeError(
             f"sources must be a list of sources, and {shorten(sources)} is one {type(sources).__name__}; pass [source]"
         )
+    if isinstance(sources, Mapping):
+        raise TypeError(
+            f"sources is a {type(sources).__name__}, whose keys alone would be read; pass list(sources.items()) for "
+            "sources that are (key, value), or list(...) of its keys or values"
+        )
     if isinstance(sources, (set, frozenset)):  # strings come in another order in each process
         raise TypeError("sources is a set, and must have an order, which a seed and a saved state count on; sort it")
     try:
@@ -136,6 +141,43 @@ def num_workers(value: Any, lanes: int) -> int:
             stacklevel=3,
         )
     return min(number, lanes)
+
+
+def warn_of_idle_lanes(rules: Rules) -> None:
+    """Tell who has fewer than half as many sources as lanes."""
+    if 2 * rules.draws < rules.lanes and rules.padding_mode in ("zeros", "data"):
+        what = "are padding in every batch" if rules.padding_mode == "zeros" else "read again what others have read"
+        warnings.warn(
+            f"{rules.draws} sources are too few for {rules.lanes} lanes: {rules.lanes - rules.draws} lanes never have "
+            f"one of their own, and {what}; lower batch_size, or cut the sources into sections=",
+            stacklevel=3,
+        )
+
+
+#: What torch users give a `DataLoader`, and where it belongs here.
+_BELONGS = {
+    "batch_size": "batch_size is the dataset's: StreamDataset(sources, open_stream, batch_size=...)",
+    "shuffle": "shuffle is the dataset's: StreamDataset(..., shuffle=True)",
+    "drop_last": 'drop_last is the dataset\'s padding_mode="drop", which ends the epoch at the first idle lane',
+    "sampler": "there is no sampler, as streams have no indices: the dataset's shuffle, schedule and seed decide",
+    "batch_sampler": "there is no batch_sampler, as streams have no indices; LaneBatchSampler is one for torch's "
+    "own DataLoader",
+    "generator": "generator is the dataset's seed=",
+    "in_order": "batches always come in order; the dataset's deterministic=False takes sources first come, first "
+    "served",
+    "pin_memory_device": "pin_memory_device is device=",
+}
+
+
+def refuse_misplaced(given: Mapping[str, Any]) -> None:
+    """Say where options belong that a loader does not have.
+
+    Raises:
+        TypeError: There are some.
+    """
+    if given:
+        unknown = "a StreamDataLoader has no option {}".format
+        raise TypeError("; ".join(_BELONGS.get(name, unknown(name)) for name in given))
 
 
 def batches_per_epoch(value: Any, padding_mode: PaddingMode) -> int | None:

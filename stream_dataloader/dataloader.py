@@ -35,7 +35,7 @@ from stream_dataloader.protocols import CollateFn, Transport, WorkerMethod
 from stream_dataloader.stats import LoaderStats
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar
+    from typing_extensions import Never, TypeVar
 
     Batch_co = TypeVar("Batch_co", default=StreamBatch, covariant=True)
 else:  # a default is for type checkers; older Pythons have none
@@ -61,7 +61,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             returns. None yields `StreamBatch`es. A window is a pytree of tensors `(T, ...)`, or, without the dataset's
             `time_steps`, what the stream yielded. An idle lane's window is padding, or, without `time_steps`, the
             dataset's `fill_value` itself. It runs in the main process.
-        prefetch_factor: Number of batches that workers read ahead; None stands for 2 with workers.
+        prefetch_factor: Number of messages that workers read ahead; None stands for 2 with workers. A message is one
+            batch, or several where they are cheap: up to 64 that take a few milliseconds to read, and 4 MB together.
         pin_memory: Put batches into page-locked memory, for fast copies to an accelerator. The shared memory is locked
             once, not batch by batch. If you copy on a CUDA stream of your own, hold the batch until the copy is done.
         persistent_workers: Keep the workers from one epoch to the next.
@@ -99,7 +100,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             thread, and a worker has no more threads than lanes. Whatever streams share must be safe for threads.
 
     Raises:
-        TypeError: The dataset is no `StreamDataset`.
+        TypeError: The dataset is no `StreamDataset`, or an option of torch's `DataLoader` is the dataset's here; says
+            where it belongs.
         ValueError: An option is out of range, needs workers and there are none, or does not go with another.
         RuntimeError: The system offers no shared memory, and `transport` insists on it.
 
@@ -132,8 +134,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         batches_per_epoch: int | None = None,
         worker_method: WorkerMethod = "process",
         threads_per_worker: int = 1,
+        **misplaced: Never,
     ) -> None:
+        options.refuse_misplaced(misplaced)
         self.dataset = check_dataset(dataset)
+        options.warn_of_idle_lanes(dataset.rules)
         self.num_workers = options.num_workers(num_workers, dataset.batch_size)
         self.collate_fn = collate_fn
         if collate_fn is not None:
@@ -324,9 +329,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._position.load(loaded, *self._ranks.resumed(loaded), state)
 
     def __len__(self) -> int:
-        """Number of batches of the epoch being read, or of the one that `iter()` would begin; exact.
+        """Number of batches of the epoch being read, or of the one that `iter()` would begin.
 
-        It is that of the whole epoch, also if a loaded state is of a place in it.
+        It is that of the whole epoch, also if a loaded state is of a place in it. It is exact, unless streams are
+        skipped, with the dataset's `on_error`: it counts from the dataset's `lengths` what would come without skips.
 
         Raises:
             TypeError: Unknown without the dataset's `lengths`, or endless without `batches_per_epoch`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset
@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 __all__ = ["StreamDataset"]
 
 _BY_VALUE = ("on_error", "fill_value", "retry_on")  # what is the user's own
+
+
+_NO_INDICES = (
+    "a StreamDataset is read as streams: it has no length and no items by index, as random_split, Subset and "
+    "ConcatDataset need them. Split the list of sources, and make a StreamDataset of each part; for one dataset out of "
+    "several: interleave([...]), or side_by_side([...])"
+)
 
 
 class StreamDataset(IterableDataset[StreamBatch]):
@@ -79,7 +86,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             sources declares it too. True: always, also with `num_workers=0`; for factories that cannot declare it.
             False: never. Batches are the same either way.
         lengths: Number of items of each source, if known: time steps, or windows without `time_steps`. Makes
-            `len(loader)` exact. A stream of another length is then an error.
+            `len(loader)` known: exact, as long as no stream is skipped. A stream of another length is then an error.
         on_error: `"raise"`; `"skip"`: the lane continues with its next source; or a callable that is given the
             `StreamError`, in the worker, and returns one of the two. Streams that do not fit beside each other always
             raise: only the main process sees which one differs, after workers have read on. To skip such streams, have
@@ -225,6 +232,19 @@ class StreamDataset(IterableDataset[StreamBatch]):
         """
         made = map_style(dataset, groups, others, order=order, allow_partial=allow_partial, allow_repeats=allow_repeats)
         return cls(batch_size=batch_size, **made)
+
+    def __len__(self) -> NoReturn:
+        raise TypeError(_NO_INDICES)
+
+    def __bool__(self) -> bool:
+        """Always true; Python would ask `len`."""
+        return True
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(_NO_INDICES)
+
+    def __add__(self, other: Any) -> NoReturn:
+        raise TypeError(_NO_INDICES)
 
     @property
     def sources(self) -> Sequence[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator, SeedSequence, default_rng
@@ -89,8 +90,10 @@ class _Current(threading.local):
 _current = _Current()
 
 
-def get_stream_info() -> StreamInfo | None:
+def get_stream_info() -> StreamInfo | Any:
     """Return the `StreamInfo` of the stream that is running, or None outside of one.
+
+    For type checkers the result is `StreamInfo | Any`: a stream need not check for None.
 
     It works in the factory and in the stream's iterator, in any worker, and in the background thread that opens streams
     early. `torch.utils.data.get_worker_info` is its model.

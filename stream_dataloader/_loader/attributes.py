@@ -63,7 +63,7 @@ class TorchAttributes:
 
     @property
     def prefetch_factor(self) -> int | None:
-        """Number of batches that workers read ahead; None without workers."""
+        """Number of messages, each of one batch or several, that workers read ahead; None without workers."""
         return (self._settings.prefetch_factor or 2) if self.num_workers else None
 
     @property

@@ -137,7 +137,8 @@ def check_dataset(dataset: Any) -> StreamDataset:
     if not isinstance(dataset, StreamDataset):
         raise TypeError(
             f"dataset must be a StreamDataset, and is a {type(dataset).__name__}; sources go into "
-            "StreamDataset(sources, open_stream, batch_size)"
+            "StreamDataset(sources, open_stream, batch_size), some of them into one of their own, and several datasets "
+            "into interleave([...])"
         )
     return dataset
 

@@ -1,5 +1,6 @@
 """Bad input: what the user sees. Nothing hangs, nothing is lost in silence."""
 
+import collections
 import itertools
 import pickle
 import traceback
@@ -26,6 +27,8 @@ WRONG_OPTIONS = [
     ({"sources": None}, TypeError, "sources must be a list of sources, and is None"),
     ({"sources": range}, TypeError, "sources must be a list of sources, and is <class 'range'>"),
     ({"sources": {"a", "b"}}, TypeError, "sources is a set, and must have an order"),
+    ({"sources": {"a": 1}}, TypeError, r"sources is a dict, .*sources.items\(\)"),
+    ({"sources": collections.OrderedDict(a=1)}, TypeError, "sources is a OrderedDict"),
     ({"sources": [1, (i for i in ())]}, TypeError, "source 1 .*generator.*cannot be pickled"),
     ({"open_stream": 3}, TypeError, "open_stream must be callable, and is 3, a int"),
     ({"batch_size": 0}, ValueError, "batch_size is 0, and must be at least 1"),

@@ -6,7 +6,7 @@ import pytest
 from cases import Case
 from cuda_machine import cuda  # noqa: F401
 
-from stream_dataloader import StreamDataLoader
+from stream_dataloader import StreamDataLoader, StreamDataset
 
 LENGTHS = [1, 30, 2, 17, 3, 24, 5, 9]
 CASE = Case(LENGTHS, 3, 1, shuffle=True, seed=5)  # whose first six epochs have six lengths
@@ -213,3 +213,17 @@ def test_a_loop_over_epochs_goes_on_where_it_was(lengths, steps, length):
     resumed.load_state_dict(state)
     assert epochs_of(resumed, 3) == whole[steps:]
     assert resumed.epoch == 3
+
+
+@pytest.mark.filterwarnings("ignore:skipped the rest")
+def test_with_skips_it_is_the_number_that_would_come_without():
+    def read(length):
+        if length == 30:
+            raise OSError("gone")
+        yield from range(length)
+
+    dataset = StreamDataset(LENGTHS, read, 3, time_steps=1, lengths=LENGTHS, on_error="skip")
+    loader = StreamDataLoader(dataset)
+    whole = StreamDataLoader(StreamDataset(LENGTHS, range, 3, time_steps=1, lengths=LENGTHS))
+    assert len(loader) == len(list(whole))
+    assert len(list(loader)) < len(whole)

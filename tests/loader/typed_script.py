@@ -1,11 +1,12 @@
 """A user's script, for type checkers: what a loader yields is known, subclasses included. See `test_types.py`."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from typing_extensions import assert_type
 
-from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset, get_stream_info
 
 dataset = StreamDataset([3, 4], range, batch_size=2, time_steps=2)
 
@@ -62,3 +63,12 @@ def train(batches: StreamDataLoader, anything: StreamDataLoader[Any]) -> None:
 train(loader, StackedLoader([3]))
 train(VideoLoader([3]), UntypedLoader([3]))  # type: ignore[no-untyped-call]
 wrong: StreamDataLoader[torch.Tensor] = StreamDataLoader(dataset, collate_fn=len)  # type: ignore[arg-type]
+
+
+def open_noise(length: int) -> Iterator[float]:
+    info = get_stream_info()
+    for position in range(length):
+        yield info.rng_at(position).standard_normal()
+
+
+StreamDataLoader(dataset, batch_size=4)  # type: ignore[arg-type]

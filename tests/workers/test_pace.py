@@ -1,5 +1,7 @@
 """How many steps a message carries."""
 
+import itertools
+import mmap
 import time
 
 import numpy as np
@@ -65,3 +67,25 @@ def test_a_timeout_is_for_a_step_not_for_a_message():
 
     loader = StreamDataLoader(StreamDataset([0, 1], slower_and_slower, 2, time_steps=1), 2, timeout=1)
     assert len(list(loader)) == 80
+
+
+@pytest.mark.parametrize(("shape", "most"), [((1,), 64), ((5 << 20,), 1)])
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_so_many_messages_are_read_ahead(shape, most, prefetch):
+    read = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # what is forked shares it
+    item = np.zeros(shape, np.uint8)
+
+    def count(_):
+        for i in range(2000):
+            read[0] = i + 1
+            yield item
+
+    loader = StreamDataLoader(
+        StreamDataset([0], count, 1, time_steps=1), 1, prefetch_factor=prefetch, multiprocessing_context="fork"
+    )
+    for batch in itertools.islice(loader, 600 if most > 1 else 6):
+        if batch.step % 100 == 5:
+            time.sleep(0.05)  # the worker reads as far as it may
+        assert read[0] <= batch.step + 1 + (prefetch + 1) * most
+    if most > 1:
+        assert read[0] > batch.step + 1 + prefetch
