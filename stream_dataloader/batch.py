@@ -82,6 +82,10 @@ class StreamBatch(Conventions):
     """`(T, B)` bool: the time step is the last of its stream; never where an error ended it. None without the dataset's
     `mark_ends=True`."""
 
+    member: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
+    """`(B,)` int64: the member of `side_by_side` whose lane it is, counted from 0; `source` is an index into its
+    sources. None of other batches."""
+
     _state: InitVar[Callable[[], dict[str, Any]] | None] = None  # an InitVar: `dataclasses.replace` keeps it
     _kept: InitVar[Kept | None] = None
 

@@ -10,8 +10,9 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from stream_dataloader._assembly.beside import Joiner, SideBySideBatch
+from stream_dataloader._assembly.beside import Joiner
 from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN
+from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.errors import StaleIteratorError
 
@@ -72,10 +73,10 @@ class MemberIteration:
         self._batches: list[Iterator[Any]] = [iter(member) for member in loader.loaders]
         self._closed = self._at_end = self.stale = False
 
-    def __iter__(self) -> Iterator[SideBySideBatch]:
+    def __iter__(self) -> Iterator[StreamBatch]:
         return self
 
-    def __next__(self) -> SideBySideBatch:
+    def __next__(self) -> StreamBatch:
         if self._at_end:  # an iterator that has ended stays so
             raise StopIteration
         if self.stale:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import torch
 
 from stream_dataloader import _options as options
-from stream_dataloader._assembly.beside import Joiner, SideBySideBatch
+from stream_dataloader._assembly.beside import Joiner
 from stream_dataloader._ranks.ranks import known_count
 from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN
+from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StaleIteratorError, StateError, StreamError
@@ -182,12 +183,12 @@ class SideBySideLoader:
         self._places.clear()
         self._reading = None
 
-    def __iter__(self) -> Iterator[SideBySideBatch]:
+    def __iter__(self) -> Iterator[StreamBatch]:
         """Read the next epoch. It begins with the first `next`; the iterator before is closed then."""
         self._asked += 1
         return Deferred(functools.partial(self._begin, self._asked), self._turn)
 
-    def _begin(self, number: int) -> Iterator[SideBySideBatch]:
+    def _begin(self, number: int) -> Iterator[StreamBatch]:
         """Begin the next epoch, for the iterator that was the `number`-th to be asked for."""
         if number < self._newest:
             raise StaleIteratorError(NEWER_HAS_BEGUN)

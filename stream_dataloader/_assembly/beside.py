@@ -5,9 +5,7 @@ Guarantee: all lanes of one member are what that member's own batch holds; those
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,21 +17,6 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import ItemError
 
 _BOOKKEEPING = {"is_start": False, "mask": False, "source": -1, "position": -1}  # and what pads them
-
-
-@dataclass(frozen=True, eq=False)
-class SideBySideBatch(StreamBatch):
-    """A batch of several members' lanes. `source` is an index into the sources of the lane's own member."""
-
-    member: torch.Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """`(B,)` int64: the member whose lane it is, counted from 0."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _batch_of, super().__reduce__()[1]
-
-
-def _batch_of(values: dict[str, Any]) -> SideBySideBatch:
-    return SideBySideBatch(**values)
 
 
 class Joiner:
@@ -52,7 +35,7 @@ class Joiner:
         self._member = torch.repeat_interleave(torch.arange(len(lanes)), torch.tensor(lanes))
         self._owners: list[torch.Tensor | None] = [None] * len(lanes)
 
-    def join(self, batches: Sequence[StreamBatch | None], step: int, epoch: int) -> SideBySideBatch:
+    def join(self, batches: Sequence[StreamBatch | None], step: int, epoch: int) -> StreamBatch:
         """One batch of each member's; None stands for a member that has ended. One at least has not.
 
         Raises:
@@ -77,7 +60,7 @@ class Joiner:
                     ) from None
         device = one.mask.device
         books: dict[str, Any] = {name: self._beside(batches, name, fill, one) for name, fill in _BOOKKEEPING.items()}
-        return SideBySideBatch(
+        return StreamBatch(
             data=layout.build(map(_joined, zip(*columns, strict=True))),
             reset=books["is_start"][0],
             worker_id=self._workers(batches).to(device),

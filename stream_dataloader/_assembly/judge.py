@@ -22,17 +22,17 @@ class Judge:
 
     Args:
         readers: Who reads which lanes.
-        sources: What is read, for error messages.
+        sources: What each member reads, for error messages.
 
     Attributes:
         layout: That of the epoch's items, once it is known.
     """
 
-    def __init__(self, readers: Sequence[Reader], sources: Sequence[Any]) -> None:
+    def __init__(self, readers: Sequence[Reader], sources: Sequence[Sequence[Any]]) -> None:
         self._readers = readers
         self._sources = sources
         self.layout: Layout | None = None
-        self._first_source = -1  # whose layout it is; -1: it was read elsewhere
+        self._first: tuple[int, int] | None = None  # member and source whose layout it is; None: it was read elsewhere
         self._known: dict[Layout, Layout] = {}  # with dicts, as each was met first, which decides the order of keys
         self._fitting: Layout | None = None  # of slots, equal to `layout`
 
@@ -63,7 +63,7 @@ class Judge:
                 continue
             for lane, source, position, layout in _reads(part, slot, reader.lanes):
                 if self.layout is None:
-                    self.layout, self._first_source = self.as_met(layout), source
+                    self.layout, self._first = self.as_met(layout), (reader.member, source)
                 if layout != self.layout:
                     raise self._misfit(reader, lane, source, position, layout)
                 if part.contents.in_slot:
@@ -78,12 +78,13 @@ class Judge:
 
     def _misfit(self, reader: Reader, lane: int, source: int, position: int, layout: Layout) -> ItemError:
         assert self.layout is not None
-        index, name, worker = self._first_source, self._name(source), reader.worker_id
-        first = "" if index < 0 else f" (source {index}, {self._name(index)})"
+        name, worker = self._name(reader.member, source), reader.worker_id
+        first = "" if self._first is None else f" ({self._number(*self._first)}, {self._name(*self._first)})"
+        number = self._number(reader.member, source)
         return ItemError(
-            f"source {source} ({name}), item {position}, lane {lane}, worker {worker}: the stream does not fit "
-            f"beside the epoch's first{first}: {self.layout.difference(layout)}; {ALIKE}; or pass a collate_fn, which "
-            "may mix them",
+            f"{number} ({name}), item {position}, lane {lane}, worker {worker}: the stream "
+            f"does not fit beside the epoch's first{first}: {self.layout.difference(layout)}; {ALIKE}; or pass a "
+            "collate_fn, which may mix them",
             source_index=source,
             source=name,
             position=position,
@@ -91,9 +92,12 @@ class Judge:
             worker_id=worker,
         )
 
-    def _name(self, source: int) -> str:
+    def _number(self, member: int, source: int) -> str:
+        return f"members[{member}], source {source}" if len(self._sources) > 1 else f"source {source}"
+
+    def _name(self, member: int, source: int) -> str:
         try:
-            return shorten(self._sources[source])
+            return shorten(self._sources[member][source])
         except Exception:  # the error that is told matters more
             return "?"
 

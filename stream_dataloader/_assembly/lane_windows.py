@@ -27,15 +27,18 @@ class LaneWindows:
     Args:
         readers: Who reads which lanes.
         time_steps: Steps of a window; None if the streams cut windows.
-        fill_value: Pads what no item was read for.
+        fill_values: What pads each member's lanes.
         judge: Knows the layouts that were met; it is told what the epoch's items look like.
     """
 
-    def __init__(self, readers: Sequence[Reader], time_steps: int | None, fill_value: Any, judge: Judge) -> None:
+    def __init__(
+        self, readers: Sequence[Reader], time_steps: int | None, fill_values: Sequence[Any], judge: Judge
+    ) -> None:
         self._lanes = [reader.lanes for reader in readers]
         self._time_steps = time_steps
-        self._fill_value = fill_value
-        self._fill = FillValue(fill_value)
+        self._members = [reader.member for reader in readers for _ in reader.lanes]
+        self._fill_values = fill_values
+        self._fills = [FillValue(value) for value in fill_values]
         self._judge = judge
 
     def of(self, parts: Sequence[Part | None], slot: Slot | None) -> list[Any]:
@@ -50,7 +53,10 @@ class LaneWindows:
         for part, lanes in zip(parts, self._lanes, strict=True):
             windows += [_IDLE] * len(lanes) if part is None else self._of_part(part, slot, lanes)
         # a second time over them: the first lanes may be idle, and the layout be that of the last one's window
-        return [self._idle_window() if window is _IDLE else window for window in windows]
+        return [
+            self._idle_window(member) if window is _IDLE else window
+            for window, member in zip(windows, self._members, strict=True)
+        ]
 
     def _of_part(self, part: Part, slot: Slot | None, lanes: range) -> list[Any]:
         contents = part.contents
@@ -71,12 +77,12 @@ class LaneWindows:
         self._judge.layout = self._judge.layout or layout
         return _window(block, row, layout)
 
-    def _idle_window(self) -> Any:
+    def _idle_window(self, member: int) -> Any:
         layout = self._judge.layout
         if self._time_steps is None or layout is None:
-            return self._fill_value
+            return self._fill_values[member]
         block = Block.empty(layout, self._time_steps, 1, whole_windows=True)
-        block.pad(self._fill.of(layout))
+        block.pad(self._fills[member].of(layout))
         return _window(block, 0, layout)
 
 

@@ -29,7 +29,7 @@ class Regrouper:
     Args:
         readers: Who reads which lanes; those of one worker, or of all.
         time_steps: Steps of a window; None if the streams cut windows.
-        fill_value: Pads what no item was read for.
+        fill_values: What pads each member's lanes.
         judge: Knows what the epoch's items look like.
         mark_ends: Whether streams' last steps are marked.
     """
@@ -38,7 +38,7 @@ class Regrouper:
         self,
         readers: Sequence[Reader],
         time_steps: int | None,
-        fill_value: Any,
+        fill_values: Sequence[Any],
         judge: Judge,
         *,
         mark_ends: bool = False,
@@ -46,13 +46,15 @@ class Regrouper:
         self._lanes = lanes = [reader.lanes for reader in readers]
         self._time_steps = time_steps
         self._last_time_steps = 1
-        self._fill = FillValue(fill_value)
+        self._fills = [FillValue(fill_values[reader.member]) for reader in readers]
         self._judge = judge
         self._mark_ends = mark_ends
         self._first = lanes[0].start
         self._width = lanes[-1].stop - self._first
         self._all_lanes = range(self._first, self._first + self._width)
         self._lane = torch.arange(self._first, self._first + self._width)
+        members = torch.tensor([reader.member for reader in readers for _ in reader.lanes])
+        self._member = members if len(fill_values) > 1 else None
         self._owners = torch.tensor([reader.worker_id for reader in readers for _ in reader.lanes])
 
     def batch(self, step: int, epoch: int, parts: Sequence[Part | None], slot: Slot | None) -> StreamBatch:
@@ -78,6 +80,7 @@ class Regrouper:
             data=self._judge.layout.build(map(_leaf, self._judge.layout.specs, columns)),
             worker_id=self._owners,
             lane=self._lane,
+            member=self._member,
             step=step,
             epoch=epoch,
             is_last=self._ends(parts, time_steps) if self._mark_ends else None,
@@ -107,9 +110,9 @@ class Regrouper:
 
     def _in_slot(self, parts: Sequence[Part | None], slot: Slot, time_steps: int) -> list[Any]:
         """The arrays of a slot that holds all parts; only the lanes of readers that have ended are to be padded."""
-        for part, lanes in self._dealt(parts):
+        for (part, lanes), fill in zip(self._dealt(parts), self._fills, strict=True):
             if part is None:
-                slot.rows(lanes).pad(self._fill.of(slot.layout))
+                slot.rows(lanes).pad(fill.of(slot.layout))
         if self._width < slot.lanes:  # what one worker put there
             slot = slot.rows(self._all_lanes)
         if time_steps < slot.time_steps:
@@ -132,7 +135,7 @@ class Regrouper:
         """One leaf of all readers, side by side."""
         assert self._judge.layout is not None
         column = new_column(spec, time_steps, self._width)
-        for lanes, block in zip(self._lanes, blocks, strict=True):
+        for lanes, block, fill in zip(self._lanes, blocks, self._fills, strict=True):
             rows = self._rows(lanes)
             count = block.time_steps if block else 0
             if spec.dtype is None:
@@ -142,7 +145,7 @@ class Regrouper:
                 if block:
                     column[:count, rows] = block.columns[i][:count]
                 if count < time_steps:
-                    column[count:, rows] = self._fill.of(self._judge.layout)[i]
+                    column[count:, rows] = fill.of(self._judge.layout)[i]
         return column
 
 

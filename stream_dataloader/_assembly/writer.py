@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from stream_dataloader._assembly.block import Block, new_column
+from stream_dataloader._assembly.block import Block
 from stream_dataloader._assembly.part import Contents, Run
-from stream_dataloader._assembly.slot_pool import SlotPool
-from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._assembly.slot_writer import Slots
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor
 from stream_dataloader._items.step_writer import StepWriter, Taken, step_writer
@@ -32,62 +31,6 @@ class WindowKind(NamedTuple):
 
     steps: int
     tensors: tuple[bool, ...]  # the leaf is a tensor, not an array
-
-
-class SlotWriter:
-    """A worker's side of the slots, for one session.
-
-    Args:
-        lanes: The worker's lanes.
-        session: The session's number.
-        whole_windows: Each lane's window is to lie in one piece.
-    """
-
-    def __init__(self, pool: SlotPool, lanes: range, session: int, *, whole_windows: bool) -> None:
-        self._pool = pool
-        self._session = session
-        self._whole_windows = whole_windows
-        self._lanes = lanes
-        self._fitting: Layout | None = None  # equal to the slots', and the last one asked for
-        self._slots: dict[int, Slot] = {}
-
-    def block(self, step: int, layout: Layout, time_steps: int) -> Block | None:
-        """Room in the step's slot; None if windows of this layout do not fit, or no slot is free."""
-        pool = self._pool
-        if layout is not self._fitting:
-            geometry = pool.offer(layout, time_steps)
-            if geometry is None or geometry.layout != layout:
-                return None
-            self._fitting = layout
-        geometry = pool.geometry
-        assert geometry is not None
-        if time_steps > geometry.time_steps or (number := pool.claim(self._session, step)) is None:
-            return None
-        slot = self.slot(number)
-        columns = [  # objects have no place in the slot: their lists are sent
-            new_column(spec, geometry.time_steps, len(self._lanes)) if column is None else column
-            for spec, column in zip(layout.specs, slot.columns, strict=True)
-        ]
-        return Block(layout, columns, [0] * len(self._lanes), geometry.time_steps, time_steps)
-
-    def slot(self, number: int) -> Slot:
-        """This worker's rows of a slot."""
-        slot = self._slots.get(number)
-        if slot is None:
-            assert self._pool.geometry is not None
-            whole = self._pool.geometry.slot(
-                self._pool.memory, self._pool.offset(number), whole_windows=self._whole_windows
-            )
-            slot = self._slots[number] = whole.rows(self._lanes)
-        return slot
-
-    def left(self, block: Block) -> list[Block]:
-        """What is left to be sent of windows that are all in the slot."""
-        if None not in block.layout.dtypes:
-            return []
-        # of arrays nothing is sent, but the place in the list is kept: columns go by their number
-        columns = [column[: block.time_steps] if type(column) is list else [] for column in block.columns]
-        return [Block(block.layout, columns, block.counts, block.capacity, block.time_steps)]
 
 
 class PartWriter:
@@ -107,7 +50,7 @@ class PartWriter:
         width: int,
         time_steps: int | None,
         fill_value: Any,
-        slots: SlotWriter | None,
+        slots: Slots | None,
         *,
         whole_windows: bool,
         runs_ahead: bool = True,

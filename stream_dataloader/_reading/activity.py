@@ -18,7 +18,7 @@ class Activity(NamedTuple):
     """What a worker, or one of its threads, was doing when it was looked at.
 
     Attributes:
-        time: What it worked on, as step * lanes + lane; -1 if nothing.
+        time: What it worked on, as step * lanes + lane, with lanes as the schedule has them; -1 if nothing.
         source: The source that is open in that lane, -1 if none is.
         opening: The source that is being opened, -1 if none is.
         open: All sources that are open in its lanes.
@@ -111,13 +111,24 @@ class ActivityBoard:
 
     def _doing(self, number: int) -> Activity:
         time = int(self.working[number]) - 1
-        source = int(self.reading[time % self.lanes]) - 1 if time >= 0 else -1
+        source = int(self.reading[self._place(number, time)[1]]) - 1 if time >= 0 else -1
         opening, exiting = int(self.opening[number]) - 1, int(self.exiting[number])
         if exiting:
             source, opening = (exiting - 1, -1) if exiting > 0 else (-1, -exiting - 1)
         lanes = self._readers[number].lanes
         open_sources = tuple(int(self.reading[lane]) - 1 for lane in lanes if self.reading[lane])
         return Activity(time, source, opening, open_sources)
+
+    def _place(self, number: int, time: int) -> tuple[int, int]:
+        """The step of a reader's time, and the lane of the batch."""
+        member = self.member(self._readers[number].worker_id)
+        own = [reader.lanes for reader in self._readers if reader.member == member]
+        step, lane = divmod(time, own[-1].stop - own[0].start)
+        return step, own[0].start + lane
+
+    def member(self, worker: int) -> int:
+        """The member that a worker reads for."""
+        return next(reader.member for reader in self._readers if reader.worker_id == worker)
 
     def is_reading(self, worker: int) -> bool:
         """Whether a worker works on something."""
@@ -127,25 +138,26 @@ class ActivityBoard:
         """Whom to blame if a worker died; see `Activity`."""
         return frozenset().union(*(activity.suspects for activity in self.doing(worker)))
 
-    def describe(self, worker: int, sources: Sequence[Any], name: Any) -> str:
+    def describe(self, worker: int, sources: Sequence[Sequence[Any]], name: Any) -> str:
         """What a worker does, in words.
 
         Args:
             worker: Its number.
-            sources: The dataset's.
+            sources: Those of each member.
             name: Makes a short text of a source.
         """
+        own = [number for number, reader in enumerate(self._readers) if reader.worker_id == worker]
 
         def named(index: int) -> str:
             try:
-                return f"{index} ({name(sources[index])})"
+                return f"{index} ({name(sources[self.member(worker)][index])})"
             except Exception:  # it cannot be unpickled
                 return f"{index}"
 
         def told(activity: Activity) -> str:
             words = []
             if activity.time >= 0:
-                step, lane = divmod(activity.time, self.lanes)
+                step, lane = self._place(own[0], activity.time)
                 at = f"reading source {named(activity.source)}" if activity.source >= 0 else "between two sources"
                 words.append(f"in lane {lane}, step {step}, {at}")
             if activity.opening >= 0:

@@ -34,7 +34,7 @@ class Lane:
     """Reads streams into one row.
 
     Args:
-        index: The lane's row in the batch.
+        index: The lane's number, as the schedule has it.
         row: Its row among the worker's lanes.
         opener: Opens the sources it is granted.
         plan: What is read, and how.
@@ -43,6 +43,7 @@ class Lane:
         start: Where it begins; None at the epoch's beginning.
 
     Attributes:
+        batch_lane: Its number, as the batch has it.
         keeps_state: The open stream has a state that it needs to be opened again.
         idle: No source is left for it; it stays idle.
         fresh: It reads, or may yet read, something new.
@@ -59,6 +60,7 @@ class Lane:
         start: LaneState | None = None,
     ) -> None:
         self.index = index
+        self.batch_lane = share.batch_lanes[row]
         self._row = row
         self._opener = opener
         self._plan = plan
@@ -67,7 +69,7 @@ class Lane:
         self._foresight = Foresight(plan) if share.marks_ends(plan) else None
         self._by_lane = share.whole_windows
         self._meter = share.meter
-        self._killers = share.recovery.killers
+        self._killers = share.killers
         self._reading = share.board.reading  # for each lane, one more than the source that is open
         self._taken = taken
         self._read = self._read_window if plan.rules.time_steps is None else self._read_steps
@@ -133,7 +135,7 @@ class Lane:
             self.keeps_state = stream.keeps_state
             if count := self._position - position:
                 starts = position == stream.begin
-                runs.append(Run(self.index, t, count, stream.info.source_index, position, stream.fresh, starts))
+                runs.append(Run(self.batch_lane, t, count, stream.info.source_index, position, stream.fresh, starts))
                 t += count
                 self._draws_without_item = 0
                 if self._unmet is not None:
@@ -293,7 +295,7 @@ class Lane:
         if start.grant == NONE:
             return None
         self._position, self._first_window = start.progress.position, start.progress.first_window
-        self._reading[self.index] = self._opener.source(start.grant) + 1
+        self._reading[self.batch_lane] = self._opener.source(start.grant) + 1
         stream = self._opener.open_at(start.grant, self.index, start.progress.items, start.stream)
         self.fresh = stream.fresh
         return stream
@@ -301,7 +303,7 @@ class Lane:
     def _take(self, time: int) -> OpenedStream | None:
         stream = self._take_next(time)
         self._taken.append((self.index, NONE if stream is None else stream.grant))
-        self._reading[self.index] = 0 if stream is None else stream.info.source_index + 1
+        self._reading[self.batch_lane] = 0 if stream is None else stream.info.source_index + 1
         return stream
 
     def _take_next(self, time: int) -> OpenedStream | None:
@@ -320,7 +322,7 @@ class Lane:
             if self._stream.retried:
                 self._meter.retried(self._stream.retried)
             self._stream, self.keeps_state = None, False
-            self._reading[self.index] = 0
+            self._reading[self.batch_lane] = 0
 
     def close(self) -> None:
         """Close the stream that is open, and those opened early; after the opener's `close`."""

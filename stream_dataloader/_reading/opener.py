@@ -87,6 +87,7 @@ class Opener:
         self._share = share
         self._queue = share.queue
         self._meter = share.meter
+        self._killers = share.killers
         self._early = None if share.recovery.cautious else plan.lists.early(locally=share.locally)
         self._reservations: deque[Reservation] = deque()  # those that the thread has not settled
         self._changed = threading.Condition()
@@ -182,7 +183,7 @@ class Opener:
             failure.__cause__ = error
             stream.fail(failure)
             return stream
-        if share.recovery.killers.get(index) == -1:
+        if self._killers.get(index) == -1:
             stream.items = stream.begin if items is None else items
             stream.fail(stream.error(OpenError, "its worker died twice over opening it"))
             return stream

@@ -104,12 +104,12 @@ class PlainParts:
         self._watch: FrameWatch | None = FrameWatch() if looks else None
         self._decides_end = plan.rules.padding_mode not in ("zeros", "cycle")
         readers = [Reader(share.worker_id, share.lanes)]
-        self._judge = Judge(readers, plan.lists.sources)
+        self._judge = Judge(readers, [plan.lists.sources])
         self._skipped: set[int] = set()
         self._regrouper = Regrouper(
             readers,
             plan.rules.time_steps,
-            plan.fill_value,
+            [plan.fill_value],
             self._judge,
             mark_ends=plan.mark_ends,
         )

@@ -141,7 +141,7 @@ class PartReader:
             contents = self._writer.finish(record.runs)
             end = not record.runs and not record.faults
         except ValueError as error:  # fill_value
-            record.fail(self.share.lanes.start, error, fresh=True)
+            record.fail(self.share.batch_lanes.start, error, fresh=True)
         reports = self._reports_of(record)
         if end or record.faults:
             self._ended = True
@@ -171,7 +171,7 @@ class PartReader:
                 try:
                     states[lane.index] = lane.stream_state()
                 except StreamError as error:
-                    record.fail(lane.index, error, fresh=lane.fresh)
+                    record.fail(lane.batch_lane, error, fresh=lane.fresh)
         return LaneReports(taken, array("q", numbers).tobytes(), states)
 
     def _read(self, record: StepRecord) -> None:
@@ -206,7 +206,7 @@ class PartReader:
         """
         board, number, last = self.share.board, self._number, {run.lane: run for run in record.runs}
         for row, lane in enumerate(self._lanes):
-            if (run := last.get(lane.index)) is None:
+            if (run := last.get(lane.batch_lane)) is None:
                 continue
             time = (record.step + 1) * self.plan.rules.lanes + lane.index  # of what is taken ahead
             board.working[number] = time + 1
@@ -214,7 +214,7 @@ class PartReader:
                 if lane.ends(time):
                     self._writer.ended(row, run.t + run.steps - 1)
             except BaseException:  # as in `_fill`
-                board.exiting[number] = board.exiting[number] or board.reading[lane.index]
+                board.exiting[number] = board.exiting[number] or board.reading[lane.batch_lane]
                 raise
         board.working[number] = 0
 
@@ -239,7 +239,7 @@ class PartReader:
         try:
             lane.fill(record.step, self._writer, record.runs, record.failures, start, stop)
         except StreamError as error:
-            record.fail(lane.index, error, fresh=lane.fresh)
+            record.fail(lane.batch_lane, error, fresh=lane.fresh)
             working[number] = 0
             return False
         except Exception:
@@ -247,7 +247,7 @@ class PartReader:
             raise
         except BaseException:  # sys.exit() in a stream: what was being done stays told
             board = self._board
-            board.exiting[number] = board.exiting[number] or board.reading[lane.index]
+            board.exiting[number] = board.exiting[number] or board.reading[lane.batch_lane]
             raise
         working[number] = 0
         return not lane.idle

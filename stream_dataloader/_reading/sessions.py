@@ -37,11 +37,12 @@ ABSENT, RUNNING, FINISHED, LEFT = range(4)
 
 
 class SessionKey(NamedTuple):
-    """Names one iteration over a dataset."""
+    """Names one iteration over a dataset; a loader may have the same dataset as several members."""
 
     owner: int
     group: int
     iteration: int
+    member: int = 0
 
 
 class SessionRow:

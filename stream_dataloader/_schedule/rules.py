@@ -85,10 +85,12 @@ class Reader(NamedTuple):
     Attributes:
         worker_id: The worker.
         lanes: The lanes, consecutive; at least one.
+        member: Whose lanes they are, if the lanes of a batch draw from several lists; see `deal_members`.
     """
 
     worker_id: int
     lanes: range
+    member: int = 0
 
 
 def deal_lanes(batch_size: int, num_workers: int, threads_per_worker: int = 1) -> tuple[Reader, ...]:
@@ -106,6 +108,32 @@ def deal_lanes(batch_size: int, num_workers: int, threads_per_worker: int = 1) -
         for worker_id, owned in enumerate(_cut(range(batch_size), num_workers))
         for lanes in _cut(owned, threads_per_worker)
     )
+
+
+def deal_members(lanes: Sequence[int], workers: Sequence[int], threads_per_worker: int = 1) -> tuple[Reader, ...]:
+    """The same where each member of a batch has lanes, and workers, of its own.
+
+    Workers are processes, or threads, that are numbered over all members. A member without any is read where batches
+    are asked for; it counts as a worker behind those.
+
+    Args:
+        lanes: How many lanes each member has.
+        workers: How many workers each has.
+
+    Example:
+        >>> [(reader.worker_id, list(reader.lanes), reader.member) for reader in deal_members([1, 3], [0, 2])]
+        [(2, [0], 0), (0, [1, 2], 1), (1, [3], 1)]
+    """
+    found: list[Reader] = []
+    begins = itertools.accumulate(lanes, initial=0)
+    first, local = 0, sum(min(own, width) for own, width in zip(workers, lanes, strict=True))
+    for member, (begin, width, count) in enumerate(zip(begins, lanes, workers, strict=False)):
+        number = first if count else local
+        for reader in deal_lanes(width, count, threads_per_worker):
+            own = range(begin + reader.lanes.start, begin + reader.lanes.stop)
+            found.append(Reader(number + reader.worker_id, own, member))
+        first, local = first + min(count, width), local + (not count)
+    return tuple(found)
 
 
 def _cut(lanes: range, parts: int) -> list[range]:

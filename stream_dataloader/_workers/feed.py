@@ -75,7 +75,7 @@ class WorkerFeed:
         replace: Called when the workers are no more: the pool needs others.
         patience: torch's timeout for a message, in seconds; 0 has no limit.
         board: What they are doing.
-        sources: The dataset's.
+        sources: Those of each member.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class WorkerFeed:
         replace: Callable[[], None],
         patience: float,
         board: ActivityBoard,
-        sources: Sequence[Any],
+        sources: Sequence[Sequence[Any]],
     ) -> None:
         self._iterator: Iterator[Arrived] | None = iterator
         self._crew = crew

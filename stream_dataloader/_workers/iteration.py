@@ -95,17 +95,17 @@ class Iteration:
         self._watch = output.watch
         self._needs_layout = output.collate_fn is None or dataset.rules.time_steps is not None
         self._readers = collector.readers
-        self._judge = Judge(self._readers, dataset.sources)
+        self._judge = Judge(self._readers, [dataset.sources])
         self._regrouper = self._regrouper_of(self._readers)
-        self._windows = LaneWindows(self._readers, dataset.rules.time_steps, dataset.fill_value, self._judge)
+        self._windows = LaneWindows(self._readers, dataset.rules.time_steps, [dataset.fill_value], self._judge)
         self._skipped: set[int] = set()
         self._owner = os.getpid()
         _running.add(self)
 
     def _regrouper_of(self, readers: Sequence[Reader]) -> Regrouper:
         dataset = self._dataset
-        time_steps, fill_value, mark_ends = dataset.rules.time_steps, dataset.fill_value, dataset.mark_ends
-        return Regrouper(readers, time_steps, fill_value, self._judge, mark_ends=mark_ends)
+        time_steps, mark_ends = dataset.rules.time_steps, dataset.mark_ends
+        return Regrouper(readers, time_steps, [dataset.fill_value], self._judge, mark_ends=mark_ends)
 
     def __iter__(self) -> Iterator[Any]:
         return self

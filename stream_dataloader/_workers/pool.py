@@ -141,7 +141,7 @@ class WorkerPool:
             self._hire,
             self._options.get("timeout") or 0,
             self._parts.board,
-            self._dataset.sources,
+            [self._dataset.sources],
         )
 
     def died(self) -> dict[int, str]:

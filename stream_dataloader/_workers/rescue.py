@@ -55,7 +55,7 @@ class Rescue:
         self._restarts = 0
         self._one_by_one = False
         self._suspects: set[tuple[int, int]] = set()
-        self._killers: dict[int, int] = {}
+        self._killers: dict[tuple[int, int], int] = {}
 
     def begin_epoch(self) -> None:
         """Deaths are counted anew; what was learned from them stays."""
@@ -69,13 +69,13 @@ class Rescue:
         """
         if self._restarts >= self._most:
             return None
-        killers = dict(death.suspects & self._suspects)
+        killers = {(0, source): time for source, time in death.suspects & self._suspects}
         self._suspects |= death.suspects
         unknown = killers.keys() - self._killers.keys()
         # as many as threads may be in the same place as before, of which one was the killer
         self._one_by_one = len(unknown) > 1 and self._threads > 1 and not self._one_by_one
         if unknown and not self._one_by_one:
-            named = ", ".join(f"{index} ({shorten(self._dataset.sources[index], 80)})" for index in sorted(killers))
+            named = ", ".join(f"{index} ({shorten(self._dataset.sources[index], 80)})" for _, index in sorted(killers))
             if self._dataset.on_error == "raise":
                 raise WorkerDeathError(
                     f'source {named} killed its worker twice; leave it out, or pass on_error="skip" (both died at the '

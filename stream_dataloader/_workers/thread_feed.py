@@ -49,7 +49,7 @@ class ThreadFeed:
         left_alone: Called when threads are left that have not come to an end: they may still write to their slots.
         patience: How long to wait for a part, in seconds; 0 has no limit.
         board: What they are doing.
-        sources: The dataset's.
+        sources: Those of each member.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ThreadFeed:
         left_alone: Callable[[], None],
         patience: float,
         board: ActivityBoard,
-        sources: Sequence[Any],
+        sources: Sequence[Sequence[Any]],
     ) -> None:
         self._exchange = exchange
         self._jobs = jobs

@@ -79,11 +79,13 @@ class ThreadPool:
             self.memory.renew()
         self._sessions += 1
         exchange = self._exchange = Exchange(self._num_workers, self._ahead)
-        board = ActivityBoard(deal_lanes(self._dataset.batch_size, self._num_workers), shared=False)
+        lanes = deal_lanes(self._dataset.batch_size, self._num_workers)
+        board = ActivityBoard(lanes, shared=False)
         readers = read_in_threads(
             self._dataset.plan(),
             epoch,
-            self._num_workers,
+            lanes,
+            0,
             whole_windows=whole_windows,
             slots=self.memory.pool,
             session=self._sessions,
@@ -100,7 +102,7 @@ class ThreadPool:
             self._leave_alone,
             self._settings.timeout,
             board,
-            self._dataset.sources,
+            [self._dataset.sources],
         )
         try:
             while len(self._threads) < self._num_workers:

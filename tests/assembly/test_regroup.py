@@ -19,7 +19,8 @@ from stream_dataloader._assembly.part import Contents, Fault, Part, Run, numbers
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
-from stream_dataloader._assembly.writer import PartWriter, SlotWriter
+from stream_dataloader._assembly.slot_writer import SlotWriter
+from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader._schedule.snapshot import LaneReports
@@ -54,9 +55,9 @@ def part_of(worker, runs, pool=None, item=cell, step=0, time_steps=TIME_STEPS):
 
 
 def regrouped(parts, slot=None, time_steps=TIME_STEPS):
-    judge = Judge(READERS, SOURCES)
+    judge = Judge(READERS, [SOURCES])
     judge.judge(parts, slot)
-    return Regrouper(READERS, time_steps, -5, judge).batch(0, 0, parts, slot)
+    return Regrouper(READERS, time_steps, [-5], judge).batch(0, 0, parts, slot)
 
 
 def full(lane, source, position=0, fresh=True):
@@ -161,7 +162,7 @@ def of_width(source, position):
 
 
 def test_what_does_not_fit_is_judged_in_lane_order():
-    judge = Judge(READERS, SOURCES)
+    judge = Judge(READERS, [SOURCES])
     parts = [part_of(0, [full(0, 1), full(1, 7)], item=of_width), part_of(1, [full(2, 6)], item=of_width)]
     with pytest.raises(ItemError, match=r"source 7 .*item 0, lane 1, worker 0.*first \(source 1,") as told:
         judge.judge(parts, None)
@@ -175,15 +176,15 @@ def test_who_came_first_to_the_slots_does_not_decide_what_fits():
     assert (early.contents.in_slot, late.contents.in_slot) == (False, True)
     slot = SlotLeases(pool).lease(1, 0, whole_windows=False)
     with pytest.raises(ItemError, match="lane 2, worker 1"):
-        Judge(READERS, SOURCES).judge([early, late], slot)
+        Judge(READERS, [SOURCES]).judge([early, late], slot)
 
 
 def test_the_epochs_first_layout_decides_the_order_of_keys():
     def item(source, position):
         return {"b": source, "a": position} if source < 5 else {"a": position, "b": source}
 
-    judge = Judge(READERS, SOURCES)
-    regrouper = Regrouper(READERS, TIME_STEPS, 0, judge)
+    judge = Judge(READERS, [SOURCES])
+    regrouper = Regrouper(READERS, TIME_STEPS, [0], judge)
     for step, sources in enumerate([(1, 2, 6), (6, 7, 1)]):
         runs = [full(lane, source) for lane, source in enumerate(sources)]
         parts = [part_of(0, runs[:2], item=item, step=step), part_of(1, runs[2:], item=item, step=step)]
@@ -192,7 +193,7 @@ def test_the_epochs_first_layout_decides_the_order_of_keys():
 
 
 def test_windows_for_collate_fn_may_differ_and_are_padded_with_the_first_layout():
-    windows = LaneWindows(READERS, TIME_STEPS, -5, Judge(READERS, SOURCES))
+    windows = LaneWindows(READERS, TIME_STEPS, [-5], Judge(READERS, [SOURCES]))
     first, second, third = windows.of(
         [part_of(0, [full(1, 7)], item=of_width), part_of(1, [full(2, 1)], item=of_width)], None
     )
@@ -211,7 +212,7 @@ def test_a_window_that_a_stream_cut_comes_out_of_the_slot_as_it_went_in():
     assert contents.in_slot
     part = Part(reader=0, step=0, fresh=True, items=0, lanes_read=0, reports=REPORTS, contents=contents)
     slot = SlotLeases(pool).lease(1, 0, whole_windows=True)
-    array, tensor, idle = LaneWindows(READERS, None, "nothing", Judge(READERS, SOURCES)).of([part, None], slot)
+    array, tensor, idle = LaneWindows(READERS, None, ["nothing"], Judge(READERS, [SOURCES])).of([part, None], slot)
     assert isinstance(array["x"], np.ndarray)
     assert np.shares_memory(array["x"], slot.columns[0])
     assert array["x"].flags.c_contiguous

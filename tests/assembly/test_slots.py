@@ -9,8 +9,8 @@ import torch
 
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
+from stream_dataloader._assembly.slot_writer import SlotWriter
 from stream_dataloader._assembly.slots import Geometry
-from stream_dataloader._assembly.writer import SlotWriter
 from stream_dataloader._items.layout import Layout
 
 STEPS, LANES = 3, 5

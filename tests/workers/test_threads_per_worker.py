@@ -585,11 +585,11 @@ def test_a_board_tells_of_all_threads_of_a_worker_and_only_of_that_which_exits()
     assert board.suspects(0) == {(0, 0), (1, 1), (3, -1)}
     assert board.suspects(1) == frozenset()
     assert (board.is_reading(0), board.is_reading(1)) == (True, False)
-    assert board.describe(1, "abcd", repr) == "with source 2 ('c') open"
-    assert board.describe(0, "abcd", repr) == (
+    assert board.describe(1, ["abcd"], repr) == "with source 2 ('c') open"
+    assert board.describe(0, ["abcd"], repr) == (
         "in lane 0, step 0, reading source 0 ('a'), with source 0 ('a') open, and "
         "in lane 1, step 0, reading source 1 ('b'), opening source 3 ('d'), with source 1 ('b') open"
     )
     board.exiting[1] = -4
     assert board.suspects(0) == {(3, -1)}
-    assert board.describe(0, "abcd", repr).startswith("in lane 1, step 0, between two sources, opening source 3")
+    assert board.describe(0, ["abcd"], repr).startswith("in lane 1, step 0, between two sources, opening source 3")
