@@ -19,7 +19,7 @@ from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._device import Destination, HasDestination
 from stream_dataloader._loader.attributes import TorchAttributes
 from stream_dataloader._loader.kept_length import KeptLength
-from stream_dataloader._loader.run_position import position_of
+from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.settings import WorkerSettings, check_dataset, check_restarts
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import ProgressBar
@@ -161,7 +161,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._ranks = Ranks(dataset, self._settings.timeout, groups, rank, world_size, process_group)
         self._ranks.find_place()
         self._batches_per_epoch = options.batches_per_epoch(batches_per_epoch, dataset.rules.padding_mode)
-        self._position = position_of(dataset, self._ranks, self._batches_per_epoch)
+        self._position = LoaderPosition(dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
         self._turn = threading.RLock()  # held while an iterator is read

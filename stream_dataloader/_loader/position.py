@@ -1,50 +1,28 @@
-"""`LoaderPosition`: where a loader stands, from one epoch to the next.
+"""`LoaderPosition`: where a loader stands, from one epoch to the next, as the loader's methods say it.
 
-::
+Which epoch comes and where it begins is decided by `_schedule/position.py`. Here that meets what is read: the progress
+of the epoch that began last, the dataset's own `set_epoch`, streams that were skipped, ends that are known beforehand.
 
-    set_epoch, or a state is loaded ──►  the coming epoch, and the place in it  ──┐
-                                                                                  │ begin: an iterator claims them
-    the epoch after it is the coming one  ◄──  progress of the epoch being read  ◄┘
-
-Guarantee: a state tells what was delivered, not what workers have read ahead; what was set or loaded is used once.
+Guarantee: a state tells what was delivered, not what workers have read ahead.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from stream_dataloader import _options as options
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._items.plain import layout_from_plain, layout_to_plain
 from stream_dataloader._loader.ends import EpochEnds
 from stream_dataloader._ranks.ranks import Ranks, identity_of
+from stream_dataloader._schedule.position import EpochPlace, Position
 from stream_dataloader._schedule.progress import Progress
-from stream_dataloader._schedule.saved_state import LoadedState, to_plain
+from stream_dataloader._schedule.saved_state import LoadedState, plain_epoch, to_plain
 from stream_dataloader._schedule.snapshot import PackedSnapshot, Snapshot
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import FailureLimitError, StreamError
-
-
-class IterationPosition(Protocol):
-    """Where the loader stands that an iteration is one of.
-
-    Attributes:
-        layout: What the items of the epoch look like, as far as is known.
-    """
-
-    layout: Layout | None
-
-    def state(self, epoch: int, place: PackedSnapshot) -> dict[str, Any]:
-        """The state of an epoch at a place, as plain data."""
-
-    def note_failure(self, failure: StreamError) -> None:
-        """A stream was skipped.
-
-        Raises:
-            FailureLimitError: It was one too many.
-        """
 
 
 class LoaderPosition:
@@ -53,6 +31,7 @@ class LoaderPosition:
     Args:
         dataset: What is read.
         ranks: Who reads it.
+        length: Number of batches n of an epoch of an endless run; None: epochs are the dataset's.
 
     Attributes:
         loaded: The state that was loaded, as long as it may turn out to be another rank's.
@@ -61,14 +40,13 @@ class LoaderPosition:
         layout: What the items of that epoch look like, or those of the loaded state; None if that is not known.
     """
 
-    def __init__(self, dataset: StreamDataset, ranks: Ranks) -> None:
+    def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None = None) -> None:
         self._dataset = dataset
         self._ranks = ranks
         self._ends = EpochEnds(dataset, ranks)
-        self._next_epoch = 0
+        self._position = Position(length)
         self._requests_heeded = 0  # of the dataset's set_epoch
         self.loaded: Mapping[str, Any] | None = None
-        self._resume: tuple[int, Snapshot | None] | None = None  # epoch and place that were loaded
         self._resumed_at: int | None = None  # the step at which the last epoch went on from a state
         self.progress: Progress | None = None
         self.layout: Layout | None = None
@@ -81,24 +59,26 @@ class LoaderPosition:
         return self.progress is None or self.progress.over
 
     @property
-    def _epoch_was_set(self) -> bool:
-        """The dataset's `set_epoch` was called since."""
-        return self._dataset.epoch_request[0] != self._requests_heeded
-
-    @property
     def coming_number(self) -> int:
         """The number of the epoch that comes next."""
-        return self.coming()[0]
+        self._heed_dataset()
+        return self._position.coming().epoch.number
+
+    @property
+    def number(self) -> int:
+        """The number of the epoch that began last."""
+        return 0 if self._position.begun is None else self._position.begun.epoch.number
 
     @property
     def left(self) -> int | None:
         """How many batches the epoch that began last has, if its number of batches is set; None if it has an end."""
-        return None
+        return self._position.left
 
     @property
     def goes_on(self) -> bool:
         """The next iterator goes on with what was read last."""
-        return False
+        self._heed_dataset()
+        return self._position.continues
 
     @property
     def is_ahead(self) -> bool:
@@ -112,45 +92,47 @@ class LoaderPosition:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that comes next."""
-        self._set_next(options.integer("epoch", epoch, 0, 2**62))
-
-    def _set_next(self, epoch: int) -> None:
-        self._next_epoch = epoch
-        self.progress = None
+        epoch = options.integer("epoch", epoch, 0, 2**62)
         self._requests_heeded = self._dataset.epoch_request[0]
+        self._set_epoch(epoch)
+
+    def _set_epoch(self, epoch: int) -> None:
+        self._position.set_epoch(epoch)
+        if self._position.length is None:  # a run goes on
+            self.progress = None
+
+    def _heed_dataset(self) -> None:
+        """The dataset's `set_epoch` counts like the loader's; the last call wins."""
+        count, epoch = self._dataset.epoch_request
+        if count != self._requests_heeded:
+            self._requests_heeded = count
+            self._set_epoch(epoch)
 
     def coming(self) -> tuple[int, Snapshot | None]:
-        """The epoch that comes next, and the place in it to go on from; None at its beginning."""
-        epoch = self._dataset.epoch_request[1] if self._epoch_was_set else self._next_epoch
-        if self._resume is not None and self._resume[0] == epoch:
-            return self._resume
-        return epoch, None
+        """The epoch, or the run, that is read next, and the place in it where that begins; None at its beginning."""
+        self._heed_dataset()
+        return self._position.coming()[:2]
 
-    def begin(self, progress: Progress, resume: Snapshot | None) -> IterationPosition:
+    def begin(self, progress: Progress) -> None:
         """The coming epoch has begun, and the loaded state is used.
 
         Args:
-            progress: Follows it.
-            resume: The place where it begins; None at its beginning.
-
-        Returns:
-            What knows the states of this iteration.
+            progress: Follows it, or the run that it is a part of.
         """
-        self._set_next(progress.epoch + 1)
-        self._resume = None
+        continued = self.goes_on
+        if (text := self._position.renaming("loader")) is not None:
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
+        step = progress.record().step
+        start = self._position.begin(step, lambda: progress.record().unpack(self._ranks.reading.rules))
+        progress.epochs = self._position.epochs
+        self._resumed_at = None if continued or not start.epoch.delivered else step
         self.loaded = None
         self.progress = progress
-        self._resumed_at = None if resume is None else resume.step
-        if resume is None:
+        if start.place is None:
             self.layout = None
-        return self
-
-    def go_on(self) -> None:
-        """The coming epoch has begun, in the same reading of a run."""
-        raise NotImplementedError("an epoch of its own begins with `begin`")
 
     def load(self, loaded: LoadedState, epoch: int, place: Snapshot | None, state: Mapping[str, Any]) -> None:
-        """Go on with an epoch from a place in it.
+        """Go on with an epoch, or a run, from a place in it.
 
         Args:
             loaded: What the state says.
@@ -158,46 +140,55 @@ class LoaderPosition:
             place: Where to go on; None at its beginning.
             state: The state itself.
         """
-        self._resume = epoch, place
         self._failed = dict(enumerate(loaded.failures))
-        self._set_next(epoch)
+        self._requests_heeded = self._dataset.epoch_request[0]
+        self._position.load(epoch, place, loaded.epoch_place)
+        self.progress = None
         self.loaded = state
         self.layout = layout_from_plain(loaded.items)
 
     def forget_place(self) -> None:
-        """What was loaded was said of another rank."""
-        self._resume = None
+        """What was loaded, or reached in a run, was of another rank."""
+        self._position.forget_place()
         self._failed = {}
+        if self._position.length is not None:
+            self.progress = None
 
     def state_dict(self, step: int | None) -> dict[str, Any]:
         """See `StreamDataLoader.state_dict`."""
+        self._heed_dataset()
         progress = self.progress
-        if progress is not None and not self._epoch_was_set:
+        if progress is not None and not self._position.was_left:
             record = progress.record(step)
             if not (progress.over and record.step == progress.step):
-                return self.state(progress.epoch, record)
+                return self.state_of(progress, record)
             step = None
-        epoch, place = self.coming()
-        self._check_begin(step, epoch, place)
-        return self.state(epoch, place)
-
-    def _check_begin(self, step: int | None, epoch: int, place: Snapshot | None) -> None:
-        """Refuse a step of an epoch that has not begun, but for the one where it begins."""
+        run, place, epoch = self._position.coming()
         if step is not None and step != (begin := 0 if place is None else place.step):
             raise ValueError(
-                f"the state as of step {step} is not known: epoch {epoch} has not begun, and begins at step {begin}"
+                f"the state as of step {step} is not known: epoch {epoch.number} has not begun, and begins at "
+                f"step {begin}"
             )
+        return self._plain(run, place, epoch)
 
-    def state(self, epoch: int, place: Snapshot | PackedSnapshot | None) -> dict[str, Any]:
-        """The state at a place in an epoch, as plain data; at an end, that of the next epoch's beginning."""
-        rules = self._ranks.reading.rules
-        if isinstance(place, PackedSnapshot):
-            place = place.unpack(rules)
-            if self._ends.is_end(epoch, place):
-                epoch, place = epoch + 1, None
+    def coming_state(self) -> dict[str, Any]:
+        """The state of the epoch that comes next, at its beginning."""
+        return self._plain(*self._position.coming())
+
+    def state_of(self, progress: Progress, record: PackedSnapshot) -> dict[str, Any]:
+        """The state at a place in an epoch that was followed; at its end, that of the next one's beginning."""
+        epoch, place = progress.epoch, record.unpack(self._ranks.reading.rules)
+        at = None if progress.epochs is None else progress.epochs.at(record.step)
+        if self._ends.is_end(epoch, place):
+            return self._plain(epoch + 1, None, at)
+        return self._plain(epoch, place, at)
+
+    def _plain(self, epoch: int, place: Snapshot | None, at: EpochPlace | None) -> dict[str, Any]:
+        rules, length = self._ranks.reading.rules, self._position.length
         failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
         items = None if self.layout is None else layout_to_plain(self.layout)
-        return to_plain(rules, epoch, place, identity_of(self._dataset), failed, items)
+        state = to_plain(rules, epoch, place, identity_of(self._dataset), failed, items)
+        return state if length is None or at is None else state | plain_epoch(at, length)
 
     def note_failure(self, failure: StreamError) -> None:
         """A stream was skipped.
@@ -218,19 +209,28 @@ class LoaderPosition:
             ) from failure
 
     def warn_of_rest(self) -> None:
-        """Tell who looked at a batch of a loaded state that the state is used up."""
+        """Tell who looked at a batch of a loaded state that the rest of its epoch is not read as such."""
+        self._heed_dataset()
         progress = self.progress
-        if progress is None or progress.over or self._resumed_at is None or self._epoch_was_set:
+        if progress is None or progress.over or self._resumed_at is None or self._position.was_left:
             return
-        count = progress.step - self._resumed_at
-        if count <= 1 and not self._ends.is_end(progress.epoch, progress.record().unpack(self._ranks.reading.rules)):
+        record, length, left = progress.record(), self._position.length, self._position.left
+        count = record.step - self._resumed_at
+        if left is None:
+            is_used_up = count <= 1 and not self._ends.is_end(progress.epoch, record.unpack(self._ranks.reading.rules))
+            of, then = f"epoch {progress.epoch}", f"reads epoch {progress.epoch + 1} from its beginning"
+        else:
+            is_used_up = count == 1 and left > 1
+            of, then = f"the {left} that its epoch had left", f"reads the {length} batches behind it"
+        if is_used_up:
             warnings.warn(
                 f"the iteration that went on from the loaded state was left after {count} "
-                f"batch{'' if count == 1 else 'es'} of epoch {progress.epoch}, and this one reads epoch "
-                f"{progress.epoch + 1} from its beginning; who looks at a batch beforehand loads the state again",
+                f"batch{'' if count == 1 else 'es'} of {of}, and this one {then}; who looks at a batch beforehand "
+                "loads the state again",
                 RuntimeWarning,
                 stacklevel=4,
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"progress": None, "layout": None}
+        """A copy goes on where this one stands."""
+        return self.__dict__ | {"progress": None, "layout": None, "_position": self._position.at_rest()}

@@ -17,15 +17,13 @@ from typing import Any
 from stream_dataloader import _options as options
 from stream_dataloader._map_style.index_groups import IndexGroups
 from stream_dataloader._ranks.place import RankPlace, place_now
-from stream_dataloader._sampling.reading import EpochStart, SamplerReading
+from stream_dataloader._sampling.reading import SamplerReading
 from stream_dataloader._schedule.groups import Groups
+from stream_dataloader._schedule.position import EpochPlace, EpochStart, Position
 from stream_dataloader._schedule.rules import Rules
-from stream_dataloader._schedule.saved_state import SourceIdentity, from_plain, groups_of, to_plain
+from stream_dataloader._schedule.saved_state import SourceIdentity, from_plain, groups_of, plain_epoch, to_plain
 from stream_dataloader._schedule.step_count import count_steps, steps_of_groups
-from stream_dataloader._schedule.stretch import StretchPlace, renamed, taken_up
 from stream_dataloader.errors import StateError
-
-_BEGINNING = EpochStart(0, None, 0, 0)
 
 
 class SamplerPosition:
@@ -51,14 +49,11 @@ class SamplerPosition:
         seed_is_given: bool,
     ) -> None:
         self._groups, self._total_groups, self._given = groups, total_groups, given
-        self._length = length
+        self._position = Position(length)
         self._seed_is_given = seed_is_given
         self._rules = rules
         self._place = RankPlace()
         self._reading: SamplerReading | None = None  # the epoch that began last
-        self._origin = _BEGINNING  # what comes next, as long as nothing was read since
-        self._any_number = False  # the loaded state was of a run that was not read in epochs
-        self._wanted: int | None = None  # the number that set_epoch gave the coming epoch
         self._steps: tuple[Rules, int, int] | None = None  # of the epoch that was asked for last
         self.find_rank()
 
@@ -87,62 +82,32 @@ class SamplerPosition:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that comes next."""
-        self._wanted = options.integer("epoch", epoch, 0, 2**62)
+        self._position.set_epoch(options.integer("epoch", epoch, 0, 2**62))
 
     def begin(self) -> SamplerReading:
         """The coming epoch begins, and what was set or loaded is used."""
         rules = self.find_rank()
-        by_itself, start = self._by_itself(), self._coming()
-        differs = start.place is not None and start.number != by_itself.number
-        if self._length is not None and differs and not self._any_number:
-            warnings.warn(
-                renamed(start.number, by_itself.number, self._length, "sampler"),
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        self._wanted, self._any_number = None, False
-        self._reading = SamplerReading(self._groups, rules, start, self._total(start))
-        return self._reading
-
-    def _coming(self) -> EpochStart:
-        """What comes next, with the number that was set."""
-        coming, wanted = self._by_itself(), self._wanted
-        if wanted is None or wanted == coming.number:
-            return coming
-        if self._length is None:
-            return EpochStart(wanted, None, wanted, 0)
-        if wanted == 0 and not self._any_number:
-            return _BEGINNING
-        return coming._replace(number=wanted, delivered=0)
-
-    def _by_itself(self) -> EpochStart:
-        """What comes next if no number was set."""
-        reading = self._reading
-        if reading is None:
-            return self._origin
-        if reading.fetched == reading.start.delivered and reading.fetched != reading.total:  # nothing came of it
-            return reading.start
-        return self._behind(reading, reading.fetched)
-
-    def _behind(self, reading: SamplerReading, batches: int) -> EpochStart:
-        """The epoch after one of which so many batches were used."""
-        run, _, number, _ = reading.start
-        if self._length is None:
-            return EpochStart(run + 1, None, number + 1, 0)
-        return EpochStart(run, reading.place(batches), number + 1, 0)
+        if (text := self._position.renaming("sampler")) is not None:
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        start = self._position.coming()
+        reading = SamplerReading(self._groups, rules, start, self._total(start.run))
+        self._position.begin(0 if start.place is None else start.place.step, reading.reached)
+        self._reading = reading
+        return reading
 
     def total(self) -> int | None:
         """Number of batches of the epoch that began last, or, if none did or another was set, of the one that comes."""
         self.find_rank()
-        # also when all of it was drawn: the trainer may have batches of it to come
-        return self._total(self._coming()) if self._reading is None or self._wanted is not None else self._reading.total
+        if self._reading is not None and not self._position.is_set:
+            return self._reading.total  # also when all was drawn: the trainer may have batches of it to come
+        return self._total(self._position.coming().run)
 
-    def _total(self, start: EpochStart) -> int | None:
-        if self._length is not None or self._rules.padding_mode == "cycle":
-            return self._length
-        if self._steps is None or self._steps[:2] != (self._rules, start.run):
-            steps = steps_of_groups(self._rules, start.run, self._groups.lengths)
-            self._steps = self._rules, start.run, count_steps(self._rules, steps)
+    def _total(self, run: int) -> int | None:
+        if self._position.length is not None or self._rules.padding_mode == "cycle":
+            return self._position.length
+        if self._steps is None or self._steps[:2] != (self._rules, run):
+            steps = steps_of_groups(self._rules, run, self._groups.lengths)
+            self._steps = self._rules, run, count_steps(self._rules, steps)
         return self._steps[2]
 
     # states -----------------------------------------------------------------------------------------------------------
@@ -152,26 +117,28 @@ class SamplerPosition:
         self.find_rank()
         if step is not None:
             step = options.integer("step", step, 0)
-        reading, coming = self._reading, self._coming()
-        if reading is None or coming != self._by_itself():
-            if step not in (None, coming.delivered):
+        reading = self._reading
+        if reading is None or self._position.was_left:
+            coming = self._position.coming()
+            if step not in (None, coming.epoch.delivered):
                 raise ValueError(
-                    f"the state as of step {step} is not known: epoch {coming.number} has not begun, and begins at "
-                    f"step {coming.delivered}"
+                    f"the state as of step {step} is not known: epoch {coming.epoch.number} has not begun, and begins "
+                    f"at step {coming.epoch.delivered}"
                 )
             return self._plain(coming)
+        run, _, (number, _) = reading.start
         batches = reading.fetched if step is None else step
         place = reading.place(batches)
-        if batches == reading.total:
-            return self._plain(self._behind(reading, batches))
-        return self._plain(reading.start._replace(place=place, delivered=batches))
+        if batches != reading.total:
+            return self._plain(EpochStart(run, place, EpochPlace(number, batches)))
+        if self._position.length is None:
+            return self._plain(EpochStart(run + 1, None, EpochPlace(run + 1, 0)))
+        return self._plain(EpochStart(run, place, EpochPlace(number + 1, 0)))
 
     def _plain(self, start: EpochStart) -> dict[str, Any]:
-        rules = self._rules
+        rules, length = self._rules, self._position.length
         state = to_plain(rules, start.run, start.place, self._identity(), [()] * rules.groups.count)
-        if self._length is not None:
-            state |= StretchPlace(start.number, start.delivered).plain(self._length)
-        return state
+        return state if length is None else state | plain_epoch(start.epoch, length)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `LaneBatchSampler.load_state_dict`."""
@@ -185,16 +152,12 @@ class SamplerPosition:
         self._total_groups, self._seed_is_given = total, True
         self._rules = replace(self._rules, seed=loaded.seed)
         rules = self._find_groups(total)
-        place = loaded.snapshot
-        run, stretch = loaded.epoch, loaded.stretch
-        self._any_number = False
-        start = EpochStart(run, place, run, 0 if place is None else place.step)
-        if self._length is not None:
-            self._any_number = stretch is None and place is not None
-            start = EpochStart(run, place, *taken_up(stretch, self._length))
-        elif rules.padding_mode != "cycle" and start.delivered >= (self._total(start) or 0):  # behind the last batch
-            start = EpochStart(run + 1, None, run + 1, 0)
-        self._origin, self._reading, self._wanted = start, None, None
+        run, place = loaded.epoch, loaded.snapshot
+        has_end = self._position.length is None and rules.padding_mode != "cycle"
+        if has_end and place is not None and place.step >= (self._total(run) or 0):  # behind the last batch
+            run, place = run + 1, None
+        self._position.load(run, place, loaded.epoch_place)
+        self._reading = None
 
     def _identity(self) -> SourceIdentity:
         lengths = hashlib.blake2b(self._groups.lengths.tobytes(), digest_size=16).hexdigest()

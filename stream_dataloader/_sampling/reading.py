@@ -8,35 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy.typing as npt
 
 from stream_dataloader._map_style.index_groups import IndexGroups
 from stream_dataloader._sampling.lane_index import LaneIndices
 from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.position import EpochStart
 from stream_dataloader._schedule.replay import Replay
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.snapshot import Snapshot
 
 _KEPT_PLACES = 8  # a block of steps is between one and the next
 _ALL = 1 << 62
-
-
-class EpochStart(NamedTuple):
-    """Where an epoch begins, or is gone on with.
-
-    Attributes:
-        run: The number of the epoch that is scheduled; of the endless run, where epochs are stretches of one.
-        place: Where in it; None at its beginning.
-        number: The epoch's number.
-        delivered: How many of its batches come before.
-    """
-
-    run: int
-    place: Snapshot | None
-    number: int
-    delivered: int
 
 
 class SamplerReading:
@@ -56,9 +41,9 @@ class SamplerReading:
     def __init__(self, groups: IndexGroups, rules: Rules, start: EpochStart, total: int | None) -> None:
         self.start = start
         self.total = total
-        self.fetched = start.delivered
+        self.fetched = start.epoch.delivered
         self._groups, self._rules = groups, rules
-        self._first_step = (0 if start.place is None else start.place.step) - start.delivered  # of the epoch
+        self._first_step = (0 if start.place is None else start.place.step) - start.epoch.delivered  # of the epoch
         self._kept: deque[Snapshot] = deque(maxlen=_KEPT_PLACES)
 
     def batches(self) -> Iterator[LaneIndices]:
@@ -77,17 +62,22 @@ class SamplerReading:
                 self.fetched += 1
                 yield batch
 
+    def reached(self) -> Snapshot:
+        """Where it stands after all that were drawn."""
+        return self.place(self.fetched)
+
     def place(self, batches: int) -> Snapshot:
         """Where it stood after so many batches of the epoch.
 
         Raises:
             ValueError: They were not drawn, or it began behind them.
         """
-        if not self.start.delivered <= batches <= self.fetched:
+        number, first = self.start.epoch
+        if not first <= batches <= self.fetched:
             raise ValueError(
-                f"the state as of step {batches} is not known: {self.fetched} batches of epoch {self.start.number} "
-                f"were drawn, and the first was number {self.start.delivered}; pass the number of this "
-                f"epoch's batches that the trainer has used, from {self.start.delivered} to {self.fetched}"
+                f"the state as of step {batches} is not known: {self.fetched} batches of epoch {number} were drawn, "
+                f"and the first was number {first}; pass the number of this epoch's batches that the trainer has used, "
+                f"from {first} to {self.fetched}"
             )
         step = self._first_step + batches
         before = [place for place in self._kept if place.step <= step]

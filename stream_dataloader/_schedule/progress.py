@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from stream_dataloader._schedule.position import EpochsOfRun
 from stream_dataloader._schedule.reservations import Reservations, next_grant
 from stream_dataloader._schedule.rules import NONE, Rules
 from stream_dataloader._schedule.snapshot import LaneReports, PackedSnapshot, Snapshot, beginning, pack_progress
@@ -31,11 +32,13 @@ class Progress:
     Attributes:
         epoch: The epoch's number.
         finished: The epoch's end was seen.
+        epochs: The epochs of n batches that the run is read in; None if it is an epoch by itself.
     """
 
     def __init__(self, rules: Rules, epoch: int, start: Snapshot | None, parts: int) -> None:
         self.epoch = epoch
         self.finished = False
+        self.epochs: EpochsOfRun | None = None
         self._rules = rules
         start = start or beginning(rules)
         self._step = start.step

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.order import returned_by_group
+from stream_dataloader._schedule.position import EpochPlace
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.snapshot import LaneProgress, LaneState, Snapshot
-from stream_dataloader._schedule.stretch import StretchPlace, stretch_of
 from stream_dataloader.errors import StateError
 
 VERSION = 1
@@ -130,7 +130,7 @@ class LoadedState(NamedTuple):
         epoch: The epoch's number, or the run's.
         snapshot: Where in it; None at its beginning.
         failures: The sources whose streams were skipped, by group hosted.
-        stretch: Where in an epoch of n batches; None if it was saved without such.
+        epoch_place: Where in an epoch of n batches; None if it was saved without such.
         items: What items look like, if the state says so.
     """
 
@@ -138,8 +138,27 @@ class LoadedState(NamedTuple):
     epoch: int
     snapshot: Snapshot | None
     failures: list[set[int]]
-    stretch: StretchPlace | None
+    epoch_place: EpochPlace | None
     items: Mapping[str, Any] | None
+
+
+def plain_epoch(place: EpochPlace, length: int) -> dict[str, Any]:
+    """What a state has of a place in an epoch of n batches, beside the place in the run.
+
+    Args:
+        place: The place.
+        length: Number of batches n of an epoch.
+    """
+    return {"stretch": {**place._asdict(), "batches_per_epoch": length}}
+
+
+def _epoch_place_of(state: Mapping[str, Any]) -> EpochPlace | None:
+    if "stretch" not in state:
+        return None
+    place = EpochPlace(int(state["stretch"]["number"]), int(state["stretch"]["delivered"]))
+    if min(place) < 0:
+        raise StateError(f"the state's place in an epoch is {place._asdict()}, which cannot be negative")
+    return place
 
 
 def groups_of(state: Any) -> int:
@@ -218,7 +237,8 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
             tuple(_lane_of(lane) for own in lanes for lane in own),
         )
     skipped = [_failed_of(failed) for failed in failures]
-    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, skipped, stretch_of(state), items)
+    epoch_place = _epoch_place_of(state)
+    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, skipped, epoch_place, items)
 
 
 def _failed_of(saved: Sequence[int] | int) -> set[int]:

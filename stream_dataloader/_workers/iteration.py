@@ -21,7 +21,7 @@ from stream_dataloader._assembly.lane_windows import LaneWindows
 from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._loader.position import IterationPosition
+from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.progress import Progress
@@ -77,7 +77,7 @@ class Iteration:
         dataset: StreamDataset,
         collector: StepCollector,
         progress: Progress,
-        position: IterationPosition,
+        position: LoaderPosition,
         steps: Steps,
         output: Output,
         tally: Tally,
@@ -119,7 +119,7 @@ class Iteration:
             judge.layout = self._position.layout or self._steps.layout()
         if self._output.collate_fn is None:
             batch = self._regrouped(self._regrouper, step, parts, slot)
-            batch.remember(functools.partial(self._position.state, self.epoch, self._record()))
+            batch.remember(functools.partial(self._position.state_of, self._progress, self._record()))
             self._note_layout()
             self._count(begin, step, parts)
             return self._output.finish(batch)

@@ -71,7 +71,6 @@ class Running:
         self._newest: weakref.ref[Iteration] | None = None
         self._stretch: weakref.ref[Stretch] | None = None
         self._kept: _Kept | None = None
-        self._number = 0  # of the epoch that began last
 
     @property
     def epoch(self) -> int | None:
@@ -81,7 +80,7 @@ class Running:
             return None
         if self._position.left is not None and not self._is_in_stretch:
             return None
-        return self._number
+        return self._position.number
 
     @property
     def _is_in_stretch(self) -> bool:
@@ -90,9 +89,10 @@ class Running:
 
     def begin(self, kind: Kind) -> Iterator[Any]:
         """Begin to read what comes next, and return the iterator over it."""
-        kept, number = self._kept, self._position.coming_number
+        kept = self._kept
         if kept is not None and self._goes_on(kept, kind):
-            self._position.go_on()
+            assert self._position.progress is not None
+            self._position.begin(self._position.progress)
             self._starter.go_on()
             iteration, batches = kept.iteration, kept.batches
             if kind.parts:
@@ -104,7 +104,6 @@ class Running:
             )
             self._newest = weakref.ref(iteration)
             batches = self._delivered(iteration, kind)
-        self._number = number
         length = self._position.left
         if length is None:
             return batches

@@ -105,13 +105,14 @@ class Starter:
         steps: Steps = OwnSteps()
         if not parts and not position.goes_on:
             try:
-                terms = {} if self._ranks.alone else common(position.state(epoch, resume))
+                terms = {} if self._ranks.alone else common(position.coming_state())
                 steps = self._ranks.begin(epoch, progress.step, terms)
             except BaseException:
                 collector.close()
                 raise
         self.tally.begin(begin)
-        return Iteration(reading, collector, progress, position.begin(progress, resume), steps, output, self.tally)
+        position.begin(progress)
+        return Iteration(reading, collector, progress, position, steps, output, self.tally)
 
     def stats(self) -> LoaderStats:
         """What was read so far."""

@@ -105,9 +105,7 @@ def _place(loader: StreamDataLoader[Any], ahead: int) -> Callable[[], State] | N
             record = progress.record(record.step - ahead)
         except ValueError:  # an iteration before it: the shorter loader of several began anew
             return None
-    if loader.batches_per_epoch is not None:  # it keeps them over the ends of epochs, and knows their numbers
-        return functools.partial(loader.state_dict, record.step)
-    return functools.partial(position.state, progress.epoch, record)
+    return functools.partial(position.state_of, progress, record)
 
 
 def of_all_ranks(loader: StreamDataLoader[Any], state: State) -> State:
