@@ -5,12 +5,15 @@ Tests over random cases are marked `random`, so that `--full -m "slow or random"
 """
 
 import gc
+import importlib
 import multiprocessing
 import os
 import pathlib
+import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -61,7 +64,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker("random")
 
 
-# multiprocessing's own helpers live as long as the interpreter: start them before anything is counted
+# multiprocessing's own helpers, and fsspec's thread, live as long as the interpreter: start them before anything is counted
 _HELPERS = ("forkserver", "resource_tracker")
 
 
@@ -76,12 +79,17 @@ def descriptors():
     return {fd: target for fd, target in found.items() if "/proc/" not in target}
 
 
+def is_fsspecs(thread):
+    """The threads in which its event loop looks up names and reads files stay with it."""
+    return thread.name.startswith("asyncio_")
+
+
 _KINDS = ("processes", "threads", "descriptors")
 
 
 def leaks(processes, threads, fds):
     new_processes = [process for process in multiprocessing.active_children() if process not in processes]
-    new_threads = [thread for thread in threading.enumerate() if thread not in threads]
+    new_threads = [thread for thread in threading.enumerate() if thread not in threads and not is_fsspecs(thread)]
     new_fds = {fd: target for fd, target in descriptors().items() if fd not in fds}
     return new_processes, new_threads, new_fds.items()
 
@@ -91,6 +99,8 @@ def _helpers_running():
     multiprocessing.set_forkserver_preload(["stream_dataloader"])
     multiprocessing.get_context("forkserver").Process(target=int).start()
     multiprocessing.get_context("spawn").Process(target=int).start()
+    with suppress(ImportError):
+        importlib.import_module("fsspec.asyn").get_loop()
     while multiprocessing.active_children():
         time.sleep(0.01)
 
@@ -100,6 +110,14 @@ def _frozen(_helpers_running):
     """What modules made when they were imported stays: to look at all of it around each test takes most of the time."""
     gc.collect()
     gc.freeze()
+
+
+def let_clients_go():
+    """Clients of servers, which a process keeps for good, end with the test that had them."""
+    if (remote := sys.modules.get("stream_dataloader.streams.cache.remote")) is not None:
+        for kind in {type(client) for client in remote._held.values()}:
+            kind.clear_instance_cache()
+        remote._held.clear()
 
 
 _passed = pytest.StashKey[bool]()
@@ -129,6 +147,7 @@ def _no_leaks(_frozen, request):
     yield
     if not request.node.stash.get(_passed, False):
         return  # its traceback holds what it was at, and is what there is to read
+    let_clients_go()
     deadline = time.monotonic() + 60
     while any(left := leaks(processes, threads, fds)) and time.monotonic() < deadline:
         gc.collect()

@@ -1,7 +1,8 @@
 """A server of files on loopback, which may go wrong as planned."""
 
+import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from helpers import PATIENCE
@@ -16,6 +17,7 @@ class Server(ThreadingHTTPServer):
         self.endings = None  # a list has answers to GET come without a length, and end before these bytes
         self.half_sent, self.go_on = threading.Event(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.connected, self.open = 0, set()
 
     def put(self, name, content):
         self.files[name] = content
@@ -24,12 +26,28 @@ class Server(ThreadingHTTPServer):
     def count(self, method, name=""):
         return sum(asked == method and name in path for asked, path in self.requests)
 
+    def verify_request(self, request, client_address):
+        self.connected += 1
+        self.open.add(request)
+        return True
+
+    def shutdown_request(self, request):
+        self.open.discard(request)
+        super().shutdown_request(request)
+
+    def hang_up(self):
+        """End the connections that clients keep."""
+        for request in list(self.open):
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request, client_address):
         """A client that was killed is no error here."""
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_HEAD(self):
         self.answer()
@@ -110,3 +128,4 @@ def serving():
         server.shutdown()
         thread.join()
         server.server_close()
+        server.hang_up()

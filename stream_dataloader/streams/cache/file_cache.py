@@ -17,14 +17,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from stream_dataloader.streams.cache.entry import CacheEntry, LocalFile, delete_file, stored_files
-from stream_dataloader.streams.cache.remote import UnreachableError, remote_file
+from stream_dataloader.streams.cache.remote import RemoteFile, SizeError, UnreachableError, remote_file
 
 __all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "local_path", "open_local"]
 
@@ -33,6 +33,16 @@ _DIRECTORY, _LIMIT = "STREAM_DATALOADER_CACHE", "STREAM_DATALOADER_CACHE_BYTES"
 #: A protocol has more than one letter, unlike Windows' drives; `::` chains file systems.
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)(://|::)", re.IGNORECASE)
 _LIVE = {"rtsp", "rtsps", "rtspt", "rtspu", "rtp", "srtp", "rtmp", "rtmps", "rtmpt", "udp", "tcp", "tls", "srt", "mms"}
+
+#: Options of fsspec's file systems that say where a file is, in lower case and without _.
+_PLACE = {
+    *("endpointurl", "endpoint", "host", "hostname", "port", "instance", "baseurl", "blobendpoint", "endpointsuffix"),
+    *("accountname", "accounthost", "bucket", "share", "container", "path", "prefix", "fo", "targetprotocol"),
+    *("org", "repo", "sha", "ref", "revision"),
+}
+
+#: The password in a URL.
+_PASSWORD = re.compile(r"(://[^/:@]*):[^/@]*@")
 
 #: Directories that this run looked through for what killed processes left.
 _swept: set[str] = set()
@@ -132,7 +142,13 @@ class FileCache:
             entry.raise_failure(began)
             try:
                 self._sweep()
-                return self._taken_in(entry, name, version, size, make)
+                self._make_room(name, size)
+
+                def write(path: str) -> str:
+                    make(path)
+                    return version
+
+                return self._taken_in(entry, name, write)
             except (OSError, ValueError) as error:
                 entry.note_failure(error)
                 raise
@@ -149,13 +165,14 @@ class FileCache:
             OSError: See `open`.
             ValueError: It has another number of bytes.
         """
+
+        def check(found: int) -> None:
+            if found != size:
+                raise SizeError(f"{url} has {found:,} bytes, and {size:,} are expected")
+
         with remote_file(url, self.storage_options, self.timeout_seconds) as remote:
-            there = remote.info().size
-            if there is not None and there != size:
-                raise ValueError(f"{url} has {there:,} bytes, and {size:,} are expected")
-            remote.fetch(path, there)
-        if (found := os.path.getsize(path)) != size:
-            raise ValueError(f"{url} has {found:,} bytes, and {size:,} are expected")
+            remote.fetch(path, check)
+        check(os.path.getsize(path))
 
     def _open_url(self, url: str) -> LocalFile:
         entry = self._entry(url)
@@ -179,34 +196,24 @@ class FileCache:
         old = entry.hold()
         try:
             with remote_file(url, self.storage_options, self.timeout_seconds) as remote:
-                try:
-                    info = remote.info()
-                except UnreachableError as error:
-                    if old is None:
-                        raise
-                    _log.warning("%s; its copy in the cache is read instead", error)
+                if old is not None and _is_current(entry.version_of(old.path), remote):
                     file, old = old, None
                 else:
-                    if old is not None and entry.version_of(old.path) == info.version:
-                        file, old = old, None
-                    else:
-                        if old is not None:
-                            old.close()
-                        _log.info("fetching %s, %s bytes", url, info.size)
-                        fetch = functools.partial(remote.fetch, size=info.size)
-                        file = self._taken_in(entry, url, info.version, info.size or 0, fetch)
+                    if old is not None:
+                        old.close()
+                    _log.info("fetching %s", url)
+                    check_size = functools.partial(self._make_room, url)
+                    file = self._taken_in(entry, url, functools.partial(remote.fetch, check_size=check_size))
         finally:
             if old is not None:
                 old.close()
         entry.note_check()
         return file
 
-    def _taken_in(
-        self, entry: CacheEntry, name: str, version: str, size: int, make: Callable[[str], None]
-    ) -> LocalFile:
-        self._make_room(name, size)
+    def _taken_in(self, entry: CacheEntry, name: str, write: Callable[[str], str]) -> LocalFile:
+        """A file that `write` writes to a path, and says the version of."""
         try:
-            make(entry.part)
+            version = write(entry.part)
             self._make_room(name, os.path.getsize(entry.part), but=entry.part)
             return entry.take_in(version)
         except BaseException:
@@ -215,8 +222,8 @@ class FileCache:
             raise
 
     def _entry(self, url: str) -> CacheEntry:
-        options = repr(sorted((key, sorted(value.items())) for key, value in self.storage_options.items()))
-        key = hashlib.sha256(f"{url} {options}".encode()).hexdigest()[:24]
+        place = _PASSWORD.sub(r"\1@", url), sorted(_places(self.storage_options))
+        key = hashlib.sha256("{} {}".format(*place).encode()).hexdigest()[:24]
         return CacheEntry(os.path.join(self._directory(), key), _name_of(url))
 
     def _directory(self) -> str:
@@ -237,7 +244,7 @@ class FileCache:
         if limit is None:
             return
         if size > limit:
-            raise ValueError(
+            raise SizeError(
                 f"{url} has {size:,} bytes, and the cache's limit is {limit:,}; raise size_limit_bytes or {_LIMIT}"
             )
         stored = [file for file in stored_files(self._directory()) if file.path != but]
@@ -310,6 +317,26 @@ def cache_directory(kind: str) -> str:
 
 
 _DEFAULT = FileCache()
+
+
+def _is_current(version: str, remote: RemoteFile) -> bool:
+    """Whether the server has this version still, as far as it can be asked."""
+    try:
+        return remote.info() == version
+    except UnreachableError as error:
+        _log.warning("%s; its copy in the cache is read instead", error)
+        return True
+
+
+def _places(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What options say of where files are, `_PLACE`: nothing else names a file, and never what opens the door to it."""
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _places(value)
+        elif key == "connection_string":  # of Azure: what a name says is between its parts
+            yield from _places(dict(part.split("=", 1) for part in str(value).split(";") if "=" in part))
+        elif key.lower().replace("_", "") in _PLACE:
+            yield key, str(value)
 
 
 def _name_of(url: str) -> str:

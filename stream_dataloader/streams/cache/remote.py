@@ -1,34 +1,41 @@
 """One file on a server, seen through fsspec: what it is now, and its bytes.
 
-Guarantee: nothing is left behind. By default fsspec keeps a thread, an event loop and open connections for the life of
-the process, and a forked worker that closes its copies of them disturbs the parent's. So each file gets a loop and a
-connection of its own, which end with it. A failure is a builtin error that names the URL (`remote_errors`). One that
-may pass is tried again, a few times within two seconds.
+Guarantee: a process has one client for a server and the options for it, which fsspec keeps with its connections. A file
+takes one request, over a connection that is there. What was told of the bytes that arrived says which version they
+are, so they are never taken for a newer one. A failure is a builtin error that names the URL (`remote_errors`). One
+that may pass is tried again, a few times within two seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypeVar
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 from stream_dataloader.streams.cache.remote_errors import final_error, text_of, timed_out
 
-__all__ = ["FileInfo", "RemoteFile", "UnreachableError", "remote_file"]
+__all__ = ["RemoteFile", "SizeError", "UnreachableError", "remote_file"]
 
 _WAIT_SECONDS = (0.2, 0.5, 1.0)  # before each further try
 
+_HTTP, _S3, _GCS = ("http", "https"), ("s3", "s3a"), ("gs", "gcs")
+
 #: What tells one version of a file from the next, as the servers name it, in lower case and without - and _.
 _VERSION = {
-    *("etag", "lastmodified", "mtime", "modified", "updated", "created", "datetime", "generation", "versionid"),
-    *("checksum", "crc", "crc32c", "md5", "md5hash", "contentmd5", "digest", "size"),
+    *("etag", "lastmodified", "mtime", "modified", "modify", "updated", "created", "datetime", "generation"),
+    *("versionid", "checksum", "crc", "crc32c", "md5", "md5hash", "contentmd5", "digest", "size"),
 }
+
+#: The clients that were used. fsspec keeps them too, but lets go of them in a forked process, where the end of a client
+#: would end its parent's connections: both have the one epoll.
+_held: dict[int, Any] = {}
 
 Result = TypeVar("Result")
 
@@ -37,81 +44,120 @@ class UnreachableError(ConnectionError):
     """The server did not answer, or the connection broke off: nothing is known about the file."""
 
 
-class FileInfo(NamedTuple):
-    """What a server says about a file.
-
-    Attributes:
-        version: Another one whenever the file has changed.
-        size: Bytes; None where the server does not tell.
-    """
-
-    version: str
-    size: int | None
+class SizeError(ValueError):
+    """The file has another size than is wanted."""
 
 
-class _Answer:
-    """What the server's last answer says of its own end."""
+class _Answers:
+    """What a server told along with what it was asked for; of HTTP and S3, which fsspec does not hand on."""
 
-    #: Nothing marks it but that the connection closes, as it also does when it breaks off (RFC 9112, 6.3).
-    ends_anywhere = False
+    def __init__(self) -> None:
+        self.versions: list[str] = []
+        self.failed = False
+        #: Nothing marks the last one's end but that the connection closes, as it also does when it breaks off
+        #: (RFC 9112, 6.3).
+        self.ends_anywhere = False
 
-    def trace(self) -> Any:
-        """What has aiohttp tell of each answer."""
-        from aiohttp import TraceConfig
+    def note(self, told: Mapping[str, Any], *, failed: bool) -> None:
+        self.failed = failed
+        if not failed:
+            self.versions.append(_version_of(told))
 
-        traced = TraceConfig()
-        traced.on_request_end.append(self._note)
-        return traced
 
-    async def _note(self, _session: Any, _context: Any, ended: Any) -> None:
-        headers = ended.response.headers
-        chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
-        self.ends_anywhere = not chunked and "Content-Length" not in headers
+#: Of the task that asks.
+_answers: ContextVar[_Answers | None] = ContextVar("_answers", default=None)
+
+
+def _version_of(told: Mapping[str, Any]) -> str:
+    """Another one whenever the file has changed."""
+    named = {key.lower().replace("-", "").replace("_", ""): str(value) for key, value in told.items()}
+    version = {key: value for key, value in sorted(named.items()) if key in _VERSION}
+    version = version or {"size": named.get("contentlength", "")}
+    return hashlib.sha256(json.dumps(version).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _http_trace() -> Any:
+    """What has aiohttp tell of each answer; one object, as fsspec compares the options of clients."""
+    from aiohttp import TraceConfig
+
+    async def note(_session: Any, _context: Any, ended: Any) -> None:
+        if (answers := _answers.get()) is not None:
+            headers = ended.response.headers
+            chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
+            answers.ends_anywhere = not chunked and "Content-Length" not in headers
+            answers.note(headers, failed=ended.response.status >= 400)
+
+    trace = TraceConfig()
+    trace.on_request_end.append(note)
+    return trace
+
+
+def _note_s3(parsed: Mapping[str, Any], **_: Any) -> None:
+    if (answers := _answers.get()) is not None:
+        answers.note(parsed, failed="Error" in parsed)
+
+
+async def _listen_to_s3(file_system: Any, path: str) -> None:
+    """Have botocore tell of each answer."""
+    await file_system.set_session()
+    client = await file_system.get_s3(file_system.split_path(path)[0])
+    for operation in ("GetObject", "HeadObject"):
+        event = f"after-call.s3.{operation}"
+        client.meta.events.register(event, _note_s3, unique_id=f"stream_dataloader.{event}")
 
 
 class RemoteFile:
-    """One file on a server, while `remote_file` keeps the connection."""
+    """One file on a server.
 
-    def __init__(self, url: str, file_system: Any, path: str, timeout_seconds: float, answer: _Answer) -> None:
+    Args:
+        url: What errors call it.
+        protocol: Of its server.
+        file_system: Of fsspec.
+        path: Of the file there.
+        timeout_seconds: The longest that the server may be silent.
+    """
+
+    def __init__(self, url: str, protocol: str, file_system: Any, path: str, timeout_seconds: float) -> None:
         self._url = url
         self._file_system = file_system
         self._path = path
         self._timeout_seconds = timeout_seconds
-        self._answer = answer
+        self._is_s3 = protocol in _S3
+        self._tells_with_bytes = protocol in (*_HTTP, *_S3)
         self._last_size = -1  # bytes that the try before got, where the server does not tell how many there are
 
-    def info(self) -> FileInfo:
-        """Ask the server.
+    def info(self) -> str:
+        """Ask the server which version of the file it has.
 
         Raises:
             UnreachableError: It does not answer.
             OSError: There is no such file, it is a directory, or it may not be read.
         """
-        known = self._tried(self._ask)
+        answers = _Answers()
+        known = self._tried(lambda: self._ask(answers))
         if known.get("type") == "directory":
             raise IsADirectoryError(f"{self._url} is a directory; give the files in it")
-        version = {
-            key: str(value)
-            for key, value in sorted(known.items())
-            if key.lower().replace("-", "").replace("_", "") in _VERSION
-        }
-        size = known.get("size")
-        return FileInfo(
-            hashlib.sha256(json.dumps(version).encode()).hexdigest()[:16], None if size is None else int(size)
-        )
+        return answers.versions[-1] if answers.versions else _version_of(known)
 
-    def fetch(self, path: str, size: int | None) -> None:
+    def fetch(self, path: str, check_size: Callable[[int], None]) -> str:
         """Write the file's bytes to a local one.
 
         Args:
             path: Of the local file, which may exist.
-            size: How many bytes they must be, if that is known.
+            check_size: Called with how many bytes there are, if the server tells, before they come.
+
+        Returns:
+            Which version they are, as `info` says it.
 
         Raises:
             UnreachableError: The server broke off before the end.
             OSError: As for `info`, or the bytes cannot be written.
+            SizeError: Of `check_size`.
         """
-        self._tried(lambda: self._download(path, size))
+        asked = None if self._tells_with_bytes else self.info()
+        told = self._tried(lambda: self._download(path, check_size))
+        return asked or told
 
     def put(self, path: str) -> None:
         """Write a local file's bytes to the server.
@@ -130,33 +176,68 @@ class RemoteFile:
             self._file_system.makedirs(self._file_system._parent(self._path), exist_ok=True)
         self._file_system.put_file(path, self._path)
         self._file_system.invalidate_cache()
-        size, found = os.path.getsize(path), self._ask().get("size")
+        size, found = os.path.getsize(path), self._ask(_Answers()).get("size")
         if found is not None and found != size:
             raise ConnectionError(f"{size:,} bytes were sent, and the server has {found:,}")
 
-    def _ask(self) -> dict[str, Any]:
-        file_system = self._file_system
-        if not getattr(file_system, "async_impl", False):
-            return dict(file_system.info(self._path))
-        from fsspec.asyn import sync
+    def _ask(self, answers: _Answers) -> dict[str, Any]:
+        if not self._file_system.async_impl:
+            return dict(self._file_system.info(self._path))
+        return dict(self._run(lambda: self._file_system._info(self._path), answers, self._timeout_seconds))
 
-        return dict(sync(file_system.loop, file_system._info, self._path, timeout=self._timeout_seconds))
-
-    def _download(self, path: str, size: int | None) -> None:
+    def _download(self, path: str, check_size: Callable[[int], None]) -> str:
+        """Fetch the bytes; returns their version, as far as it was told with them."""
         from fsspec.callbacks import Callback
 
-        told = Callback()
-        self._file_system.get_file(self._path, path, callback=told)
+        answers = _Answers()
+
+        class Arrival(Callback):  # type: ignore[misc]
+            def set_size(self, size: int | None) -> None:
+                super().set_size(size)
+                if size is not None and not answers.failed:
+                    check_size(size)
+
+        arrival = Arrival()
+        if self._file_system.async_impl:
+            self._run(lambda: self._file_system._get_file(self._path, path, callback=arrival), answers)
+        else:
+            self._file_system.get_file(self._path, path, callback=arrival)
         found = os.path.getsize(path)
-        for expected in (size, told.size):
-            if expected is not None and found != expected:
-                raise ConnectionError(f"{found:,} bytes arrived, and the server has {expected:,}")
-        if size is None and told.size is None and self._answer.ends_anywhere:
+        if arrival.size is not None and found != arrival.size:
+            raise ConnectionError(f"{found:,} bytes arrived, and the server has {arrival.size:,}")
+        if arrival.size is None and answers.ends_anywhere:
             before, self._last_size = self._last_size, found
             # The end of such an answer looks like a connection that broke off. Two tries of one size are believed.
             if found != before:
                 tries = f"{found:,} bytes arrived" if before < 0 else f"{before:,} bytes arrived, then {found:,}"
                 raise ConnectionError(f"{tries}, and the server does not tell how many there are")
+        if len(set(answers.versions)) > 1:  # large files come in several pieces
+            raise ConnectionError("it changed while it was fetched")
+        return answers.versions[0] if answers.versions else "unknown"  # which is no version: fetched again
+
+    def _run(
+        self, action: Callable[[], Coroutine[Any, Any, Result]], answers: _Answers, seconds: float | None = None
+    ) -> Result:
+        """Wait for what the client does; an interrupt (Ctrl-C in the middle of a download) ends that, too."""
+        loop, tasks = self._file_system.loop, []
+
+        async def act() -> Result:
+            if self._is_s3:
+                await _listen_to_s3(self._file_system, self._path)
+            return await action()
+
+        async def run() -> Result:
+            tasks.append(asyncio.current_task())
+            _answers.set(answers)
+            return await asyncio.wait_for(act(), seconds)
+
+        future = asyncio.run_coroutine_threadsafe(run(), loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():  # it is this thread that was interrupted
+                asyncio.run_coroutine_threadsafe(_end(tasks), loop).result()
+            raise
 
     def _tried(self, action: Callable[[], Result]) -> Result:
         """What an action returns, tried again where that may help."""
@@ -164,6 +245,8 @@ class RemoteFile:
         for tries, wait in enumerate((*_WAIT_SECONDS, None), 1):
             try:
                 return action()
+            except SizeError:
+                raise
             except Exception as error:
                 if (known := final_error(self._url, error)) is not None:
                     raise known from error
@@ -176,11 +259,17 @@ class RemoteFile:
         raise AssertionError("the last try returns or raises")
 
 
+async def _end(tasks: list[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @contextmanager
 def remote_file(
     url: str, storage_options: Mapping[str, Mapping[str, Any]], timeout_seconds: float
 ) -> Iterator[RemoteFile]:
-    """Connect to a file's server, and hang up afterwards.
+    """Connect to a file's server.
 
     Args:
         url: Of any protocol that fsspec knows, or a chain of them (`zip://clip.mp4::https://host/clips.zip`).
@@ -196,39 +285,42 @@ def remote_file(
         from fsspec.core import split_protocol, url_to_fs
     except ImportError as error:
         raise ImportError(f"reading {url} needs fsspec: pip install 'stream-dataloader[fsspec]'") from error
-    answer = _Answer()
-    with _event_loop() as loop:
-        options: dict[str, dict[str, Any]] = {}
-        try:
-            for link in url.split("::"):
-                protocol = split_protocol(link)[0] or link
-                kind = get_filesystem_class(protocol)
-                options[protocol] = _options(protocol, storage_options.get(protocol, {}), timeout_seconds, answer)
+    options: dict[str, dict[str, Any]] = {}
+    try:
+        for link in url.split("::"):
+            protocol = split_protocol(link)[0] or link
+            options[protocol] = _options(protocol, storage_options.get(protocol, {}), timeout_seconds)
+            if not get_filesystem_class(protocol).async_impl:  # a client of that kind serves one thread
                 options[protocol] |= {"skip_instance_cache": True}
-                if getattr(kind, "async_impl", False):
-                    options[protocol] |= {"loop": loop}
-            file_system, path = url_to_fs(url, **options)
-        except ImportError as error:
-            raise ImportError(
-                f"reading {url} needs a package that is not installed: {error} "
-                "(pip install 'stream-dataloader[fsspec]' brings what http:// and https:// need; s3:// needs s3fs, "
-                "gs:// gcsfs, abfs:// adlfs)"
-            ) from error
-        except Exception as error:
-            if (known := final_error(url, error)) is None:
-                raise UnreachableError(f"{url} could not be opened: {text_of(error)}; check the address") from error
-            raise known from error
-        if hasattr(file_system, "retries"):
-            file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
-        try:
-            yield RemoteFile(url, file_system, path, timeout_seconds, answer)
-        finally:
-            _hang_up(file_system, loop)
+        file_system, path = url_to_fs(url, **options)
+    except ImportError as error:
+        raise ImportError(
+            f"reading {url} needs a package that is not installed: {error} "
+            "(pip install 'stream-dataloader[fsspec]' brings what http:// and https:// need; s3:// needs s3fs, "
+            "gs:// gcsfs, abfs:// adlfs)"
+        ) from error
+    except Exception as error:
+        if (known := final_error(url, error)) is None:
+            raise UnreachableError(f"{url} could not be opened: {text_of(error)}; check the address") from error
+        raise known from error
+    if hasattr(file_system, "retries"):
+        file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
+    _hold(file_system)
+    yield RemoteFile(url, split_protocol(url)[0] or "", file_system, path, timeout_seconds)
 
 
-def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float, answer: _Answer) -> dict[str, Any]:
+def _hold(file_system: Any) -> None:
+    """Keep a file system, and those it is built upon, if they are clients."""
+    while file_system is not None:
+        if file_system.async_impl:
+            _held[id(file_system)] = file_system
+        below = getattr(getattr(file_system, "of", None), "fs", None)  # of an archive; of a cache or a folder:
+        file_system = below if below is not None else getattr(file_system, "fs", None)
+
+
+def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
     """A file system's options: those given, and else what makes it fail in good time, and fetch bytes as they are."""
-    if protocol in ("http", "https"):
+    if protocol in _HTTP:
         from aiohttp import ClientTimeout
 
         # no limit to the whole, which is five minutes by default: files may be large
@@ -236,45 +328,13 @@ def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float, an
             total=None, connect=timeout_seconds, sock_connect=timeout_seconds, sock_read=timeout_seconds
         )
         client = {"timeout": timeout, "auto_decompress": False, **given.get("client_kwargs", {})}
-        client["trace_configs"] = [*(client.get("trace_configs") or ()), answer.trace()]
+        client["trace_configs"] = [*(client.get("trace_configs") or ()), _http_trace()]
         headers = {"Accept-Encoding": "identity", **given.get("headers", {})}
         return {**given, "client_kwargs": client, "headers": headers}
-    if protocol in ("s3", "s3a"):
+    if protocol in _S3:
         config: dict[str, Any] = {"connect_timeout": timeout_seconds, "read_timeout": timeout_seconds}
         config |= {"retries": {"total_max_attempts": 1}}
         return {**given, "config_kwargs": {**config, **given.get("config_kwargs", {})}}
+    if protocol in _GCS:
+        return {"use_listings_cache": False, **given}  # a client that differs from the user's own, whose retries stay
     return dict(given)
-
-
-@contextmanager
-def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """An event loop that runs in a thread of its own; both are gone afterwards."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="stream_dataloader fetch", daemon=True)
-    thread.start()
-    try:
-        yield loop
-    finally:
-        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-async def _cancel_all() -> None:
-    """End what an interrupt (Ctrl-C in the middle of a download) left running."""
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0)  # transports that were closed say so in the next round
-
-
-def _hang_up(file_system: Any, loop: asyncio.AbstractEventLoop) -> None:
-    """Close a file system's connections, and those of the ones it is built upon."""
-    while file_system is not None:
-        session = getattr(file_system, "_session", None) or getattr(file_system, "_s3creator", None)
-        if session is not None and callable(close := getattr(file_system, "close_session", None)):
-            close(loop, session)
-        below = getattr(getattr(file_system, "of", None), "fs", None)  # of an archive; of a cache or a folder:
-        file_system = below if below is not None else getattr(file_system, "fs", None)
