@@ -64,7 +64,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker("random")
 
 
-# multiprocessing's own helpers, and fsspec's thread, live as long as the interpreter: start them before anything is counted
+# multiprocessing's own helpers, and fsspec's thread, live as long as the interpreter: start them before anything is
+# counted
 _HELPERS = ("forkserver", "resource_tracker")
 
 

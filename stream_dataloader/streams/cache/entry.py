@@ -14,17 +14,17 @@ A directory, one for each URL::
 from __future__ import annotations
 
 import builtins
+import glob
 import json
 import os
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
 
 from stream_dataloader.streams.cache.file_lock import FileLock, lock
 
-__all__ = ["CacheEntry", "LocalFile", "Stored", "delete_file", "stored_files"]
+__all__ = ["CacheEntry", "LocalFile", "delete_file", "stored_files"]
 
 #: Each run asks the server once more; forked workers belong to the run.
 _RUN_BEGAN = time.time()
@@ -131,7 +131,7 @@ class CacheEntry:
         """Whether the server was asked in this run, less than so many seconds ago."""
         try:
             checked = os.stat(self._lock).st_mtime
-        except OSError:  # there is no entry; any other error comes again when it is locked
+        except OSError:  # which comes again when the entry is locked, if it is not that there is none
             return False
         return checked >= max(_RUN_BEGAN, time.time() - seconds)
 
@@ -159,24 +159,13 @@ class CacheEntry:
             raise getattr(builtins, noted["kind"])(noted["text"])
 
 
-class Stored(NamedTuple):
-    """A file of the cache. The order of the fields sorts files by their last use."""
-
-    used: int
-    size: int
-    path: str
-
-
-def stored_files(directory: str) -> Iterator[Stored]:
-    """All files of the cache, also unfinished ones."""
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(entry.path) as files:
-                for file in files:
-                    if file.name == "part" or "-" in file.name:
-                        with suppress(FileNotFoundError):
-                            known = file.stat()
-                            yield Stored(known.st_atime_ns, known.st_size, file.path)
+def stored_files(directory: str) -> Iterator[tuple[int, int, str]]:
+    """Last use, size and path of each file of the cache, also of unfinished ones."""
+    for path in glob.iglob(os.path.join(glob.escape(directory), "*", "*")):
+        if "-" in os.path.basename(path) or path.endswith(f"{os.sep}part"):
+            with suppress(FileNotFoundError):
+                known = os.stat(path)
+                yield known.st_atime_ns, known.st_size, path
 
 
 def delete_file(path: str) -> bool:

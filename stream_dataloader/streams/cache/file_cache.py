@@ -123,35 +123,17 @@ class FileCache:
             name: What it is; another file has another name.
             version: Letters and digits that tell what it is made of; one of another version is made anew.
             size: How many bytes it will have at most.
-            make: Writes it to a path. Called in one process; the others wait.
-
-        Returns:
-            The local file. Close it when it is no longer read.
-
-        Raises:
-            ValueError: It is larger than the limit.
-            Exception: What `make` raised. Processes that waited raise the builtin error that is nearest to it.
+            make: Writes it to a path. Called in one process; the others wait, and raise the builtin error that is
+                nearest to its error.
         """
         entry = self._entry(name)
-        if (file := entry.hold(version)) is not None:
-            return file
-        began = time.time()
-        with entry.locked():
-            if (file := entry.hold(version)) is not None:
-                return file
-            entry.raise_failure(began)
-            try:
-                self._sweep()
-                self._make_room(name, size)
 
-                def write(path: str) -> str:
-                    make(path)
-                    return version
+        def write(path: str) -> str:
+            self._make_room(name, size, entry)
+            make(path)
+            return version
 
-                return self._taken_in(entry, name, write)
-            except (OSError, ValueError) as error:
-                entry.note_failure(error)
-                raise
+        return self._once(entry, lambda: entry.hold(version), lambda: self._taken_in(entry, name, write))
 
     def fetch(self, url: str, path: str, size: int) -> None:
         """Write the bytes of a URL to a file of one's own; nothing of it is kept in the cache.
@@ -159,11 +141,7 @@ class FileCache:
         Args:
             url: Of any protocol that fsspec knows.
             path: The file, which may exist.
-            size: How many bytes it must have.
-
-        Raises:
-            OSError: See `open`.
-            ValueError: It has another number of bytes.
+            size: How many bytes it must have; else this is a ValueError.
         """
 
         def check(found: int) -> None:
@@ -176,37 +154,40 @@ class FileCache:
 
     def _open_url(self, url: str) -> LocalFile:
         entry = self._entry(url)
-        if entry.was_checked(self.check_seconds) and (file := entry.hold()) is not None:
+
+        def held() -> LocalFile | None:
+            return entry.hold() if entry.was_checked(self.check_seconds) else None
+
+        return self._once(entry, held, lambda: self._fetched(entry, url))
+
+    def _once(self, entry: CacheEntry, held: Callable[[], LocalFile | None], get: Callable[[], LocalFile]) -> LocalFile:
+        """The file that an entry holds; else one process gets it, and those that wait have it, or its error."""
+        if (file := held()) is not None:
             return file
         began = time.time()
         with entry.locked():
-            if entry.was_checked(self.check_seconds) and (file := entry.hold()) is not None:
+            if (file := held()) is not None:
                 return file
             entry.raise_failure(began)
             try:
-                return self._fetched(entry, url)
+                self._sweep()
+                return get()
             except (OSError, ValueError) as error:
                 entry.note_failure(error)
                 raise
 
     def _fetched(self, entry: CacheEntry, url: str) -> LocalFile:
         """The file, fetched if it is missing or has changed; the entry is locked."""
-        self._sweep()
         entry.drop_old()
-        old = entry.hold()
-        try:
-            with remote_file(url, self.storage_options, self.timeout_seconds) as remote:
-                if old is not None and _is_current(entry.version_of(old.path), remote):
-                    file, old = old, None
-                else:
-                    if old is not None:
-                        old.close()
-                    _log.info("fetching %s", url)
-                    check_size = functools.partial(self._make_room, url)
-                    file = self._taken_in(entry, url, functools.partial(remote.fetch, check_size=check_size))
-        finally:
-            if old is not None:
-                old.close()
+        with remote_file(url, self.storage_options, self.timeout_seconds) as remote:
+            file = entry.hold()
+            if file is not None and not _is_current(entry.version_of(file.path), remote):
+                file.close()
+                file = None
+            if file is None:
+                _log.info("fetching %s", url)
+                check_size = functools.partial(self._make_room, url, entry=entry)
+                file = self._taken_in(entry, url, functools.partial(remote.fetch, check_size=check_size))
         entry.note_check()
         return file
 
@@ -214,7 +195,7 @@ class FileCache:
         """A file that `write` writes to a path, and says the version of."""
         try:
             version = write(entry.part)
-            self._make_room(name, os.path.getsize(entry.part), but=entry.part)
+            self._make_room(name, os.path.getsize(entry.part), entry)
             return entry.take_in(version)
         except BaseException:
             with suppress(OSError):
@@ -238,8 +219,8 @@ class FileCache:
             raise ValueError(f"the environment variable {_LIMIT} is {given!r}; give a number of bytes from 1 on")
         return int(given)
 
-    def _make_room(self, url: str, size: int, but: str = "") -> None:
-        """Delete the files that were not used for longest, until `size` more bytes are within the limit."""
+    def _make_room(self, url: str, size: int, entry: CacheEntry) -> None:
+        """Delete the files that were not used for longest, until `size` bytes of an entry are within the limit."""
         limit = self._limit()
         if limit is None:
             return
@@ -247,13 +228,11 @@ class FileCache:
             raise SizeError(
                 f"{url} has {size:,} bytes, and the cache's limit is {limit:,}; raise size_limit_bytes or {_LIMIT}"
             )
-        stored = [file for file in stored_files(self._directory()) if file.path != but]
-        total = sum(file.size for file in stored)
-        for file in sorted(stored):
-            if total + size <= limit:
-                return
-            if delete_file(file.path):
-                total -= file.size
+        stored = sorted(stored_files(self._directory()))
+        total = size + sum(taken for _, taken, path in stored if path != entry.part)
+        for _, taken, path in stored:
+            if total > limit and path != entry.part and delete_file(path):
+                total -= taken
 
     def _sweep(self) -> None:
         """Delete, once a run, what killed processes left unfinished."""
@@ -261,9 +240,9 @@ class FileCache:
         if directory in _swept:
             return
         _swept.add(directory)
-        for file in stored_files(directory):
-            if os.path.basename(file.path) == "part":
-                delete_file(file.path)
+        for _, _, path in stored_files(directory):
+            if os.path.basename(path) == "part":
+                delete_file(path)
 
 
 def is_url(path: Any) -> bool:
@@ -278,31 +257,12 @@ def is_url(path: Any) -> bool:
 
 
 def open_local(path: str | os.PathLike[str], cache: FileCache | None = None) -> LocalFile:
-    """Make a file local for as long as the result is open: a local path as it is, a URL through the cache.
-
-    Args:
-        path: A path or URL.
-        cache: By default the one that the environment describes.
-
-    Raises:
-        OSError: See `FileCache.open`, and ValueError and ImportError too.
-
-    Example:
-        >>> open_local("clip.mp4").path
-        'clip.mp4'
-    """
+    """Make a file local for as long as the result is open, by a cache or the one that the environment describes."""
     return (_DEFAULT if cache is None else cache).open(path)
 
 
 def local_path(path: str | os.PathLike[str], cache: FileCache | None = None) -> str:
-    """As `open_local`, but returns only the path, to be opened at once.
-
-    Nothing keeps the file: in a cache with a size limit another process may delete it before it is opened.
-
-    Example:
-        >>> local_path("clip.mp4")
-        'clip.mp4'
-    """
+    """As `open_local`, but nothing keeps the file: with a size limit another process may delete it at once."""
     with open_local(path, cache) as file:
         return file.path
 

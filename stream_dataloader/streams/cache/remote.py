@@ -108,15 +108,7 @@ async def _listen_to_s3(file_system: Any, path: str) -> None:
 
 
 class RemoteFile:
-    """One file on a server.
-
-    Args:
-        url: What errors call it.
-        protocol: Of its server.
-        file_system: Of fsspec.
-        path: Of the file there.
-        timeout_seconds: The longest that the server may be silent.
-    """
+    """One file on a server; every failure is a builtin error that names it, `UnreachableError` if nothing is known."""
 
     def __init__(self, url: str, protocol: str, file_system: Any, path: str, timeout_seconds: float) -> None:
         self._url = url
@@ -128,12 +120,7 @@ class RemoteFile:
         self._last_size = -1  # bytes that the try before got, where the server does not tell how many there are
 
     def info(self) -> str:
-        """Ask the server which version of the file it has.
-
-        Raises:
-            UnreachableError: It does not answer.
-            OSError: There is no such file, it is a directory, or it may not be read.
-        """
+        """Ask the server which version of the file it has."""
         answers = _Answers()
         known = self._tried(lambda: self._ask(answers))
         if known.get("type") == "directory":
@@ -145,30 +132,18 @@ class RemoteFile:
 
         Args:
             path: Of the local file, which may exist.
-            check_size: Called with how many bytes there are, if the server tells, before they come.
+            check_size: Called with how many bytes there are, if the server tells, before they come; may raise a
+                `SizeError`.
 
         Returns:
             Which version they are, as `info` says it.
-
-        Raises:
-            UnreachableError: The server broke off before the end.
-            OSError: As for `info`, or the bytes cannot be written.
-            SizeError: Of `check_size`.
         """
         asked = None if self._tells_with_bytes else self.info()
         told = self._tried(lambda: self._download(path, check_size))
         return asked or told
 
     def put(self, path: str) -> None:
-        """Write a local file's bytes to the server.
-
-        Args:
-            path: Of the local file.
-
-        Raises:
-            UnreachableError: The server broke off before the end.
-            OSError: The server does not take it.
-        """
+        """Write a local file's bytes to the server."""
         self._tried(lambda: self._upload(path))
 
     def _upload(self, path: str) -> None:
@@ -183,7 +158,11 @@ class RemoteFile:
     def _ask(self, answers: _Answers) -> dict[str, Any]:
         if not self._file_system.async_impl:
             return dict(self._file_system.info(self._path))
-        return dict(self._run(lambda: self._file_system._info(self._path), answers, self._timeout_seconds))
+
+        def ask() -> Coroutine[Any, Any, Any]:
+            return asyncio.wait_for(self._file_system._info(self._path), self._timeout_seconds)
+
+        return dict(self._run(ask, answers))
 
     def _download(self, path: str, check_size: Callable[[int], None]) -> str:
         """Fetch the bytes; returns their version, as far as it was told with them."""
@@ -215,28 +194,28 @@ class RemoteFile:
             raise ConnectionError("it changed while it was fetched")
         return answers.versions[0] if answers.versions else "unknown"  # which is no version: fetched again
 
-    def _run(
-        self, action: Callable[[], Coroutine[Any, Any, Result]], answers: _Answers, seconds: float | None = None
-    ) -> Result:
+    def _run(self, action: Callable[[], Coroutine[Any, Any, Result]], answers: _Answers) -> Result:
         """Wait for what the client does; an interrupt (Ctrl-C in the middle of a download) ends that, too."""
-        loop, tasks = self._file_system.loop, []
-
-        async def act() -> Result:
-            if self._is_s3:
-                await _listen_to_s3(self._file_system, self._path)
-            return await action()
+        loop = self._file_system.loop
+        tasks: list[Any] = []
 
         async def run() -> Result:
             tasks.append(asyncio.current_task())
             _answers.set(answers)
-            return await asyncio.wait_for(act(), seconds)
+            if self._is_s3:
+                await _listen_to_s3(self._file_system, self._path)
+            return await action()
+
+        async def end() -> None:
+            tasks[0].cancel()
+            await asyncio.wait(tasks)
 
         future = asyncio.run_coroutine_threadsafe(run(), loop)
         try:
             return future.result()
         except BaseException:
             if not future.done():  # it is this thread that was interrupted
-                asyncio.run_coroutine_threadsafe(_end(tasks), loop).result()
+                asyncio.run_coroutine_threadsafe(end(), loop).result()
             raise
 
     def _tried(self, action: Callable[[], Result]) -> Result:
@@ -259,34 +238,21 @@ class RemoteFile:
         raise AssertionError("the last try returns or raises")
 
 
-async def _end(tasks: list[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 @contextmanager
 def remote_file(
     url: str, storage_options: Mapping[str, Mapping[str, Any]], timeout_seconds: float
 ) -> Iterator[RemoteFile]:
-    """Connect to a file's server.
-
-    Args:
-        url: Of any protocol that fsspec knows, or a chain of them (`zip://clip.mp4::https://host/clips.zip`).
-        storage_options: The options of fsspec's file systems, by protocol.
-        timeout_seconds: The longest that the server may be silent.
+    """Connect to the server of a file, of any protocol that fsspec knows or of a chain of them.
 
     Raises:
         ImportError: fsspec is not installed, or what it needs for this protocol.
         ValueError: fsspec does not know the protocol, or an option.
     """
+    options: dict[str, dict[str, Any]] = {}
     try:
         from fsspec import get_filesystem_class
         from fsspec.core import split_protocol, url_to_fs
-    except ImportError as error:
-        raise ImportError(f"reading {url} needs fsspec: pip install 'stream-dataloader[fsspec]'") from error
-    options: dict[str, dict[str, Any]] = {}
-    try:
+
         for link in url.split("::"):
             protocol = split_protocol(link)[0] or link
             options[protocol] = _options(protocol, storage_options.get(protocol, {}), timeout_seconds)
@@ -295,9 +261,8 @@ def remote_file(
         file_system, path = url_to_fs(url, **options)
     except ImportError as error:
         raise ImportError(
-            f"reading {url} needs a package that is not installed: {error} "
-            "(pip install 'stream-dataloader[fsspec]' brings what http:// and https:// need; s3:// needs s3fs, "
-            "gs:// gcsfs, abfs:// adlfs)"
+            f"reading {url} needs a package that is not installed: {error} (pip install 'stream-dataloader[fsspec]' "
+            "brings fsspec, and what http:// needs; s3:// needs s3fs, gs:// gcsfs, abfs:// adlfs)"
         ) from error
     except Exception as error:
         if (known := final_error(url, error)) is None:
