@@ -65,7 +65,7 @@ class Lane:
         self._opener = opener
         self._plan = plan
         self._rules = plan.rules
-        self._lengths = None if plan.lists.lengths is None else Lengths(plan.lists.lengths)
+        self._lengths = None if plan.lists.lengths is None else Lengths(plan.lists.lengths, cut=plan.cuts is not None)
         self._foresight = Foresight(plan) if share.marks_ends(plan) else None
         self._by_lane = share.whole_windows
         self._meter = share.meter

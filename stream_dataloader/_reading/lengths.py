@@ -15,10 +15,12 @@ class Lengths:
 
     Args:
         lengths: `(num_sources,)`, number of items of each source, -1 where it is unknown.
+        cut: Sources are cut into sections by them, so that there must be lengths.
     """
 
-    def __init__(self, lengths: IntArray) -> None:
+    def __init__(self, lengths: IntArray, *, cut: bool) -> None:
         self._lengths = lengths
+        self._remedy = "correct it" if cut else "correct it, or build the dataset without lengths"
 
     def of(self, stream: OpenedStream) -> int:
         """How many items of the source a stream is to be read up to; -1 if that is unknown."""
@@ -45,7 +47,7 @@ class Lengths:
             has = "only" if ended else "at least"
             raise stream.error(
                 LengthError,
-                f"the stream has {has} {stream.items} items, and lengths[{index}] is {self._lengths[index]}; correct "
-                "it, or build the dataset without lengths",
+                f"the stream has {has} {stream.items} items, and lengths[{index}] is {self._lengths[index]}; "
+                f"{self._remedy}",
                 handed_out=not ended,
             )

@@ -12,10 +12,10 @@ from stream_dataloader.visualize import timeline
 __all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
 
 DESCRIPTION = """\
-Draws which stream lies in which lane when: a letter a stream, its first time
-step in capitals, padding as dots. Or a picture, by matplotlib. Streams are
-counted by packets, headers or a store's index; they are read only if nothing
-else tells how long they are."""
+Draws which stream lies in which lane when: a letter a stream (the 27th is
+a again), its first time step in capitals, padding as dots. Or a picture, by
+matplotlib. Streams are counted by packets, headers or a store's index; they are
+read only if nothing else tells how long they are."""
 
 EXAMPLES = """\
   stream-dataloader timeline videos/ --batch-size 8

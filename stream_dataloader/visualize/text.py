@@ -1,4 +1,4 @@
-"""A timeline as text: a letter a stream, its first time step in capitals, padding as dots.
+"""A timeline as text: a letter a stream, from a to z and again, its first time step in capitals, padding as dots.
 
 Guarantee: no line is longer than asked for. If time steps are more than there is room for, a character stands for
 several, and shows the stream that has most of them.

@@ -376,6 +376,7 @@ def test_a_stream_of_another_length_is_an_error(factory, jitter, given, found):
     with pytest.raises(LengthError, match=rf"{found}, and lengths\[0\] is 12") as caught:
         list(StreamDataLoader(dataset))
     assert caught.value.source_index == 0
+    assert "without lengths" not in str(caught.value)  # which sections need
 
 
 @pytest.mark.parametrize("factory", ["forward", "state"])

@@ -102,6 +102,11 @@ def test_a_block_prints_what_follows_it(code, output, programs, tmp_path):
     assert programs(code, tmp_path) == output
 
 
+@pytest.mark.parametrize(("code", "output"), PROGRAMS)
+def test_a_block_with_workers_can_be_imported_by_them(code, output):
+    assert re.search(r"num_workers=[1-9]", code) is None or "__main__" in code
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_is_of_a_known_kind(page):
     kinds = {kind for kind, _, _ in blocks_of(page)}
