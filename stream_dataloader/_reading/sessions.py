@@ -235,13 +235,19 @@ def _place_of(shared: _Shared, owner: int) -> int:
     return place
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended but was not waited for yet does not."""
+def state_of(pid: int) -> bytes:
+    """A process's state, the letter in `/proc`; empty if there is none, or no telling."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+            return file.read().rpartition(b")")[2].split()[0]
     except OSError:
-        pass
+        return b""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended but was not waited for yet does not."""
+    if state := state_of(pid):
+        return state not in (b"Z", b"X")
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

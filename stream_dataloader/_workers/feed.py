@@ -9,22 +9,24 @@ Guarantee: a worker that ends, or does not deliver, is an error that says which 
 from __future__ import annotations
 
 import functools
-import threading
 import time as clock
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from stream_dataloader._assembly.part import Part, unpack
 from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._notices import log
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.reader import PartReader
+from stream_dataloader._workers.packets import Unanswered
 from stream_dataloader._workers.processes import Crew
 from stream_dataloader._workers.sealed import Arrived
-from stream_dataloader._workers.torch_quirks import DeathNotice, is_timeout
 from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
 
 LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
 _DEATH_SECONDS = 1.0  # a connection to a worker that was killed may break before its end is known
+_LOOK_SECONDS = 1.0  # between looks at workers of which no end was noticed
+_REPORT_SECONDS = 10.0  # of a wait after which it is said whom it is for; then twice as long, and so on
 
 
 class Feed(Protocol):
@@ -67,39 +69,30 @@ class WorkerFeed:
     """One iteration over the parts of a pool's workers.
 
     Args:
-        iterator: torch's iterator.
-        crew: The workers.
+        iterator: torch's; None if a worker died before there was one.
+        watch: Waits for the workers.
         method: How they were started.
         slot: Leases a step's slot.
         announce_end: Announces its end to them.
         replace: Called when the workers are no more: the pool needs others.
-        patience: torch's timeout for a message, in seconds; 0 has no limit.
-        board: What they are doing.
-        sources: Those of each member.
     """
 
     def __init__(
         self,
-        iterator: Iterator[Arrived],
-        crew: Crew,
+        iterator: Iterator[Arrived] | None,
+        watch: CrewWatch,
         method: str,
         slot: Callable[[int], Slot | None],
         announce_end: Callable[[], None],
         replace: Callable[[], None],
-        patience: float,
-        board: ActivityBoard,
-        sources: Sequence[Sequence[Any]],
     ) -> None:
-        self._iterator: Iterator[Arrived] | None = iterator
-        self._crew = crew
+        self._iterator = iterator
+        self._watch = watch
+        self._crew = watch.crew
         self._method = method
         self._slot = slot
         self._announce_end = announce_end
         self._replace = replace
-        self._patience = patience
-        self._board = board
-        self._sources = sources
-        self._begin = clock.monotonic()
 
     def slot(self, step: int) -> Slot | None:
         """See `Feed`."""
@@ -107,26 +100,20 @@ class WorkerFeed:
 
     def receive(self, step: int) -> Sequence[Part]:
         """See `Feed`."""
-        crew = self._crew
-        crew.waiting = threading.current_thread() is threading.main_thread()
+        self._watch.step = step
+        message: Arrived | None = None
         try:
-            if crew.casualty:
-                raise RuntimeError("a worker died while nobody waited for it")
-            message = self._next_message()
+            if self._iterator is not None:
+                message = next(self._iterator)
         except StopIteration:
             raise WorkerError(f"the workers ended before the epoch did, at step {step}: a bug in the loader") from None
         except KeyboardInterrupt:
             self._dismiss()  # the user wants to leave now, and a worker may be in the middle of something long
             raise
-        except (RuntimeError, DeathNotice) as error:
-            late = is_timeout(error)
-            if died := crew.died(or_ended=not late):
-                raise self._death(step, died) from error.with_traceback(None)
-            if late:
-                raise self._lateness(step) from error.with_traceback(None)
-            raise
-        finally:
-            crew.waiting = False
+        except Unanswered:
+            pass
+        if message is None:  # said here, where no traceback holds torch's iterator
+            raise self._why_unanswered(step)
         try:
             return unpack(message.read())
         except Exception as error:
@@ -138,15 +125,14 @@ class WorkerFeed:
                 "numbers, strings or other plain objects"
             ) from error
 
-    def _lateness(self, step: int) -> WorkerTimeoutError:
-        """Dismiss the workers, and say what those that are late do."""
-        crew = self._crew
-        late = [worker for worker in crew.workers if self._board.is_reading(worker)] or crew.workers
-        states = [f"worker {w} is {self._doing(w)}" for w in late]
-        states += [f"worker {w} has not started (imports, worker_init_fn)" for w in crew.missing]
+    def _why_unanswered(self, step: int) -> WorkerError:
+        """Dismiss the workers, and say who died, or what those that are late do."""
+        if not self._watch.late:
+            return self._death(step, self._crew.died(or_ended=True))
+        states = self._watch.states()
         self._dismiss()
         return WorkerTimeoutError(
-            f"no worker delivered in time, within {self._patience:g} s, at step {step}: {'; '.join(states)}; "
+            f"no worker delivered in time, within {self._watch.patience:g} s, at step {step}: {states}; "
             "raise timeout=, or find out why it hangs"
         )
 
@@ -158,33 +144,14 @@ class WorkerFeed:
 
     def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
         """Dismiss the workers, and say who died."""
-        deaths = "; ".join(f"{how} {self._doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
-        suspects = [self._board.suspects(worker) for worker in died if worker >= 0]
+        deaths = "; ".join(f"{how} {self._watch.doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
+        suspects = [self._watch.board.suspects(worker) for worker in died if worker >= 0]
         advice = self._crew.advice(died, self._method)
         self._dismiss()
         return WorkerDeathError(
             f"{deaths}; batch {step} was being put together. {advice}; max_restarts= goes on with new workers",
             suspects=frozenset().union(*suspects),
         )
-
-    def _next_message(self) -> Arrived:
-        """What torch yields next; a timeout counts only if no worker started or got further meanwhile."""
-        assert self._iterator is not None
-        if not self._patience:
-            return next(self._iterator)
-        while True:
-            before, missing = self._board.working.copy(), self._crew.missing
-            try:
-                return next(self._iterator)
-            except RuntimeError as error:  # a message may carry several steps, and each has its time
-                if not is_timeout(error) or self._crew.died():
-                    raise
-                starting = missing and clock.monotonic() - self._begin < LONGEST_START_SECONDS
-                if not starting and not (self._board.working != before).any():
-                    raise
-
-    def _doing(self, worker: int) -> str:
-        return self._board.describe(worker, self._sources, functools.partial(shorten, limit=80))
 
     def _dismiss(self) -> None:
         self._crew.kill()
@@ -195,3 +162,61 @@ class WorkerFeed:
         self._announce_end()
         with self._crew.leaving():
             self._iterator = None  # the last reference, unless workers are persistent: torch ends them
+
+
+class CrewWatch:
+    """Waits for workers: knows how long, and on whom.
+
+    Args:
+        crew: The workers.
+        board: What they are doing.
+        patience: Seconds in which one of them has to get further; 0 has no limit.
+        sources: Those of each member.
+
+    Attributes:
+        late: None of them got any further for too long.
+        step: The step that is being put together.
+    """
+
+    def __init__(self, crew: Crew, board: ActivityBoard, patience: float, sources: Sequence[Sequence[Any]]) -> None:
+        self.crew = crew
+        self.board = board
+        self.patience = patience
+        self.late = False
+        self.step = 0
+        self.look_seconds = min(_LOOK_SECONDS, patience or _LOOK_SECONDS)
+        self._sources = sources
+        self._begin = clock.monotonic()
+        self._seen = self._state()
+        self._further = self._begin  # when one of them was seen to have got further
+        self._report = _REPORT_SECONDS
+
+    def _state(self) -> tuple[bytes, list[int]]:
+        return self.board.working.tobytes(), self.crew.missing
+
+    def gives_up(self, waited_seconds: float) -> bool:
+        """See `Watch`; a message may carry several steps, and each has its time."""
+        if self.crew.died():
+            return True
+        now = clock.monotonic()
+        if waited_seconds > self._report:
+            self._report *= 2
+            log.warning("step %d is waited for since %.0f s: %s", self.step, waited_seconds, self.states())
+        if (state := self._state()) != self._seen:
+            self._seen, self._further = state, now
+        starting = self.crew.missing and now - self._begin < LONGEST_START_SECONDS
+        stands_still = min(waited_seconds, now - self._further)
+        self.late = bool(self.patience and not starting and stands_still >= self.patience)
+        return self.late
+
+    def states(self) -> str:
+        """What the workers do that are waited for."""
+        crew = self.crew
+        reading = [worker for worker in crew.workers if self.board.is_reading(worker)] or crew.workers
+        states = [f"worker {worker} is {self.doing(worker)}{crew.stopped(worker)}" for worker in reading]
+        states += [f"worker {worker} has not started (imports, worker_init_fn)" for worker in crew.missing]
+        return "; ".join(states)
+
+    def doing(self, worker: int) -> str:
+        """What a worker is doing, or did last."""
+        return self.board.describe(worker, self._sources, functools.partial(shorten, limit=80))

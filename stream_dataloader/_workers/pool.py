@@ -15,6 +15,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -26,12 +27,12 @@ from stream_dataloader._reading.share import NO_RECOVERY, Recovery
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader._workers import torch_quirks
-from stream_dataloader._workers.direct_queue import DirectQueue, with_direct_queues
-from stream_dataloader._workers.feed import WorkerFeed
+from stream_dataloader._workers.feed import CrewWatch, WorkerFeed
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.memory import BatchMemory
 from stream_dataloader._workers.pace import Pace
-from stream_dataloader._workers.processes import Crew, WorkerInit, guard, shared_folder, start_method, starting
+from stream_dataloader._workers.packets import PacketContext, Unanswered
+from stream_dataloader._workers.processes import Crew, WorkerInit, starting
 from stream_dataloader._workers.sealed import Arrived
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader._workers.worker import WorkerParts
@@ -76,6 +77,7 @@ class WorkerPool:
         self.owner = os.getpid()
         self._dataset = dataset
         self._num_workers = num_workers
+        self._patience: float = options.pop("timeout", 0)
         self._options = options
         self._init = WorkerInit(worker_init_fn) if num_workers else None
         self._mailbox = Mailbox(num_workers)
@@ -86,6 +88,7 @@ class WorkerPool:
         self._parts = WorkerParts(dataset, readers, self._mailbox, pace, key, None if tally is None else tally.meters)
         self.memory = BatchMemory(dataset.batch_size, messages, transport=transport, pin_memory=pin_memory, tally=tally)
         self._crew: Crew | None  # kept, so that a death between two iterations is noticed
+        self._packets: PacketContext | None
         self._hire()
 
     def __del__(self) -> None:
@@ -95,7 +98,7 @@ class WorkerPool:
                 del self._dataloader
 
     def _hire(self) -> None:
-        self._crew = None
+        self._crew = self._packets = None
         if self._num_workers:
             self.memory.renew()
         self._parts.slots = self.memory.pool
@@ -108,7 +111,8 @@ class WorkerPool:
             generator=torch.Generator().manual_seed(self._dataset.rules.seed),  # leaves the global one alone
             **self._options,
         )
-        self._context = self._dataloader.multiprocessing_context  # as the user gave it
+        self._context: BaseContext | None = self._dataloader.multiprocessing_context  # as the user gave it
+        self._method = str((self._context or multiprocessing).get_start_method())
 
     def start(
         self, epoch: int, *, whole_windows: bool, resume: Snapshot | None = None, recovery: Recovery = NO_RECOVERY
@@ -129,19 +133,15 @@ class WorkerPool:
         self._parts.sessions = session - 1  # for workers that start now; others count themselves
         self._parts.resume = resume
         self._parts.recovery = recovery
-        method = start_method(self._context)
-        self._dataloader.multiprocessing_context = with_direct_queues(self._context, method)
-        iterator, self._crew = self._iterate(method, session)
+        iterator, watch = self._iterate(session)
+        self._crew = watch.crew
         return WorkerFeed(
             iterator,
-            self._crew,
-            method,
+            watch,
+            self._method,
             functools.partial(self.memory.slot, self.memory.leases, session, whole_windows),
             functools.partial(self._mailbox.close, session),
             self._hire,
-            self._options.get("timeout") or 0,
-            self._parts.board,
-            [self._dataset.sources],
         )
 
     def died(self) -> dict[int, str]:
@@ -163,27 +163,31 @@ class WorkerPool:
         if not persistent and self.memory.unfit:
             self._hire()  # items have changed: new workers, and slots that fit them
 
-    def _iterate(self, method: str, session: int) -> tuple[Iterator[Arrived], Crew]:
-        """An iterator of torch's, and the workers that it has started or kept."""
+    def _iterate(self, session: int) -> tuple[Iterator[Arrived] | None, CrewWatch]:
+        """An iterator of torch's, None if a worker died over it; and who waits for the workers."""
         if self._init is not None:
-            self._init.folder = shared_folder()
-            self._init.forked = method == "fork"
-        kept = self._crew if self._dataloader.persistent_workers else None
-        before = {child.pid for child in multiprocessing.active_children()}
-        with starting(method) as interrupts:
-            iterator = torch_quirks.iterator_of(self._dataloader, kept=kept is not None)
-            started = [child for child in multiprocessing.active_children() if child.pid not in before]
-            crew = Crew(self._mailbox, session, (kept.children.values() if kept is not None else ()) or started)
-        queue = torch_quirks.messages_of(iterator)
-        if isinstance(queue, DirectQueue):
-            crew.watched = True
-            queue.watch(crew.children.values(), lambda: bool(crew.died()))
-        guard(crew)
+            self._init.folder = torch_quirks.shared_folder()
+            self._init.forked = self._method == "fork"
+        if self._packets is None or not self._dataloader.persistent_workers:
+            self._packets = PacketContext(self._context or multiprocessing.get_context(self._method))
+        packets = self._packets
+        self._dataloader.multiprocessing_context = packets
+        crew = Crew(self._mailbox, session, packets.processes)
+        packets.watch = watch = CrewWatch(crew, self._parts.board, self._patience, [self._dataset.sources])
+        iterator: Iterator[Arrived] | None = None
+        with starting(self._method) as interrupts:
+            try:
+                iterator = torch_quirks.iterator_of(self._dataloader, packets.processes)
+            except (Unanswered, BrokenPipeError, ConnectionResetError, EOFError):
+                pass
+            except RuntimeError:  # torch's signal handler may have raised a death
+                if not crew.died(or_ended=True):
+                    raise
         if interrupts:
             crew.kill()
             self._hire()
             interrupts[0]()
-        return iterator, crew
+        return iterator, watch
 
 
 def _as_it_is(part: Any) -> Any:

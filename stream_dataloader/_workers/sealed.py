@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from stream_dataloader._memory.pickling import Message
-from stream_dataloader._workers.torch_quirks import tells_of_death
 from stream_dataloader.errors import detached
 
 __all__ = ["Arrived", "Sealed"]
@@ -31,9 +30,6 @@ class Arrived:
 
     Args:
         pickled: It, as it was sent.
-
-    Raises:
-        RuntimeError: torch tells of a worker's death, in this code as in any other.
     """
 
     def __init__(self, pickled: bytes) -> None:
@@ -42,8 +38,6 @@ class Arrived:
         try:
             self._content = pickle.loads(pickled)
         except Exception as error:
-            if tells_of_death(error):
-                raise
             self._error = detached(error)  # its frames may hold a connection that a worker waits for
 
     def read(self) -> Any:

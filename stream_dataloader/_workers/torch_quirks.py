@@ -1,118 +1,81 @@
-"""What torch's DataLoader does that its interface does not say: texts of errors, a signal handler, patience.
+"""All that the workers' side touches of torch and of CPython that their documentation does not say.
 
-Each of these may change with a release of torch; `tests/workers/test_torch_quirks.py` has a test for each, which fails
-against a torch that has changed.
+Each of these may change with a release; `tests/workers/test_torch_quirks.py` has a test for each, which fails against a
+torch or a Python that has changed.
 """
 
 from __future__ import annotations
 
-import re
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from types import FrameType
+import multiprocessing
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from multiprocessing import forkserver, process, util
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 #: How long torch waits for each worker, one after the other, when one of its iterators goes.
 JOIN_SECONDS = 5.0
 
 
-def is_timeout(error: Exception) -> bool:
-    """Whether an error of torch's says that no message came within its `timeout`, and not that a worker died."""
-    return "timed out" in str(error)
+def iterator_of(dataloader: DataLoader[Any], processes: Iterable[BaseProcess]) -> Iterator[Any]:
+    """An iterator of torch's, of whose workers torch raises no death.
 
-
-def dead_worker(error: RuntimeError) -> int:
-    """The process id of the worker of whose death an error of torch's tells; 0 if it tells of none."""
-    found = re.search(r"pid\D*(\d+)", str(error))
-    return int(found[1]) if found else 0
-
-
-class DeathNotice(Exception):
-    """A signal handler tells that a worker died, in whatever code is running.
-
-    torch raises a RuntimeError there. `threading.Condition.notify`, which every request to a worker goes through,
-    swallows those: the loader would wait for a worker that is dead.
-    """
-
-
-def tells_of_death(error: Exception) -> bool:
-    """Whether a signal handler raised an error, in whatever code was running, as a worker died."""
-    torchs = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
-    return torchs or isinstance(error, DeathNotice)
-
-
-def iterator_of(dataloader: DataLoader[Any], *, kept: bool) -> Iterator[Any]:
-    """An iterator of torch's; if it cannot be had as a worker died, one that says so where messages are awaited.
+    torch would, from a signal handler, in whatever code is running.
 
     Args:
         dataloader: torch's.
-        kept: Its workers are those of the iteration before.
+        processes: Its workers, once they are started.
     """
-    try:
-        return iter(dataloader)
-    except (BrokenPipeError, ConnectionResetError, EOFError) as error:  # a worker died before it knew its task
-        return _Broken(error)
-    except RuntimeError as error:  # one that was kept died, or did not answer
-        if not kept:
-            raise
-        return _Broken(error)
+    iterator: Any = iter(dataloader)
+    if iterator._worker_pids_set:
+        signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+        iterator._worker_pids_set = False
+        _iterators[iterator] = processes
+    return iterator  # type: ignore[no-any-return]
 
 
-def messages_of(iterator: Iterator[Any]) -> Any:
-    """The queue that an iterator of torch's gets workers' messages from; None if it has none."""
-    return getattr(iterator, "_worker_result_queue", None)
+#: Iterators whose workers are those of this process, and their workers.
+_iterators: weakref.WeakKeyDictionary[Any, Iterable[BaseProcess]] = weakref.WeakKeyDictionary()
 
 
-class _Broken(Iterator[Any]):
-    """Stands for an iterator of torch's that could not be had, and raises why where parts are awaited."""
-
-    def __init__(self, reason: Exception) -> None:
-        self._reason = str(reason)
-
-    def __next__(self) -> Any:
-        raise RuntimeError(self._reason)
+def _leave_to_parent() -> None:
+    """Leave workers to the process that started them: torch ends them with their iterator, Python at its own end."""
+    for iterator, processes in list(_iterators.items()):
+        iterator._shutdown = True
+        process._children.difference_update(processes)  # type: ignore[attr-defined]
+    _iterators.clear()
 
 
-class _ChildHandler:
-    """Stands before torch's SIGCHLD handler: looks after loaders' workers itself, and passes on what is about others.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
-    torch takes every worker that exits with status 0 for one that is done.
+
+def preload_forkserver() -> None:
+    """Have the server that workers are forked from import the library, and torch with it, once for all workers.
+
+    Workers would each do so by themselves, which takes seconds. It has no effect on a server that runs already, and the
+    user's own list is left as it is. Where it cannot import the library, workers do as ever.
     """
-
-    def __init__(
-        self,
-        torch_handler: Callable[[int, FrameType | None], Any],
-        wanted: Callable[[int], bool],
-        died: Callable[[], int],
-    ) -> None:
-        self._torch_handler = torch_handler
-        self._wanted = wanted
-        self._died = died
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        pid = self._died()
-        try:
-            self._torch_handler(number, frame)
-        except RuntimeError as error:
-            if self._wanted(dead_worker(error)):
-                raise
-        if pid:
-            raise DeathNotice(f"worker (pid {pid}) died")
+    server: Any = forkserver._forkserver
+    if getattr(server, "_preload_modules", None) == ["__main__"]:  # multiprocessing's own
+        multiprocessing.set_forkserver_preload(["__main__", "stream_dataloader"])
 
 
-def guard_handler(wanted: Callable[[int], bool], died: Callable[[], int] = lambda: 0) -> None:
-    """Keep torch from raising a worker's death in whatever code is running; once torch's handler is in place.
+def shared_folder() -> str | None:
+    """The folder in which multiprocessing keeps the sockets of this process, and of the workers it starts from now on.
 
-    torch sets its handler once, with the first worker of the process, so this one stays in front of it.
-
-    Args:
-        wanted: Whether torch is to raise the death of a process there all the same, by its id.
-        died: Called when a process has ended; the id of one of whose death to raise a `DeathNotice` there, or 0.
+    Each worker would have one of its own, which is left behind when it is killed. None if this process may not be the
+    one that made it, and so not the one it ends with.
     """
-    if threading.current_thread() is threading.main_thread():  # handlers can be set, and run, in no other
-        handler = signal.getsignal(signal.SIGCHLD)
-        if callable(handler) and not isinstance(handler, _ChildHandler):
-            signal.signal(signal.SIGCHLD, _ChildHandler(handler, wanted, died))
+    global _folder
+    known = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    if known is None:
+        _folder = util.get_temp_dir(), os.getpid()
+    return _folder[0] if _folder is not None and _folder[1] == os.getpid() else None
+
+
+_folder: tuple[str, int] | None = None  # what `shared_folder` made, and in which process

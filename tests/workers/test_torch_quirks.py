@@ -8,10 +8,10 @@ import time
 
 import pytest
 import torch
+from stream_dataloader._workers.direct_queue import DirectQueue, with_direct_queues
 from torch.utils.data import DataLoader, IterableDataset
 
 from stream_dataloader._workers import torch_quirks
-from stream_dataloader._workers.direct_queue import DirectQueue, with_direct_queues
 
 
 class Stuck(IterableDataset):
