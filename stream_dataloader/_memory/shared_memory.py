@@ -62,6 +62,7 @@ class SharedFile:
         self._close = weakref.finalize(self, os.close, self._fd)
         self._close.atexit = False
         self._thread_lock = threading.Lock()
+        _files.add(self)
 
     def grow(self, size: int) -> None:
         """Make room for `size` bytes, all zero; once.
@@ -111,6 +112,19 @@ class SharedFile:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _attach_file, (reduction.DupFd(self._fd),)
+
+
+_files: weakref.WeakSet[SharedFile] = weakref.WeakSet()
+
+
+def _renew_thread_locks() -> None:
+    """Another thread may have held one, which is not in the process that was forked."""
+    for file in list(_files):
+        file._thread_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_thread_locks)
 
 
 def _attach_file(handle: Any) -> SharedFile:

@@ -211,9 +211,12 @@ class CrewWatch:
 
     def states(self) -> str:
         """What the workers do that are waited for."""
-        crew = self.crew
-        reading = [worker for worker in crew.workers if self.board.is_reading(worker)] or crew.workers
-        states = [f"worker {worker} is {self.doing(worker)}{crew.stopped(worker)}" for worker in reading]
+        crew, doing = self.crew, dict[int, str]()
+        for worker in crew.workers:
+            stopped = crew.stopped(worker)
+            if stopped or self.board.is_reading(worker):
+                doing[worker] = self.doing(worker) + ", and is stopped (SIGCONT continues it)" * stopped
+        states = [f"worker {w} is {d}" for w, d in (doing or {w: self.doing(w) for w in crew.workers}).items()]
         states += [f"worker {worker} has not started (imports, worker_init_fn)" for worker in crew.missing]
         return "; ".join(states)
 

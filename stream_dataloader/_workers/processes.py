@@ -113,9 +113,9 @@ class Crew:
         """The processes that were started, by process id."""
         return {process.pid: process for process in self._processes if process.pid is not None}
 
-    def stopped(self, worker: int) -> str:
-        """If a worker's process was stopped (SIGSTOP), that, in words."""
-        return ", and is stopped (SIGCONT continues it)" if state_of(int(self._pids[worker])) in (b"T", b"t") else ""
+    def stopped(self, worker: int) -> bool:
+        """Whether a worker's process was stopped by a signal, as by SIGSTOP."""
+        return state_of(int(self._pids[worker])) in (b"T", b"t")
 
     def _number(self, pid: int) -> int:
         """A worker's number, -1 before it has come."""

@@ -1,17 +1,18 @@
-"""What `_workers/torch_quirks.py` relies on holds for the torch that is installed."""
+"""What the workers' side relies on, of what torch and Python do not document, holds for those installed."""
 
 import multiprocessing
 import os
 import signal
-import threading
 import time
+from multiprocessing import forkserver, util
 
 import pytest
 import torch
-from stream_dataloader._workers.direct_queue import DirectQueue, with_direct_queues
+from helpers import FOREVER
 from torch.utils.data import DataLoader, IterableDataset
 
 from stream_dataloader._workers import torch_quirks
+from stream_dataloader._workers.packets import Flag, PacketContext, PacketQueue, Unanswered
 
 
 class Stuck(IterableDataset):
@@ -19,7 +20,16 @@ class Stuck(IterableDataset):
 
     def __iter__(self):
         yield os.getpid()
-        time.sleep(60)
+        time.sleep(FOREVER)
+
+
+class GivesUp:
+    """Waits no longer than until a process has ended."""
+
+    look_seconds = FOREVER
+
+    def gives_up(self, waited_seconds):
+        return True
 
 
 @pytest.fixture
@@ -33,90 +43,75 @@ def own_handler():
     signal.signal(signal.SIGCHLD, before)
 
 
-def batches_of_a_stuck_worker():
-    loader = DataLoader(Stuck(), batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60)
-    batches = iter(loader)
-    pid = next(batches)
-    batches._timeout = 0.1
-    return batches, pid
+def loader_and_context(dataset, **options):
+    context = PacketContext(multiprocessing.get_context("fork"))
+    context.watch = GivesUp()
+    return DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=context, **options), context
 
 
 def die(pid):
-    """Kill a worker; its death interrupts this, unless a handler keeps it."""
+    """Kill a worker; its death interrupts this, if a handler raises it."""
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # torch's handler finds none that was waited for
     time.sleep(0.1)
 
 
-def test_messages_come_by_a_queue_of_the_context_that_the_workers_are_started_with(own_handler):
-    batches = iter(DataLoader(range(2), num_workers=1, multiprocessing_context=with_direct_queues(None, "fork")))
-    assert isinstance(torch_quirks.messages_of(batches), DirectQueue)
-    assert len(list(batches)) == 2
+def test_torch_takes_queues_event_and_processes_from_its_context(own_handler):
+    loader, context = loader_and_context(range(2))
+    batches = iter(loader)
+    assert isinstance(batches._worker_result_queue, PacketQueue)
+    assert isinstance(batches._workers_done_event, Flag)
+    assert [type(queue) for queue in batches._index_queues] == [PacketQueue]
+    assert batches._workers == context.processes
+    assert list(batches) == [0, 1]
 
 
-def test_a_timeout_is_told_by_its_text(own_handler):
-    batches, pid = batches_of_a_stuck_worker()
-    with pytest.raises(RuntimeError) as late:
-        next(batches)
-    assert torch_quirks.is_timeout(late.value)
-    assert not torch_quirks.dead_worker(late.value)
-    torch_quirks.guard_handler(lambda _: False)  # else the death might be raised while the iterator goes
-    die(pid)
+def test_torch_raises_deaths_from_a_handler_which_must_not_be_ours(own_handler):
+    batches = iter(DataLoader(Stuck(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        die(next(batches))
+    loader, context = loader_and_context(Stuck())
+    ours = torch_quirks.iterator_of(loader, context.processes)
+    die(next(ours))
+    with pytest.raises(Unanswered):
+        next(ours)
+    del batches, ours
 
 
-def test_a_death_is_raised_from_a_handler_of_sigchld_and_names_the_process(own_handler):
-    batches, pid = batches_of_a_stuck_worker()
-    assert callable(signal.getsignal(signal.SIGCHLD))
-    with pytest.raises(RuntimeError) as death:
-        die(pid)
-    assert torch_quirks.dead_worker(death.value) == pid
-    assert torch_quirks.tells_of_death(death.value)
-    assert not torch_quirks.is_timeout(death.value)
-    del batches
-
-
-def test_a_death_that_is_not_wanted_is_raised_by_next_alone(own_handler):
-    batches, pid = batches_of_a_stuck_worker()
-    dead = []
-    torch_quirks.guard_handler(dead.append)
-    guard = signal.getsignal(signal.SIGCHLD)
-    die(pid)
-    assert set(dead) == {pid}
-    with pytest.raises(RuntimeError) as death:
-        next(batches)
-    assert torch_quirks.dead_worker(death.value) == pid
-    others, pid = batches_of_a_stuck_worker()
-    assert signal.getsignal(signal.SIGCHLD) is guard  # torch sets its handler once
-    die(pid)
-    del others
-
-
-def test_a_death_is_told_where_runtime_errors_are_swallowed(own_handler):
-    batches, pid = batches_of_a_stuck_worker()
-    torch_quirks.guard_handler(lambda _: False, lambda: pid)
-
-    class Waiter:
-        release = staticmethod(lambda: die(pid))
-
-    asked = threading.Condition()  # as in the queues through which workers are asked
-    asked._waiters.append(Waiter)
-    with asked, pytest.raises(torch_quirks.DeathNotice) as death:
-        asked.notify()
-    assert torch_quirks.tells_of_death(death.value)
-    del batches
+def test_kept_workers_are_awaited_where_an_iterator_is_asked_for(own_handler):
+    loader, context = loader_and_context(range(2), persistent_workers=True)
+    assert list(torch_quirks.iterator_of(loader, context.processes)) == [0, 1]
+    die(context.processes[0].pid)
+    with pytest.raises(Unanswered):
+        torch_quirks.iterator_of(loader, context.processes)
 
 
 def test_an_iterator_waits_for_each_worker_as_long_as_it_is_said_to():
     assert torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL == torch_quirks.JOIN_SECONDS
 
 
-def test_kept_workers_of_which_one_died_are_found_broken_where_batches_are_awaited(own_handler):
-    loader = DataLoader(range(2), num_workers=1, persistent_workers=True, multiprocessing_context="fork", timeout=60)
-    assert len(list(loader)) == 2
-    loader._iterator._timeout = 0.1
-    torch_quirks.guard_handler(lambda _: False)
-    (process,) = multiprocessing.active_children()
-    die(process.pid)
-    batches = torch_quirks.iterator_of(loader, kept=True)
-    with pytest.raises(RuntimeError):
-        next(batches)
+@pytest.mark.timeout(120)
+def test_a_process_that_was_forked_leaves_workers_alone_when_it_drops_their_iterator_and_ends():
+    loader, context = loader_and_context(Stuck())
+    batches = torch_quirks.iterator_of(loader, context.processes)
+    next(batches)
+    if not (pid := os.fork()):
+        del batches
+        util._exit_function()  # what Python does at its end
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    (worker,) = context.processes
+    worker.join(0.1)
+    assert worker.exitcode is None
+    worker.kill()
+    del batches
+
+
+def test_what_pythons_multiprocessing_keeps_by_its_own_names():
+    assert isinstance(forkserver._forkserver._preload_modules, list)
+    util.get_temp_dir()
+    assert multiprocessing.current_process()._config["tempdir"]
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    assert process in multiprocessing.process._children
+    process.join()
