@@ -1,6 +1,6 @@
 """How many steps one message from a worker carries: one, or several where steps are cheap.
 
-A message takes about 100 microseconds through torch's queue, often more than the step that it carries. All workers of
+A message takes some 50 microseconds, often more than the step that it carries. All workers of
 a session put the same steps into their n-th messages. The first worker to begin a message decides how many, by how long
 the last ones took. So messages keep the order that single steps have, and a worker that waits for another one waits for
 a message that was requested earlier.
