@@ -148,8 +148,8 @@ def warn_of_idle_lanes(rules: Rules) -> None:
     if 2 * rules.draws < rules.lanes and rules.padding_mode in ("zeros", "data"):
         what = "are padding in every batch" if rules.padding_mode == "zeros" else "read again what others have read"
         warnings.warn(
-            f"{rules.draws} sources are too few for {rules.lanes} lanes: {rules.lanes - rules.draws} lanes never have "
-            f"one of their own, and {what}; lower batch_size, or cut the sources into sections=",
+            f"batch_size is {rules.lanes}, and there are sources for {rules.draws} of these lanes: the others never "
+            f"have one of their own, and {what}; lower batch_size, or cut the sources by sections=",
             stacklevel=3,
         )
 

@@ -188,7 +188,9 @@ def run_demo(
         seed=0,
         on_error="skip",
     )
-    loader = StreamDataLoader(dataset, num_workers=min(workers, lanes))
+    with warnings.catch_warnings():  # a film of few videos may have dark lanes
+        warnings.filterwarnings("ignore", "batch_size is .*, and there are sources for", UserWarning)
+        loader = StreamDataLoader(dataset, num_workers=min(workers, lanes))
 
     def name(source: int) -> str:
         return Path(dataset.sources[source]).name

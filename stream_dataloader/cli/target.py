@@ -168,7 +168,9 @@ def reading(
     Raises:
         FoundWrong: Pictures differ in size, and no size was given.
     """
-    loader = StreamDataLoader(dataset_of(target, options, lengths), min(options.workers, options.batch_size))
+    with warnings.catch_warnings():  # padding is told anyhow
+        warnings.filterwarnings("ignore", "batch_size is .*, and there are sources for", UserWarning)
+        loader = StreamDataLoader(dataset_of(target, options, lengths), min(options.workers, options.batch_size))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)

@@ -373,3 +373,10 @@ def test_a_reader_that_has_enough_ends_it_quietly(tmp_path, texts):
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(PATIENCE) == 0
+
+
+def test_few_sources_are_no_warning_in_a_shell(tmp_path):
+    stores.pack(([4], range), tmp_path / "one.store")
+    command = [sys.executable, "-m", "stream_dataloader", "profile", tmp_path / "one.store", "--batch-size", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
