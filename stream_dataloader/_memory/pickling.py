@@ -23,9 +23,11 @@ from types import FunctionType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import torch
 
 from stream_dataloader._memory import main_module
+from stream_dataloader._memory.mapped_arrays import reduce_map
 from stream_dataloader.errors import shorten
 
 _tokens: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()  # of classes that another process has too
@@ -109,9 +111,10 @@ class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler, which alone would take all of `__main__` by value, and duplicate classes that return."""
 
     def __init__(self, file: io.BytesIO, *, home: bool) -> None:
-        if spawning():  # set before pickle's constructor looks at it
-            known: Any = cloudpickle.Pickler.dispatch_table
-            self.dispatch_table = collections.ChainMap(known, _handles())
+        known: Any = cloudpickle.Pickler.dispatch_table
+        maps: Any = {} if home else {np.memmap: reduce_map}  # items go home as they are now
+        # set before pickle's constructor looks at it
+        self.dispatch_table = collections.ChainMap(maps, known, _handles() if spawning() else {})
         super().__init__(file)
         self._home = home
 

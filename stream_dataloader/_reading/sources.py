@@ -2,23 +2,27 @@
 
 A Python list handed to workers grows into a copy each, because touching an element writes its reference
 count (https://github.com/pytorch/pytorch/issues/13246). `PackedSources` are blocks of sources, pickled back to back
-into one buffer; a worker unpickles the block it reads from and writes nothing. An immutable sequence, which knows its
+into one buffer; a worker unpickles the block it reads from and writes nothing. A memory-mapped array in one is its
+place in its file. An immutable sequence, which knows its
 sources by a rule, is kept as it is (`MadeSources`): it may be as long as it likes. `JoinedSources` are several of them.
 """
 
 from __future__ import annotations
 
+import copyreg
 import functools
+import io
 import pickle
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from itertools import accumulate, chain
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 
 from stream_dataloader._memory.fields import Carver, bytes_of
+from stream_dataloader._memory.mapped_arrays import reduce_map
 from stream_dataloader._memory.pickling import ByValue, dumps, dumps_by_value, mentions_hidden, spawning
 from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader._reading.early import declares_early
@@ -233,9 +237,15 @@ def _blocks(sources: list[Any], dumps: Callable[[Any], bytes]) -> Iterator[tuple
                 yield i, _pickle(sources[i : i + 1], i, dumps)
 
 
+class _BlockPickler(pickle.Pickler):
+    dispatch_table: ClassVar[Any] = {**copyreg.dispatch_table, np.memmap: reduce_map}
+
+
 def _by_reference(block: list[Any]) -> bytes:
     try:
-        return pickle.dumps(block, protocol=5)
+        file = io.BytesIO()
+        _BlockPickler(file, protocol=5).dump(block)
+        return file.getvalue()
     except Exception:  # the second one says why, if it cannot either
         return dumps_by_value(block)
 

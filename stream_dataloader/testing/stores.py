@@ -161,7 +161,9 @@ class StoreContract(StreamContract):
         assert told == [(number + 1, len(expected)) for number in range(len(expected))]
 
     def test_costs_little_to_send(self, open_stream: Store) -> None:
-        """A worker is sent how to open the store, not what is in it."""
+        """A worker is sent how to open the store, not what is in it or was asked of it."""
+        if len(open_stream):
+            assert open_stream.number(open_stream.key(0)) == 0
         assert len(cloudpickle.dumps(open_stream)) < _MOST_PICKLED_BYTES
 
     def test_refuses_what_is_no_stream(self, open_stream: Store, expected: Sequence[Any]) -> None:

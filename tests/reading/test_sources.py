@@ -280,3 +280,64 @@ def test_no_live_process_loses_its_epochs_number_to_another():
         os.close(fd)
     for pid in pids:
         os.waitpid(pid, 0)
+
+
+def rows_of(source):
+    yield from source
+
+
+def mapped(folder, mode="r", shape=(64, 1000)):
+    path = folder / "table.bin"
+    np.arange(np.prod(shape), dtype=np.int64).tofile(path)
+    return np.memmap(path, np.int64, mode, 8 * shape[-1], (shape[0] - 1, *shape[1:]))
+
+
+def test_a_memory_mapped_source_travels_as_its_place_in_the_file(tmp_path):
+    table = mapped(tmp_path)
+    dataset = StreamDataset([table[first : first + 9] for first in range(0, 63, 9)], rows_of, 2, time_steps=3)
+    assert len(pickle.dumps(dataset)) < 20_000
+    found = [batch.data[:, lane][batch.mask[:, lane]] for batch in StreamDataLoader(dataset, 2) for lane in range(2)]
+    assert np.array_equal(np.sort(np.concatenate(found)[:, 0]), table[:, 0])
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda table: table,
+        lambda table: table[5:7, 3:4],
+        lambda table: table[::-2, 1::3],
+        lambda table: table[:, ::-1].T,
+        lambda table: table[7, 7:8].reshape(()),
+        lambda table: table[:0],
+        lambda table: table.view(np.uint8)[3:, 1::5],
+        lambda table: table + 1,
+    ],
+)
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_any_view_of_a_map_is_the_same_where_it_arrives(tmp_path, mode, view):
+    array = view(mapped(tmp_path, mode))
+    for _ in range(2):
+        (found,) = (sent,) = PackedSources([array])
+        assert type(found) is type(array)
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        assert np.array_equal(found, array)
+        array = sent  # once more, as what arrived may be sent on
+
+
+def test_what_was_written_to_a_private_map_is_sent(tmp_path):
+    table = mapped(tmp_path, "c")
+    table[3] = -1
+    (found,) = PackedSources([table])
+    assert np.array_equal(found, table)
+
+
+def test_a_map_whose_file_was_deleted_is_copied_and_one_whose_file_was_replaced_later_is_an_error(tmp_path):
+    table = mapped(tmp_path)
+    dataset = StreamDataset([table], rows_of, 1, time_steps=3)
+    (tmp_path / "other").write_bytes(bytes(64 * 8000))
+    os.replace(tmp_path / "other", tmp_path / "table.bin")
+    with pytest.raises(OpenError, match=r"table\.bin"):
+        list(StreamDataLoader(dataset))
+    os.unlink(tmp_path / "table.bin")
+    (found,) = PackedSources([table])
+    assert np.array_equal(found, table)

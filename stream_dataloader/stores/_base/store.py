@@ -155,7 +155,9 @@ class Store(ABC):
         return self._index
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_index": None, "_lock": None, "_expected": self.index.fingerprint}
+        state = self.__dict__ | {"_index": None, "_lock": None, "_expected": self.index.fingerprint}
+        state.pop("_numbers", None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

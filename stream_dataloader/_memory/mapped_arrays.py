@@ -1,0 +1,59 @@
+"""Sends a `numpy.memmap`, or a view of one, as the place in its file: pickle would copy all that it shows.
+
+Guarantee: who opens it sees the bytes of the same file, or gets an error. What has no file that others could open (a
+private copy-on-write map, a file without a name or one that was deleted) is copied, as pickle does it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+
+__all__ = ["reduce_map"]
+
+
+def reduce_map(array: np.memmap[Any, Any]) -> Any:
+    """What pickle makes of a map: path, mode, and where in the file it lies."""
+    file: Any = getattr(array, "_mmap", None)
+    if file is None or not array.size or array.filename is None or array.mode == "c" or array.dtype.hasobject:
+        return array.__reduce_ex__(5)
+    try:
+        identity = _identity(path := os.fspath(array.filename))
+    except FileNotFoundError:
+        return array.__reduce_ex__(5)
+    strides = [step * (count - 1) for step, count in zip(array.strides, array.shape, strict=True)]
+    before = -sum(step for step in strides if step < 0)
+    size = before + sum(step for step in strides if step > 0) + array.itemsize
+    # Views have the offset of the map that they are made of. A map begins with the page that its offset is in.
+    page = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    offset = page + array.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data - before
+    mode = "r" if array.mode == "r" or not array.flags.writeable else "r+"  # w+ would make the file anew
+    return _mapped, (path, identity, mode, offset, size, array.dtype, array.shape, array.strides, before)
+
+
+def _mapped(
+    path: str,
+    identity: tuple[int, int],
+    mode: Any,
+    offset: int,
+    size: int,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    before: int,
+) -> Any:
+    if _identity(path) != identity:
+        raise OSError(f"{path}, which a source is a part of, is another file now than when it was mapped; map it anew")
+    file = np.memmap(path, np.uint8, mode, offset, (size,))
+    array: Any = np.ndarray.__new__(np.memmap, shape, dtype, file, before, strides)
+    for name in ("_mmap", "filename", "mode", "offset"):
+        setattr(array, name, getattr(file, name))
+    return array
+
+
+def _identity(path: str) -> tuple[int, int]:
+    known = os.stat(path)
+    return known.st_dev, known.st_ino
