@@ -16,15 +16,14 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.formats import FORMATS, format_of
+from stream_dataloader.stores._base.formats import FORMATS, check_options, format_of
+from stream_dataloader.stores._base.patterns import plain_path
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 from stream_dataloader.stores._packing.driver import pack
 from stream_dataloader.stores._packing.report import PackReport
-from stream_dataloader.streams._media.flags import check_flags
 
 if TYPE_CHECKING:
     from stream_dataloader.stores.hdf5 import Hdf5Store
@@ -110,19 +109,14 @@ def open(path: str | os.PathLike[str], *, format: str | None = None, **options: 
         >>> [batch.data.T.tolist() for batch in StreamDataLoader(dataset)]
         [[[0, 1, 2], [0, 1, 2]], [[3, 4, 0], [0, 0, 0]]]
     """
-    path = os.fspath(path)
+    path = plain_path(path)
     name = format_of(path) if format is None else format
     if name not in FORMATS:
         raise ValueError(f"format is {format!r}; use one of {', '.join(map(repr, FORMATS))}, or None to have it found")
     module = importlib.import_module(f"{__name__}.{FORMATS[name].module}")
     kind: Callable[..., Store] = getattr(module, FORMATS[name].store)
-    known = [option for option in signature(kind).parameters if option != "path"]
-    if unknown := sorted(options.keys() - set(known)):
-        taken = f"{path} was taken for a store of format {name!r}" if format is None else f"format is {name!r}"
-        raise TypeError(
-            f"{taken}, which has no option {unknown[0]!r}; it has {', '.join(known)}; format= names another format"
-        )
-    check_flags(kind, options)
+    taken = f"{path} was taken for a store of format {name!r}" if format is None else f"format is {name!r}"
+    check_options(kind, options, taken)
     store = kind(path, **options)
     return OpenedStore(store.sources, store)
 

@@ -22,12 +22,18 @@ class Small(NamedTuple):
     Attributes:
         make: Writes it to a path that does not exist yet; other seeds give other numbers, and nothing else.
         options: What `stores.open` takes with it.
-        checked: Parts of the names of files all of whose data has checksums; of other files, numbers may be others.
+        checked: The ends of the names of files whose data have checksums; of other files, numbers may be others.
+        checked_when_read: Whether these are compared by reading, and not by `verify` alone.
     """
 
     make: Callable[[str, int], object]
     options: Mapping[str, object] = MappingProxyType({})
     checked: tuple[str, ...] = ()
+    checked_when_read: bool = True
+
+    def is_checked(self, file):
+        """Whether damage to a file cannot go unnoticed."""
+        return file.endswith(self.checked) if self.checked else False
 
 
 def memmap(path, seed):
@@ -160,11 +166,11 @@ def lerobot(path, seed):
 
 
 SMALL = {
-    "memmap": Small(memmap, checked=("",)),
+    "memmap": Small(memmap, checked=("",), checked_when_read=False),
     "lmdb": Small(lmdb, checked=("",)),
     "lmdb-zstd": Small(functools.partial(lmdb, codec="zstd"), checked=("",)),
     "plain.lmdb": Small(plain_lmdb, {"decode": numbers, "separator": "/"}),
-    "mds": Small(functools.partial(mds, hashes=["sha1", "xxh64"]), checked=("",)),
+    "mds": Small(functools.partial(mds, hashes=["sha1", "xxh64"]), checked=("",), checked_when_read=False),
     "mds-gz": Small(functools.partial(mds, compression="gz", hashes=["sha1"]), checked=("",)),
     "demos.hdf5": Small(hdf5),
     "checked.hdf5": Small(functools.partial(hdf5, chunks=True, fletcher32=True)),

@@ -558,7 +558,7 @@ def test_a_shard_on_a_server_that_is_another_is_refused_and_not_kept(tmp_path, s
     server.put("data/shard.00000.mds", good)
     assert len(list(store(0))) == store.lengths[0]
     del server.files["data/shard.00001.mds"]
-    with pytest.raises(FileNotFoundError, match=r"shard.00001.mds is not there"):
+    with pytest.raises(StoreError, match=r"shard.00001.mds is missing"):
         store(1)
 
 

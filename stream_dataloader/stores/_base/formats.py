@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import NamedTuple
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.streams._media.flags import check_flags
 from stream_dataloader.streams.cache.file_cache import is_url
 
-__all__ = ["FORMATS", "HDF5_SUFFIXES", "Format", "format_of"]
+__all__ = ["FORMATS", "HDF5_SUFFIXES", "Format", "check_options", "format_of"]
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 
@@ -103,9 +105,10 @@ def _is_npy(path: str, names: frozenset[str]) -> bool:
 
 
 def _is_parquet(path: str, names: frozenset[str]) -> bool:
-    if _suffixed(".parquet", ".arrow", ".feather")(path, names):
+    if "dataset_dict.json" in names or _suffixed(".parquet", ".arrow", ".feather")(path, names):
         return True
-    return any("=" in name and os.path.isdir(os.path.join(path, name)) for name in names)  # folders as Hive has them
+    as_hive = (name for name in names if "=" in name and os.path.isdir(os.path.join(path, name)))
+    return any(as_hive) and not _is_npy(path, names)
 
 
 #: By their names, in the order in which they are looked for.
@@ -124,6 +127,20 @@ FORMATS: dict[str, Format] = {
     "parquet": Format("parquet", "ParquetStore", None, _is_parquet),
     "npy": Format("npy", "NpyStore", None, _is_npy),
 }
+
+
+def check_options(kind: Callable[..., object], options: Mapping[str, object], taken: str) -> None:
+    """Refuse options that a format's store or packer has not, or whose value is not True or False where it must be.
+
+    Raises:
+        TypeError: Names one; `taken` says why it is that format.
+    """
+    known = [option for option in signature(kind).parameters if option not in ("path", "folder")]
+    if unknown := sorted(options.keys() - set(known)):
+        raise TypeError(
+            f"{taken}, which has no option {unknown[0]!r}; it has {', '.join(known)}; format= names another format"
+        )
+    check_flags(kind, options)
 
 
 def format_of(path: str) -> str:

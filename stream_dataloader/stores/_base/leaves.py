@@ -17,7 +17,7 @@ import torch
 
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Spec, as_tensor, storage_dtype
 from stream_dataloader._items.structure import Misfit, Node, flatten, leaf_paths, unflatten
-from stream_dataloader.errors import StoreError
+from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import read_json, write_once
 from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
 
@@ -26,6 +26,7 @@ __all__ = [
     "ItemSpecs",
     "LeafSpec",
     "check_names",
+    "check_not_empty",
     "chosen",
     "dtype_named",
     "items_json",
@@ -172,6 +173,16 @@ def owned(row: Any, dtype: torch.dtype) -> Any:
     return copy[()] if dtype in DTYPES_OF_NUMPY else as_tensor(copy, dtype)
 
 
+def check_not_empty(layout: Layout, item: Any) -> None:
+    """Refuse an item without leaves, such as an empty dict: no format has a place for it.
+
+    Raises:
+        TypeError: It has none.
+    """
+    if not layout.specs:
+        raise TypeError(f"an item is {shorten(item)}, in which there is nothing to keep; yield numbers, by transform=")
+
+
 class ItemSpecs:
     """What a store's items look like: as the first item that any process has, of which a file in the folder tells.
 
@@ -186,6 +197,7 @@ class ItemSpecs:
 
     def __init__(self, folder: str, item: Any, kind: str) -> None:
         layout, _ = Layout.of(item, windowed=False)
+        check_not_empty(layout, item)
         objects = [path for path, spec in zip(layout.paths, layout.specs, strict=True) if spec.dtype is None]
         if objects:
             raise TypeError(

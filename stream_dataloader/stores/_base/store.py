@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.numbers import StreamNumbers
+from stream_dataloader.stores._base.patterns import plain_path
 from stream_dataloader.stores._base.stream import Steps, StoreStream
 from stream_dataloader.streams._media.section import closed_on_error, section_of
 
@@ -89,7 +90,8 @@ class OpenedStore(NamedTuple):
 class Store(ABC):
     """A store's streams: a factory for `StreamDataset` that knows what there is. Each format has a subclass.
 
-    A source is the number of a stream, or a section `(number, start, stop)` of it, `[start, stop)` in time steps.
+    A source is the number of a stream, or a section `(number, start, stop)` of it, `[start, stop)` in time steps; also
+    as a list, as JSON has it.
     Streams start at any step, `length` tells theirs, and they are opened ahead of need (`open_early`).
 
     A subclass calls `super().__init__(path, **options)` with all options that it takes, each a plain value, and defines
@@ -104,7 +106,7 @@ class Store(ABC):
     open_early: ClassVar[bool] = True
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
-        self.path = os.fspath(path)
+        self.path = plain_path(path)
         self._options = options
         self._expected: str | None = None
         self._seen: tuple[str, str] | None = None
@@ -293,11 +295,14 @@ class Store(ABC):
         return list(self._problems(progress))
 
     def _problems(self, progress: Callable[[int, int], Any] | None) -> Iterator[str]:
+        said: set[str] = set()
         for number in range(len(self)):
             try:
                 self.check_stream(number)
             except (OSError, ValueError) as error:
-                yield str(error)
+                if (text := str(error)) not in said:  # streams may lie in one file
+                    said.add(text)
+                    yield text
             if progress is not None:
                 progress(number + 1, len(self))
 
@@ -316,7 +321,7 @@ class Store(ABC):
                 steps.item(index)
 
     def _section(self, source: Any) -> tuple[int, int, int | None]:
-        number, start, stop = section_of(source)
+        number, start, stop = section_of(tuple(source) if isinstance(source, list) else source)
         for name, value in (("start", start), ("stop", stop)):
             if isinstance(value, float):
                 raise TypeError(f"{name} is {value}; time steps of a store are counted, give an int")

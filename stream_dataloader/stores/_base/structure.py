@@ -70,7 +70,7 @@ def _node(found: Any, name: str, classes: dict[str, type]) -> Node:
     ((kind, inside),) = found.items()
     children = tuple(_node(child, name, classes) for child in (inside if kind == "tuple" else inside["children"]))
     keys = tuple(range(len(children)) if kind == "tuple" else inside["keys"])
-    if kind not in ("tuple", "dict", "class") or len(keys) != len(children) or not children:
+    if kind not in ("tuple", "dict", "class") or len(keys) != len(children):
         raise KeyError(kind)
     if kind == "tuple":
         return Node("builtins.tuple", keys, children, tuple)

@@ -19,7 +19,7 @@ from typing import Any
 
 from stream_dataloader._items.content import hash_content
 from stream_dataloader.errors import StoreError, StreamError, WorkerDeathError
-from stream_dataloader.stores._base.formats import FORMATS
+from stream_dataloader.stores._base.formats import FORMATS, check_options
 from stream_dataloader.stores._base.packing import Packer
 from stream_dataloader.stores._packing.crew import context_of
 from stream_dataloader.stores._packing.folder import PartialFolder
@@ -111,6 +111,7 @@ def pack(
     began = time.perf_counter()
     given = given_of(streams, keys, stream_metadata)
     packer_class = _packer(format)
+    check_options(packer_class, options, f"format is {format!r}")
     if not callable(on_error) and on_error not in ("raise", "skip"):
         raise ValueError(f"on_error is {on_error!r}; use 'raise', 'skip' or a function of the error")
     if not isinstance(num_workers, int) or num_workers < 0:

@@ -107,7 +107,8 @@ class Hdf5Store(Store):
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         """The attributes of a stream's group."""
-        with closing(self._lease(self._check_number(number))) as lease:
+        known = self.index.files[self.index.file_of[self._check_number(number)]]
+        with known, closing(self._lease(number)) as lease:
             return attributes(lease.handle[self.index.groups[number]], self.name_of(number))
 
     def _metadata(self) -> Mapping[str, Any]:

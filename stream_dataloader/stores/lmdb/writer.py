@@ -9,8 +9,10 @@ Guarantee: a stream that breaks off leaves nothing behind. A process that is kil
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -286,7 +288,10 @@ class _Writer:
     def _failed(self, error: Any) -> Exception:
         """As the system's error, if it was one: a full disk, say."""
         if (code := error.code) > 0:
-            # of a disk that has no room for all of a transaction, LMDB says "Input/output error"
+            if shutil.disk_usage(os.path.dirname(self._path)).free < self._pending_bytes:
+                code = (
+                    errno.ENOSPC
+                )  # of a disk that has no room for all of a transaction, LMDB says "Input/output error"
             told = f"{os.strerror(code)} ({error}); if the disk is full, make room, and pack again to go on"
             return OSError(code, told, self._path)
         return StoreError(f"{self._path} cannot be written: {error}")

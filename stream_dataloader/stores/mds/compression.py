@@ -36,9 +36,6 @@ _KINDS: dict[str, tuple[range, int, str]] = {
 }
 _XXHASHES = ("xxh32", "xxh64", "xxh3_64", "xxh3_128", "xxh128")
 
-#: Of several hashes of a file one is compared: the first of these that there is, or else any.
-_FASTEST = ("xxh3_128", "xxh128", "xxh3_64", "xxh64", "sha1", "blake2b", "sha256")
-
 
 def _package(name: str, what: str) -> ModuleType:
     try:
@@ -222,19 +219,21 @@ def hash_of(name: str, data: Any) -> str:
 
 
 def wrong_hash(hashes: Mapping[str, str], data: Any) -> str:
-    """How some bytes differ from what hashes of them say; empty if they do not.
+    """How some bytes differ from what hashes of them say; empty if they do not. One that is not known here is left out.
 
     Raises:
         ImportError: The package for all of the hashes is not installed.
         ValueError: None of the hashes is known.
     """
-    for name in sorted(hashes, key=lambda name: (_FASTEST.index(name) if name in _FASTEST else len(_FASTEST), name)):
+    unknown: list[Exception] = []
+    for name, wanted in hashes.items():
         try:
             found = hash_of(name, data)
-        except (ImportError, ValueError):
-            if len(hashes) == 1:
-                raise
-            hashes = {other: hashes[other] for other in hashes if other != name}
+        except (ImportError, ValueError) as error:
+            unknown.append(error)
             continue
-        return "" if found == hashes[name] else f"its {name} is {found}, and should be {hashes[name]}"
+        if found != wanted:
+            return f"its {name} is {found}, and should be {wanted}"
+    if unknown and len(unknown) == len(hashes):
+        raise unknown[0]
     return ""

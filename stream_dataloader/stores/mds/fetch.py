@@ -134,6 +134,8 @@ class Shards:
                 )
             except StoreError:
                 raise
+            except FileNotFoundError as error:
+                raise _missing(name) from error
             except OSError as error:
                 if error.errno not in _FULL or error.filename is not None:
                     raise
@@ -148,9 +150,7 @@ class Shards:
             try:
                 shard = Shard(file, name, entry, self._columns)
             except FileNotFoundError:
-                raise StoreError(
-                    f"{name} is missing, and the index names it: the dataset is unfinished or damaged"
-                ) from None
+                raise _missing(name) from None
             self._check()
             return shard
 
@@ -203,6 +203,10 @@ class Shards:
                 check_file(entry.zip, zipped, zipped)
 
 
+def _missing(name: str) -> StoreError:
+    return StoreError(f"{name} is missing, and the index names it: the dataset is unfinished or damaged")
+
+
 def check_file(file: ShardFile, path: str, name: str) -> bytes:
     """The bytes of a file.
 
@@ -221,7 +225,7 @@ def check_file(file: ShardFile, path: str, name: str) -> bytes:
                 raise StoreError(f"{name} is damaged: {size:,} bytes of {file.bytes:,}; fetch or write it anew")
             data = opened.read()
     except FileNotFoundError:
-        raise StoreError(f"{name} is missing, and the index names it: the dataset is unfinished or damaged") from None
+        raise _missing(name) from None
     if wrong := wrong_hash(file.hashes, data):
         raise StoreError(f"{name} is damaged: {wrong}; fetch or write it anew")
     return data

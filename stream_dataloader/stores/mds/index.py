@@ -151,7 +151,8 @@ def read_index(path: str, name: str, folder: str) -> DatasetIndex:
         )
     note = content.get(_NOTE, {})
     digest = _digest(content) if isinstance(note, dict) else ""
-    if not isinstance(note, dict) or ("check" in note and note["check"] != digest):
+    renamed = any(isinstance(value, dict) and "check" in value for key, value in content.items() if key != _NOTE)
+    if not isinstance(note, dict) or renamed or note.get("check", digest if not note else None) != digest:
         raise StoreError(f"{name} is damaged: its checksum is another; write the dataset anew")
     found = content["shards"]
     shards = tuple(_shard(shard, f"{name}, shard {number}", folder) for number, shard in enumerate(found))

@@ -18,7 +18,7 @@ import torch
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout
 from stream_dataloader._items.structure import Misfit, Node, leaf_paths
 from stream_dataloader.stores._base.files import read_json, write_once
-from stream_dataloader.stores._base.leaves import LAYOUT
+from stream_dataloader.stores._base.leaves import LAYOUT, check_not_empty
 from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
 from stream_dataloader.stores.mds.builder import SampleEncoder, ShardBuilder
 from stream_dataloader.stores.mds.encodings import ARRAY_DTYPES
@@ -94,6 +94,7 @@ class MdsPart:
     def _adopt(self, item: Any) -> None:
         """Have the columns of the store's first item, whichever process has it."""
         layout, leaves = Layout.of(item, windowed=False)
+        check_not_empty(layout, item)
         columns = _column_names(layout.structure, self._key_column)
         encodings, bools = {self._key_column: "str"}, []
         for name, path, spec, leaf in zip(columns, layout.paths, layout.specs, leaves, strict=True):

@@ -102,7 +102,7 @@ class MdsStore(Store):
             inside(self.path, split, "split")
         self._folder = in_folder(self.path, split) if split else self.path
         self._classes: dict[str, type] = {}
-        self._checked: set[int] = set()
+        self._checked: dict[int, OSError | ValueError | None] = {}
         self._classes = classes_of(self.index.structure)
 
     def _state(self) -> str:
@@ -162,13 +162,14 @@ class MdsStore(Store):
             return sum(file.stat().st_size for file in files if file.is_file())
 
     def _problems(self, progress: Callable[[int, int], Any] | None) -> Iterator[str]:
-        self._checked = set()
+        self._checked = {}
         yield from super()._problems(progress)
         for shard in range(len(self.index.found.shards)):
-            try:
-                self._verify(shard)
-            except (OSError, ValueError) as error:
-                yield str(error)
+            if shard not in self._checked:  # no stream is in it
+                try:
+                    self._verify(shard)
+                except (OSError, ValueError) as error:
+                    yield str(error)
 
     def check_stream(self, number: int) -> None:
         """Compare the shards of a stream with their hashes, each once a `verify`, and read the stream."""
@@ -182,5 +183,10 @@ class MdsStore(Store):
 
     def _verify(self, shard: int) -> None:
         if shard not in self._checked:
-            self.index.shards.verify(shard)
-            self._checked.add(shard)
+            try:
+                self.index.shards.verify(shard)
+                self._checked[shard] = None
+            except (OSError, ValueError) as error:
+                self._checked[shard] = error
+        if (found := self._checked[shard]) is not None:
+            raise found

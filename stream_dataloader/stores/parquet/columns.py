@@ -106,6 +106,9 @@ def column_of(array: Any, source: Source) -> Column:
     if kind.is_struct(found):
         if not len(found.names) or len(set(found.names)) < len(found.names):
             raise source.error(f"a struct of {found.names}; its fields need names of their own")
+        if set(found.names) == {"bytes", "path"} and source.fill is None and any(c.null_count for c in array.flatten()):
+            name = source.column
+            raise source.error(f"encoded images of the package datasets; decode them, by decode={{{name!r}: 'image'}}")
         return {
             name: column_of(child, source._replace(column=f"{source.column}.{name}"))
             for name, child in zip(found.names, array.flatten(), strict=True)

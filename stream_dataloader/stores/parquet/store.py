@@ -106,7 +106,7 @@ class ParquetStore(Store):
 
     def _read_index(self) -> Rows:
         pyarrow_of("ParquetStore")
-        paths = find_tables(self.path)
+        paths = find_tables(self.path, self._cache)
         files = [open_table(path, self.path, self._cache) for path in paths]
         return Rows(self.path, files, self._key, self._wanted(files), self._images, self._fill, self._cache_bytes)
 

@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader.errors import StoreError
+from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.arrow import arrow_errors, open_parquet
 from stream_dataloader.stores._base.files import inside, read_json
 from stream_dataloader.stores._base.patterns import matching
 from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams._media.section import check_file
-from stream_dataloader.streams.cache.file_cache import is_url, open_local
+from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
 __all__ = ["TableFile", "find_tables", "open_table", "told_by"]
 
@@ -233,20 +233,24 @@ def _constants(relative: str) -> dict[str, Any]:
     return found
 
 
-def find_tables(path: str) -> list[str]:
+def find_tables(path: str, cache: FileCache | None = None) -> list[str]:
     """The paths or URLs of a store's files, in the order of their names, numbers as numbers.
 
     Args:
         path: A file, a folder with folders in it, or a pattern. In what datasets saved, `state.json` names the files.
+        cache: See `patterns.matching`.
 
     Raises:
         FileNotFoundError: There is nothing there.
         StoreError: A folder has no tables.
     """
     if is_url(path) or not os.path.isdir(path):
-        return list(matching(path))
+        return list(matching(path, cache))
     if os.path.exists(state := os.path.join(path, "state.json")):
         return _saved_dataset(path, read_json(state, dict), state)
+    if os.path.exists(splits := os.path.join(path, "dataset_dict.json")):
+        names = read_json(splits, dict).get("splits")
+        raise StoreError(f"{path} is a DatasetDict of the splits {shorten(names)}; open the folder of one of them")
     found = [
         os.path.join(folder, name)
         for folder, _, names in os.walk(path)

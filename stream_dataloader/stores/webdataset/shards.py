@@ -11,18 +11,19 @@ from collections.abc import Sequence
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.patterns import matching
 from stream_dataloader.streams._media.names import natural_order
-from stream_dataloader.streams.cache.file_cache import is_url
+from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 
 __all__ = ["find_shards"]
 
 
-def find_shards(path: str, names: Sequence[str] | None) -> list[str]:
+def find_shards(path: str, names: Sequence[str] | None, cache: FileCache | None = None) -> list[str]:
     """The paths or URLs of a store's tars, in order.
 
     Args:
-        path: A folder, a tar, or a pattern of tars: `{000..015}` and `{a,b}` in paths and URLs, `*`, `?` and `[...]` in
-            paths. With names: the folder or URL that they are relative to.
+        path: A folder, a tar, or a pattern of tars: `{000..015}`, `{a,b}` and `*` in paths and URLs, `?` and `[...]`
+            in paths. With names: the folder or URL that they are relative to.
         names: Names, paths, URLs or patterns; None takes what the path says.
+        cache: See `patterns.matching`.
 
     Raises:
         FileNotFoundError: There is nothing there.
@@ -30,13 +31,13 @@ def find_shards(path: str, names: Sequence[str] | None) -> list[str]:
         ValueError: A pattern that means more than a store may have.
     """
     if names is not None:
-        found = [shard for name in names for shard in matching(_joined(path, name))]
+        found = [shard for name in names for shard in matching(_joined(path, name), cache)]
     elif not is_url(path) and os.path.isdir(path):
         found = [os.path.join(path, name) for name in sorted(os.listdir(path), key=natural_order) if _is_tar(name)]
         if not found:
             raise StoreError(f"{path} has no tars: no name in it ends with .tar; give their folder, or a pattern")
     else:
-        found = list(matching(path))
+        found = list(matching(path, cache))
     return found
 
 

@@ -105,6 +105,7 @@ class WebDatasetStore(Store):
             raise ValueError(f"columns is {columns}; give each that is wanted once, or None for all")
         self._shards, self._columns, self._cache = shards, columns, cache
         self._stream = stream
+        self._remote: list[str] = []
         rule_of(stream)
         self._picture = Picture(size, layout, color)
         self._decoding = {"decode": bool(decode), "allow_pickle": bool(allow_pickle)}
@@ -112,11 +113,20 @@ class WebDatasetStore(Store):
         if missing := [name for name in columns or () if name not in known]:
             raise StoreError(f"{self.path} has no column {missing}; it has {sorted(known)}")
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_remote": []}
+
     def _state(self) -> str:
-        return stamp_of(path for path in find_shards(self.path, self._shards) if not is_url(path))
+        return stamp_of(path for path in self._paths() if not is_url(path))
+
+    def _paths(self) -> list[str]:
+        """The tars; those of a server are listed once."""
+        found = self._remote or find_shards(self.path, self._shards, self._cache)
+        self._remote = found if any(map(is_url, found)) else []
+        return found
 
     def _read_index(self) -> Streams:
-        paths = find_shards(self.path, self._shards)
+        paths = self._paths()
         if any(map(is_url, paths)):
             with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
                 tars = list(pool.map(self._tar, paths))
@@ -132,6 +142,9 @@ class WebDatasetStore(Store):
             status = os.stat(path)
             check_kind(path, status.st_mode)
             files, state = [beside(path), in_cache(os.path.abspath(path))], state_of(status)
+        if is_url(path) and self._expected is None and (self._cache or FileCache()).has(path):
+            with open_local(path, self._cache) as local:  # which asks the server whether it is another one now
+                state = version_of(local.path)
         for kept in files:
             if (found := load(kept, state)) is not None:
                 return found

@@ -6,6 +6,7 @@ a process have one copy. Chunks that are wanted whole are unpacked together, and
 
 from __future__ import annotations
 
+import errno
 import math
 import weakref
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ def zarr_errors(name: str) -> Iterator[None]:
     except (StoreError, ImportError):
         raise
     except Exception as error:  # of zarr, of codecs, of zip archives: any kind
-        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError):
+        # a damaged archive has files sought at places that cannot be
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.EINVAL):
             raise
         text = str(error) or repr(error)
         raise StoreError(f"{name} cannot be read: {text}; it is damaged, or is no Zarr store: write it anew") from error

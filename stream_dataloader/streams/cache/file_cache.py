@@ -116,6 +116,12 @@ class FileCache:
             return LocalFile(unquote(path.split("://", 1)[1]))
         return self._open_url(path)
 
+    def has(self, url: str) -> bool:
+        """Whether a copy of a URL's file is here, maybe an old one, of which `open` would ask the server."""
+        if (held := self._entry(url).hold()) is not None:
+            held.close()
+        return held is not None
+
     def made(self, name: str, version: str, size: int, make: Callable[[str], None]) -> LocalFile:
         """A file that is made of others, by unpacking say: once by all processes together, as a remote one is fetched.
 

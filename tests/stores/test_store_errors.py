@@ -1,0 +1,221 @@
+"""What goes wrong when stores are opened, read and packed is told by one kind of error, and in words that are true."""
+
+import errno
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import fsspec
+import h5py
+import numpy as np
+import pytest
+from episodes import episodes, write_robomimic
+from helpers import PATIENCE
+from tars import png, samples, write_tar
+
+from stream_dataloader import stores
+from stream_dataloader.errors import ItemError, StoreError
+from stream_dataloader.testing._items import items_of
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+COLUMNS = {"x": "ndarray:float32:2,3", "y": "int"}
+
+
+def write_mds(path, first=0, hashes=()):
+    with stores.MdsWriter(str(path), columns=COLUMNS, size_limit=640, hashes=list(hashes)) as writer:
+        for number in range(first, first + 40):
+            writer.write({"x": np.full((2, 3), number, np.float32), "y": number})
+    return str(path)
+
+
+@pytest.fixture
+def memory():
+    """A server of files."""
+    yield (system := fsspec.filesystem("memory"))
+    system.store.clear()
+
+
+def sent(memory, folder, url):
+    for name in os.listdir(folder):
+        memory.pipe(f"{url}/{name}", pathlib.Path(folder, name).read_bytes())
+    return f"memory:/{url}"
+
+
+def numbers(store):
+    return [[int(item["y"]) for item in store(number)] for number in store.sources]
+
+
+def test_a_file_url_is_a_path(tmp_path):
+    """Rewritten in place under an index of the same bytes, a new store reads what is there now."""
+    for name, first in (("a", 0), ("b", 100)):
+        with stores.MdsWriter(str(tmp_path / name), columns={"y": "int"}) as writer:
+            for number in range(first, first + 3):
+                writer.write({"y": number})
+    url = f"file://{tmp_path}/a"
+    assert numbers(stores.open(url).open_stream) == [[0, 1, 2]]
+    index = (tmp_path / "a" / "index.json").read_bytes()
+    for name in os.listdir(tmp_path / "b"):
+        if name != "index.json":
+            shutil.copy(tmp_path / "b" / name, tmp_path / "a" / name)
+    (tmp_path / "a" / "index.json").write_bytes(index)
+    assert numbers(stores.open(url).open_stream) == [[100, 101, 102]]
+
+
+@pytest.mark.parametrize("wrong", ["sha1", "xxh64", "md5"])
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_every_hash_is_compared(tmp_path, wrong, compression):
+    path = str(tmp_path / "a")
+    with stores.MdsWriter(path, columns={"y": "int"}, compression=compression, hashes=["sha1", "xxh64", "md5"]) as out:
+        out.write({"y": 1})
+    index = tmp_path / "a" / "index.json"
+    content = json.loads(index.read_text())
+    del content["stream_dataloader"]
+    hashes = content["shards"][0]["raw_data" if compression is None else "zip_data"]["hashes"]
+    hashes[wrong] = "0" * len(hashes[wrong])
+    index.write_text(json.dumps(content))
+    (problem,) = stores.verify(path)
+    assert wrong in problem
+
+
+def test_a_missing_shard_is_one_error_by_path_and_url(tmp_path, memory):
+    folder = write_mds(tmp_path / "a")
+    os.unlink(tmp_path / "a" / "shard.00001.mds")
+    for path in (folder, sent(memory, folder, "/missing")):
+        store = stores.open(path, format="mds").open_stream
+        with pytest.raises(StoreError, match=r"shard.00001.mds is missing"):
+            store(1)
+
+
+@pytest.mark.parametrize("stream", ["shard", "sample"])
+def test_verify_lists_a_shard_once(tmp_path, stream):
+    folder = write_mds(tmp_path / "a", hashes=["sha1"])
+    for name in ("shard.00000.mds", "shard.00001.mds"):
+        content = bytearray((tmp_path / "a" / name).read_bytes())
+        content[-1] ^= 1
+        (tmp_path / "a" / name).write_bytes(content)
+    assert len(stores.verify(folder, stream=stream)) == 2
+
+
+def test_chunks_with_a_wrong_checksum_are_a_store_error(tmp_path):
+    path = write_robomimic(tmp_path / "a.hdf5", episodes((600,)), chunks=True, fletcher32=True)
+    with h5py.File(path) as file:
+        place = file["data/demo_0/obs/image"].id.get_chunk_info(0).byte_offset
+    with open(path, "r+b") as file:
+        file.seek(place + 5)
+        file.write(b"zz")
+    store = stores.open(path).open_stream
+    with pytest.raises(StoreError, match="demo_0/obs/image"):
+        next(store(0))
+    assert len(stores.verify(path)) == 1
+    store.close()
+
+
+def test_a_file_that_shrank_says_so(tmp_path):
+    path = write_robomimic(tmp_path / "a.hdf5", episodes((60, 60)))
+    store = stores.open(path).open_stream
+    next(store(0))  # the file stays open
+    os.truncate(path, 4096)
+    with pytest.raises(StoreError, match="cut off"):
+        store(1)
+    with pytest.raises(StoreError, match="cut off"):
+        store.metadata(1)
+    store.close()
+
+
+def test_images_of_the_package_datasets_name_their_option(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    images = [{"bytes": png(np.zeros((3, 4, 5), np.uint8)), "path": None}] * 3
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"image": pa.array(images, kind)}), path)
+    with pytest.raises(StoreError, match=r"decode=\{'image': 'image'\}"):
+        next(stores.open(path).open_stream(0))
+    assert next(stores.open(path, decode={"image": "image"}).open_stream(0))["image"].shape == (3, 4, 5)
+
+
+def test_a_dataset_dict_lists_its_splits(tmp_path):
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    (tmp_path / "train").mkdir()
+    with pytest.raises(StoreError, match=r"'train', 'test'"):
+        stores.open(tmp_path)
+
+
+def test_folders_of_arrays_may_have_an_equals_sign_in_their_names(tmp_path):
+    for name in ("a=1", "a=2"):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "x.npy", np.arange(4))
+    assert stores.inspect(tmp_path).format == "npy"
+
+
+def test_a_section_may_be_a_list_as_json_has_it(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(5))
+    store = stores.open(tmp_path).open_stream
+    assert [int(item) for item in items_of(store([0, 1, 3]))] == [1, 2]
+    assert store.length([0, 1, 3]) == 2
+
+
+def test_a_pattern_of_urls_is_expanded(memory, tmp_path):
+    for number in (1, 2, 10):
+        tar = write_tar(tmp_path / f"{number}.tar", samples(f"v{number}/", 2)[0])
+        memory.pipe(f"/tars/train-{number}.tar", pathlib.Path(tar).read_bytes())
+    sources, store = stores.open("memory://tars/train-*.tar")
+    assert [store.key(number) for number in sources] == ["v1", "v2", "v10"]
+    with pytest.raises(FileNotFoundError, match="none-"):
+        stores.open("memory://tars/none-*.tar")
+
+
+def test_a_tar_that_changed_on_its_server_opens_the_first_time(tmp_path):
+    """In new processes: a run asks a server once."""
+    script = """
+import pathlib, sys, fsspec
+from stream_dataloader import stores
+fsspec.filesystem("memory").pipe("/a.tar", pathlib.Path(sys.argv[1]).read_bytes())
+store = stores.open("memory://a.tar").open_stream
+print([len(list(store(number))) for number in store.sources])
+"""
+    found = []
+    for count in (2, 4):
+        tar = write_tar(tmp_path / f"{count}.tar", samples("a/", count)[0])
+        run = subprocess.run([sys.executable, "-c", script, tar], capture_output=True, timeout=PATIENCE, check=True)
+        found.append(json.loads(run.stdout))
+    assert found == [[2], [4]]
+
+
+@pytest.mark.parametrize("format", ["memmap", "lmdb", "mds"])
+def test_an_unknown_option_of_packing_is_named_with_those_there_are(tmp_path, format):
+    with pytest.raises(TypeError, match=r"no option 'blah'; it has .*metadata"):
+        stores.pack(([1], range), tmp_path / "a", format=format, blah=3)
+
+
+@pytest.mark.parametrize("format", ["memmap", "lmdb", "mds"])
+def test_an_item_in_which_there_is_nothing_is_refused(tmp_path, format):
+    with pytest.raises(ItemError, match="nothing to keep"):
+        stores.pack(([1], lambda _: iter([{}])), tmp_path / "a", format=format)
+
+
+@pytest.mark.parametrize("format", ["memmap", "lmdb", "mds"])
+def test_an_empty_dict_among_numbers_is_packed(tmp_path, format):
+    stores.pack(([3], lambda steps: ({"a": step, "b": {}} for step in range(steps))), tmp_path / "a", format=format)
+    _, store = stores.open(tmp_path / "a")
+    assert list(store(0)) == [{"a": step, "b": {}} for step in range(3)]
+
+
+def test_a_full_disk_is_told_by_lmdb(tmp_path, monkeypatch):
+    """LMDB says "Input/output error" where a disk has no room for all of a transaction."""
+    lmdb = pytest.importorskip("lmdb")
+    from stream_dataloader.stores.lmdb import writer
+
+    def full(self):
+        error = lmdb.Error("mdb_txn_commit: Input/output error")
+        error.code = errno.EIO
+        raise error
+
+    monkeypatch.setattr(writer._Writer, "_commit", full)
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 100, 0))
+    with pytest.raises(OSError, match=r"disk .* is full") as caught:
+        stores.pack(([3], range), tmp_path / "a", format="lmdb")
+    assert caught.value.errno == errno.ENOSPC
