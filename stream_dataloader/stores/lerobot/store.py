@@ -32,7 +32,7 @@ class LeRobotStore(Store):
 
     An item has a picture for each camera, the table's columns of that time step (`observation.state`, `action`,
     `timestamp`, `frame_index`, ...), and the text of its task. A feature of shape `(1,)` is a number, as in lerobot.
-    Windows over neighbouring steps, lerobot's `delta_timestamps`, are the loader's `time_steps`.
+    Windows of consecutive steps are the loader's `time_steps`; lerobot's `delta_timestamps` may differ by feature.
 
     Sources are numbers of episodes in the order of `episode_index`, which is the key.
 

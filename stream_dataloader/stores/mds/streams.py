@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import Node, flatten, leaf_paths
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import inside
+from stream_dataloader.stores._base.files import inside, stamp_of
 from stream_dataloader.stores._base.structure import from_json
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding, ListEncoding
 from stream_dataloader.stores.mds.fetch import Shards
@@ -209,7 +209,11 @@ class MdsIndex:
 
     def _made_table(self, version: str, make: Callable[[str], None], most: int | None) -> StreamTable:
         """A table that is made once, and kept in the cache."""
-        found = hashlib.sha256(f"{version} {self._stats()}".encode()).hexdigest()[:16]
+        files = (
+            () if is_url(self._folder) else (file for one in self.found.shards for file in (one.raw, one.zip) if file)
+        )
+        stamp = stamp_of(in_folder(self._folder, file.basename) for file in files)  # of the shards that are here
+        found = hashlib.sha256(f"{version} {stamp}".encode()).hexdigest()[:16]
         name = f"{os.path.abspath(self._folder) if not is_url(self._folder) else self._folder}#{self.kind}.streams"
         size = 64 + 64 * int(self.firsts[-1])
         try:
@@ -217,18 +221,6 @@ class MdsIndex:
                 return StreamTable(local.path, most)
         except ValueError as error:
             raise StoreError(f"{self._folder}: {error}") from error
-
-    def _stats(self) -> list[tuple[int, int]]:
-        """What tells local shards from those that were there before."""
-        if is_url(self._folder):
-            return []
-        found = []
-        for shard in self.found.shards:
-            for file in (shard.raw, shard.zip):
-                path = in_folder(self._folder, file.basename) if file is not None else ""
-                if path and os.path.exists(path):
-                    found.append((os.stat(path).st_mtime_ns, os.stat(path).st_size))
-        return found
 
     def extent(self, number: int) -> tuple[int, int]:
         """A stream's first sample, and how many there are."""
