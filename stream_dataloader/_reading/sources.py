@@ -17,7 +17,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from itertools import accumulate, chain
-from typing import Any, ClassVar, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -237,14 +237,12 @@ def _blocks(sources: list[Any], dumps: Callable[[Any], bytes]) -> Iterator[tuple
                 yield i, _pickle(sources[i : i + 1], i, dumps)
 
 
-class _BlockPickler(pickle.Pickler):
-    dispatch_table: ClassVar[Any] = {**copyreg.dispatch_table, np.memmap: reduce_map}
-
-
 def _by_reference(block: list[Any]) -> bytes:
     try:
         file = io.BytesIO()
-        _BlockPickler(file, protocol=5).dump(block)
+        pickler: Any = pickle.Pickler(file, protocol=5)
+        pickler.dispatch_table = copyreg.dispatch_table | {np.memmap: reduce_map}
+        pickler.dump(block)
         return file.getvalue()
     except Exception:  # the second one says why, if it cannot either
         return dumps_by_value(block)

@@ -68,6 +68,7 @@ class ImageFolderStream:
         gaps: `"allow"`, or `"raise"`: a missing number in the images' names is an error.
         on_corrupt: What to do about an image that cannot be decoded: `"raise"` an error, or `"keep"` the image before
             it in the source, which is delivered again in its place.
+        upright: Turn images as their EXIF says; False leaves them as they are stored.
 
     Raises:
         ImportError: OpenCV is not installed.
@@ -96,6 +97,7 @@ class ImageFolderStream:
     frame_step: int = 1
     gaps: Literal["allow", "raise"] = "allow"
     on_corrupt: Literal["raise", "keep"] = "raise"
+    upright: bool = True
 
     def __post_init__(self) -> None:
         check_opencv("ImageFolderStream")
@@ -109,7 +111,7 @@ class ImageFolderStream:
             raise ValueError(f"pattern is {self.pattern!r}; give one for names in a folder, like '*.png'")
 
     def _picture(self) -> Picture:
-        return Picture(self.size, self.layout, self.color, self.dtype, self.fit)
+        return Picture(self.size, self.layout, self.color, self.dtype, self.fit, self.upright)
 
     def __call__(self, source: Any, *, start: int = 0) -> _Images:
         """Open one source.
@@ -151,7 +153,7 @@ class _Images:
         self._position = position
         self._keep = on_corrupt == "keep"
         self._converter = ArrayConverter(picture)
-        self._gray = picture.color == "gray"
+        self._gray, self._upright = picture.color == "gray", picture.upright
         self._sized = picture.size is not None or position == 0  # else the source's first image decides
 
     def __iter__(self) -> Iterator[Any]:
@@ -185,7 +187,7 @@ class _Images:
     def _read(self, position: int) -> Any:
         for kept in range(position, -1, -1):
             try:
-                return _decode(self._paths[kept], gray=self._gray)
+                return _decode(self._paths[kept], gray=self._gray, upright=self._upright)
             except ValueError as error:
                 if not self._keep:
                     raise
@@ -194,7 +196,7 @@ class _Images:
         raise AssertionError(f"position {position}")
 
 
-def _decode(path: str, *, gray: bool) -> Any:
+def _decode(path: str, *, gray: bool, upright: bool) -> Any:
     """One image: `(H, W, 3)` BGR or `(H, W)`, uint8."""
     try:
         check_kind(path, os.stat(path).st_mode)
@@ -202,7 +204,7 @@ def _decode(path: str, *, gray: bool) -> Any:
             data = file.read()
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path} was there when its folder was listed, and is gone") from error
-    return decoded_image(data, path, gray=gray)
+    return decoded_image(data, path, gray=gray, upright=upright)
 
 
 def _find(path: str, pattern: str | None) -> list[str]:

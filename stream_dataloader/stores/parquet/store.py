@@ -43,6 +43,7 @@ class ParquetStore(Store):
         size: `(height, width)` of images; None keeps theirs.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"` or `"gray"`.
+        upright: Turn images as their EXIF says; False leaves them as they are stored.
         cache_bytes: How much decoded row groups may take that no stream is in, in each process.
         cache: Where files from URLs are kept; None is the cache that all streams share.
 
@@ -74,6 +75,7 @@ class ParquetStore(Store):
         size: tuple[int, int] | None = None,
         layout: Literal["CHW", "HWC"] = "CHW",
         color: Literal["rgb", "gray"] = "rgb",
+        upright: bool = True,
         cache_bytes: int = 256 << 20,
         cache: FileCache | None = None,
     ) -> None:
@@ -90,6 +92,7 @@ class ParquetStore(Store):
             size=size,
             layout=layout,
             color=color,
+            upright=upright,
             cache_bytes=cache_bytes,
             cache=cache,
         )
@@ -101,7 +104,7 @@ class ParquetStore(Store):
         whole_number("cache_bytes", cache_bytes, "give a number of bytes from 0 on", 0)
         self._key, self._columns, self._images = key, columns, frozenset(decode)
         self._fill, self._cache_bytes, self._cache = fill_null, cache_bytes, cache
-        self._picture = Picture(size, layout, color)
+        self._picture = Picture(size, layout, color, upright=upright)
         _ = self.index
 
     def _read_index(self) -> Rows:

@@ -1,7 +1,7 @@
 """Decodes members of tars by their extensions, as the package webdataset does (1.0.2, `autodecode`), with less trust.
 
 ==========================================  ==========================================================================
-jpg jpeg png webp bmp ppm pgm tif tiff      an image, by OpenCV: `(3, H, W)` uint8, RGB, with the options of the store
+jpg jpeg png webp bmp ppm pgm tif tiff      an image, by OpenCV: `(3, H, W)` RGB, uint8 or uint16; see the options
 npy                                         an array of numbers
 cls cls2 class count index inx id int       a whole number, as text: int64
 txt text transcript                         a string

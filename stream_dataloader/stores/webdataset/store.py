@@ -50,6 +50,7 @@ class WebDatasetStore(Store):
         size: `(height, width)` of images; None keeps theirs.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"` or `"gray"`.
+        upright: Turn images as their EXIF says; False leaves them as they are stored.
         allow_pickle: Also read `.pkl` and `.pth`, which may run any code.
         cache: Where tars from URLs are kept; None is the cache that all streams share.
 
@@ -83,6 +84,7 @@ class WebDatasetStore(Store):
         size: tuple[int, int] | None = None,
         layout: Literal["CHW", "HWC"] = "CHW",
         color: Literal["rgb", "gray"] = "rgb",
+        upright: bool = True,
         allow_pickle: bool = False,
         cache: FileCache | None = None,
     ) -> None:
@@ -98,6 +100,7 @@ class WebDatasetStore(Store):
             size=size,
             layout=layout,
             color=color,
+            upright=upright,
             allow_pickle=allow_pickle,
             cache=cache,
         )
@@ -107,7 +110,7 @@ class WebDatasetStore(Store):
         self._stream = stream
         self._remote: list[str] = []
         rule_of(stream)
-        self._picture = Picture(size, layout, color)
+        self._picture = Picture(size, layout, color, upright=upright)
         self._decoding = {"decode": bool(decode), "allow_pickle": bool(allow_pickle)}
         known = {extension for tar in self.index.tars for extension in tar.extensions} | {KEY}
         if missing := [name for name in columns or () if name not in known]:

@@ -44,6 +44,8 @@ class Picture:
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1. The names of NumPy and torch mean the same.
         fit: How a picture of another shape comes to `size`: `"stretch"`; `"letterbox"`, all of it in the middle
             of black borders; or `"crop"`, the middle of it.
+        upright: Images are turned as their EXIF says.
+        deep: They have 16 bits a channel, and come as uint16, 0 to 65535, where `dtype` is uint8.
 
     Raises:
         ValueError: An option has another value, or a size is not positive.
@@ -54,6 +56,8 @@ class Picture:
     color: Literal["rgb", "gray"] = "rgb"
     dtype: Any = "uint8"
     fit: Literal["stretch", "letterbox", "crop"] = "stretch"
+    upright: bool = True
+    deep: bool = False
 
     def __post_init__(self) -> None:
         allowed = {"layout": ("CHW", "HWC"), "color": ("rgb", "gray"), "fit": ("stretch", "letterbox", "crop")}
@@ -79,7 +83,7 @@ class Picture:
 
     def empty(self) -> Any:
         """Room for one picture; `size` is known."""
-        return np.empty(self.shape, self.dtype)
+        return np.empty(self.shape, "uint16" if self.deep else self.dtype)
 
 
 def _dtype_name(dtype: Any) -> str:
@@ -289,7 +293,7 @@ class ArrayConverter(_Converter):
         self._set_size(width, height, self._upright)
         assert self.picture.size is not None
         plan = _plan(width, height, 1.0, self._upright, self.picture.size, self.picture.fit)
-        if image.dtype == np.uint16:  # keep the most significant bits
+        if image.dtype == np.uint16 and not self.picture.deep:  # keep the most significant bits
             image = (image >> 8).astype(np.uint8)
         if image.ndim == 3 and image.shape[2] == 4:
             image = image[..., :3]

@@ -19,13 +19,17 @@ _FLOATS = (b"PF", b"Pf")  # the portable float map
 _JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")  # within a scan, FF 00 and restarts are data
 
 
-def decoded_image(data: bytes, name: str, *, gray: bool = False, flags: int | None = None) -> Any:
-    """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, upright and without transparency.
+def decoded_image(
+    data: bytes, name: str, *, gray: bool = False, deep: bool = False, upright: bool = True, flags: int | None = None
+) -> Any:
+    """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, without transparency.
 
     Args:
         data: What a file of it would hold.
         name: What errors call it.
         gray: One channel.
+        deep: uint16 if the image has 16 bits a channel.
+        upright: Turned as its EXIF says.
         flags: Of OpenCV's `imdecode`, instead: what is returned is then what they say.
 
     Raises:
@@ -41,6 +45,7 @@ def decoded_image(data: bytes, name: str, *, gray: bool = False, flags: int | No
         raise ValueError(f"{name} has pixels of float32; convert it to 8 or 16 bits a channel")
     if flags is None:
         flags = cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR
+        flags |= (cv2.IMREAD_ANYDEPTH if deep else 0) | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error as error:  # more pixels than OpenCV's limit, say
@@ -48,6 +53,8 @@ def decoded_image(data: bytes, name: str, *, gray: bool = False, flags: int | No
     if image is None:
         what = "cut short, damaged, no image, or one of 32 bits a channel"
         raise ValueError(f"{name} cannot be decoded: {len(data)} bytes that are {what}")
+    if deep and image.dtype not in (np.uint8, np.uint16):
+        raise ValueError(f"{name} has pixels of {image.dtype}; convert it to 8 or 16 bits a channel")
     return image
 
 
