@@ -40,22 +40,13 @@ class Format(NamedTuple):
     recognise: Callable[[str, frozenset[str]], bool]
 
 
-def _json(path: str, *names: str) -> object:
-    """A small JSON file; None if it is none."""
+def _value(path: str, key: str, *names: str) -> object:
+    """What a small JSON file has for a key; None if it has nothing, or is none."""
     try:
         with open(os.path.join(path, *names), encoding="utf-8") as file:
-            return json.loads(file.read(1 << 20))
+            found = json.loads(file.read(1 << 20))
     except (OSError, ValueError):
         return None
-
-
-def _has(path: str, key: str, *names: str) -> bool:
-    found = _json(path, *names)
-    return isinstance(found, dict) and key in found
-
-
-def _value(path: str, key: str, *names: str) -> object:
-    found = _json(path, *names)
     return found.get(key) if isinstance(found, dict) else None
 
 
@@ -116,12 +107,14 @@ FORMATS: dict[str, Format] = {
     "lmdb": Format("lmdb", "LmdbStore", "LmdbPacker", _is_lmdb),
     "memmap": Format("memmap", "MemmapStore", "MemmapPacker", lambda _, names: "store.json" in names),
     "lerobot": Format(
-        "lerobot", "LeRobotStore", None, lambda path, _: _has(path, "codebase_version", "meta", "info.json")
+        "lerobot", "LeRobotStore", None, lambda path, _: bool(_value(path, "codebase_version", "meta", "info.json"))
     ),
     "mds": Format("mds", "MdsStore", "MdsPacker", _is_mds),
     "tfds": Format("tfds", "TfdsStore", None, lambda _, names: {"dataset_info.json", "features.json"} <= names),
     "zarr": Format("zarr", "ZarrStore", None, _is_zarr),
-    "tensordict": Format("tensordict", "TensorDictStore", None, lambda path, _: _has(path, "_type", "meta.json")),
+    "tensordict": Format(
+        "tensordict", "TensorDictStore", None, lambda path, _: bool(_value(path, "_type", "meta.json"))
+    ),
     "hdf5": Format("hdf5", "Hdf5Store", None, _is_hdf5),
     "webdataset": Format("webdataset", "WebDatasetStore", None, _suffixed(".tar", ".tar.gz", ".tgz")),
     "parquet": Format("parquet", "ParquetStore", None, _is_parquet),
