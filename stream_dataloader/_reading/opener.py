@@ -22,6 +22,7 @@ from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.section_stream import SectionStream
 from stream_dataloader._reading.share import Share
+from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
 from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._schedule.rules import NONE, PENDING
 from stream_dataloader.errors import OpenError, shorten
@@ -165,11 +166,12 @@ class Opener:
             if section.stop >= 0:
                 kind, place = functools.partial(SectionStream, section=section), (section.start, section.stop)
         info = StreamInfo(index, epoch, lane, share.worker_id, plan.rules.seed, repeat, *place)
+        factory = plan.lists.of(index).open_stream
         stream_of = functools.partial(
             kind,
             info,
             fresh,
-            factory=plan.lists.of(index).open_stream,
+            factory=factory,
             retries=plan.retries,
             retry_on=plan.retry_on,
             retried=self._retried,
@@ -183,14 +185,16 @@ class Opener:
             failure.__cause__ = error
             stream.fail(failure)
             return stream
+        stream.items = stream.begin if items is None else items
         if self._killers.get(index) == -1:
-            stream.items = stream.begin if items is None else items
             stream.fail(stream.error(OpenError, "its worker died twice over opening it"))
             return stream
         board, begin = share.board, clock()
         board.opening[share.reader] = index + 1
         try:
-            stream.open(stream.begin if items is None else items, state)
+            stream.open(stream.items, state)
+            if is_start_ignored(factory, stream):
+                stream.fail(stream.error(OpenError, IGNORES_START))
         except BaseException as error:
             if not isinstance(error, Exception):  # sys.exit() in the factory, or before the first item
                 board.exiting[share.reader] = -index - 1

@@ -25,6 +25,7 @@ from typing import Any
 
 from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._items.structure import Misfit
+from stream_dataloader._reading.own_iterator import why_not_own
 from stream_dataloader._reading.positions import keeps_state, seeks_items, takes_start, warn_of_unused
 from stream_dataloader._schedule.rules import NONE
 from stream_dataloader.errors import ItemError, OpenError, ReadError, StreamError, detached, shorten
@@ -55,6 +56,7 @@ class OpenedStream:
     Attributes:
         begin: The first item that is read of the source.
         stop: The item behind the last that is read; None: the stream's end.
+        iterator: What it is read from, while it is.
         items: Number of items handed out, those before `begin` counted too.
         writes: Items can be written where they are wanted, by `read_into`.
         keeps_state: It has a `state`, and is opened again with that.
@@ -92,7 +94,7 @@ class OpenedStream:
         self._state_item = 0
         self._state_now: tuple[Any, StreamError | None] | None = None  # that before `look_ahead`
         self._opened: Any = None
-        self._iterator: Iterator[Any] | None = None
+        self.iterator: Iterator[Any] | None = None
         self.writes = False
         self.keeps_state = False
 
@@ -104,8 +106,8 @@ class OpenedStream:
             state: What the iterator's `state_dict` returned there, if it has one.
         """
         self.items, self._state, self._state_item = items, state, items
-        if items != self.begin:
-            return
+        if items != self.begin and not takes_start(self._factory):
+            return  # what comes before is read when it is wanted
         before = run_as(self.info)
         try:
             first = self.next_item()
@@ -115,6 +117,11 @@ class OpenedStream:
             self._error = error
         finally:
             run_as(before)
+
+    @property
+    def first(self) -> Any:
+        """The item that was taken by `open`; `END` if there is none, or it was handed out."""
+        return self._ahead[0] if self._ahead else END
 
     def fail(self, error: StreamError) -> None:
         """Have `next_item` raise an error, and open nothing."""
@@ -135,7 +142,10 @@ class OpenedStream:
             what = f"open_stream returned {shorten(self._opened, 80)}, a {type(self._opened).__name__}, "
             why = "which is no iterable" if isinstance(error, TypeError) else f"whose iter() raised {_text(error)}"
             raise self.error(OpenError, f"{what}{why}; return or yield items") from error
-        self._iterator = iterator
+        if why := why_not_own(iterator, self):
+            kind = type(iterator).__name__
+            raise self.error(OpenError, f"open_stream returned a {kind} that {why}; make a new one with each call")
+        self.iterator = iterator
         self.writes = callable(getattr(self._opened, "read_into", None))
         self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self._factory)
         if begin < self.items:
@@ -175,7 +185,7 @@ class OpenedStream:
         return state
 
     def _read_state(self) -> tuple[Any, StreamError | None]:
-        iterator: Any = self._iterator
+        iterator: Any = self.iterator
         try:
             return None if iterator is None else copy.deepcopy(iterator.state_dict()), None
         except Exception as error:
@@ -195,7 +205,7 @@ class OpenedStream:
             item = self._ahead.pop(0)
             self._state_now = None
         else:
-            iterator = self._iterator
+            iterator = self.iterator
             try:
                 item = next(self._begin() if iterator is None else iterator, END)
             except Exception as error:
@@ -213,8 +223,8 @@ class OpenedStream:
         Raises:
             StreamError: As `next_item`.
         """
-        assert self._iterator is not None
-        written, odd, error = put(self._iterator)
+        assert self.iterator is not None
+        written, odd, error = put(self.iterator)
         self.items += written
         try:
             if isinstance(error, StopIteration):
@@ -304,8 +314,8 @@ class OpenedStream:
 
     def close(self) -> None:
         """Close what the factory returned, and its iterator; an error in that becomes a warning."""
-        iterator, opened = self._iterator, self._opened
-        self._iterator = self._opened = None
+        iterator, opened = self.iterator, self._opened
+        self.iterator = self._opened = None
         for closable in (iterator, opened):
             if callable(close := getattr(closable, "close", None)):
                 before = run_as(self.info)

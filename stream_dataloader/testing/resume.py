@@ -19,10 +19,15 @@ from typing import Any
 
 import torch
 
+from stream_dataloader._reading.starts import IGNORES_START, ignores_start
 from stream_dataloader.batch import StreamBatch, map_leaves
 from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.stream_info import StreamInfo
 
 __all__ = ["batch_key", "check_resume"]
+
+_MOST_SOURCES = 8  # opened to see whether `start` is used
 
 
 def leaf_key(leaf: Any) -> Any:
@@ -54,7 +59,8 @@ def check_resume(
     """Check that a loader continues exactly from every place: the start, after each batch, the end, the next epoch.
 
     At each place a loader that was itself resumed at the place before saves its state, and a new loader loads it. The
-    new loader must yield, bit for bit, what a loader without a break yields.
+    new loader must yield, bit for bit, what a loader without a break yields. Factories that take `start` must use it,
+    also where no stream is left in its middle.
 
     Args:
         make_loader: Builds a new loader with a given number of workers.
@@ -70,6 +76,8 @@ def check_resume(
         AssertionError: A resumed loader continued differently; the message says where.
     """
     whole = make_loader(num_workers[0])
+    if isinstance(whole.dataset, StreamDataset):
+        _check_starts(whole.dataset)
     expected = [[batch_key(batch) for batch in itertools.islice(whole, limit)] for _ in range(epochs)]
     counts, places = itertools.cycle(num_workers), 0
 
@@ -103,6 +111,15 @@ def check_resume(
             state = saved(loader)
             del iterator
     return places
+
+
+def _check_starts(dataset: StreamDataset) -> None:
+    """Open the first sources at their second item."""
+    plan = dataset.plan()
+    for index in range(min(len(plan.lists.sources), _MOST_SOURCES)):
+        info = StreamInfo(index, 0, 0, 0, plan.rules.seed)
+        ignores = ignores_start(plan.lists.of(index).open_stream, plan.lists.sources[index], 1, info)
+        assert not ignores, f"source {index}: {IGNORES_START}"
 
 
 def _epoch_of(state: dict[str, Any]) -> int:

@@ -1,0 +1,110 @@
+"""Whether a factory that takes `start` uses it: one that ignores it resumes with other items than come next.
+
+A factory is suspected if two streams of a source begin alike that were opened at different items: a stream and one that
+goes on from a saved state, or two sections. Then it is opened twice more, at two items that follow each other.
+
+Guarantee: it is only blamed if these streams begin alike, and do not go on alike. So one that uses `start`, or whose
+items are all equal, is not. Nothing more is opened without a suspicion, and a factory is looked at once a process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from stream_dataloader._items.structure import flatten
+from stream_dataloader._reading.positions import takes_start
+from stream_dataloader._reading.stream import END, OpenedStream
+from stream_dataloader.stream_info import StreamInfo, run_as
+
+__all__ = ["IGNORES_START", "ignores_start", "is_start_ignored"]
+
+IGNORES_START = (
+    "open_stream has a parameter start=0 and ignores it: streams begin alike whatever it is; begin at item `start`, or "
+    "leave the parameter out, and streams are read forward"
+)
+_MOST_SOURCES = 256  # of a factory, whose beginnings are kept
+_MOST_BYTES = 4096  # of a leaf, where beginnings are compared
+
+_log = logging.getLogger("stream_dataloader")
+
+
+class _Beginnings:
+    """How the streams of a factory begin: by source, the item they were opened at and what that was like.
+
+    Attributes:
+        ignores: Whether the factory ignores `start`; None: it was not suspected.
+    """
+
+    def __init__(self) -> None:
+        self.ignores: bool | None = None
+        self._known: dict[Any, tuple[int, int]] = {}
+
+    def alike(self, source: Any, item: int, content: int) -> int:
+        """Another item of the source at which a stream began alike; -1 if none did."""
+        other, known = self._known.get(source, (item, content))
+        if len(self._known) < _MOST_SOURCES:
+            self._known.setdefault(source, (item, content))
+        return other if other != item and known == content else -1
+
+
+_beginnings: weakref.WeakKeyDictionary[Callable[..., Any], _Beginnings] = weakref.WeakKeyDictionary()
+
+
+def is_start_ignored(factory: Callable[..., Any], stream: OpenedStream) -> bool:
+    """Whether a stream that was opened in its middle begins elsewhere, as far as that can be known."""
+    if not takes_start(factory) or stream.first is END:
+        return False
+    try:
+        found = _beginnings.setdefault(factory, _Beginnings())
+        content = hash(str(_content(stream.first, _MOST_BYTES)))
+        other = found.alike(stream.source, stream.items, content) if found.ignores is None else -1
+    except TypeError:  # not hashable: there is nothing to compare
+        return False
+    if other >= 0:
+        found.ignores = ignores_start(factory, stream.source, max(other, stream.items), stream.info)
+        if found.ignores and not stream.items:
+            _log.warning("%s; what was read of source %d was wrong", IGNORES_START, stream.info.source_index)
+    return bool(found.ignores and stream.items)
+
+
+def ignores_start(factory: Callable[..., Any], source: Any, item: int, info: StreamInfo) -> bool:
+    """Whether a factory begins with the same item of a source at `item`, 1 or more, as at the one before."""
+    if not takes_start(factory):
+        return False
+    try:
+        (here,) = _first_items(factory, source, item, 1, info)
+        before, after = _first_items(factory, source, item - 1, 2, info)
+    except Exception:  # told where the stream itself is read
+        return False
+    return bool(here == before != after)
+
+
+def _first_items(factory: Callable[..., Any], source: Any, item: int, count: int, info: StreamInfo) -> list[Any]:
+    """What can be compared of the first items that are read there."""
+    own = dataclasses.replace(info)  # its random draws are not those of the stream
+    stream = OpenedStream(own, fresh=False, source=source, factory=factory)
+    stream.items = item
+    before = run_as(own)
+    try:
+        return [_content(stream.next_item()) for _ in range(count)]
+    finally:
+        run_as(before)
+        stream.close()
+
+
+def _content(item: Any, most: int | None = None) -> tuple[str, list[Any]]:
+    structure, leaves = flatten(item)
+    return str(structure), [_leaf(leaf, most) for leaf in leaves]
+
+
+def _leaf(leaf: Any, most: int | None) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        leaf = leaf.detach().cpu().numpy()
+    return leaf.reshape(-1)[:most].tobytes() if isinstance(leaf, (np.ndarray, np.generic)) else leaf
