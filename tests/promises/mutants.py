@@ -1,0 +1,205 @@
+"""Changes one decision of the engine at a time, in a copy of the package, and says which tests notice.
+
+Guarantee: the package itself is not touched, and a change that does not fit the code any more is an error. Run it as
+`python tests/promises/mutants.py [NAME ...]`: half a minute each, some minutes for one that only the last tests notice.
+Ends with status 1 if one is not noticed.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_SECONDS = 600  # a mutant that hangs is noticed
+
+
+class Mutant(NamedTuple):
+    """One changed decision.
+
+    Attributes:
+        file: Where, below the package.
+        old: What stands there, once.
+        new: What is put in its place.
+        tests: Those that are to notice, by name.
+    """
+
+    file: str
+    old: str
+    new: str
+    tests: str = "model"
+
+
+#: By name; the first are tried first.
+TESTS = {
+    "model": ["tests/promises/test_model.py"],
+    "groups": ["tests/ranks/test_groups.py"],
+    "ranks": ["tests/ranks/test_ranks.py"],
+    "slots": ["tests/assembly/test_shared_memory_batches.py"],
+}
+
+MUTANTS = {
+    "tickets are decided lane by lane, not by time": Mutant(
+        "_schedule/ledger.py", "int(head.argmin())", "int((head > min(horizon, NEVER - 1)).argmin())"
+    ),
+    "grants that are to be given again are not saved": Mutant(
+        "_schedule/progress.py", "returned = tuple(self._missing) if self._missing else ()", "returned = ()"
+    ),
+    "parts of dead workers are kept after a restart": Mutant(
+        "_workers/collector.py",
+        "                self._feed = feed\n                self._forget()\n",
+        "                self._feed = feed\n",
+    ),
+    "tickets are decided one moment too early": Mutant(
+        "_schedule/ledger.py", "head[lane] > min(horizon,", "head[lane] > min(horizon + 1,"
+    ),
+    "tickets ahead are granted in the tail": Mutant(
+        "_schedule/rules.py", "left <= TAIL_SOURCES_PER_LANE * self.lanes_of_a_group", "left <= 0"
+    ),
+    "a lane uses a ticket ahead twice": Mutant("_schedule/reservations.py", "return held.popleft()", "return held[0]"),
+    "a refused ticket ahead makes a lane idle": Mutant(
+        "_schedule/reservations.py", "    reservations.end()\n    return draw(False)", "    return NONE"
+    ),
+    "the second pass of a cycle is the last new one": Mutant(
+        "_schedule/order.py", "self._epoch + turn if self._cycles", "self._epoch + min(turn, 1) if self._cycles"
+    ),
+    "what is read again counts as new": Mutant(
+        "_schedule/order.py", "fresh = self._cycles or turn == 0", "fresh = self._cycles or turn <= 1"
+    ),
+    "the first grant that is to be given again is lost": Mutant(
+        "_schedule/order.py", "if 0 <= place < len(again)", "if 0 < place < len(again)"
+    ),
+    "a state is kept before the step is followed": Mutant(
+        "_schedule/progress.py",
+        "        self._step += 1\n        for i, report",
+        "        self._step += 1\n        self._keep()\n        for i, report",
+    ),
+    "cursors are forgotten on resume": Mutant(
+        "_schedule/ledger.py", "self._cursors[: len(cursors)] = cursors", "self._cursors[: len(cursors)] = 0"
+    ),
+    "reservations are not restored": Mutant(
+        "_reading/lane.py", "opener.restore(index, start.reserved)", "opener.restore(index, ())"
+    ),
+    "a worker resumes the first lanes, not its own": Mutant(
+        "_reading/reader.py",
+        "None if resume is None else resume.lanes[lane] for lane",
+        "None if resume is None else resume.lanes[lane - lanes.start] for lane",
+    ),
+    "drop delivers a step with an idle lane": Mutant(
+        "_assembly/part.py", "for part in given]) == lanes", "for part in given]) >= lanes - 1"
+    ),
+    "a stream that starts in mid-window is not marked": Mutant(
+        "_reading/lane.py", "starts = position == stream.begin\n", "starts = position == stream.begin and t == 0\n"
+    ),
+    "padding has a position": Mutant(
+        "_assembly/bookkeeping.py",
+        "np.full(self._shape, -1), np.full(self._shape, -1)",
+        "np.full(self._shape, -1), np.full(self._shape, 0)",
+    ),
+    "the error of the highest lane is raised": Mutant(
+        "_workers/iteration.py", "raise min(errors, key", "raise max(errors, key"
+    ),
+    "the last group gets the rest of the sources": Mutant(
+        "_schedule/groups.py",
+        "(sources - group + self.total - 1) // self.total",
+        "(sources + group) // self.total",
+        "groups",
+    ),
+    "ranks end with the first, not the last": Mutant(
+        "_ranks/agreement.py", "last = max(map(int, ends))", "last = min(map(int, ends))", "ranks"
+    ),
+    "a slot is free while its batch is held": Mutant(
+        "_assembly/slot_pool.py", "_LEASED if leased else _FREE", "_FREE", "slots"
+    ),
+}
+
+
+def mutate(package, mutant):
+    """Change one decision in a copy of the package."""
+    path = package / mutant.file
+    text = path.read_text()
+    assert text.count(mutant.old) == 1, f"{mutant.file} has this {text.count(mutant.old)} times: {mutant.old}"
+    path.write_text(text.replace(mutant.old, mutant.new))
+
+
+def notices(folder, tests):
+    """Whether tests fail in a folder; what they say last."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "--full",
+        "-p",
+        "no:cacheprovider",
+        "--tb=line",
+        *TESTS[tests],
+    ]
+    environment = os.environ | {"PYTHONPATH": str(folder), "STREAM_DATALOADER_CASES": "1"}
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return True, "it hangs"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode in (0, 1), said
+    failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return process.returncode == 1, failed[0] if failed else said.splitlines()[-1]
+
+
+def copied(folder):
+    """The package and its tests, in a folder."""
+    ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
+    for name in ("stream_dataloader", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder / "stream_dataloader"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a part of a mutant's name; all by default")
+    parser.add_argument("--all-tests", action="store_true", help="go on with all tests where those named do not notice")
+    options = parser.parse_args()
+    chosen = {
+        name: one for name, one in MUTANTS.items() if not options.names or any(part in name for part in options.names)
+    }
+    missed = []
+    for name, mutant in chosen.items():
+        for tests in [
+            mutant.tests,
+            *([other for other in TESTS if other != mutant.tests] if options.all_tests else []),
+        ]:
+            begun = time.monotonic()
+            with tempfile.TemporaryDirectory() as folder:
+                mutate(copied(Path(folder)), mutant)
+                noticed, said = notices(Path(folder), tests)
+            said = f"{name}: {tests}: {'noticed' if noticed else 'MISSED'}, {time.monotonic() - begun:.0f} s: {said}\n"
+            sys.stdout.write(said)
+            sys.stdout.flush()
+            if noticed:
+                break
+        else:
+            missed.append(name)
+    sys.exit(f"not noticed: {', '.join(missed)}" if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
