@@ -2,11 +2,13 @@
 
     torchrun --nproc-per-node 4 examples/ddp_torchrun.py --checkpoint /tmp/run --stop-after 5
     torchrun --nproc-per-node 2 examples/ddp_torchrun.py --checkpoint /tmp/run
+    torchrun --nproc-per-node 2 --max-restarts 3 examples/ddp_torchrun.py --checkpoint /tmp/run --save-every 10
 
 Nothing about ranks has to be told to the loader: it asks torch.distributed. Streams are of uneven lengths, and yet
 every rank has the same number of steps. The epoch's order is dealt to `--groups` groups, here four, which any number
 of ranks that divides four can host: after a break the global batches go on as if nothing had happened, and so does the
-hidden state, which belongs to a lane.
+hidden state, which belongs to a lane. With `--max-restarts` torchrun starts all ranks again when one has died, and they
+go on from the last checkpoint.
 """
 
 import argparse
@@ -19,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
@@ -53,16 +57,42 @@ class Model(torch.nn.Module):
         return (error * batch.mask[1:]).sum(), hidden.detach()
 
 
+def join_ranks() -> None:
+    """Start torch.distributed, also where torchrun starts the ranks of a node again.
+
+    The store that they meet in may be kept from one attempt to the next, with the addresses of ranks that have ended.
+    So each attempt has keys of its own.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store, rank, world_size = next(rendezvous("env://"))
+    store = PrefixStore(f"attempt {attempt}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)  # on GPUs "nccl"
+
+
+def newest(folder: Path) -> Path | None:
+    """The last checkpoint that is whole, the same on all ranks; None if there is none."""
+    whole = [file.parent for file in folder.glob("*/.metadata")]  # written when all ranks have written theirs
+    found = [max(whole, key=lambda path: int(path.name), default=None)]
+    dist.broadcast_object_list(found)
+    return found[0]
+
+
 def main() -> None:
     """Train for one epoch, or what is left of it."""
     parser = argparse.ArgumentParser(description="Trains on several ranks with torchrun.")
-    parser.add_argument("--checkpoint", type=Path, default=Path("ddp_checkpoint"), help="a folder; taken up if there")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=Path("ddp_checkpoint"),
+        help="a folder of checkpoints; the newest is taken up",
+    )
     parser.add_argument("--stop-after", type=int, default=10**9, help="save and leave after so many batches")
+    parser.add_argument("--save-every", type=int, default=10**9, help="save after each so many batches")
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
 
-    dist.init_process_group("gloo")  # on GPUs "nccl": the loader does not use it
+    join_ranks()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -79,9 +109,9 @@ def main() -> None:
         states = {f"lane {lane}": state for lane, state in hidden.items()}
         return {"loader": loader, "model": model.module.state_dict(), "hidden": states}
 
-    if options.checkpoint.exists():
+    if (saved := newest(options.checkpoint)) is not None:
         loaded = checkpoint()
-        load(loaded, checkpoint_id=options.checkpoint)
+        load(loaded, checkpoint_id=saved)
         model.module.load_state_dict(loaded["model"])
 
     for number, batch in enumerate(loader, 1):
@@ -105,8 +135,9 @@ def main() -> None:
                 f"global batch {together:08x}",
                 flush=True,
             )
+        if number == options.stop_after or not number % options.save_every:
+            save(checkpoint(), checkpoint_id=options.checkpoint / str(batch.step + 1))
         if number == options.stop_after:
-            save(checkpoint(), checkpoint_id=options.checkpoint)
             break
     else:
         parameters = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

@@ -58,7 +58,7 @@ class Hall:
     """
 
     def __init__(self, store: Store, place: RankPlace) -> None:
-        self._prefix = f"stream_dataloader/{place.peers}"
+        self._prefix = prefix_of(place.peers)
         self._use = use_of(store)
         self._place = place
 
@@ -152,15 +152,18 @@ class Door:
             self._use.doors.remove(self)
 
 
-def counted_name(store: Store, peers: str) -> str:
-    """Names the next loader of ranks that are several processes each. Each process counts, as none speaks for all.
+def prefix_of(peers: str) -> str:
+    """Of the keys that ranks know beforehand: another one each time that an agent starts them.
 
-    Counts start anew where an agent starts the processes again. Several agents do not count their restarts alike.
+    Several agents do not count their restarts alike.
     """
-    use = use_of(store)
-    prefix = f"stream_dataloader/{peers}"
-    if os.environ.get("GROUP_WORLD_SIZE") == "1":
-        prefix += f"/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
+    return f"stream_dataloader/{peers}/{attempt}"
+
+
+def counted_name(store: Store, peers: str) -> str:
+    """Names the next loader of ranks that are several processes each. Each process counts, as none speaks for all."""
+    use, prefix = use_of(store), prefix_of(peers)
     if peers not in use.starts:
         use.starts[peers] = store.add(f"{prefix}/{keys.of_rank(keys.STARTS, dist.get_rank())}", 1)
     use.numbers[peers] = use.numbers.get(peers, 0) + 1

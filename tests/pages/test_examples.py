@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import numpy as np
+import psutil
 import pytest
 from helpers import PATIENCE, ROOT
+from rank_processes import free_port
 
 # warnings are errors, but for those that pyproject.toml lets pass
 STRICT = ["error", "ignore:This DataLoader will create:UserWarning", "ignore:This process:DeprecationWarning"]
@@ -172,3 +174,46 @@ def test_ddp_goes_on_with_two_ranks_where_four_stopped(tmp_path):
     assert [line.split("global")[1] for line in tail] == [line.split("global")[1] for line in four[5:]]
     assert float(resumed.pop()) == pytest.approx(float(parameters.pop()), abs=1e-3)
     assert len(parameters_of_two) == 1
+
+
+RENDEZVOUS = {
+    "standalone": lambda: ["--standalone"],
+    "static": lambda: ["--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", free_port()],
+    "c10d": lambda: ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"],
+}
+
+
+def train_with_deaths(folder, rendezvous, deaths):
+    """The last line of each batch, those that came before and differ, and what the parameters sum to."""
+    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", 2, "--max-restarts", 2]
+    command += [EXAMPLES / "ddp_torchrun.py", "--save-every", 4, "--checkpoint", folder]
+    environment, lines, left = os.environ | {"OMP_NUM_THREADS": "1"}, [], list(enumerate(deaths))
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, env=environment) as agent:
+        for line in agent.stdout:
+            lines.append(line.strip())
+            if left and line.startswith(f"batch {left[0][1]}:"):
+                kill_rank(agent.pid, left.pop(0)[0])
+        assert agent.wait(PATIENCE) == 0
+    assert not left
+    told = [line for line in lines if line.startswith("batch")]
+    batches = {line.split(":")[0]: line for line in told}
+    differing = [line for line in told if batches[line.split(":")[0]] != line]
+    return batches, differing, {line.split("parameters")[1] for line in lines if "parameters" in line}
+
+
+def kill_rank(agent, rank):
+    """Kill a rank that an agent has started, as the kernel would."""
+    (process,) = (one for one in psutil.Process(agent).children() if one.environ().get("RANK") == str(rank))
+    process.kill()
+
+
+@pytest.fixture(scope="module")
+def without_deaths(tmp_path_factory):
+    return train_with_deaths(tmp_path_factory.mktemp("whole"), RENDEZVOUS["standalone"](), [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", RENDEZVOUS)
+def test_ddp_goes_on_after_deaths_where_torchrun_starts_ranks_again(backend, without_deaths, tmp_path):
+    assert train_with_deaths(tmp_path, RENDEZVOUS[backend](), [6, 17]) == without_deaths
+    assert len(without_deaths[0]) > 40
