@@ -73,6 +73,9 @@ class LaneBatchSampler(Sampler[list[int]]):
         (3, ['adbe', 'cfcg', 'ahah'])
     """
 
+    #: Frameworks look here for a sampler of single indices, whose epoch they would set; this one counts by itself.
+    sampler = None
+
     def __init__(
         self,
         groups_or_lengths: Iterable[Any],
@@ -175,8 +178,9 @@ class LaneBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state with the next `iter()`; with the cost of a lookup a lane.
 
-        The sampler adopts the state's seed and groups. What `merge_states` made of several ranks' states will do on any
-        number of ranks that share its groups evenly. A state of a `StreamDataLoader` over the same groups
+        The sampler adopts the state's seed and groups. The state of one rank does for all: what it does not say of
+        others' lanes follows from the number of batches. So any number of ranks may load it that share its groups
+        evenly. A state of a `StreamDataLoader` over the same groups
         (`StreamDataset.from_map_style`) will do, too.
 
         Raises:

@@ -19,9 +19,18 @@ from stream_dataloader._map_style.index_groups import IndexGroups
 from stream_dataloader._ranks.place import RankPlace, place_now
 from stream_dataloader._sampling.reading import SamplerReading
 from stream_dataloader._schedule.groups import Groups
+from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.position import EpochPlace, EpochStart, Position
+from stream_dataloader._schedule.replay import Replay
 from stream_dataloader._schedule.rules import Rules
-from stream_dataloader._schedule.saved_state import SourceIdentity, from_plain, groups_of, plain_epoch, to_plain
+from stream_dataloader._schedule.saved_state import (
+    SourceIdentity,
+    from_plain,
+    groups_of,
+    missing_groups,
+    plain_epoch,
+    to_plain,
+)
 from stream_dataloader._schedule.step_count import count_steps, steps_of_groups
 from stream_dataloader.errors import StateError
 
@@ -148,7 +157,7 @@ class SamplerPosition:
             groups = Groups.of_rank(total, self._place.rank, self._place.world_size)
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
-        loaded = from_plain(state, replace(self._rules, groups=groups), self._identity())
+        loaded = from_plain(self._with_own(state, groups), replace(self._rules, groups=groups), self._identity())
         self._total_groups, self._seed_is_given = total, True
         self._rules = replace(self._rules, seed=loaded.seed)
         rules = self._find_groups(total)
@@ -158,6 +167,18 @@ class SamplerPosition:
             run, place = run + 1, None
         self._position.load(run, place, loaded.epoch_place)
         self._reading = None
+
+    def _with_own(self, state: Mapping[str, Any], groups: Groups) -> Mapping[str, Any]:
+        """A state with the places of this rank's groups, which follow from the number of batches."""
+        if not missing_groups(state, groups) or not {"seed", "epoch", "step"} <= state.keys():
+            return state
+        rules, lengths = replace(self._rules, groups=groups, seed=state["seed"]), self._groups.lengths
+        place = None
+        if state["step"]:
+            replay = Replay(rules, Order(rules, state["epoch"], lengths), lengths)
+            replay.skip_to(state["step"])
+            place = replay.place()
+        return {**to_plain(rules, state["epoch"], place, self._identity(), [()] * groups.count), **state}
 
     def _identity(self) -> SourceIdentity:
         lengths = hashlib.blake2b(self._groups.lengths.tobytes(), digest_size=16).hexdigest()

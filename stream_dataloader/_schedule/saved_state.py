@@ -176,6 +176,11 @@ def groups_of(state: Any) -> int:
     return int(state["groups"])
 
 
+def missing_groups(state: Mapping[str, Any], groups: Groups) -> list[int]:
+    """Which of the groups that are hosted a state does not hold."""
+    return [group for group in range(groups.first, groups.first + groups.count) if _key(group) not in state]
+
+
 def from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedState:
     """What a state says of the groups that are hosted here; it may hold others too.
 
@@ -218,7 +223,7 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
             "decide who reads what; pass the lengths that it was saved with"
         )
     hosted = range(groups.first, groups.first + groups.count)
-    if missing := [group for group in hosted if _key(group) not in state]:
+    if missing := missing_groups(state, groups):
         raise StateError(
             f"the state holds groups {_groups_in(state)} of {groups.total}, and this rank hosts {list(hosted)}; "
             f"{_key(missing[0])} is missing; load the rank's own state, or all ranks' together: merge_states([...]); "

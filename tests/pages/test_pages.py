@@ -21,7 +21,7 @@ CANNOT_RUN = {
     "docs/guides/conventions.md": "needs torchrl, transformers or kernels for a GPU",
     "docs/guides/lightning.md": "needs Lightning",
     "docs/guides/remote.md": "needs a store in the network",
-    "docs/guides/map-style.md": "needs mmengine",
+    "docs/guides/map-style.md": "needs mmengine; tests/integrations runs it",
     "docs/guides/store-formats.md": "needs tensorflow-datasets; tests/stores/peers runs the like",
     "docs/guides/huggingface.md": "needs Accelerate and transformers; tests/integrations runs it",
     "docs/guides/ranks.md": "needs Lightning, Accelerate or several processes",

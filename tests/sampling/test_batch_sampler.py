@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import random_cases
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
@@ -384,3 +384,24 @@ def test_another_number_for_a_running_epoch_is_told():
         list(sampler)
     sampler.set_epoch(0)
     assert list(sampler) == first
+
+
+@random_cases(300, 20)
+@given(cases(), st.integers(0, 10))
+def test_the_state_of_one_rank_does_for_all(case, steps):
+    lengths, *_, world_size = case
+    assume(sum(lengths))
+    whole = [list(itertools.islice(sampler_of(case, rank), steps + 5)) for rank in range(world_size)]
+    steps = min(steps, len(whole[0]))
+    for saved in range(world_size):
+        sampler = sampler_of(case, saved)
+        list(itertools.islice(sampler, steps))
+        state = json.loads(json.dumps(sampler.state_dict(steps) if steps else sampler.state_dict()))
+        for rank in range(world_size):
+            own = sampler_of(case, rank)
+            own.load_state_dict(state)
+            ended = steps == len(sampler) if case[1]["padding_mode"] != "cycle" else False
+            if not ended:
+                assert [list(map(int, one)) for one in itertools.islice(own, 5)] == [
+                    list(map(int, one)) for one in whole[rank][steps:]
+                ]
