@@ -7,7 +7,6 @@ a step set; an iteration left early leaves no process, thread or file behind.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Generic
@@ -24,7 +23,7 @@ from stream_dataloader._loader.settings import WorkerSettings, check_dataset, ch
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import ProgressBar
 from stream_dataloader._ranks.ranks import Ranks
-from stream_dataloader._reading.deferred import Deferred
+from stream_dataloader._reading.deferred import Deferred, Turn
 from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN, Output
 from stream_dataloader._workers.running import Kind, Running
 from stream_dataloader._workers.starter import Starter
@@ -164,7 +163,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._position = LoaderPosition(dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
-        self._turn = threading.RLock()  # held while an iterator is read
+        self._turn = Turn()  # held while an iterator is read
         self._asked = self._newest = 0  # iterators asked for; the number of the newest that has begun
 
     def _start_anew(self) -> None:
@@ -361,5 +360,5 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self.__dict__.update(state)
         self.collate_fn = state["collate_fn"].value
         self._settings = state["_settings"].value
-        self._turn = threading.RLock()
+        self._turn = Turn()
         self._start_anew()

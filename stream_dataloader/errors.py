@@ -18,6 +18,7 @@
     ├── DeviceError (RuntimeError)         a video cannot be decoded by the device that was asked for
     ├── StoreError (ValueError)            a store is damaged, unfinished, replaced, or not what was asked for
     ├── StateError (ValueError)            a state does not belong to what it is loaded for or used with
+    ├── ForkedIteratorError (RuntimeError) an iterator of another process, from which this one was forked
     └── StaleIteratorError (RuntimeError)  a newer `iter()` of the same loader has begun
 
 A wrong option of a dataset or loader raises a plain `ValueError` or `TypeError`, where it is built.
@@ -37,6 +38,7 @@ __all__ = [
     "DeviceError",
     "EmptySourcesError",
     "FailureLimitError",
+    "ForkedIteratorError",
     "ItemError",
     "LengthError",
     "NonFiniteStateError",
@@ -184,6 +186,10 @@ class StateError(StreamDataLoaderError, ValueError):
 
 class StoreError(StreamDataLoaderError, ValueError):
     """A store is damaged, unfinished, was replaced while it was read, or does not hold what was asked for."""
+
+
+class ForkedIteratorError(StreamDataLoaderError, RuntimeError):
+    """The iterator was begun in another process, from which this one was forked meanwhile."""
 
 
 class StaleIteratorError(StreamDataLoaderError, RuntimeError):

@@ -6,7 +6,6 @@ Guarantee: a state is that of all members after the same batch.
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import torch
 from stream_dataloader import _options as options
 from stream_dataloader._assembly.beside import Joiner
 from stream_dataloader._ranks.ranks import known_count
-from stream_dataloader._reading.deferred import Deferred
+from stream_dataloader._reading.deferred import Deferred, Turn
 from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
@@ -94,7 +93,7 @@ class SideBySideLoader:
         self._reading: int | None = None  # the epoch of `_places`
         self._places: deque[Place] = deque(maxlen=_RECORDS)
         self._iteration: weakref.ref[MemberIteration] | None = None
-        self._turn = threading.RLock()
+        self._turn = Turn()
         self._asked = self._newest = 0  # iterators asked for; the number of the newest that has begun
 
     @property

@@ -324,3 +324,72 @@ if __name__ == "__main__":
 """
     there = own is None
     assert run(script, tmp_path).stdout.split("\n")[:2] == [f"[[[{there}, {there}]]]"] * 2
+
+
+# A process that is forked while an epoch is read
+
+FORKED = """
+import gc, os, sys, threading
+from stream_dataloader import ForkedIteratorError, StreamDataLoader, StreamDataset
+
+def read(n):
+    for i in range(6):
+        yield 10 * n + i
+
+def data(batches):
+    return [batch.data.tolist() for batch in batches]
+
+def check_next(loader, batches):
+    try:
+        next(batches)
+    except ForkedIteratorError:
+        return
+    raise AssertionError
+
+def check_close(loader, batches):
+    batches.close()
+    check_next(loader, batches)
+
+def check_anew(loader, batches):
+    assert data(loader) == expected
+
+def check(action, *args, **options):
+    loader = StreamDataLoader(StreamDataset(range(4), read, 2, time_steps=1), *args, **options)
+    batches = iter(loader)
+    found = [next(batches).data.tolist() for _ in range(3)]
+    taken, done = threading.Event(), threading.Event()
+
+    def take():  # as a thread does that is in the middle of next()
+        with loader._turn:
+            taken.set()
+            done.wait()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    taken.wait()
+    if not (child := os.fork()):
+        action(loader, batches)
+        del loader, batches
+        gc.collect()
+        if action is check_next and args == (2,):
+            sys.exit()  # which takes Python a while: once for all
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, (action, options)
+    done.set()
+    thread.join()
+    assert found + data(batches) == expected
+    assert loader.stats().restarts == 0
+
+gc.freeze()
+expected = data(StreamDataLoader(StreamDataset(range(4), read, 2, time_steps=1)))
+for action in (check_next, check_close, check_anew):
+    check(action)
+    check(action, 2)
+    check(action, 2, persistent_workers=True)
+    check(action, 2, worker_method="thread")
+"""
+
+
+def test_a_process_that_is_forked_in_the_middle_of_an_epoch_leaves_it_alone(tmp_path):
+    done = run(FORKED, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
