@@ -255,7 +255,7 @@ def kinds(folder: Path) -> dict[str, Fault]:
         "the same each time, max_restarts=4": Fault(
             reading(dying(signal.SIGKILL)),
             WorkerDeathError,
-            "source 3 .*killed its worker twice",
+            "source 3 .*killed its worker 3 times",
             STARTED,
             loader=restarts,
         ),

@@ -80,8 +80,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             it keeps). `"queue"`: through torch's queue. `"auto"`: shared memory where the system offers it, else the
             queue, with a warning.
         max_restarts: How often in an epoch a worker may die. New workers then continue after the last batch delivered,
-            and no item is lost or read twice. A source at which workers died twice, at the same place, is an error, or
-            is skipped with the dataset's `on_error="skip"`.
+            and no item is lost or read twice. A source over which three workers died, at the same place, is an error,
+            or is skipped with the dataset's `on_error="skip"`.
         groups: Number of groups that the epoch's order is dealt to. Each group has lanes of its own, and ranks share
             the groups evenly. None: one group a rank. With more groups a checkpoint can be continued with other world
             sizes, with the same global batches. A loaded state brings its own number of groups.

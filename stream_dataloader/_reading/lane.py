@@ -166,7 +166,7 @@ class Lane:
     def _spare_worker(self, stream: OpenedStream, time: int) -> None:
         fatal = self._killers.get(stream.info.source_index)
         if fatal is not None and time >= fatal:
-            raise stream.error(ReadError, "its worker died twice while reading it here")
+            raise stream.error(ReadError, "workers died again and again while they read it here")
 
     def _read_steps(self, stream: OpenedStream, sink: Sink, t: int, stop: int) -> bool:
         """Read single steps up to `stop`; False if the stream ended before."""

@@ -187,7 +187,7 @@ class Opener:
             return stream
         stream.items = stream.begin if items is None else items
         if self._killers.get(index) == -1:
-            stream.fail(stream.error(OpenError, "its worker died twice over opening it"))
+            stream.fail(stream.error(OpenError, "workers died again and again over opening it"))
             return stream
         board, begin = share.board, clock()
         board.opening[share.reader] = index + 1

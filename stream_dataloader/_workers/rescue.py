@@ -1,14 +1,18 @@
 """Continues after a worker died: with new workers, from the last batch that was delivered.
 
-A source is blamed if workers died twice while reading it at the same logical time, or twice while opening it. After a
-first death no stream is opened early, so that a second death names one source. If a worker has several threads, it may
-name one of each; then they take turns, and a third death names one. Two kills from outside that hit the same place look
-the same; they are as likely as a worker is to be at that place.
+A source is blamed once three workers died while they read it at the same logical time, or opened it. Two are no proof:
+a new worker goes to the very place where the one before was, and may spend most of its time there, so one that is
+killed from outside is often in the same place. After a first death no stream is opened early, so that a death names one
+source. If a worker has several threads, each death names one of each. After the second at one place they take turns, so
+that the third names one.
+
+Guarantee: a source that kills its worker each time costs two restarts, and is named with the third death.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 from stream_dataloader._reading.share import Recovery
 from stream_dataloader._schedule.snapshot import PackedSnapshot
@@ -17,6 +21,8 @@ from stream_dataloader._workers.pool import WorkerPool
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import WorkerDeathError, shorten
+
+_PROOF = 3  # deaths at one place
 
 _log = logging.getLogger("stream_dataloader")
 
@@ -53,8 +59,7 @@ class Rescue:
         self._most = most
         self._threads = threads
         self._restarts = 0
-        self._one_by_one = False
-        self._suspects: set[tuple[int, int]] = set()
+        self._deaths: Counter[tuple[int, int]] = Counter()  # by suspect
         self._killers: dict[tuple[int, int], int] = {}
 
     def begin_epoch(self) -> None:
@@ -65,25 +70,25 @@ class Rescue:
         """Start workers that go on from a record; None if there were too many deaths already.
 
         Raises:
-            WorkerDeathError: There were two over one source, which is not to be skipped.
+            WorkerDeathError: A source is to blame, and is not to be skipped.
         """
-        if self._restarts >= self._most:
-            return None
-        killers = {(0, source): time for source, time in death.suspects & self._suspects}
-        self._suspects |= death.suspects
-        unknown = killers.keys() - self._killers.keys()
-        # as many as threads may be in the same place as before, of which one was the killer
-        self._one_by_one = len(unknown) > 1 and self._threads > 1 and not self._one_by_one
-        if unknown and not self._one_by_one:
-            named = ", ".join(f"{index} ({shorten(self._dataset.sources[index], 80)})" for _, index in sorted(killers))
+        self._deaths.update(death.suspects)
+        proven = {(0, source): time for source, time in death.suspects if self._deaths[source, time] >= _PROOF}
+        unknown = proven.keys() - self._killers.keys()
+        if unknown:
+            named = ", ".join(f"{index} ({shorten(self._dataset.sources[index], 80)})" for _, index in sorted(unknown))
             if self._dataset.on_error == "raise":
                 raise WorkerDeathError(
-                    f'source {named} killed its worker twice; leave it out, or pass on_error="skip" (both died at the '
-                    f"same place of it, which is taken for no accident; if not, start again): {death}",
+                    f"source {named} killed its worker {_PROOF} times, each time at the same place; leave it out, or "
+                    f'pass on_error="skip": {death}',
                     death.suspects,
                 ) from death
-            _log.warning("source %s killed its worker twice and is skipped", named)
-            self._killers |= killers
+            _log.warning("source %s killed its worker %d times and is skipped", named, _PROOF)
+            self._killers |= proven
+        elif self._restarts >= self._most:
+            return None
+        # as many suspects as a worker has threads may be in the same place as before, and one of them is the killer
+        one_by_one = self._threads > 1 and any(self._deaths[suspect] == _PROOF - 1 for suspect in death.suspects)
         self._restarts += 1
         self._tally.restarts += 1
         _log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
@@ -91,5 +96,5 @@ class Rescue:
             self._epoch,
             whole_windows=self._whole_windows,
             resume=record.unpack(self._dataset.rules),
-            recovery=Recovery(self._killers, cautious=True, one_by_one=self._one_by_one),
+            recovery=Recovery(self._killers, cautious=True, one_by_one=one_by_one),
         )

@@ -199,7 +199,7 @@ def test_max_restarts_is_a_limit():
 
 @pytest.mark.parametrize("place", ["reading", "opening", "opening early"])
 @pytest.mark.filterwarnings("ignore:skipped the rest")
-def test_a_source_that_kills_its_worker_twice_is_named_and_skipped(place, caplog):
+def test_a_source_that_kills_its_worker_each_time_is_named_and_skipped(place, caplog):
     killer = 3 if place != "opening early" else 6
 
     def read(n):
@@ -215,7 +215,7 @@ def test_a_source_that_kills_its_worker_twice_is_named_and_skipped(place, caplog
         dataset = StreamDataset(range(8), read, 4, time_steps=1, open_early=place == "opening early", **options)
         return StreamDataLoader(dataset, 2, max_restarts=4)
 
-    with pytest.raises(WorkerDeathError, match=rf"source {killer} \({killer}\) killed its worker twice"):
+    with pytest.raises(WorkerDeathError, match=rf"source {killer} \({killer}\) killed its worker 3 times"):
         list(loader())
     skipping = loader(on_error="skip")
     read_items = {cell[:2] for batch in skipping for lane in cells(batch) for cell in lane if cell}
@@ -223,7 +223,27 @@ def test_a_source_that_kills_its_worker_twice_is_named_and_skipped(place, caplog
     assert read_items == {(n, i) for n in range(8) for i in range(9) if n != killer or i < kept}
     (failure,) = skipping.failures
     assert (failure.source_index, failure.position) == (killer, kept)
-    assert any("killed its worker twice and is skipped" in record.message for record in caplog.records)
+    assert any("killed its worker 3 times and is skipped" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize(("deaths", "on_error"), [(2, "raise"), (3, "raise"), (3, "skip")])
+@pytest.mark.filterwarnings("ignore:skipped the rest")
+def test_a_source_is_blamed_for_its_third_death_and_no_sooner(deaths, on_error, tmp_path):
+    def read(n):
+        for i in range(6):
+            if (n, i) == (3, 4) and len(list(tmp_path.iterdir())) < deaths:
+                (tmp_path / f"{os.getpid()}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield n * 100 + i
+
+    loader = StreamDataLoader(StreamDataset(range(4), read, 4, time_steps=1, on_error=on_error), 2, max_restarts=2)
+    if (deaths, on_error) == (3, "raise"):
+        with pytest.raises(WorkerDeathError, match=r"source 3 .*3 times"):
+            list(loader)
+        return
+    assert len(list(loader)) == 6
+    assert [failure.source_index for failure in loader.failures] == [3] * (deaths == 3)
+    assert loader.stats().restarts == deaths
 
 
 def test_a_stream_that_hangs_is_named_and_not_read_again(tmp_path):
