@@ -18,8 +18,8 @@ from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._device import Destination, HasDestination
 from stream_dataloader._loader.attributes import TorchAttributes
 from stream_dataloader._loader.kept_length import KeptLength
-from stream_dataloader._loader.position import LoaderPosition
-from stream_dataloader._loader.settings import WorkerSettings, check_dataset, check_restarts
+from stream_dataloader._loader.members import position_of
+from stream_dataloader._loader.settings import WorkerSettings, check_dataset, check_restarts, workers_of
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import ProgressBar
 from stream_dataloader._ranks.ranks import Ranks
@@ -29,8 +29,8 @@ from stream_dataloader._workers.running import Kind, Running
 from stream_dataloader._workers.starter import Starter
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import StaleIteratorError, StreamError
-from stream_dataloader.protocols import CollateFn, Transport, WorkerMethod
+from stream_dataloader.errors import StaleIteratorError, StateError, StreamError
+from stream_dataloader.protocols import CollateFn, PaddingMode, Transport, WorkerMethod
 from stream_dataloader.stats import LoaderStats
 
 if TYPE_CHECKING:
@@ -136,9 +136,12 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         **misplaced: Never,
     ) -> None:
         options.refuse_misplaced(misplaced)
-        self.dataset = check_dataset(dataset)
-        options.warn_of_idle_lanes(dataset.rules)
-        self.num_workers = options.num_workers(num_workers, dataset.batch_size)
+        self.dataset: StreamDataset = check_dataset(dataset)
+        members = self.dataset.members
+        for member in members:
+            options.warn_of_idle_lanes(member.rules)
+        self._workers = workers_of(num_workers, self.dataset)
+        self.num_workers = sum(self._workers)
         self.collate_fn = collate_fn
         if collate_fn is not None:
             options.check_callable("collate_fn", collate_fn, "a function of the list of windows, or None")
@@ -156,11 +159,14 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         )
         self._destination = Destination(device, self._settings.pin_memory)
         self._max_restarts = check_restarts(max_restarts, self._settings.worker_method)
-        self._watch = FrameWatch() if dataset.rules.time_steps is None else None
-        self._ranks = Ranks(dataset, self._settings.timeout, groups, rank, world_size, process_group)
-        self._ranks.find_place()
-        self._batches_per_epoch = options.batches_per_epoch(batches_per_epoch, dataset.rules.padding_mode)
-        self._position = LoaderPosition(dataset, self._ranks, self._batches_per_epoch)
+        self._watch = FrameWatch() if members[0].rules.time_steps is None else None
+        patience = self._settings.timeout
+        self._ranks = [Ranks(member, patience, groups, rank, world_size, process_group) for member in members]
+        for ranks in self._ranks:
+            ranks.find_place()
+        mode: PaddingMode = next((own.rules.padding_mode for own in members if not own.is_endless), "cycle")
+        self._batches_per_epoch = options.batches_per_epoch(batches_per_epoch, mode)
+        self._position = position_of(self.dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
         self._turn = Turn()  # held while an iterator is read
@@ -168,7 +174,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     def _start_anew(self) -> None:
         """Have a starter of this process, and nothing that is being read."""
-        self._starter = Starter(self._ranks, self.num_workers, self._max_restarts, self._settings)
+        self._starter = Starter(self._ranks, self._workers, self._max_restarts, self._settings)
         keep = self.persistent_workers or not self.num_workers
         output = Output(None, self._destination, self._watch)
         self._running = Running(self._starter, self._position, output, keep=keep)
@@ -179,7 +185,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     def _find_place(self) -> None:
         """Have the rules of this rank, which may be known only now, and workers that read by them."""
-        if self._ranks.find_place():
+        if sum(ranks.find_place() for ranks in self._ranks):  # all of them look
             self._running.end()
             self._position.forget_place()
             self._starter.renew(self._settings)
@@ -275,12 +281,13 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         Args:
             options: Of `tqdm`, such as `desc="train"`, `leave=False` or `disable=False`.
         """
-        endless = self.dataset.rules.padding_mode == "cycle"
         try:
             total: int | None = len(self)
         except TypeError:
             total = None
-        sources = None if endless else len(self.dataset.sources)
+        members = self.dataset.members
+        endless = any(member.is_endless for member in members)
+        sources = None if endless else sum(len(member.sources) for member in members)
         return iter(ProgressBar(iter(self), self.stats, total, sources, self.batch_size, options))
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
@@ -322,10 +329,20 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._position.loaded = None
-        loaded = self._ranks.load(state)
+        states = self._position.states_of(state)
+        loaded = []
+        for number, (ranks, own) in enumerate(zip(self._ranks, states, strict=True)):
+            try:
+                loaded.append(ranks.load(own))
+            except StateError as error:
+                if len(states) == 1:
+                    raise
+                raise StateError(f"members[{number}]: {error}") from error
         self._running.end()
         self._find_place()
-        self._position.load(loaded, *self._ranks.resumed(loaded), state)
+        for ranks, member, found, own in zip(self._ranks, self._position.members, loaded, states, strict=True):
+            member.load(found, *ranks.resumed(found), own)
+        self._position.loaded_all(state)
 
     def __len__(self) -> int:
         """Number of batches of the epoch being read, or of the one that `iter()` would begin.
@@ -339,7 +356,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         if self.batches_per_epoch is not None:
             return self.batches_per_epoch
         epoch = self.epoch
-        count = self._ranks.reading.steps_of(epoch)
+        count = self._position.count(epoch)
         self._kept_length.asked(epoch, count)
         return count
 

@@ -303,6 +303,16 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return self.lengths if self.cuts is None else self.cuts
 
     @property
+    def members(self) -> tuple[StreamDataset, ...]:
+        """The datasets whose lanes a batch has: this one; see `side_by_side`."""
+        return (self,)
+
+    @property
+    def is_endless(self) -> bool:
+        """An epoch has no end."""
+        return self.rules.padding_mode == "cycle"
+
+    @property
     def batch_size(self) -> int:
         """Number of lanes, B."""
         return self.rules.lanes

@@ -132,11 +132,13 @@ class WorkerDeathError(WorkerError):
 
     Attributes:
         suspects: Pairs of a source that the worker was reading and the logical time; -1 for one that it was opening.
+        member: The member of `side_by_side` that it read for; 0 of other loaders.
     """
 
-    def __init__(self, message: str, suspects: frozenset[tuple[int, int]] = frozenset()) -> None:
+    def __init__(self, message: str, suspects: frozenset[tuple[int, int]] = frozenset(), member: int = 0) -> None:
         super().__init__(message)
         self.suspects = suspects
+        self.member = member
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):

@@ -2,10 +2,10 @@
 
 ::
 
-    member 0: whole videos     lane 0   a a a a | a a a a | a a b b        each member is read by a StreamDataLoader of
-                               lane 1   c c c c | c c . . | d d d d        its own, with workers of its own
-    member 1: random windows   lane 2   x x x x | y y y y | z z z z        their batches are put side by side, which is
-                               lane 3   u u u u | v v v v | w w w w        one more copy of the data
+    member 0: whole videos     lane 0   a a a a | a a a a | a a b b        each member is scheduled like a loader of its
+                               lane 1   c c c c | c c . . | d d d d        own, and has workers of its own
+    member 1: random windows   lane 2   x x x x | y y y y | z z z z        all of them write into one batch
+                               lane 3   u u u u | v v v v | w w w w
 
 Guarantees: each member's lanes are bit for bit those that it has alone, so all promises of `StreamDataLoader` hold for
 them; and a state is that of all members after the same batch.
@@ -13,19 +13,45 @@ them; and a state is that of all members after the same batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from stream_dataloader import _options as options
+from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
-from stream_dataloader.member_loader import LoaderOptions, SideBySideLoader
+from stream_dataloader.members import SideBySide
+from stream_dataloader.protocols import CollateFn, Transport, WorkerMethod
 
 if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+
+    import torch
     from typing_extensions import Unpack
 
 __all__ = ["side_by_side"]
+
+
+class LoaderOptions(TypedDict, total=False):
+    """Options of `StreamDataLoader` that `side_by_side` passes on."""
+
+    collate_fn: CollateFn | None
+    prefetch_factor: int | None
+    pin_memory: bool
+    persistent_workers: bool
+    multiprocessing_context: str | BaseContext | None
+    worker_init_fn: Callable[[int], Any] | None
+    timeout: float
+    device: torch.device | str | int | None
+    transport: Transport
+    max_restarts: int
+    groups: int | None
+    rank: int | None
+    world_size: int | None
+    process_group: Any
+    worker_method: WorkerMethod
+    threads_per_worker: int
 
 
 def side_by_side(
@@ -35,8 +61,8 @@ def side_by_side(
     ends_with: Literal["first", "longest"] | int = "first",
     batches_per_epoch: int | None = None,
     **loader_options: Unpack[LoaderOptions],
-) -> SideBySideLoader:
-    """Read several datasets in the lanes of one batch: a loader, in place of `StreamDataLoader`.
+) -> StreamDataLoader[Any]:
+    """Read several datasets in the lanes of one batch: a `StreamDataLoader`.
 
     Unlike `interleave`, where any lane may draw from any dataset, each dataset has lanes of its own. Streaming lanes
     and lanes of random windows in one batch are the mixed sampling of Gehrig and Scaramuzza, Recurrent Vision
@@ -53,9 +79,7 @@ def side_by_side(
             by its index.
         batches_per_epoch: Number of batches of an epoch, if all members have `padding_mode="cycle"`. None: such a run
             has no end.
-        **loader_options: `prefetch_factor`, `pin_memory`, `persistent_workers`, `multiprocessing_context`,
-            `worker_init_fn`, `timeout`, `device`, `transport`, `max_restarts`, `groups`, `rank`, `world_size`,
-            `process_group`, `worker_method` and `threads_per_worker`, as for `StreamDataLoader`, for each member.
+        **loader_options: As for `StreamDataLoader`.
 
     Raises:
         ValueError: There are no members; they disagree on `time_steps`, or have none; `ends_with` names a member that
@@ -75,19 +99,14 @@ def side_by_side(
         [0, 1] [['h', 'u'], [None, 'v']] [1, 1]
     """
     datasets = _check_members(members)
-    counts = _workers_of(num_workers, [dataset.batch_size for dataset in datasets])
-    if unknown := sorted(loader_options.keys() - LoaderOptions.__annotations__.keys()):
-        raise TypeError(
-            f"side_by_side has no option {unknown[0]!r}; there are {', '.join(LoaderOptions.__annotations__)}"
-        )
     for number, dataset in enumerate(datasets):
-        if batches_per_epoch is not None and dataset.rules.padding_mode != "cycle":
+        if batches_per_epoch is not None and not dataset.is_endless:
             raise ValueError(
                 f"batches_per_epoch is {batches_per_epoch}, and members[{number}] ends by itself, with padding_mode="
                 f'{dataset.rules.padding_mode!r}; leave it out, or give all members padding_mode="cycle"'
             )
-    length = None if batches_per_epoch is None else options.integer("batches_per_epoch", batches_per_epoch, 1)
-    return SideBySideLoader(datasets, counts, _check_end(ends_with, datasets), length, loader_options)
+    sides: Any = SideBySide(datasets, _check_end(ends_with, datasets))
+    return StreamDataLoader(sides, num_workers, batches_per_epoch=batches_per_epoch, **loader_options)  # type: ignore[arg-type]
 
 
 def _check_members(members: Any) -> list[StreamDataset]:
@@ -116,16 +135,6 @@ def _check_members(members: Any) -> list[StreamDataset]:
                 f"members[0] has time_steps={first}, and members[{number}] time_steps={own}; give both one"
             )
     return datasets
-
-
-def _workers_of(given: Any, lanes: Sequence[int]) -> list[int]:
-    """The number of workers of each member."""
-    if isinstance(given, Sequence):
-        if len(given) != len(lanes):
-            raise ValueError(f"num_workers has {len(given)} numbers, and there are {len(lanes)} members; give one each")
-        return list(given)
-    count = options.integer("num_workers", given, 0)
-    return [min(own, max(1, round(count * own / sum(lanes)))) if count else 0 for own in lanes]
 
 
 def _check_end(ends_with: Any, datasets: Sequence[StreamDataset]) -> Literal["first", "longest"] | int:

@@ -32,6 +32,7 @@ class Regrouper:
         fill_values: What pads each member's lanes.
         judge: Knows what the epoch's items look like.
         mark_ends: Whether streams' last steps are marked.
+        numbered: Whether batches say which member each lane is of.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Regrouper:
         judge: Judge,
         *,
         mark_ends: bool = False,
+        numbered: bool = False,
     ) -> None:
         self._lanes = lanes = [reader.lanes for reader in readers]
         self._time_steps = time_steps
@@ -54,7 +56,7 @@ class Regrouper:
         self._all_lanes = range(self._first, self._first + self._width)
         self._lane = torch.arange(self._first, self._first + self._width)
         members = torch.tensor([reader.member for reader in readers for _ in reader.lanes])
-        self._member = members if len(fill_values) > 1 else None
+        self._member = members if numbered else None
         self._owners = torch.tensor([reader.worker_id for reader in readers for _ in reader.lanes])
 
     def batch(self, step: int, epoch: int, parts: Sequence[Part | None], slot: Slot | None) -> StreamBatch:

@@ -154,6 +154,12 @@ class LoaderPosition:
         if self._position.length is not None:
             self.progress = None
 
+    def go_to(self, epoch: int, record: PackedSnapshot | None = None) -> None:
+        """Have an epoch come next from a place in it that was followed; None: from its beginning."""
+        place = record.unpack(self._ranks.reading.rules) if record is not None and record.step else None
+        self._position.load(epoch, place, None)
+        self.progress = None
+
     def state_dict(self, step: int | None) -> dict[str, Any]:
         """See `StreamDataLoader.state_dict`."""
         self._heed_dataset()
@@ -174,6 +180,10 @@ class LoaderPosition:
     def coming_state(self) -> dict[str, Any]:
         """The state of the epoch that comes next, at its beginning."""
         return self._plain(*self._position.coming())
+
+    def state_at_beginning(self, epoch: int) -> dict[str, Any]:
+        """The state at the beginning of an epoch."""
+        return self._plain(epoch, None, None)
 
     def state_of(self, progress: Progress, record: PackedSnapshot) -> dict[str, Any]:
         """The state at a place in an epoch that was followed; at its end, that of the next one's beginning."""

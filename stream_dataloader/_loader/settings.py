@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from stream_dataloader import _options as options
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
+from stream_dataloader.members import SideBySide
 from stream_dataloader.protocols import Transport, WorkerMethod
 
 
@@ -128,19 +129,37 @@ def check_restarts(max_restarts: Any, worker_method: WorkerMethod) -> int:
     return number
 
 
-def check_dataset(dataset: Any) -> StreamDataset:
+def check_dataset(dataset: Any) -> Any:
     """`dataset`, which a loader can read.
 
     Raises:
         TypeError: It is no `StreamDataset`.
     """
-    if not isinstance(dataset, StreamDataset):
+    if not isinstance(dataset, (StreamDataset, SideBySide)):
         raise TypeError(
             f"dataset must be a StreamDataset, and is a {type(dataset).__name__}; sources go into "
             "StreamDataset(sources, open_stream, batch_size), some of them into one of their own, and several datasets "
             "into interleave([...])"
         )
     return dataset
+
+
+def workers_of(given: Any, dataset: StreamDataset | SideBySide) -> list[int]:
+    """The number of workers of each member of a batch: as many as are given, or of one number its share of lanes.
+
+    Raises:
+        ValueError: There is not one number for each, or one is negative.
+        TypeError: One is no integer.
+    """
+    lanes = [member.batch_size for member in dataset.members]
+    if not isinstance(dataset, SideBySide):
+        return [options.num_workers(given, lanes[0])]
+    if isinstance(given, Sequence):
+        if len(given) != len(lanes):
+            raise ValueError(f"num_workers has {len(given)} numbers, and there are {len(lanes)} members; give one each")
+        return [options.num_workers(number, own) for number, own in zip(given, lanes, strict=True)]
+    count = options.integer("num_workers", given, 0)
+    return [min(own, max(1, round(count * own / sum(lanes)))) if count else 0 for own in lanes]
 
 
 def check_init(worker_init_fn: Any) -> None:

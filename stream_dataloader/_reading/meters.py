@@ -78,7 +78,7 @@ class Meters:
 
     def stats(self) -> tuple[WorkerStats, ...]:
         """What each worker did so far: the sums of its threads."""
-        sums = np.zeros((self._workers[-1] + 1, _NUMBERS), np.int64)
+        sums = np.zeros((max(self._workers) + 1, _NUMBERS), np.int64)
         np.add.at(sums, self._workers, self._laid.numbers.reshape(-1, _NUMBERS))
         return tuple(map(_stats, sums.tolist()))
 

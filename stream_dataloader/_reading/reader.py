@@ -77,6 +77,7 @@ class PartReader:
     Attributes:
         plan: What is read, and how.
         share: The share of it that is read here.
+        ended: No part follows.
     """
 
     def __init__(self, plan: ReadingPlan, share: Share) -> None:
@@ -106,7 +107,7 @@ class PartReader:
         )
         self._marks_ends = share.marks_ends(plan)
         self._has_others = len(lanes) < plan.rules.lanes
-        self._ended = False
+        self.ended = False
         self._close = weakref.finalize(self, _close, self._opener, self._lanes, share.queue)
         # another thread may hang in a stream of its own, which nobody else can close
         self._close.atexit = share.locally
@@ -119,7 +120,7 @@ class PartReader:
         self._queue.publish(self._step * self._total + self.share.lanes.start)
 
     def __next__(self) -> Part:
-        if self._ended:
+        if self.ended:
             self.close()
             raise StopIteration
         begin = clock()
@@ -144,7 +145,7 @@ class PartReader:
             record.fail(self.share.batch_lanes.start, error, fresh=True)
         reports = self._reports_of(record)
         if end or record.faults:
-            self._ended = True
+            self.ended = True
             self._queue.finish()
         return Part(
             reader=self._number,
@@ -254,7 +255,7 @@ class PartReader:
 
     def close(self) -> None:
         """Close all streams and leave the session; no part follows."""
-        self._ended = True
+        self.ended = True
         self._close()
 
 

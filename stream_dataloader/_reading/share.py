@@ -14,6 +14,18 @@ from stream_dataloader._reading.source_queue import SourceQueue
 from stream_dataloader._schedule.snapshot import Snapshot
 
 
+class Start(NamedTuple):
+    """Where an epoch begins to be read.
+
+    Attributes:
+        epoch: The epoch's number.
+        resume: The place in it; None at its beginning.
+    """
+
+    epoch: int
+    resume: Snapshot | None = None
+
+
 class Recovery(NamedTuple):
     """What workers do differently after one of them died.
 

@@ -17,10 +17,41 @@ from stream_dataloader._schedule.reservations import Reservations, next_grant
 from stream_dataloader._schedule.rules import NONE, Rules
 from stream_dataloader._schedule.snapshot import LaneReports, PackedSnapshot, Snapshot, beginning, pack_progress
 
-_KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many batches ago
+KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many batches ago
 
 
-class Progress:
+class HandedOut:
+    """What of an epoch that is followed was handed out.
+
+    Attributes:
+        finished: The epoch's end was seen.
+    """
+
+    finished = False
+    _held = False
+    _end_held = False
+
+    def hold(self, batch: bool, end: bool) -> None:
+        """Say what was followed and not handed out yet: the last batch, the epoch's end."""
+        self._held, self._end_held = batch, end
+
+    @property
+    def is_ahead(self) -> bool:
+        """The last batch was followed and not handed out yet."""
+        return self._held
+
+    @property
+    def end_is_ahead(self) -> bool:
+        """The epoch's end was seen and not handed out yet."""
+        return self.finished and self._end_held
+
+    @property
+    def over(self) -> bool:
+        """The epoch is over for the user too."""
+        return self.finished and not self._end_held
+
+
+class Progress(HandedOut):
     """Follows an epoch as it is delivered.
 
     Args:
@@ -31,13 +62,11 @@ class Progress:
 
     Attributes:
         epoch: The epoch's number.
-        finished: The epoch's end was seen.
         epochs: The epochs of n batches that the run is read in; None if it is an epoch by itself.
     """
 
     def __init__(self, rules: Rules, epoch: int, start: Snapshot | None, parts: int) -> None:
         self.epoch = epoch
-        self.finished = False
         self.epochs: EpochsOfRun | None = None
         self._rules = rules
         start = start or beginning(rules)
@@ -50,9 +79,7 @@ class Progress:
         self._streams = {i: lane.stream for i, lane in enumerate(start.lanes) if lane.stream is not None}
         whole = pack_progress(lane.progress for lane in start.lanes)
         self._lanes: list[bytes] = [whole, *[b""] * (parts - 1)]
-        self._held = False
-        self._end_held = False
-        self._records: deque[PackedSnapshot] = deque(maxlen=_KEPT_RECORDS)
+        self._records: deque[PackedSnapshot] = deque(maxlen=KEPT_RECORDS)
         self._keep()
 
     def _keep(self) -> None:
@@ -111,25 +138,6 @@ class Progress:
             self._cursors[hosted] = count + 1
         else:
             self._missing.pop(grant, None)
-
-    def hold(self, batch: bool, end: bool) -> None:
-        """Say what was followed and not handed out yet: the last batch, the epoch's end."""
-        self._held, self._end_held = batch, end
-
-    @property
-    def is_ahead(self) -> bool:
-        """The last batch was followed and not handed out yet."""
-        return self._held
-
-    @property
-    def end_is_ahead(self) -> bool:
-        """The epoch's end was seen and not handed out yet."""
-        return self.finished and self._end_held
-
-    @property
-    def over(self) -> bool:
-        """The epoch is over for the user too."""
-        return self.finished and not self._end_held
 
     @property
     def step(self) -> int:

@@ -296,6 +296,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     listed = list(states)
     if not listed:
         raise StateError("there is no state to merge; pass the state_dict() of each rank")
+    if any(_has_members(state) for state in listed):
+        return _merged_members(listed)
     whole: dict[str, Any] = {}
     for i, state in enumerate(listed):
         groups_of(state)
@@ -312,6 +314,21 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return whole
 
 
+def _has_members(state: Any) -> bool:
+    """Whether it is a state of `side_by_side`."""
+    return isinstance(state, Mapping) and "members" in state
+
+
+def _merged_members(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state of all members' groups."""
+    first = {**states[0], "members": None}
+    for i, state in enumerate(states):
+        if differ := difference({**state, "members": None}, first):
+            name, value, other = differ
+            raise StateError(f"state {i} has {name} {value!r}, and state 0 {other!r}; merge states of one moment")
+    return {**first, "members": [merge_states(own) for own in zip(*(s["members"] for s in states), strict=True)]}
+
+
 def split_state(state: Mapping[str, Any], world_size: int) -> list[dict[str, Any]]:
     """The states of the ranks of another world size, out of one that `merge_states` made.
 
@@ -320,6 +337,9 @@ def split_state(state: Mapping[str, Any], world_size: int) -> list[dict[str, Any
     Raises:
         StateError: It is no state, not of all groups, or that many ranks cannot share the groups evenly.
     """
+    if _has_members(state):
+        split = [split_state(own, world_size) for own in state["members"]]
+        return [{**state, "members": list(own)} for own in zip(*split, strict=True)]
     whole = merge_states([state])
     try:
         ranks = [Groups.of_rank(whole["groups"], rank, world_size) for rank in range(max(world_size, 1))]

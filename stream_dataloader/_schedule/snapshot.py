@@ -142,6 +142,12 @@ def beginning(rules: Rules) -> Snapshot:
     return Snapshot(0, (0,) * rules.groups.count, (), (lane,) * rules.lanes)
 
 
+def nothing_left(rules: Rules) -> Snapshot:
+    """A place behind the epoch's last item: no lane reads any more."""
+    idle = LaneState(NONE, AT_START._replace(idle=1), None)
+    return Snapshot(0, (0,) * rules.groups.count, (), (idle,) * rules.lanes)
+
+
 def _none_reserved(rules: Rules) -> tuple[int, ...] | None:
     """What a lane has reserved before it takes its first source."""
     return () if rules.lookahead else None

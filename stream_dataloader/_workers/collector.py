@@ -14,17 +14,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._loader.courses import MembersProgress
 from stream_dataloader._schedule.progress import Progress
 from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._schedule.snapshot import PackedSnapshot
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader.errors import WorkerDeathError
 
 #: Has new workers go on from a record after a death; None if they may not.
-Restart = Callable[[WorkerDeathError, PackedSnapshot], Feed | None]
+Restart = Callable[[WorkerDeathError, Any], Feed | None]
 
 
 class StepCollector:
@@ -49,7 +50,7 @@ class StepCollector:
         self._fifos: list[deque[Part]] = [deque() for _ in self.readers]
         self._ended = [False] * len(self.readers)
 
-    def collect(self, progress: Progress) -> list[Part | None]:
+    def collect(self, progress: Progress | MembersProgress) -> list[Part | None]:
         """Each reader's part of the step that comes next, None for one that has ended.
 
         Args:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import functools
 import time as clock
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from stream_dataloader._assembly.part import Part, unpack
+from stream_dataloader._assembly.slot_writer import SharedSlot
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._notices import log
 from stream_dataloader._reading.activity import ActivityBoard
@@ -47,22 +48,45 @@ class Feed(Protocol):
 
 
 class LocalFeed:
-    """All lanes, read in this process."""
+    """Lanes that are read in this process, when their parts are asked for.
 
-    def __init__(self, reader: PartReader) -> None:
-        self._reader = reader
+    Args:
+        readers: What reads them, by number.
+        slot: Where they put batches together; None if each has its own memory.
+        others: Brings the parts of other readers; None if there are none.
+    """
 
-    def receive(self, step: int) -> Sequence[Part]:  # noqa: ARG002
+    def __init__(
+        self, readers: Mapping[int, PartReader], slot: SharedSlot | None = None, others: Feed | None = None
+    ) -> None:
+        self._readers = readers
+        self._slot = slot
+        self._others = others
+        self._behind = dict(readers)  # those whose part of the step is to come
+        self._step = -1
+
+    def receive(self, step: int) -> Sequence[Part]:
         """See `Feed`."""
-        return (next(self._reader),)
+        if step != self._step:
+            self._step, self._behind = step, {n: r for n, r in self._readers.items() if not r.ended}
+        if self._behind:
+            number = next(iter(self._behind))
+            return (next(self._behind.pop(number)),)
+        assert self._others is not None
+        return self._others.receive(step)
 
-    def slot(self, step: int) -> Slot | None:  # noqa: ARG002
+    def slot(self, step: int) -> Slot | None:
         """See `Feed`."""
-        return None
+        if self._others is not None:
+            return self._others.slot(step)
+        return None if self._slot is None else self._slot.taken(step)
 
     def close(self) -> None:
         """See `Feed`."""
-        self._reader.close()
+        for reader in self._readers.values():
+            reader.close()
+        if self._others is not None:
+            self._others.close()
 
 
 class WorkerFeed:
@@ -144,13 +168,17 @@ class WorkerFeed:
 
     def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
         """Dismiss the workers, and say who died."""
-        deaths = "; ".join(f"{how} {self._watch.doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
-        suspects = [self._watch.board.suspects(worker) for worker in died if worker >= 0]
+        watch = self._watch
+        deaths = "; ".join(f"{how} {watch.doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
+        known = [worker for worker in died if worker >= 0]
+        member = watch.board.member(known[0]) if known else 0
+        suspects = [watch.board.suspects(worker) for worker in known if watch.board.member(worker) == member]
         advice = self._crew.advice(died, self._method)
         self._dismiss()
         return WorkerDeathError(
             f"{deaths}; batch {step} was being put together. {advice}; max_restarts= goes on with new workers",
             suspects=frozenset().union(*suspects),
+            member=member,
         )
 
     def _dismiss(self) -> None:

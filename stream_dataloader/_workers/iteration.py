@@ -21,16 +21,14 @@ from stream_dataloader._assembly.lane_windows import LaneWindows
 from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._loader.position import LoaderPosition
-from stream_dataloader._ranks.agreement import Steps
+from stream_dataloader._loader.courses import Course, MembersProgress
+from stream_dataloader._loader.members import AnyPosition, MembersPosition
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.progress import Progress
 from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._schedule.snapshot import PackedSnapshot
 from stream_dataloader._workers.collector import StepCollector
 from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StaleIteratorError, StreamError
 from stream_dataloader.protocols import CollateFn
 
@@ -58,11 +56,10 @@ class Iteration:
     """An iterator over the batches of one epoch.
 
     Args:
-        dataset: What is read.
+        courses: What is read, of each member of the batch.
         collector: The workers' parts.
         progress: Follows what is delivered.
         position: Where the loader stands.
-        steps: Decides which steps belong to the epoch.
         output: How what is yielded is made.
         tally: Counts what is handed out.
 
@@ -74,38 +71,46 @@ class Iteration:
 
     def __init__(
         self,
-        dataset: StreamDataset,
+        courses: Sequence[Course],
         collector: StepCollector,
-        progress: Progress,
-        position: LoaderPosition,
-        steps: Steps,
+        progress: Progress | MembersProgress,
+        position: AnyPosition,
         output: Output,
         tally: Tally,
     ) -> None:
         self.epoch = progress.epoch
         self.closed = False
         self.stale = False
-        self._dataset = dataset
+        self._courses = courses
         self._collector = collector
         self._progress = progress
         self._position = position
-        self._steps = steps
         self._output = output
         self._tally = tally
         self._watch = output.watch
-        self._needs_layout = output.collate_fn is None or dataset.rules.time_steps is not None
+        members = [course.dataset for course in courses]
+        self._time_steps = members[0].rules.time_steps
+        self._lanes = sum(member.rules.lanes for member in members)
+        self._fill_values = [member.fill_value for member in members]
+        self._marks_ends = all(member.mark_ends for member in members)
+        self._needs_layout = output.collate_fn is None or self._time_steps is not None
         self._readers = collector.readers
-        self._judge = Judge(self._readers, [dataset.sources])
+        self._judge = Judge(self._readers, [member.sources for member in members])
         self._regrouper = self._regrouper_of(self._readers)
-        self._windows = LaneWindows(self._readers, dataset.rules.time_steps, [dataset.fill_value], self._judge)
-        self._skipped: set[int] = set()
+        self._windows = LaneWindows(self._readers, self._time_steps, self._fill_values, self._judge)
+        self._skipped: set[tuple[int, int]] = set()
         self._owner = os.getpid()
         _running.add(self)
 
     def _regrouper_of(self, readers: Sequence[Reader]) -> Regrouper:
-        dataset = self._dataset
-        time_steps, mark_ends = dataset.rules.time_steps, dataset.mark_ends
-        return Regrouper(readers, time_steps, [dataset.fill_value], self._judge, mark_ends=mark_ends)
+        return Regrouper(
+            readers,
+            self._time_steps,
+            self._fill_values,
+            self._judge,
+            mark_ends=self._marks_ends,
+            numbered=isinstance(self._position, MembersPosition),
+        )
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -116,10 +121,11 @@ class Iteration:
         judge = self._judge
         if not any(parts) and judge.layout is None and self._needs_layout:
             # nothing was read here yet: as the loaded state has it, or other ranks
-            judge.layout = self._position.layout or self._steps.layout()
+            judge.layout = self._position.layout or self._layout_elsewhere()
         if self._output.collate_fn is None:
             batch = self._regrouped(self._regrouper, step, parts, slot)
-            batch.remember(functools.partial(self._position.state_of, self._progress, self._record()))
+            state_of: Any = self._position.state_of
+            batch.remember(functools.partial(state_of, self._progress, self._progress.record(step + 1)))
             self._note_layout()
             self._count(begin, step, parts)
             return self._output.finish(batch)
@@ -133,11 +139,16 @@ class Iteration:
         return self._output.finish(collated)
 
     def _note_layout(self) -> None:
-        self._position.layout = self._judge.layout or self._position.layout
-        self._steps.note_layout(self._position.layout)
+        for course in self._courses:
+            layout = course.position.layout = self._judge.layout or course.position.layout
+            course.steps.note_layout(layout)
+
+    def _layout_elsewhere(self) -> Any:
+        """What items look like on other ranks."""
+        return next(course for course in self._courses if course.ended is None).steps.layout()
 
     def _count(self, begin: int, step: int, parts: Sequence[Part | None]) -> None:
-        self._tally.batch(begin, step, parts, self._judge.layout, self._dataset.rules)
+        self._tally.batch(begin, step, parts, self._judge.layout, self._lanes, self._time_steps)
 
     def _regrouped(
         self, regrouper: Regrouper, step: int, parts: Sequence[Part | None], slot: Slot | None
@@ -146,9 +157,6 @@ class Iteration:
         if self._watch is not None and self._watch.look(self._judge.layout, batch):
             self._watch = None
         return batch
-
-    def _record(self) -> PackedSnapshot:
-        return self._progress.record(self._progress.step)
 
     @property
     def is_own(self) -> bool:
@@ -186,31 +194,56 @@ class Iteration:
         step = self._progress.step
         try:
             sent = self._collector.collect(self._progress)
-            self._note_failures(sent)
-            parts = [None if part is None or part.end else part for part in sent]
-            slot = self._collector.slot(step) if any(parts) else None
-            rules = self._dataset.rules
-            delivered = self._steps.delivers(step, have_data(parts, rules.padding_mode, rules.lanes))
-            if delivered:
+            parts = self._delivered(step, sent)
+            if parts is not None:
+                slot = self._collector.slot(step) if any(parts) else None
                 self._raise_first_error(parts, slot)
         except BaseException:
             self.close()
             raise
-        if not delivered:
+        if parts is None:
             self._progress.finished = True
             self.close()
             raise StopIteration
         self._progress.advance([None if part is None else part.reports for part in sent])
         return parts, slot
 
-    def _note_failures(self, parts: list[Part | None]) -> None:
+    def _delivered(self, step: int, sent: Sequence[Part | None]) -> list[Part | None] | None:
+        """The parts of a step, None for lanes that are padded; None if the epoch ends before it.
+
+        Endless members come last: what they have is delivered only where the epoch goes on.
+        """
+        parts = list(sent)
+        for course in self._courses:
+            if not course.goes_on:
+                self._take(course, step, parts)
+        if self._position.is_end(step, [course.ended is not None for course in self._courses]):
+            return None
+        for course in self._courses:
+            if course.goes_on:
+                self._take(course, step, parts)
+        return parts
+
+    def _take(self, course: Course, step: int, parts: list[Part | None]) -> None:
+        """Put what is delivered of a member in place of what its readers sent, or find that it has ended."""
+        own = parts[course.readers]
+        if course.ended is None:
+            self._note_failures(course, own)
+            own = [None if part is None or part.end else part for part in own]
+            rules = course.dataset.rules
+            if not course.steps.delivers(course.progress.step, have_data(own, rules.padding_mode, rules.lanes)):
+                course.ended = step
+        parts[course.readers] = own if course.ended is None else [None] * len(own)
+
+    def _note_failures(self, course: Course, parts: Sequence[Part | None]) -> None:
         for part in parts:
             for report in () if part is None else part.failures:
                 failure = report.unpack()
                 assert isinstance(failure, StreamError)
-                self._position.note_failure(failure)
-                if failure.source_index not in self._skipped:
-                    self._skipped.add(failure.source_index)
+                course.position.note_failure(failure)
+                skipped = course.readers.start, failure.source_index
+                if skipped not in self._skipped:
+                    self._skipped.add(skipped)
                     self._tally.skipped += 1
                     warn_of_skip(failure)
 
@@ -233,7 +266,8 @@ class Iteration:
         if not self.closed and self.is_own:  # not in a process the user forked meanwhile
             self.closed = True
             self._tally.end()
-            self._steps.close()
+            for course in self._courses:
+                course.steps.close()
             self._collector.close()
 
     def __del__(self) -> None:

@@ -23,9 +23,8 @@ from torch.utils.data import DataLoader
 
 from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.sessions import SessionKey
-from stream_dataloader._reading.share import NO_RECOVERY, Recovery
+from stream_dataloader._reading.share import NO_RECOVERY, Recovery, Start
 from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader._workers import torch_quirks
 from stream_dataloader._workers.feed import CrewWatch, WorkerFeed
 from stream_dataloader._workers.mailbox import Mailbox
@@ -46,7 +45,7 @@ class WorkerPool:
     """The worker processes of one loader; of the process that built it alone.
 
     Args:
-        dataset: What they read.
+        members: What they read: the dataset of each member of the batch.
         readers: Who reads which lanes.
         num_workers: How many workers there are; 0 only checks the options.
         transport: How batches come from workers; see `StreamDataLoader`.
@@ -64,7 +63,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        dataset: StreamDataset,
+        members: Sequence[StreamDataset],
         readers: Sequence[Reader],
         num_workers: int,
         *,
@@ -75,7 +74,7 @@ class WorkerPool:
         **options: Any,
     ) -> None:
         self.owner = os.getpid()
-        self._dataset = dataset
+        self._members = members
         self._num_workers = num_workers
         self._patience: float = options.pop("timeout", 0)
         self._options = options
@@ -85,8 +84,10 @@ class WorkerPool:
         messages = (options.get("prefetch_factor") or 2) * num_workers + 2
         pace = Pace(num_workers, messages)
         key = SessionKey(self.owner, -next(_pool_numbers), 0)
-        self._parts = WorkerParts(dataset, readers, self._mailbox, pace, key, None if tally is None else tally.meters)
-        self.memory = BatchMemory(dataset.batch_size, messages, transport=transport, pin_memory=pin_memory, tally=tally)
+        self._parts = WorkerParts(members, readers, self._mailbox, pace, key, None if tally is None else tally.meters)
+        self.memory = BatchMemory(
+            readers[-1].lanes.stop, messages, transport=transport, pin_memory=pin_memory, tally=tally
+        )
         self._crew: Crew | None  # kept, so that a death between two iterations is noticed
         self._packets: PacketContext | None
         self._hire()
@@ -108,30 +109,27 @@ class WorkerPool:
             num_workers=self._num_workers,
             collate_fn=_as_it_is,
             worker_init_fn=self._init,
-            generator=torch.Generator().manual_seed(self._dataset.rules.seed),  # leaves the global one alone
+            generator=torch.Generator().manual_seed(self._members[0].rules.seed),  # leaves the global one alone
             **self._options,
         )
         self._context: BaseContext | None = self._dataloader.multiprocessing_context  # as the user gave it
         self._method = str((self._context or multiprocessing).get_start_method())
 
-    def start(
-        self, epoch: int, *, whole_windows: bool, resume: Snapshot | None = None, recovery: Recovery = NO_RECOVERY
-    ) -> WorkerFeed:
+    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery = NO_RECOVERY) -> WorkerFeed:
         """Start an iteration; the one before must be closed.
 
         Args:
-            epoch: The epoch's number.
+            starts: Where each member begins.
             whole_windows: Pass on windows that the streams cut as they are.
-            resume: Where in the epoch to begin; None at its beginning.
             recovery: What is different after a worker died.
         """
-        self._replace_unfit(resume)
+        self._replace_unfit(starts)
         if self._crew is None:
             self._parts.board.clear()
             self._mailbox.pids[:] = 0
-        session = self._mailbox.open(epoch, whole_windows)
+        session = self._mailbox.open(starts[0].epoch, whole_windows)
         self._parts.sessions = session - 1  # for workers that start now; others count themselves
-        self._parts.resume = resume
+        self._parts.starts = starts
         self._parts.recovery = recovery
         iterator, watch = self._iterate(session)
         self._crew = watch.crew
@@ -148,7 +146,7 @@ class WorkerPool:
         """Which kept workers died, and how."""
         return self._crew.died(or_ended=True) if self._crew is not None and self._dataloader.persistent_workers else {}
 
-    def _replace_unfit(self, resume: Snapshot | None) -> None:
+    def _replace_unfit(self, starts: Sequence[Start]) -> None:
         """Have new workers where those that are kept cannot read what is wanted."""
         persistent = self._dataloader.persistent_workers
         if died := self.died():
@@ -158,7 +156,7 @@ class WorkerPool:
             warnings.warn(text, stacklevel=5)
             self._crew.kill()
             self._hire()
-        elif persistent and resume is not None:
+        elif persistent and any(start != (starts[0].epoch, None) for start in starts):
             self._hire()  # only workers that start now learn where to begin
         if not persistent and self.memory.unfit:
             self._hire()  # items have changed: new workers, and slots that fit them
@@ -173,7 +171,9 @@ class WorkerPool:
         packets = self._packets
         self._dataloader.multiprocessing_context = packets
         crew = Crew(self._mailbox, session, packets.processes)
-        packets.watch = watch = CrewWatch(crew, self._parts.board, self._patience, [self._dataset.sources])
+        packets.watch = watch = CrewWatch(
+            crew, self._parts.board, self._patience, [own.sources for own in self._members]
+        )
         iterator: Iterator[Arrived] | None = None
         with starting(self._method) as interrupts:
             try:

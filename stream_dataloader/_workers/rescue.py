@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from stream_dataloader._reading.share import Recovery
-from stream_dataloader._schedule.snapshot import PackedSnapshot
 from stream_dataloader._workers.feed import Feed
-from stream_dataloader._workers.pool import WorkerPool
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import WorkerDeathError, shorten
@@ -31,70 +31,62 @@ class Rescue:
     """Restarts the workers of one epoch.
 
     Args:
-        pool: Starts workers.
-        dataset: What they read.
-        epoch: The epoch's number.
+        begin: Begins to read again, from a record of what was delivered.
+        members: What is read.
         tally: Where restarts are counted.
-        whole_windows: Windows are wanted lane by lane.
         most: How many restarts there may be.
         threads: How many threads a worker has.
     """
 
     def __init__(
         self,
-        pool: WorkerPool,
-        dataset: StreamDataset,
-        epoch: int,
+        begin: Callable[[Any, Recovery], Feed],
+        members: Sequence[StreamDataset],
         tally: Tally,
         *,
-        whole_windows: bool,
         most: int,
         threads: int = 1,
     ) -> None:
-        self._pool = pool
-        self._dataset = dataset
-        self._epoch = epoch
+        self._begin = begin
+        self._members = members
         self._tally = tally
-        self._whole_windows = whole_windows
         self._most = most
         self._threads = threads
         self._restarts = 0
-        self._deaths: Counter[tuple[int, int]] = Counter()  # by suspect
+        self._deaths: Counter[tuple[int, int, int]] = Counter()  # by suspect, which is a member's
         self._killers: dict[tuple[int, int], int] = {}
 
     def begin_epoch(self) -> None:
         """Deaths are counted anew; what was learned from them stays."""
         self._restarts = 0
 
-    def __call__(self, death: WorkerDeathError, record: PackedSnapshot) -> Feed | None:
+    def __call__(self, death: WorkerDeathError, record: Any) -> Feed | None:
         """Start workers that go on from a record; None if there were too many deaths already.
 
         Raises:
             WorkerDeathError: A source is to blame, and is not to be skipped.
         """
-        self._deaths.update(death.suspects)
-        proven = {(0, source): time for source, time in death.suspects if self._deaths[source, time] >= _PROOF}
+        member, dataset = death.member, self._members[death.member]
+        suspects = {(member, *suspect) for suspect in death.suspects}
+        self._deaths.update(suspects)
+        proven = {(of, source): time for of, source, time in suspects if self._deaths[of, source, time] >= _PROOF}
         unknown = proven.keys() - self._killers.keys()
         if unknown:
-            named = ", ".join(f"{index} ({shorten(self._dataset.sources[index], 80)})" for _, index in sorted(unknown))
-            if self._dataset.on_error == "raise":
+            named = ", ".join(f"{index} ({shorten(dataset.sources[index], 80)})" for _, index in sorted(unknown))
+            if dataset.on_error == "raise":
                 raise WorkerDeathError(
                     f"source {named} killed its worker {_PROOF} times, each time at the same place; leave it out, or "
                     f'pass on_error="skip": {death}',
                     death.suspects,
+                    member,
                 ) from death
             _log.warning("source %s killed its worker %d times and is skipped", named, _PROOF)
             self._killers |= proven
         elif self._restarts >= self._most:
             return None
         # as many suspects as a worker has threads may be in the same place as before, and one of them is the killer
-        one_by_one = self._threads > 1 and any(self._deaths[suspect] == _PROOF - 1 for suspect in death.suspects)
+        one_by_one = self._threads > 1 and any(self._deaths[suspect] == _PROOF - 1 for suspect in suspects)
         self._restarts += 1
         self._tally.restarts += 1
         _log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
-        return self._pool.start(
-            self._epoch,
-            whole_windows=self._whole_windows,
-            resume=record.unpack(self._dataset.rules),
-            recovery=Recovery(self._killers, cautious=True, one_by_one=one_by_one),
-        )
+        return self._begin(record, Recovery(self._killers, cautious=True, one_by_one=one_by_one))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stream_dataloader._device import OneAhead
-from stream_dataloader._loader.position import LoaderPosition
+from stream_dataloader._loader.members import AnyPosition
 from stream_dataloader._workers.iteration import Iteration, Output
 from stream_dataloader._workers.starter import Starter
 from stream_dataloader._workers.stretch import Stretch
@@ -63,7 +63,7 @@ class Running:
         keep: Whether what is read in epochs of n batches stays between them.
     """
 
-    def __init__(self, starter: Starter, position: LoaderPosition, output: Output, *, keep: bool) -> None:
+    def __init__(self, starter: Starter, position: AnyPosition, output: Output, *, keep: bool) -> None:
         self._starter = starter
         self._position = position
         self._output = output
@@ -91,8 +91,7 @@ class Running:
         """Begin to read what comes next, and return the iterator over it."""
         kept = self._kept
         if kept is not None and self._goes_on(kept, kind):
-            assert self._position.progress is not None
-            self._position.begin(self._position.progress)
+            self._position.go_on()
             self._starter.go_on()
             iteration, batches = kept.iteration, kept.batches
             if kind.parts:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._items.layout import Layout, storage_dtype
 from stream_dataloader._reading.meters import KeptEvents, Meters, clock
-from stream_dataloader._schedule.rules import NONE, Reader, Rules
+from stream_dataloader._schedule.rules import NONE, Reader
 from stream_dataloader.stats import Events, LoaderStats, TraceEvent
 
 __all__ = ["Tally", "clock"]
@@ -57,7 +57,15 @@ class Tally:
         self._wait_ns += self._mark - begin
         self._total_ns += self._mark - begin
 
-    def batch(self, begin: int, step: int, parts: Sequence[Part | None], layout: Layout | None, rules: Rules) -> None:
+    def batch(
+        self,
+        begin: int,
+        step: int,
+        parts: Sequence[Part | None],
+        layout: Layout | None,
+        lanes: int,
+        time_steps: int | None,
+    ) -> None:
         """A batch is handed out.
 
         Args:
@@ -65,9 +73,10 @@ class Tally:
             step: Its number.
             parts: What it is made of.
             layout: What its items look like, if that is known.
-            rules: T and B.
+            lanes: B.
+            time_steps: T; None if streams cut windows.
         """
-        items, time_steps = 0, rules.time_steps
+        items = 0
         longest = time_steps or 0
         for part in parts:
             if part is not None:
@@ -78,7 +87,7 @@ class Tally:
                     longest = part.contents.time_steps
         if layout is not self._layout:
             self._layout, self._item_bytes = layout, 0 if layout is None else _bytes_of(layout)
-        cells = longest * rules.lanes
+        cells = longest * lanes
         self._batches += 1
         self._items += items
         self._bytes += items * self._item_bytes

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -20,8 +20,8 @@ from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_in_threads
 from stream_dataloader._reading.reader import PartReader
-from stream_dataloader._schedule.rules import deal_lanes
-from stream_dataloader._schedule.snapshot import Snapshot
+from stream_dataloader._reading.share import Start
+from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import Exchange, deliver
 from stream_dataloader._workers.memory import BatchMemory
 from stream_dataloader._workers.tally import Tally
@@ -35,7 +35,8 @@ class ThreadPool:
     """The threads of one loader; of the process that built it alone. See `WorkerPool`, which has processes.
 
     Args:
-        dataset: What they read.
+        members: What they read: the dataset of each member of the batch.
+        readers: Who reads which lanes.
         num_workers: How many there are.
         settings: What they are started with.
         tally: Where to count what is done.
@@ -45,19 +46,27 @@ class ThreadPool:
         memory: Where batches are put together.
     """
 
-    def __init__(self, dataset: StreamDataset, num_workers: int, settings: WorkerSettings, tally: Tally) -> None:
+    def __init__(
+        self,
+        members: Sequence[StreamDataset],
+        readers: Sequence[Reader],
+        num_workers: int,
+        settings: WorkerSettings,
+        tally: Tally,
+    ) -> None:
         self.owner = os.getpid()
         self._threads: list[_Thread] = []
         self._sessions = 0
         self._exchange = Exchange(0, 0)  # of the iteration that was started last
         self._exchange.close()
-        self._dataset = dataset
+        self._members = members
+        self._readers = readers
         self._num_workers = num_workers
         self._settings = settings
         self._tally = tally
         self._ahead = settings.prefetch_factor or 2
         self.memory = BatchMemory(
-            dataset.batch_size,
+            readers[-1].lanes.stop,
             self._ahead + 2,  # the parts that wait, and those that are read and taken
             transport=settings.transport,
             pin_memory=settings.pin_memory,
@@ -70,7 +79,7 @@ class ThreadPool:
         if self.owner == os.getpid():
             self._dismiss()
 
-    def start(self, epoch: int, *, whole_windows: bool, resume: Snapshot | None = None) -> ThreadFeed:
+    def start(self, starts: Sequence[Start], *, whole_windows: bool) -> ThreadFeed:
         """Start an iteration; the one before must be closed. See `WorkerPool.start`."""
         if not self._exchange.closed:  # Ctrl-C came before anybody had it
             self._exchange.close()
@@ -79,21 +88,22 @@ class ThreadPool:
             self.memory.renew()
         self._sessions += 1
         exchange = self._exchange = Exchange(self._num_workers, self._ahead)
-        lanes = deal_lanes(self._dataset.batch_size, self._num_workers)
-        board = ActivityBoard(lanes, shared=False)
-        readers = read_in_threads(
-            self._dataset.plan(),
-            epoch,
-            lanes,
-            0,
-            whole_windows=whole_windows,
-            slots=self.memory.pool,
-            session=self._sessions,
-            resume=resume,
-            board=board,
-            meters=self._tally.meters,
-            closed=lambda: exchange.closed,
-        )
+        board = ActivityBoard(self._readers, shared=False)
+        readers: list[Callable[[], PartReader]] = []
+        for number in sorted({reader.member for reader in self._readers if reader.worker_id < self._num_workers}):
+            readers += read_in_threads(
+                self._members[number].plan(),
+                starts[number].epoch,
+                self._readers,
+                number,
+                whole_windows=whole_windows,
+                slots=self.memory.pool,
+                session=self._sessions,
+                resume=starts[number].resume,
+                board=board,
+                meters=self._tally.meters,
+                closed=lambda: exchange.closed,
+            )
         jobs = [Job() for _ in readers]
         feed = ThreadFeed(
             exchange,
@@ -102,7 +112,7 @@ class ThreadPool:
             self._leave_alone,
             self._settings.timeout,
             board,
-            [self._dataset.sources],
+            [member.sources for member in self._members],
         )
         try:
             while len(self._threads) < self._num_workers:

@@ -23,9 +23,8 @@ from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.meters import Meters
 from stream_dataloader._reading.reader import unsendable
 from stream_dataloader._reading.sessions import SessionKey
-from stream_dataloader._reading.share import NO_RECOVERY
+from stream_dataloader._reading.share import NO_RECOVERY, Start
 from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader._workers.exchange import Exchange
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.pace import Pace
@@ -41,7 +40,7 @@ class WorkerParts(IterableDataset[Any]):
     The main process sets its attributes before it starts workers, which get a copy.
 
     Args:
-        dataset: What is read.
+        members: What is read: the dataset of each member of the batch.
         readers: Who reads which lanes.
         mailbox: Says which session is read.
         pace: Says how many steps a message carries.
@@ -51,21 +50,21 @@ class WorkerParts(IterableDataset[Any]):
     Attributes:
         sessions: How many sessions there were before the one that is iterated next in this process.
         slots: Where windows go; None: with the messages.
-        resume: Where the first session in this process begins.
+        starts: Where each member begins in the first session in this process; None: at the beginning of an epoch.
         recovery: What is different after a worker died.
         board: Where workers say what they do.
     """
 
     def __init__(
         self,
-        dataset: StreamDataset,
+        members: Sequence[StreamDataset],
         readers: Sequence[Reader],
         mailbox: Mailbox,
         pace: Pace,
         key: SessionKey,
         meters: Meters | None,
     ) -> None:
-        self._dataset = dataset
+        self._members = members
         self._readers = readers
         self._mailbox = mailbox
         self._pace = pace
@@ -73,20 +72,24 @@ class WorkerParts(IterableDataset[Any]):
         self._meters = meters
         self.sessions = 0
         self.slots: SlotPool | None = None
-        self.resume: Snapshot | None = None
+        self.starts: Sequence[Start] | None = None
         self.recovery = NO_RECOVERY
         self.board = ActivityBoard(readers)
         self._last: InThreads | None = None  # what this process read with threads before
 
     def __getstate__(self) -> dict[str, Any]:
-        dataset = self._dataset  # its class may be one that workers would not find
-        return self.__dict__ | {"_dataset": (ByValue(type(dataset), "the dataset's class"), dataset.__getstate__())}
+        members = [  # its class may be one that workers would not find
+            (ByValue(type(dataset), "the dataset's class"), dataset.__getstate__()) for dataset in self._members
+        ]
+        return self.__dict__ | {"_members": members}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        kind, inside = state["_dataset"]
-        dataset = object.__new__(kind.value)
-        dataset.__setstate__(inside)
-        self.__dict__.update(state | {"_dataset": dataset})
+        members: list[StreamDataset] = []
+        for kind, inside in state["_members"]:
+            dataset = object.__new__(kind.value)
+            dataset.__setstate__(inside)
+            members.append(dataset)
+        self.__dict__.update(state | {"_members": members})
 
     def __iter__(self) -> Iterator[Sealed]:
         worker = get_worker_info()
@@ -101,7 +104,7 @@ class WorkerParts(IterableDataset[Any]):
         if self._mailbox.closed(session):
             return
         with contextlib.closing(self._steps(session, worker_id)) as read:
-            sizes = self._pace.sizes(session, worker_id, together=self._dataset.rules.deterministic)
+            sizes = self._pace.sizes(session, worker_id, together=any(own.rules.deterministic for own in self._members))
             for count in sizes:
                 begin = clock.monotonic()
                 steps = list(itertools.islice(read, count))
@@ -116,21 +119,24 @@ class WorkerParts(IterableDataset[Any]):
     def _steps(self, session: int, worker_id: int) -> WorkerSteps:
         """Begin to read a session, with as many threads as this worker has readers."""
         epoch, whole_windows = self._mailbox.read(session)
-        resume, self.resume = self.resume, None
+        starts, self.starts = self.starts, None
+        member = self.board.member(worker_id)
+        start = Start(epoch) if starts is None else starts[member]
+        dataset = self._members[member]
         recovery, self.recovery = self.recovery, self.recovery._replace(one_by_one=False)
         threads = sum(reader.worker_id == worker_id for reader in self._readers)
         in_threads = threads > 1 and not recovery.one_by_one
         exchange = Exchange(threads, ROOM)
         readers = read_as_worker(
-            self._dataset.plan(),
-            self._dataset.session_table,
-            self._key._replace(iteration=session),
+            dataset.plan(),
+            dataset.session_table,
+            self._key._replace(iteration=session, member=member),
             readers=self._readers,
             in_threads=in_threads,
-            epoch=epoch,
+            epoch=start.epoch,
             whole_windows=whole_windows,
             slots=self.slots,
-            resume=resume,
+            resume=start.resume,
             board=self.board,
             recovery=recovery,
             meters=self._meters,

@@ -31,8 +31,8 @@ def forget_place(loader: StreamDataLoader[Any]) -> None:
 
     A loader that is shorter than others is begun anew beside them, so that its state may be one of the coming epoch.
     """
-    _, place = loader._position.coming()
-    if place is not None and not is_run(loader):
+    step, _ = loader._position.coming_step()
+    if step and not is_run(loader):
         loader._position.forget_place()
 
 
@@ -163,9 +163,9 @@ def length_of_coming(loader: Any) -> float:
         length = sized_len(loader)
         return math.inf if length is None else length
     loader._kept_length.renewed()
-    reading, (epoch, _) = loader._ranks.reading, loader._position.coming()
+    position = loader._position
     try:
-        return int(reading.steps_of(epoch))
+        return int(position.count(position.coming_number))
     except TypeError:
         return math.inf
 

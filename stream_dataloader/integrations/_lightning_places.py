@@ -105,7 +105,8 @@ def _place(loader: StreamDataLoader[Any], ahead: int) -> Callable[[], State] | N
             record = progress.record(record.step - ahead)
         except ValueError:  # an iteration before it: the shorter loader of several began anew
             return None
-    return functools.partial(position.state_of, progress, record)
+    state_of: Any = position.state_of
+    return functools.partial(state_of, progress, record)
 
 
 def of_all_ranks(loader: StreamDataLoader[Any], state: State) -> State:
@@ -113,7 +114,7 @@ def of_all_ranks(loader: StreamDataLoader[Any], state: State) -> State:
 
     Ranks that read the same, as model-parallel ones do, are there several times.
     """
-    place = loader._ranks._place
+    place = loader._ranks[0]._place
     if place.world_size == 1 or not dist.is_initialized():
         return state
     return merge_states(list(dict(gathered((place.rank, state))).values()))

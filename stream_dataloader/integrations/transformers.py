@@ -236,7 +236,7 @@ class _Evaluation(PreparedLoader[Any]):
         try:
             len(loader)
         except TypeError as error:
-            if loader.dataset.rules.padding_mode == "cycle":
+            if loader.dataset.is_endless:
                 raise ValueError(
                     'an evaluation reads an epoch to its end, and padding_mode="cycle" has none; build the loader that '
                     'evaluates with padding_mode="zeros"'

@@ -6,7 +6,7 @@ import lightning.pytorch as lightning
 import numpy as np
 import torch
 
-from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info, side_by_side
 
 #: Shuffled with seed 0, the first three epochs have so many batches.
 LENGTHS, COUNTS = [3, 3, 9, 2], [6, 5, 7]
@@ -27,6 +27,12 @@ def cycling():
     """Epochs of 6 batches, which are stretches of one endless run."""
     dataset = StreamDataset(LENGTHS, open_stream, 2, "cycle", time_steps=2, shuffle=True, seed=0)
     return StreamDataLoader(dataset, batches_per_epoch=6)
+
+
+def beside(known=True):
+    """Two lanes as those of `loader`, beside one of an endless run."""
+    run = StreamDataset([5, 4, 1], open_stream, 1, "cycle", time_steps=2, shuffle=True, seed=3)
+    return side_by_side([(loader(known).dataset, 2), (run, 1)])
 
 
 class Break(Exception):

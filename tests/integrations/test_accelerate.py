@@ -13,7 +13,7 @@ import torch
 from cases import key
 from helpers import PATIENCE, ROOT
 
-from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDataset, get_stream_info, side_by_side
 
 pytestmark = [
     pytest.mark.slow,  # to import accelerate takes seconds
@@ -29,10 +29,14 @@ def open_stream(length):
     return iter([np.full(3, 100 * source + i, np.float32) for i in range(length)])
 
 
-def loader(workers=0, *, known=False, collate_fn=None, **options):
+def loader(workers=0, *, known=False, collate_fn=None, beside=False, **options):
+    """A loader; beside: of two members, one of which never ends."""
     if known:
         options["lengths"] = LENGTHS
     dataset = StreamDataset(LENGTHS, open_stream, 2, **{"time_steps": 3, "shuffle": True, "seed": 0} | options)
+    if beside:
+        run = StreamDataset(LENGTHS[:4], open_stream, 1, "cycle", time_steps=3, shuffle=True, seed=1)
+        return side_by_side([(dataset, 2), (run, 1)], workers, collate_fn=collate_fn)
     return StreamDataLoader(dataset, workers, collate_fn)
 
 
@@ -146,14 +150,15 @@ def test_an_error_is_raised_after_the_batch_before_it(accelerator_of):
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("collate_fn", [None, windows])
-def test_a_checkpoint_goes_on_at_the_next_batch(accelerator_of, tmp_path, known, collate_fn):
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_checkpoint_goes_on_at_the_next_batch(accelerator_of, tmp_path, known, collate_fn, beside):
     def told(batch):
         return batch.tolist() if collate_fn else key(batch)
 
     def run(stop=None, folder=None, *, script_counts=False):
         """The batches of three epochs, of those that are left, or of those before a checkpoint was saved."""
         accelerator = accelerator_of()
-        ours = prepared(accelerator, known=known, collate_fn=collate_fn)
+        ours = prepared(accelerator, known=known, collate_fn=collate_fn, beside=beside)
         first = 0
         if folder is not None:
             accelerator.load_state(str(folder))

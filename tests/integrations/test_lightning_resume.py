@@ -13,7 +13,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 from helpers import PATIENCE, ROOT  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
-from lightning_runs import COUNTS, LENGTHS, Break, Model, cycling, fit, key, loader, trainer_of  # noqa: E402
+from lightning_runs import COUNTS, LENGTHS, Break, Model, beside, cycling, fit, key, loader, trainer_of  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from stream_dataloader import StateError, StreamDataLoader, StreamDataset  # noqa: E402
@@ -70,6 +70,12 @@ def ends_of(make):
 def test_from_each_step(tmp_path, make, validation):
     checkpoint = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=1, save_top_k=-1)
     check_each(make, tmp_path, checkpoint, range(1, ALL + 1), validation=validation)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_of_members_side_by_side_from_each_step(tmp_path, known):
+    checkpoint = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=1, save_top_k=-1)
+    check_each(lambda: beside(known), tmp_path, checkpoint, range(1, ALL + 1), validation=VALIDATION)
 
 
 @kinds_of_loader

@@ -349,9 +349,9 @@ def test_leaves_that_are_objects_and_keys_in_another_order():
 @pytest.mark.parametrize(
     ("item", "text"),
     [
-        (np.zeros(3, np.float32), r"float32 \(3,\), and float32 \(2,\)"),
-        (np.zeros(2, np.int64), r"int64 \(2,\), and float32 \(2,\)"),
-        ({"x": np.zeros(2, np.float32)}, "in member 1"),
+        (np.zeros(3, np.float32), r"float32 \(3,\), and in the first was float32 \(2,\)"),
+        (np.zeros(2, np.int64), r"int64 \(2,\), and in the first was float32 \(2,\)"),
+        ({"x": np.zeros(2, np.float32)}, "it has leaves"),
     ],
 )
 def test_members_that_do_not_fit_beside_each_other_are_an_error(item, text):
@@ -360,7 +360,7 @@ def test_members_that_do_not_fit_beside_each_other_are_an_error(item, text):
         for item in (np.zeros(2, np.float32), item)
     ]
     loader = side_by_side([(dataset, 1) for dataset in datasets])
-    with pytest.raises(ItemError, match=f"members 0 and 1.*{text}"):
+    with pytest.raises(ItemError, match=rf"members\[1\], source 0 .*members\[0\], source 0.*{text}"):
         next(iter(loader))
 
 
@@ -410,7 +410,7 @@ ONE = Member().dataset(0, 2)
         ([(StreamDataset([3], range, 1), 1)], {}, ValueError, "pass time_steps="),
         ([(ONE, 1)], {"ends_with": "last"}, ValueError, "ends_with is 'last'"),
         ([(ONE, 1)], {"batches_per_epoch": 3}, ValueError, r"members\[0\] ends by itself"),
-        ([(ONE, 1)], {"collate_fn": list}, TypeError, "no option 'collate_fn'"),
+        ([(ONE, 1)], {"shuffle": True}, TypeError, "shuffle"),
         ([(ONE, 1)], {"ends_with": 1}, ValueError, "at most 0"),
         ([(Member(padding_mode="cycle").dataset(0, 2), 1)], {"ends_with": 0}, ValueError, "never ends"),
         ([(ONE, 1)], {"num_workers": [1, 1]}, ValueError, "num_workers has 2 numbers, and there are 1 members"),

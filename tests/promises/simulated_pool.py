@@ -70,15 +70,16 @@ class SimulatedPool:
     def __init__(self, loader):
         self.owner, self.feed, self._loader = os.getpid(), None, loader
 
-    def start(self, epoch, **reading):
-        dataset, workers = self._loader._ranks.reading, self._loader.num_workers
+    def start(self, starts, **reading):
+        dataset, workers = self._loader._ranks[0].reading, self._loader.num_workers
+        ((epoch, resume),) = starts
         session = SessionKey(os.getpid(), -1, next(_sessions))
 
         def open_reader(worker, closed):
             info = SimpleNamespace(id=worker, num_workers=workers)
             with mock.patch.object(torch_worker, "_worker_info", info):
                 plan, table = dataset.plan(), dataset.session_table
-                (reader,) = read_as_worker(plan, table, session, epoch=epoch, closed=closed, **reading)
+                (reader,) = read_as_worker(plan, table, session, epoch=epoch, resume=resume, closed=closed, **reading)
                 return reader
 
         self.feed = SimulatedFeed(self._loader, [_Worker(number, open_reader) for number in range(workers)])
