@@ -74,7 +74,11 @@ class Counting:
             yield np.array([index, position, info.rng_at(position).integers(1 << 20)])
 
 
-def cases(max_streams=30, max_length=12, max_lanes=9, modes=("zeros", "data", "drop")):
+def cases(
+    max_streams=30, max_length=12, max_lanes=9, modes=("zeros", "data", "drop"), min_streams=1, min_lanes=1, lookahead=0
+):
+    """Random cases; `lookahead`: the least."""
+
     def build(lengths, mode, lanes, **rest):
         return Case(
             lengths=lengths, lanes=min(lanes, len(lengths)) if mode == "drop" else lanes, padding_mode=mode, **rest
@@ -82,12 +86,12 @@ def cases(max_streams=30, max_length=12, max_lanes=9, modes=("zeros", "data", "d
 
     return st.builds(
         build,
-        lengths=st.lists(st.integers(0, max_length), min_size=1, max_size=max_streams),
-        lanes=st.integers(1, max_lanes),
+        lengths=st.lists(st.integers(0, max_length), min_size=min_streams, max_size=max_streams),
+        lanes=st.integers(min_lanes, max_lanes),
         mode=st.sampled_from(modes),
         time_steps=st.integers(1, 5),
         windows=st.sampled_from(["aligned", "packed"]),
-        lookahead=st.integers(0, 3),
+        lookahead=st.integers(lookahead, 3),
         shuffle=st.booleans(),
         seed=st.integers(0, 1 << 40),
         open_early=st.sampled_from([None, True, False]),

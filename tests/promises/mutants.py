@@ -20,6 +20,15 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 600  # a mutant that hangs is noticed
 
 
+#: A failure that is found needs not be made short.
+NO_SHRINKING = """
+from hypothesis import Phase
+
+settings.register_profile("mutants", settings.get_profile("default"), phases=[Phase.generate])
+settings.load_profile("mutants")
+"""
+
+
 class Mutant(NamedTuple):
     """One changed decision.
 
@@ -170,6 +179,8 @@ def copied(folder):
     for name in ("stream_dataloader", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)
+    with (folder / "tests" / "conftest.py").open("a") as conftest:
+        conftest.write(NO_SHRINKING)
     return folder / "stream_dataloader"
 
 

@@ -42,11 +42,12 @@ class SimulatedLoader(StreamDataLoader):
 
     Attributes:
         deaths: How many deaths of workers it was told of.
+        doomed: A worker that dies when a part of a step is there, and another is not; None if none does.
         order: Who moves first when a batch is waited for, by worker number; then they take turns.
     """
 
     def __init__(self, dataset, num_workers, *, prefetch=1, max_restarts=0):
-        self.prefetch, self.deaths, self.order = prefetch, 0, ()
+        self.prefetch, self.deaths, self.order, self.doomed = prefetch, 0, (), None
         super().__init__(dataset, num_workers, max_restarts=max_restarts)
 
     def _start_anew(self):
@@ -107,6 +108,9 @@ class SimulatedFeed:
             self._noticed |= not noticed_late
 
     def receive(self, step):
+        if step == self._step and self._loader.doomed is not None:  # some part of it is there
+            self.kill(self._loader.doomed, noticed_late=False)
+            self._loader.doomed = None
         self._step = step
         turns = itertools.chain(self._loader.order, itertools.islice(itertools.cycle(range(len(self._workers))), 3_000))
         for number in turns:

@@ -40,7 +40,7 @@ pytestmark = [
 
 ENDLESS_STEPS = 16  # of an epoch without an end
 MAX_RESTARTS = 2
-WORKERS = st.integers(0, 4)
+WORKERS = st.sampled_from([0, 1, 2, 2, 3, 4])
 MOVES = st.lists(st.integers(0, 3), max_size=12)
 
 
@@ -110,9 +110,15 @@ class Sample:
         return self.case.padding_mode == "cycle"
 
 
+MODES = ("zeros", "data", "drop", "cycle")
+FEW = cases(max_streams=10, max_length=6, max_lanes=4, modes=MODES)
+#: So many sources a lane that tickets ahead are granted, and several are undecided at a time.
+MANY = cases(20, 3, 3, MODES, min_streams=10, min_lanes=2, lookahead=1)
+
+
 @st.composite
 def samples(draw):
-    case = draw(cases(max_streams=10, max_length=6, max_lanes=4, modes=("zeros", "data", "drop", "cycle")))
+    case = draw(st.one_of(FEW, MANY))
     broken = {}
     for index in draw(st.lists(st.integers(0, len(case.lengths) - 1), max_size=2, unique=True)):
         broken[index] = draw(st.integers(0, case.lengths[index]))
@@ -217,6 +223,11 @@ class Model(RuleBasedStateMachine):
     @rule(worker=st.integers(0, 3), noticed_late=st.booleans())
     def kill(self, worker, noticed_late):
         self.loader.kill(worker, noticed_late=noticed_late)
+
+    @rule(worker=st.integers(0, 3))
+    def doom(self, worker):
+        """Have a worker die between two parts of a step."""
+        self.loader.doomed = worker
 
     @rule(orders=st.lists(MOVES, min_size=1, max_size=4))
     def deliver(self, orders):
