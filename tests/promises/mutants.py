@@ -89,10 +89,11 @@ MUTANTS = {
     "the first grant that is to be given again is lost": Mutant(
         "_schedule/order.py", "if 0 <= place < len(again)", "if 0 < place < len(again)"
     ),
-    "a state is kept before the step is followed": Mutant(
+    "a state has lanes as they were a step before": Mutant(
         "_schedule/progress.py",
-        "        self._step += 1\n        for i, report",
-        "        self._step += 1\n        self._keep()\n        for i, report",
+        "            self._lanes[i] = report.progress\n",
+        "            late = self.__dict__.setdefault('late', {})\n"
+        "            self._lanes[i], late[i] = late.get(i, self._lanes[i]), report.progress\n",
     ),
     "cursors are forgotten on resume": Mutant(
         "_schedule/ledger.py", "self._cursors[: len(cursors)] = cursors", "self._cursors[: len(cursors)] = 0"
