@@ -31,6 +31,7 @@ IGNORES_START = (
 )
 _MOST_SOURCES = 256  # of a factory, whose beginnings are kept
 _MOST_BYTES = 4096  # of a leaf, where beginnings are compared
+_MOST_EQUAL = 256  # items that are read of a stream to find two that differ
 
 _log = logging.getLogger("stream_dataloader")
 
@@ -75,25 +76,33 @@ def is_start_ignored(factory: Callable[..., Any], stream: OpenedStream) -> bool:
 
 
 def ignores_start(factory: Callable[..., Any], source: Any, item: int, info: StreamInfo) -> bool:
-    """Whether a factory begins with the same item of a source at `item`, 1 or more, as at the one before."""
+    """Whether a factory begins with the same items of a source at `item`, 1 or more, as at the one before."""
     if not takes_start(factory):
         return False
     try:
-        (here,) = _first_items(factory, source, item, 1, info)
-        before, after = _first_items(factory, source, item - 1, 2, info)
+        begins = _first_run(factory, source, item, info)
+        return begins is not None and begins == _first_run(factory, source, item - 1, info)
     except Exception:  # told where the stream itself is read
         return False
-    return bool(here == before != after)
 
 
-def _first_items(factory: Callable[..., Any], source: Any, item: int, count: int, info: StreamInfo) -> list[Any]:
-    """What can be compared of the first items that are read there."""
+def _first_run(factory: Callable[..., Any], source: Any, start: int, info: StreamInfo) -> tuple[Any, int, Any] | None:
+    """A stream's first item, how many equal ones it begins with, and the next; None if no other comes, or late.
+
+    One item is not enough: many recordings begin with black or silence, and are alike wherever that is entered.
+    """
     own = dataclasses.replace(info)  # its random draws are not those of the stream
     stream = OpenedStream(own, fresh=False, source=source, factory=factory)
-    stream.items = item
+    stream.items = start
     before = run_as(own)
     try:
-        return [_content(stream.next_item()) for _ in range(count)]
+        first = _content(stream.next_item())
+        for count in range(1, _MOST_EQUAL):
+            if (item := stream.next_item()) is END:
+                break
+            if (content := _content(item)) != first:
+                return first, count, content
+        return None
     finally:
         run_as(before)
         stream.close()
