@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import numbers
 import operator
@@ -154,10 +155,8 @@ def warn_of_idle_lanes(rules: Rules) -> None:
         )
 
 
-#: What torch users give a `DataLoader`, and where it belongs here.
+#: What torch users give a `DataLoader`, and where it belongs here, if it has another name.
 _BELONGS = {
-    "batch_size": "batch_size is the dataset's: StreamDataset(sources, open_stream, batch_size=...)",
-    "shuffle": "shuffle is the dataset's: StreamDataset(..., shuffle=True)",
     "drop_last": 'drop_last is the dataset\'s padding_mode="drop", which ends the epoch at the first idle lane',
     "sampler": "there is no sampler, as streams have no indices: the dataset's shuffle, schedule and seed decide",
     "batch_sampler": "there is no batch_sampler, as streams have no indices; LaneBatchSampler is one for torch's "
@@ -169,15 +168,19 @@ _BELONGS = {
 }
 
 
-def refuse_misplaced(given: Mapping[str, Any]) -> None:
+def refuse_misplaced(given: Mapping[str, Any], dataset: type) -> None:
     """Say where options belong that a loader does not have.
 
     Raises:
         TypeError: There are some.
     """
     if given:
+        dataset_has = inspect.signature(dataset).parameters
+        of_dataset = f"{{0}} is the dataset's: {dataset.__name__}(..., {{0}}=...)".format
         unknown = "a StreamDataLoader has no option {}".format
-        raise TypeError("; ".join(_BELONGS.get(name, unknown(name)) for name in given))
+        raise TypeError(
+            "; ".join(_BELONGS.get(name) or (of_dataset if name in dataset_has else unknown)(name) for name in given)
+        )
 
 
 def batches_per_epoch(value: Any, padding_mode: PaddingMode) -> int | None:

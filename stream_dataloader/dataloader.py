@@ -99,8 +99,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             thread, and a worker has no more threads than lanes. Whatever streams share must be safe for threads.
 
     Raises:
-        TypeError: The dataset is no `StreamDataset`, or an option of torch's `DataLoader` is the dataset's here; says
-            where it belongs.
+        TypeError: The dataset is no `StreamDataset`, or an option is not the loader's; says where it belongs.
         ValueError: An option is out of range, needs workers and there are none, or does not go with another.
         RuntimeError: The system offers no shared memory, and `transport` insists on it.
 
@@ -135,7 +134,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         threads_per_worker: int = 1,
         **misplaced: Never,
     ) -> None:
-        options.refuse_misplaced(misplaced)
+        options.refuse_misplaced(misplaced, StreamDataset)
         self.dataset: StreamDataset = check_dataset(dataset)
         members = self.dataset.members
         for member in members:

@@ -17,6 +17,7 @@ def dataset(**options):
     ("given", "says"),
     [
         ({"batch_size": 4, "shuffle": True}, r"batch_size is the dataset's: .*shuffle is the dataset's"),
+        ({"time_steps": 2, "seed": 3}, r"StreamDataset\(..., time_steps=...\).*StreamDataset\(..., seed=...\)"),
         ({"drop_last": True}, 'padding_mode="drop"'),
         ({"sampler": None}, "shuffle, schedule and seed"),
         ({"batch_sampler": [[1]]}, "LaneBatchSampler"),
