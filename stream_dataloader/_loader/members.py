@@ -50,9 +50,9 @@ class OnePosition(LoaderPosition):
         assert self.progress is not None
         self.begin(self.progress)
 
-    def is_end(self, step: int, over: Sequence[bool]) -> bool:  # noqa: ARG002
-        """Whether the epoch ends before a step for which these members have nothing."""
-        return over[0]
+    def is_end(self, step: int, courses: Sequence[Course]) -> bool:  # noqa: ARG002
+        """Whether the epoch ends before a step, for which some members may have nothing."""
+        return courses[0].ended is not None
 
     def count(self, epoch: int) -> int:
         """Number of batches of an epoch.
@@ -183,8 +183,8 @@ class MembersPosition:
     def go_on(self) -> None:
         raise NotImplementedError("each epoch is an iteration of its own")
 
-    def is_end(self, step: int, over: Sequence[bool]) -> bool:
-        return step == self._length or self._sides.is_end(over)
+    def is_end(self, step: int, courses: Sequence[Course]) -> bool:
+        return step == self._length or self._sides.is_end([course.ended is not None for course in courses])
 
     def count(self, epoch: int) -> int:
         return self._sides.count(lambda member: self._ranks[member].reading.steps_of(epoch))

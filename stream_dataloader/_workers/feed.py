@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time as clock
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from stream_dataloader._assembly.part import Part, unpack
@@ -51,27 +51,29 @@ class LocalFeed:
     """Lanes that are read in this process, when their parts are asked for.
 
     Args:
-        readers: What reads them, by number.
+        readers: What reads them.
         slot: Where they put batches together; None if each has its own memory.
         others: Brings the parts of other readers; None if there are none.
     """
 
     def __init__(
-        self, readers: Mapping[int, PartReader], slot: SharedSlot | None = None, others: Feed | None = None
+        self, readers: Sequence[PartReader], slot: SharedSlot | None = None, others: Feed | None = None
     ) -> None:
         self._readers = readers
         self._slot = slot
         self._others = others
-        self._behind = dict(readers)  # those whose part of the step is to come
         self._step = -1
+        self._left = 0  # how many have not been asked for their part of the step
 
     def receive(self, step: int) -> Sequence[Part]:
         """See `Feed`."""
         if step != self._step:
-            self._step, self._behind = step, {n: r for n, r in self._readers.items() if not r.ended}
-        if self._behind:
-            number = next(iter(self._behind))
-            return (next(self._behind.pop(number)),)
+            self._step, self._left = step, len(self._readers)
+        while self._left:
+            reader = self._readers[-self._left]
+            self._left -= 1
+            if not reader.ended:
+                return (next(reader),)
         assert self._others is not None
         return self._others.receive(step)
 
@@ -83,7 +85,7 @@ class LocalFeed:
 
     def close(self) -> None:
         """See `Feed`."""
-        for reader in self._readers.values():
+        for reader in self._readers:
             reader.close()
         if self._others is not None:
             self._others.close()

@@ -217,7 +217,7 @@ class Iteration:
         for course in self._courses:
             if not course.goes_on:
                 self._take(course, step, parts)
-        if self._position.is_end(step, [course.ended is not None for course in self._courses]):
+        if self._position.is_end(step, self._courses):
             return None
         for course in self._courses:
             if course.goes_on:

@@ -156,8 +156,8 @@ class Starter:
         slot = None
         if len(local) > 1 and others is None:
             slot = SharedSlot(self._readers[-1].lanes.stop, whole_windows=whole_windows)
-        readers = {
-            number: read_locally(
+        readers = [
+            read_locally(
                 self._members[member].plan(),
                 starts[member].epoch,
                 reader=number,
@@ -169,7 +169,7 @@ class Starter:
             )
             for number, (_, lanes, member) in enumerate(self._readers)
             if number in local
-        }
+        ]
         return LocalFeed(readers, slot, others)
 
     def stats(self) -> LoaderStats:
