@@ -8,6 +8,7 @@ Guarantee: a state is that of all members after the same batch.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -161,9 +162,9 @@ class MembersPosition:
         """Leave what was read last: endless members go on from there."""
         if self.progress is not None:
             record = self.progress.record()
-            for course, own, endless in zip(self.progress.courses, record.members, self._sides.endless, strict=True):
-                if own is not None and endless:
-                    course.position.go_to(course.progress.epoch, own)
+            for member, course, own in zip(self.members, self.progress.courses, record.members, strict=True):
+                if course.goes_on and own is not None:
+                    member.go_to(course.progress.epoch, own)
             self.progress = None
             self._come(self._epoch, anew=False)
 
@@ -292,7 +293,15 @@ class MembersPosition:
         """Nothing: endless members go on in any case."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"progress": None}
+        """A copy goes on where this one stands."""
+        if self.progress is None:
+            return self.__dict__
+        resting = copy.copy(self.__dict__)
+        resting["members"] = tuple(map(copy.copy, self.members))
+        twin = object.__new__(MembersPosition)
+        twin.__dict__.update(resting)
+        twin._leave()
+        return twin.__dict__
 
 
 #: Where a loader stands.

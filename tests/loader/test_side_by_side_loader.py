@@ -1,6 +1,7 @@
 """Members side by side are read by one `StreamDataLoader`: what a loader offers holds for all of its lanes."""
 
 import os
+import pickle
 import signal
 from pathlib import Path
 
@@ -118,6 +119,18 @@ def test_a_source_that_kills_its_worker_is_skipped_in_its_own_member(tmp_path):
     assert [(error.source_index, error.position) for error in found.failures] == [(2, 2)]
     read = {m: {int(s) for b in batches for s in b.source[:, b.member == m].flatten() if s >= 0} for m in range(2)}
     assert read == {0: set(range(8)), 1: set(range(4))}
+
+
+def test_a_copy_goes_on_where_the_loader_stands():
+    found, other = loader(ends_with="first"), loader(ends_with="first")
+    for own in (found, other):
+        iterator = iter(own)
+        for _ in range(3):
+            next(iterator)
+    copied = pickle.loads(pickle.dumps(found))
+    assert found.state_dict()["step"] == 3  # it is still being read
+    assert windows_of(copied) == windows_of(other)
+    assert windows_of(pickle.loads(pickle.dumps(copied))) == windows_of(other)
 
 
 def test_a_state_of_all_ranks_is_dealt_to_others():
