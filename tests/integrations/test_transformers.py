@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import PATIENCE, ROOT
 
-from stream_dataloader import StateError, StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset, get_stream_info, side_by_side
 
 pytestmark = [
     pytest.mark.slow,  # to import transformers takes seconds
@@ -39,6 +39,12 @@ def dataset(*, known=True, **options):
 
 def loader(workers=0, *, collate_fn=None, **options):
     return StreamDataLoader(dataset(**options), workers, collate_fn)
+
+
+def beside(known):
+    """A loader whose lanes are those of `loader`, and one of a run without an end."""
+    run = dataset(known=False, seed=1, padding_mode="cycle")
+    return side_by_side([(dataset(known=known), 2), (run, 1)])
 
 
 class Model(torch.nn.Module):
@@ -161,6 +167,8 @@ def interrupted(trainer_of, tmp_path, stop, train, more=(), **options):
         (loader, {"num_train_epochs": 3, "gradient_accumulation_steps": 4}),
         (lambda: loader(known=False), {"max_steps": 30}),
         (lambda: loader(known=False), {"max_steps": 12, "gradient_accumulation_steps": 3}),
+        (lambda: beside(True), {"num_train_epochs": 3}),
+        (lambda: beside(False), {"max_steps": 30}),
     ],
 )
 def test_a_checkpoint_goes_on_at_the_next_batch_with_the_same_losses(trainer_of, tmp_path, train, options):
