@@ -33,6 +33,8 @@ from stream_dataloader._memory.shared_memory import SharedFile, SharedMemory
 
 _FREE, _FILLING, _LEASED = range(3)
 _UNKNOWN, _READY, _REFUSED = range(3)
+_STEP_BITS = 40  # a thousand batches a second for thirty years
+_SESSION_MASK = (1 << (63 - _STEP_BITS - 2)) - 1
 
 
 class _Control:
@@ -44,7 +46,7 @@ class _Control:
         time_steps: T, the most that fits.
         slots: How many slots there are.
         session: The newest session that claimed one.
-        entries: Which step is in which slot, by step modulo their number; see `_entry`.
+        entries: Which step is in which slot, by step modulo their number; see `SlotPool._entry`.
         slot_states: What each slot is: free, being filled or leased.
         slot_states_at: Where that begins in the memory.
     """
@@ -169,15 +171,29 @@ class SlotPool:
             if slot is None or control.session[0] > session:
                 return None
             control.slot_states[slot] = _FILLING
-            control.entries[step % len(control.entries)] = _entry(session, step, slot)
+            turn, place = divmod(step, len(control.entries))
+            control.entries[place] = self._entry(session, turn, slot)
             return slot
 
     def find(self, session: int, step: int) -> int | None:
         """The slot of a step, if it has one."""
         entries = self._control.entries
-        entry = int(entries[step % len(entries)])
-        slot = (entry & 0xFFFF) - 1
-        return slot if entry == _entry(session, step, slot) and slot >= 0 else None
+        turn, place = divmod(step, len(entries))
+        entry = int(entries[place])
+        slot = (entry & ((1 << self._slot_bits) - 1)) - 1
+        return slot if entry == self._entry(session, turn, slot) and slot >= 0 else None
+
+    @cached_property
+    def _slot_bits(self) -> int:
+        return len(self._control.slot_states).bit_length()  # there may be as many slots, numbered from 1
+
+    def _entry(self, session: int, turn: int, slot: int) -> int:
+        """Session, step and slot in one word, which is read and written in one piece.
+
+        The place tells the step but for the turn, its number divided by that of places. There are about as many slots
+        as places: more bits for the slot are as many less for the turn; both take two more than a step does.
+        """
+        return (session & _SESSION_MASK) << (_STEP_BITS + 2) | turn << self._slot_bits | (slot + 1)
 
     def set_leased(self, slot: int, leased: bool) -> None:
         """Take a slot that was filled out of the pool, or give it back; for the main process."""
@@ -186,8 +202,3 @@ class SlotPool:
     def __getstate__(self) -> dict[str, Any]:
         names = ("_lanes", "_messages", "_memory_of_control", "_file")
         return {name: self.__dict__[name] for name in names}
-
-
-def _entry(session: int, step: int, slot: int) -> int:
-    """Session, step and slot in one word, which is read and written in one piece."""
-    return (session & 0x7FFF) << 48 | (step & 0xFFFFFFFF) << 16 | (slot + 1)

@@ -195,3 +195,21 @@ def test_windows_that_do_not_fit_the_slots_get_no_room_there():
     assert writer.block(0, layout_of(np.zeros(9)), STEPS) is None
     assert writer.block(0, pool.geometry.layout, STEPS + 1) is None
     assert pool.find(1, 0) is None, "no slot was claimed for them"
+
+
+@pytest.mark.parametrize("slot", [0, 65_533, 65_534, 65_535, 65_536, -1])
+@pytest.mark.parametrize("messages", [3, 1023, 1100])
+def test_any_number_of_slots_is_told_apart_at_any_step(messages, slot):
+    pool = SlotPool(1, messages)
+    pool.offer(layout_of(np.zeros(1)), 1)
+    slot = min(slot, pool.slots - 1) % pool.slots
+    states, places = pool._control.slot_states, len(pool._control.entries)
+    states[: pool.slots] = 2
+    states[slot] = 0
+    newest, last_step = (1 << 21) - 1, (1 << 40) - 1
+    for session, step in [(1, slot), (newest - 1, last_step - places), (newest, last_step)]:
+        assert pool.claim(session, step) == slot
+        assert pool.find(session, step) == slot
+        assert pool.find(session, step - places) is None
+        assert pool.find(session - 1, step) is None
+        pool.set_leased(slot, False)
