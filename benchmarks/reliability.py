@@ -4,6 +4,7 @@
 - `restores`: stopped at a random step and gone on with another number of workers; the same.
 - `faults`: bad input and faults of all kinds; each must be told of, or be handled as asked, within 10 seconds.
 - `epochs`: a short list, left after its second batch again and again; nothing may be left behind.
+- `interrupts`: signals whose handler raises, at random moments; what it raises must arrive.
 
 Guarantee: a run that takes longer than 60 seconds is counted as a hang and shown with the stacks of all its
 processes; it stops nothing else. Each run is repeated by its name:
@@ -34,6 +35,7 @@ import psutil
 from interleaved import Result, figure, write_json
 from reliability_checks import FAULTS, run_fault
 from reliability_epochs import EPOCHS, leave_early
+from reliability_interrupts import INTERRUPTS, interrupt
 from reliability_runs import Finding, run_kill, run_restore
 from together import failing_threads
 
@@ -67,10 +69,11 @@ def runs_of(section: str, *, quick: bool) -> list[str]:
         return [str(seed) for seed in range(10 if quick else 1000)]
     if section == "faults":
         return list(FAULTS)
-    return [f"{how} {max(count // (50 if quick else 1), 1)}" for how, count in EPOCHS.items()]
+    counts = EPOCHS if section == "epochs" else INTERRUPTS
+    return [f"{how} {max(count // (50 if quick else 1), 1)}" for how, count in counts.items()]
 
 
-SECTIONS = ("kills", "restores", "faults", "epochs")
+SECTIONS = ("kills", "restores", "faults", "epochs", "interrupts")
 
 
 def perform(section: str, run: str) -> Outcome:
@@ -92,8 +95,8 @@ def _finding(section: str, run: str) -> Finding:
         return run_restore(int(run))
     if section == "faults":
         return run_fault(run)
-    how, count = run.split()
-    return leave_early(how, int(count), alive=_say_alive)
+    how, count = run.rsplit(maxsplit=1)
+    return (leave_early if section == "epochs" else interrupt)(how, int(count), alive=_say_alive)
 
 
 def _say_alive() -> None:
@@ -166,7 +169,7 @@ def run_section(section: str, *, quick: bool) -> list[Outcome]:
     """Do all runs of a section, and tell of each that went wrong at once."""
     live.begin(section)
     runs, outcomes = runs_of(section, quick=quick), list[Outcome]()
-    size = 1 if section == "epochs" else _RUNS_A_PROCESS
+    size = 1 if section in ("epochs", "interrupts") else _RUNS_A_PROCESS
     for first in range(0, len(runs), size):
         for outcome in watched(section, runs[first : first + size]):
             outcomes.append(outcome)
@@ -182,6 +185,7 @@ _TITLES = {
     "restores": "restored at a random step, with another number of workers",
     "faults": "bad input and faults, see below",
     "epochs": "epochs left after the second batch, see below",
+    "interrupts": "signals at random moments, see below",
 }
 
 
@@ -197,7 +201,7 @@ def print_tables(outcomes: dict[str, list[Outcome]]) -> None:
         wrong, hangs = sum(bool(o.problem) for o in found), sum(o.hang for o in found)
         longest = max(o.seconds for o in found)
         print(f"| {_TITLES[section]}{more} | {len(found):,} | {wrong - hangs} | {hangs} | {longest:.1f} s |")
-    for section in ("faults", "epochs"):
+    for section in ("faults", "epochs", "interrupts"):
         heads = [outcome.finding.cells for outcome in outcomes.get(section, []) if outcome.finding.cells]
         if heads:
             print(f"\n| {' | '.join(['', *heads[0], 'time'])} |\n|{'---|' * (len(heads[0]) + 2)}")

@@ -179,6 +179,7 @@ class OneAhead:
         batches: Yields batches in host memory.
         device: The device to copy them to.
         hold: Called with what was fetched and not handed out yet: whether a batch, and whether the end.
+        release: Called when a batch in host memory was let go, on the copy stream.
         backend: `torch.cuda`, or a stand-in.
     """
 
@@ -187,9 +188,10 @@ class OneAhead:
         batches: Iterator[Any],
         device: torch.device,
         hold: Callable[[bool, bool], None],
+        release: Callable[[], None] = lambda: None,
         backend: Any = torch.cuda,
     ) -> None:
-        self._batches, self._hold, self._backend = batches, hold, backend
+        self._batches, self._hold, self._release, self._backend = batches, hold, release, backend
         self._stream = _copy_stream(backend, backend.current_device() if device.index is None else device.index)
         self._device = self._stream.device
         self._fetched: Any = _Nothing  # in host memory; its copy is still to begin
@@ -245,7 +247,8 @@ class OneAhead:
             batch = _there(self._fetched, self._ahead_of_use)
             copied = self._backend.Event(blocking=True)
             copied.record(self._stream)
-            self._fetched = _Nothing  # here: its memory is free once what was begun on this stream is done
+            self._fetched = _Nothing
+            self._release()  # here: its memory is free once what was begun on this stream is done
         self._copies.append(copied)
         return _Copy(batch, copied)
 

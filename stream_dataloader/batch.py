@@ -23,7 +23,7 @@ from stream_dataloader._items.layout import (
     is_dense,
 )
 from stream_dataloader._items.structure import flatten, unflatten
-from stream_dataloader._memory.copies import note_copy_to
+from stream_dataloader._memory.copies import note_copy_on, note_copy_to
 from stream_dataloader.conventions import Conventions
 
 __all__ = ["StreamBatch"]
@@ -279,6 +279,7 @@ class StreamBatch(Conventions):
         there = self._mapped(convert, move)
         if there.mask.device.type == "cuda":
             note_copy_to(there.mask.device.index)
+            note_copy_on(torch.cuda.current_stream(there.mask.device))
         return there.moved_from(self)
 
     def split_lanes(self, count: int) -> list[StreamBatch]:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,11 @@ def check_interrupted(command):
     assert done.returncode in (-signal.SIGINT, 130)
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+def soon(happened):
+    """Whether something comes about."""
+    deadline = time.monotonic() + PATIENCE
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return happened()

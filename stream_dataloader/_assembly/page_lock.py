@@ -26,7 +26,7 @@ Why, by what CUDA documents:
 - *The end.* Nothing says that unregistering waits for copies, so this waits for them: once, when the memory is given
   back.
 - *A lost device.* Nobody can say any more what it reads. The slot stays out of use, and the error is raised by `poll`
-  or by the user's own next call, never within a weak reference's callback, where Python would only print it.
+  or by the user's own next call.
 
 Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
 """
@@ -89,6 +89,11 @@ class PendingCopies:
             return None
         streams = {backend.current_stream(number) for number in numbers} | streams_copied_on()
         return [_recorded(backend, stream) for stream in streams]
+
+    @property
+    def waiting(self) -> int:
+        """How many wait to be freed."""
+        return len(self._waiting)
 
     def poll(self) -> None:
         """Free the memory that is no longer read.

@@ -1,15 +1,15 @@
 """The main process's side of the slots: a batch leases the slot that its tensors lie in.
 
-Guarantee: a slot is given back when the last array over it is gone and no CUDA device reads it any more, and not
-before; one that is not lent is a copy.
+Guarantee: a slot is given back once the last array over it is gone and no CUDA device reads it any more, and not
+before: where the next batch is asked for, as no Python code may run where an array goes (`_memory/endings.py`). One
+that is not lent is a copy.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import weakref
-from collections.abc import Callable
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from stream_dataloader._assembly.slots import Slot
 class _Lease(weakref.ref[np.ndarray[Any, Any]]):
     """Watches the array under a batch's tensors."""
 
+    __slots__ = ("slot",)
     slot: int
 
 
@@ -48,7 +49,7 @@ class SlotLeases:
         self._memory: LockedPages | None = None  # the pool's
         self._copies = PendingCopies()
         self._leases: dict[int, _Lease] = {}
-        self._release = _releaser(pool, self._leases, self._copies)
+        self._over: deque[_Lease] = deque()  # those whose array is gone
 
     def lock_for(self, device: torch.device) -> None:
         """Have the slots' memory page-locked when the next slot is leased, as it is copied to a CUDA device."""
@@ -68,32 +69,41 @@ class SlotLeases:
         if self._to_be_locked:
             self._to_be_locked = False
             self._memory = lock_pages(self.pool.memory, self._copies, self._device)
+        self.release()
         self._copies.poll()
         geometry = self.pool.geometry
         assert geometry is not None
         # the one array under all the batch's: numpy and torch keep it alive for as long as any of them lives
         under = self.pool.memory if self._memory is None else self._memory
         memory = np.ndarray(geometry.slot_bytes, np.uint8, under, self.pool.offset(slot))
-        if len(self._leases) < geometry.most_held:
-            lease = _Lease(memory, self._release)
+        if len(self._leases) - self._copies.waiting < geometry.most_held:
+            lease = _Lease(memory, self._over.append)
             lease.slot = slot
             self._leases[slot] = lease
-            self.pool.set_leased(slot, True)
+            self.pool.lease(slot)
         else:
             memory = memory.copy()
             self.copies += 1
-            self.pool.set_leased(slot, False)
+            self.pool.free(slot)
         return geometry.slot(memory, whole_windows=whole_windows)
 
+    @property
+    def in_use(self) -> int:
+        """How many slots are held by batches, or being filled, at this moment."""
+        return self.pool.in_use() - len(self._over)
 
-def _releaser(pool: SlotPool, leases: dict[int, _Lease], copies: PendingCopies) -> Callable[[Any], None]:
-    """What a lease that died calls: a function of its own, which does not keep the `SlotLeases` alive."""
-    owner = os.getpid()
-    getpid = os.getpid  # by itself: at the interpreter's end the module may be gone
+    def release(self) -> None:
+        """Free the slots that no array is left over, once no device reads them.
 
-    def release(lease: Any) -> None:
-        if getpid() != owner or leases.pop(lease.slot, None) is None:  # in a process that was forked meanwhile
-            return
-        copies.free_after(functools.partial(pool.set_leased, lease.slot, False))
+        An interrupt may come anywhere here: the next call does the rest, and what is done twice does no harm.
+        """
+        while self._over:
+            self._copies.free_after(functools.partial(_give_back, self.pool, self._leases, self._over[0]))
+            self._over.popleft()
 
-    return release
+
+def _give_back(pool: SlotPool, leases: dict[int, _Lease], lease: _Lease) -> None:
+    """Outside of `SlotLeases`, which must not wait to be freed with its slots."""
+    if leases.get(lease.slot) is lease:
+        pool.give_back(lease.slot)
+        del leases[lease.slot]

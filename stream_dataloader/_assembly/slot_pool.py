@@ -195,9 +195,18 @@ class SlotPool:
         """
         return (session & _SESSION_MASK) << (_STEP_BITS + 2) | turn << self._slot_bits | (slot + 1)
 
-    def set_leased(self, slot: int, leased: bool) -> None:
-        """Take a slot that was filled out of the pool, or give it back; for the main process."""
-        self._control.slot_states[slot] = _LEASED if leased else _FREE
+    def lease(self, slot: int) -> None:
+        """Take a slot that was filled out of the pool; for the main process."""
+        self._control.slot_states[slot] = _LEASED
+
+    def free(self, slot: int) -> None:
+        """Have a slot filled again; for the main process."""
+        self._control.slot_states[slot] = _FREE
+
+    def give_back(self, slot: int) -> None:
+        """Have a slot that was leased filled again, unless that was said before."""
+        if self._control.slot_states[slot] == _LEASED:
+            self.free(slot)
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("_lanes", "_messages", "_memory_of_control", "_file")

@@ -17,7 +17,7 @@ def note_copy_to(number: int) -> None:
 
 
 def note_copy_on(stream: Any) -> None:
-    """Say that batches are copied on a stream of the loader's own."""
+    """Say that batches are copied on a stream, which may not be the current one when they are let go."""
     _streams.add(stream)
 
 

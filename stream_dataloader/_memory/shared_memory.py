@@ -11,13 +11,13 @@ dies, even by SIGKILL, so a dead worker cannot leave the others locked out.
 from __future__ import annotations
 
 import errno
+import functools
 import mmap
 import os
 import secrets
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import reduction
@@ -25,6 +25,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from stream_dataloader._memory.endings import WeakItems, when_gone
+from stream_dataloader._memory.interrupts import deliver, interrupts_held
 
 fcntl: ModuleType | None
 try:
@@ -58,11 +61,15 @@ class SharedFile:
     """An anonymous file, empty at first, shared with workers, and a lock that covers it."""
 
     def __init__(self, fd: int | None = None) -> None:
-        self._fd = anonymous_file() if fd is None else fd
-        self._close = weakref.finalize(self, os.close, self._fd)
-        self._close.atexit = False
+        with interrupts_held("fork") as interrupts:  # nobody would close what has no owner yet
+            self._fd = self._make() if fd is None else fd
+            when_gone(self, functools.partial(os.close, self._fd))
         self._thread_lock = threading.Lock()
         _files.add(self)
+        deliver(interrupts)
+
+    def _make(self) -> int:
+        return anonymous_file()
 
     def grow(self, size: int) -> None:
         """Make room for `size` bytes, all zero; once.
@@ -114,7 +121,7 @@ class SharedFile:
         return _attach_file, (reduction.DupFd(self._fd),)
 
 
-_files: weakref.WeakSet[SharedFile] = weakref.WeakSet()
+_files: WeakItems[SharedFile] = WeakItems()
 
 
 def _renew_thread_locks() -> None:
@@ -140,15 +147,17 @@ class SharedMemory(SharedFile):
 
     def __init__(self, size: int, fd: int | None = None) -> None:
         self.size = max(size, 1)
-        if fd is None:
-            try:
-                fd = anonymous_file()
-            except OSError:  # a small block may lie on a disk: the page cache is shared as well
-                with tempfile.TemporaryFile() as file:
-                    fd = os.dup(file.fileno())
-            os.ftruncate(fd, self.size)
         super().__init__(fd)
-        self._map = mmap.mmap(fd, self.size)
+        self._map = mmap.mmap(self._fd, self.size)
+
+    def _make(self) -> int:
+        try:
+            fd = anonymous_file()
+        except OSError:  # a small block may lie on a disk: the page cache is shared as well
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        os.ftruncate(fd, self.size)
+        return fd
 
     @property
     def buffer(self) -> mmap.mmap:

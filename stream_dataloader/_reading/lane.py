@@ -72,7 +72,8 @@ class Lane:
         self._killers = share.killers
         self._reading = share.board.reading  # for each lane, one more than the source that is open
         self._taken = taken
-        self._read = self._read_window if plan.rules.time_steps is None else self._read_steps
+        # not bound: a lane that holds itself, and its stream, would wait for the garbage collector
+        self._read = Lane._read_window if plan.rules.time_steps is None else Lane._read_steps
         self._next_item = OpenedStream.next_item if self._lengths is None else self._lengths.next_item
         self._stream: OpenedStream | None = None
         self._layout: Layout | None = None  # of the stream's first item
@@ -127,7 +128,7 @@ class Lane:
             try:
                 if self._killers:
                     self._spare_worker(stream, step * rules.lanes + self.index)
-                full = self._read(stream, sink, t, stop)
+                full = self._read(self, stream, sink, t, stop)
             except StreamError as broken:
                 error = broken
             finally:

@@ -218,6 +218,11 @@ class Opener:
             *(stream.info.lane, stream.info.worker_id),
         )
 
+    @property
+    def has_thread(self) -> bool:
+        """Whether there is a thread that opens sources, or may be."""
+        return self._early is not None
+
     def close(self) -> None:
         """Open nothing early any more, and end the thread; one stuck in user code is left to end by itself."""
         with self._changed:

@@ -6,13 +6,14 @@ before, are told apart from new ones by identity. A generator that ended would b
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Generator, Iterator
 from typing import Any
 
+from stream_dataloader._memory.endings import WeakItems, WeakValues
+
 #: Readers by the identity of what they read from: not each iterator may be referred to weakly.
-_readers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_begun: weakref.WeakSet[Generator[Any, Any, Any]] = weakref.WeakSet()
+_readers: WeakValues[int, Any] = WeakValues()
+_begun: WeakItems[Generator[Any, Any, Any]] = WeakItems()
 
 
 def why_not_own(iterator: Iterator[Any], reader: Any) -> str:

@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 import re
+import weakref
 from collections.abc import Iterator
 from multiprocessing import current_process, parent_process
 from types import FrameType
@@ -97,6 +98,8 @@ class PlainParts:
     def __init__(self, reader: PartReader, *, sent: bool) -> None:
         self._reader = reader
         self._sent = sent
+        if sent:  # a worker of torch's, where nobody waits for what a signal's handler raises
+            weakref.finalize(self, reader.close).atexit = False
         plan, share = reader.plan, reader.share
         self._queue = share.queue
         # no code of ours sees all workers: one of them looks, in the first epoch

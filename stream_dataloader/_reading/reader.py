@@ -7,22 +7,23 @@ is closed, and nobody waits for this worker any more.
 
 from __future__ import annotations
 
+import atexit
 import operator
 import warnings
-import weakref
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from stream_dataloader._assembly.part import Contents, Fault, Part, Run
 from stream_dataloader._assembly.writer import PartWriter
+from stream_dataloader._memory.endings import WeakItems, in_thread, when_gone
 from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.opener import Opener
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.share import Share
-from stream_dataloader._reading.source_queue import Abandoned, SourceQueue
+from stream_dataloader._reading.source_queue import Abandoned
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, ItemError, StreamError
@@ -108,9 +109,10 @@ class PartReader:
         self._marks_ends = share.marks_ends(plan)
         self._has_others = len(lanes) < plan.rules.lanes
         self.ended = False
-        self._close = weakref.finalize(self, _close, self._opener, self._lanes, share.queue)
-        # another thread may hang in a stream of its own, which nobody else can close
-        self._close.atexit = share.locally
+        if share.locally:  # where Python code may not run when it goes: streams go by themselves, but for the thread
+            _local.add(self)
+            if self._opener.has_thread:
+                when_gone(self, in_thread(self._opener.close))
 
     def __iter__(self) -> Iterator[Part]:
         return self
@@ -256,7 +258,19 @@ class PartReader:
     def close(self) -> None:
         """Close all streams and leave the session; no part follows."""
         self.ended = True
-        self._close()
+        self._queue.leave()
+        self._opener.close()
+        for lane in self._lanes:
+            lane.close()
+
+
+_local: WeakItems[PartReader] = WeakItems()
+
+
+@atexit.register
+def _close_local() -> None:
+    for reader in _local:
+        reader.close()
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:
@@ -268,13 +282,6 @@ def joined(runs: Iterable[Run]) -> list[Run]:
         else:
             found.append(run)
     return found
-
-
-def _close(opener: Opener, lanes: list[Lane], queue: SourceQueue) -> None:
-    queue.leave()
-    opener.close()
-    for lane in lanes:
-        lane.close()
 
 
 def unsendable(part: Part, worker_id: int, error: Exception) -> ItemError:

@@ -21,10 +21,12 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from types import GeneratorType
 from typing import Any
 
 from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._items.structure import Misfit
+from stream_dataloader._memory.endings import when_gone
 from stream_dataloader._reading.own_iterator import why_not_own
 from stream_dataloader._reading.positions import keeps_state, seeks_items, takes_start, warn_of_unused
 from stream_dataloader._schedule.rules import NONE
@@ -95,6 +97,7 @@ class OpenedStream:
         self._state_now: tuple[Any, StreamError | None] | None = None  # that before `look_ahead`
         self._opened: Any = None
         self.iterator: Iterator[Any] | None = None
+        self._forget: list[Callable[[], Any]] = []  # to be called where it is closed, not only gone
         self.writes = False
         self.keeps_state = False
 
@@ -146,6 +149,10 @@ class OpenedStream:
             kind = type(iterator).__name__
             raise self.error(OpenError, f"open_stream returned a {kind} that {why}; make a new one with each call")
         self.iterator = iterator
+        for closable in (iterator,) if iterator is self._opened else (iterator, self._opened):
+            close = getattr(closable, "close", None)
+            if callable(close) and not isinstance(closable, GeneratorType):  # which Python itself closes
+                self._forget.append(when_gone(self, close))
         self.writes = callable(getattr(self._opened, "read_into", None))
         self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self._factory)
         if begin < self.items:
@@ -316,6 +323,8 @@ class OpenedStream:
         """Close what the factory returned, and its iterator; an error in that becomes a warning."""
         iterator, opened = self.iterator, self._opened
         self.iterator = self._opened = None
+        while self._forget:
+            self._forget.pop()()
         for closable in (iterator, opened):
             if callable(close := getattr(closable, "close", None)):
                 before = run_as(self.info)

@@ -38,11 +38,13 @@ class StepCollector:
 
     Attributes:
         readers: Who reads which lanes.
+        elsewhere: The feeds of other threads or processes, which have to end.
     """
 
     def __init__(self, feed: Feed, readers: Sequence[Reader], restart: Restart | None = None) -> None:
         self.readers = readers
         self._feed = feed
+        self.elsewhere = feed.elsewhere
         self._restart = restart
         self._forget()
 
@@ -68,6 +70,7 @@ class StepCollector:
                 if feed is None:
                     raise
                 self._feed = feed
+                self.elsewhere[:] = feed.elsewhere
                 self._forget()
 
     def _next(self, reader: int, step: int) -> Part | None:

@@ -43,6 +43,10 @@ class Feed(Protocol):
     def slot(self, step: int) -> Slot | None:
         """The slot that a step's parts were put into, if there is one; asked for once a step."""
 
+    @property
+    def elsewhere(self) -> list[Feed]:
+        """What brings the parts of other threads or processes."""
+
     def close(self) -> None:
         """No part is wanted any more."""
 
@@ -83,6 +87,11 @@ class LocalFeed:
             return self._others.slot(step)
         return None if self._slot is None else self._slot.taken(step)
 
+    @property
+    def elsewhere(self) -> list[Feed]:
+        """See `Feed`."""
+        return [] if self._others is None else self._others.elsewhere
+
     def close(self) -> None:
         """See `Feed`."""
         for reader in self._readers:
@@ -101,6 +110,7 @@ class WorkerFeed:
         slot: Leases a step's slot.
         announce_end: Announces its end to them.
         replace: Called when the workers are no more: the pool needs others.
+        leave: Has workers that are not kept end.
     """
 
     def __init__(
@@ -111,6 +121,7 @@ class WorkerFeed:
         slot: Callable[[int], Slot | None],
         announce_end: Callable[[], None],
         replace: Callable[[], None],
+        leave: Callable[[], None],
     ) -> None:
         self._iterator = iterator
         self._watch = watch
@@ -119,6 +130,7 @@ class WorkerFeed:
         self._slot = slot
         self._announce_end = announce_end
         self._replace = replace
+        self._leave = leave
 
     def slot(self, step: int) -> Slot | None:
         """See `Feed`."""
@@ -133,11 +145,13 @@ class WorkerFeed:
                 message = next(self._iterator)
         except StopIteration:
             raise WorkerError(f"the workers ended before the epoch did, at step {step}: a bug in the loader") from None
-        except KeyboardInterrupt:
-            self._dismiss()  # the user wants to leave now, and a worker may be in the middle of something long
-            raise
         except Unanswered:
             pass
+        except BaseException:
+            # Ctrl-C, or what another signal's handler raises: the user wants to leave now, a worker may be in the
+            # middle of something long, and torch's iterator in the middle of anything
+            self._dismiss()
+            raise
         if message is None:  # said here, where no traceback holds torch's iterator
             raise self._why_unanswered(step)
         try:
@@ -187,11 +201,15 @@ class WorkerFeed:
         self._crew.kill()
         self._replace()
 
+    @property
+    def elsewhere(self) -> list[Feed]:
+        """See `Feed`."""
+        return [self]
+
     def close(self) -> None:
         """See `Feed`. Workers that are not kept end."""
         self._announce_end()
-        with self._crew.leaving():
-            self._iterator = None  # the last reference, unless workers are persistent: torch ends them
+        self._leave()
 
 
 class CrewWatch:

@@ -2,16 +2,15 @@
 
 Guarantees: a step is delivered if and only if its mask has a step set (with `"drop"`, also no lane may idle). An error
 is raised in place of the batch it belongs to, after all earlier batches. Of several errors in one step, the one of the
-lowest lane is raised.
+lowest lane is raised. An iteration that is dropped ends soon afterwards, by a thread, as no Python code may run where
+it is dropped (`_memory/endings.py`). Streams that were read here, without workers, go as the user's other objects do.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import itertools
 import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,10 +22,13 @@ from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._loader.courses import Course, MembersProgress
 from stream_dataloader._loader.members import AnyPosition, MembersPosition
+from stream_dataloader._memory.endings import Ending
+from stream_dataloader._ranks.agreement import OwnSteps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.progress import Progress
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.collector import StepCollector
+from stream_dataloader._workers.feed import Feed
 from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StaleIteratorError, StreamError
@@ -67,6 +69,7 @@ class Iteration:
         epoch: The epoch's number.
         closed: It is over, or was left.
         stale: A newer iteration of the same loader has begun.
+        ending: Ends what goes on elsewhere; None if nothing does.
     """
 
     def __init__(
@@ -100,7 +103,8 @@ class Iteration:
         self._windows = LaneWindows(self._readers, self._time_steps, self._fill_values, self._judge)
         self._skipped: set[tuple[int, int]] = set()
         self._owner = os.getpid()
-        _running.add(self)
+        ends = collector.elsewhere or not all(isinstance(course.steps, OwnSteps) for course in courses)
+        self.ending = Ending(self, functools.partial(_end, courses, collector.elsewhere)) if ends else None
 
     def _regrouper_of(self, readers: Sequence[Reader]) -> Regrouper:
         return Regrouper(
@@ -263,23 +267,17 @@ class Iteration:
 
     def close(self) -> None:
         """End the iteration: workers that are not kept end, streams are closed."""
-        if not self.closed and self.is_own:  # not in a process the user forked meanwhile
+        if self.is_own:  # not in a process the user forked meanwhile
             self.closed = True
             self._tally.end()
-            for course in self._courses:
-                course.steps.close()
+            if self.ending is not None:
+                self.ending.now()
             self._collector.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_owner"):
-            self.close()
 
-
-_running: weakref.WeakSet[Iteration] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """End what is still being read while threads can be started and joined, which `__del__` could not any more."""
-    for iteration in list(_running):
-        iteration.close()
+def _end(courses: Sequence[Course], feeds: Sequence[Feed]) -> None:
+    """End what goes on elsewhere; may be called again."""
+    for course in courses:
+        course.steps.close()
+    for feed in feeds:
+        feed.close()

@@ -67,7 +67,7 @@ class Mailbox:
 
     def close(self, session: int) -> None:
         """End a session; its workers give up."""
-        self._letters.ended[0] = session
+        self._letters.ended[0] = max(int(self._letters.ended[0]), session)
 
     def closed(self, session: int) -> bool:
         """Whether a session has ended."""

@@ -61,8 +61,8 @@ class BatchMemory:
     @property
     def in_use(self) -> tuple[int, int]:
         """How many slots are in use, and how many there are."""
-        pool = self.pool
-        return (0, 0) if pool is None or not pool.laid_out else (pool.in_use(), pool.slots)
+        leases = self.leases
+        return (0, 0) if leases is None or not leases.pool.laid_out else (leases.in_use, leases.pool.slots)
 
     def renew(self) -> None:
         """Have other slots, which nobody has seen.
@@ -80,6 +80,11 @@ class BatchMemory:
             return
         if self._device is not None:
             self.leases.lock_for(self._device)
+
+    def release(self) -> None:
+        """Free the slots of batches that are gone, once what was begun on the current CUDA stream is done."""
+        if self.leases is not None:
+            self.leases.release()
 
     def lock_for(self, device: torch.device) -> None:
         """Have it page-locked from now on, as batches are copied to a CUDA device."""

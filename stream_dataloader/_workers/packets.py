@@ -14,8 +14,10 @@ never waits in `put`, and `get` ends as soon as its `Watch` gives up. Messages o
 
 from __future__ import annotations
 
+import _socket
 import array
 import errno
+import functools
 import mmap
 import os
 import select
@@ -23,7 +25,6 @@ import socket
 import sys
 import tempfile
 import time
-import weakref
 from collections import deque
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -31,6 +32,7 @@ from multiprocessing.reduction import ForkingPickler
 from queue import Empty
 from typing import IO, Any, Protocol
 
+from stream_dataloader._memory.endings import when_gone
 from stream_dataloader._memory.shared_memory import SharedMemory
 
 _LINUX = sys.platform == "linux"
@@ -93,7 +95,7 @@ class PacketQueue:
         """Set up what each process has for itself."""
         for end in (self._reader, self._writer):
             end.setblocking(False)
-            weakref.finalize(self, end.close).atexit = False
+            when_gone(self, functools.partial(_socket.socket.close, end))  # of C
         self._buffer = bytearray(_PACKET_BYTES)
         self._unsent: deque[tuple[bytes, IO[bytes] | None]] = deque()
 
@@ -216,6 +218,12 @@ class PacketContext(BaseContext):
     def get_start_method(self, allow_none: bool = False) -> Any:
         """See `multiprocessing.get_start_method`."""
         return self._base.get_start_method(allow_none)
+
+    def forget(self) -> None:
+        """Let go of the processes, which have ended."""
+        self.processes.clear()
+        self._awaited.clear()
+        self.full.clear()
 
     def _await(self, descriptor: int, process: BaseProcess | None = None) -> None:
         self._awaited[descriptor] = process

@@ -12,7 +12,6 @@ import functools
 import itertools
 import multiprocessing
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import BaseContext
@@ -21,6 +20,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from stream_dataloader._memory.endings import Ending
+from stream_dataloader._memory.interrupts import deliver
 from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import NO_RECOVERY, Recovery, Start
@@ -33,6 +34,7 @@ from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.packets import PacketContext, Unanswered
 from stream_dataloader._workers.processes import Crew, WorkerInit, starting
 from stream_dataloader._workers.sealed import Arrived
+from stream_dataloader._workers.staff import Staff
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader._workers.worker import WorkerParts
 from stream_dataloader.dataset import StreamDataset
@@ -88,19 +90,20 @@ class WorkerPool:
         self.memory = BatchMemory(
             readers[-1].lanes.stop, messages, transport=transport, pin_memory=pin_memory, tally=tally
         )
-        self._crew: Crew | None  # kept, so that a death between two iterations is noticed
-        self._packets: PacketContext | None
-        self._hire()
-
-    def __del__(self) -> None:
-        crew = self.__dict__.get("_crew")
-        if crew is not None and self.owner == os.getpid() and not sys.is_finalizing():  # no thread starts any more
-            with crew.leaving():
-                del self._dataloader
+        self._staff = Staff()  # kept, so that a death between two iterations is noticed
+        self._ending: Ending | None = None
+        self._engage()
 
     def _hire(self) -> None:
-        self._crew = self._packets = None
+        """Have other workers than those that there are, which end."""
+        if self._ending is not None:
+            self._ending.now()
+        self._staff = Staff()
+        self._engage()
+
+    def _engage(self) -> None:
         if self._num_workers:
+            self._ending = Ending(self, self._staff.leave)
             self.memory.renew()
         self._parts.slots = self.memory.pool
         self._dataloader: DataLoader[Any] = DataLoader(
@@ -123,8 +126,10 @@ class WorkerPool:
             whole_windows: Pass on windows that the streams cut as they are.
             recovery: What is different after a worker died.
         """
+        if not self._dataloader.persistent_workers and self._staff.iterator is not None:
+            self._hire()  # an interrupt came before anybody had them
         self._replace_unfit(starts)
-        if self._crew is None:
+        if self._staff.crew is None:
             self._parts.board.clear()
             self._mailbox.pids[:] = 0
         session = self._mailbox.open(starts[0].epoch, whole_windows)
@@ -132,7 +137,6 @@ class WorkerPool:
         self._parts.starts = starts
         self._parts.recovery = recovery
         iterator, watch = self._iterate(session)
-        self._crew = watch.crew
         return WorkerFeed(
             iterator,
             watch,
@@ -140,21 +144,23 @@ class WorkerPool:
             functools.partial(self.memory.slot, self.memory.leases, session, whole_windows),
             functools.partial(self._mailbox.close, session),
             self._hire,
+            (lambda: None) if self._dataloader.persistent_workers else self._staff.leave,
         )
 
     def died(self) -> dict[int, str]:
         """Which kept workers died, and how."""
-        return self._crew.died(or_ended=True) if self._crew is not None and self._dataloader.persistent_workers else {}
+        crew = self._staff.crew
+        return crew.died(or_ended=True) if crew is not None and self._dataloader.persistent_workers else {}
 
     def _replace_unfit(self, starts: Sequence[Start]) -> None:
         """Have new workers where those that are kept cannot read what is wanted."""
         persistent = self._dataloader.persistent_workers
         if died := self.died():
-            assert self._crew is not None
+            assert self._staff.crew is not None
             text = f"{'; '.join(died.values())} between two epochs; all workers are started anew"
             log_warned(text)
             warnings.warn(text, stacklevel=5)
-            self._crew.kill()
+            self._staff.crew.kill()
             self._hire()
         elif persistent and any(start != (starts[0].epoch, None) for start in starts):
             self._hire()  # only workers that start now learn where to begin
@@ -166,11 +172,12 @@ class WorkerPool:
         if self._init is not None:
             self._init.folder = torch_quirks.shared_folder()
             self._init.forked = self._method == "fork"
-        if self._packets is None or not self._dataloader.persistent_workers:
-            self._packets = PacketContext(self._context or multiprocessing.get_context(self._method))
-        packets = self._packets
+        staff = self._staff
+        if staff.packets is None or not self._dataloader.persistent_workers:
+            staff.packets = PacketContext(self._context or multiprocessing.get_context(self._method))
+        packets = staff.packets
         self._dataloader.multiprocessing_context = packets
-        crew = Crew(self._mailbox, session, packets.processes)
+        staff.crew = crew = Crew(self._mailbox, session, packets.processes)
         packets.watch = watch = CrewWatch(
             crew, self._parts.board, self._patience, [own.sources for own in self._members]
         )
@@ -178,15 +185,18 @@ class WorkerPool:
         with starting(self._method) as interrupts:
             try:
                 iterator = torch_quirks.iterator_of(self._dataloader, packets.processes)
+                staff.iterator = iterator
             except (Unanswered, BrokenPipeError, ConnectionResetError, EOFError):
                 pass
             except RuntimeError:  # torch's signal handler may have raised a death
                 if not crew.died(or_ended=True):
                     raise
         if interrupts:
-            crew.kill()
-            self._hire()
-            interrupts[0]()
+            try:
+                crew.kill()
+                self._hire()
+            finally:
+                deliver(interrupts)
         return iterator, watch
 
 

@@ -19,6 +19,7 @@ import torch
 
 from stream_dataloader._device import OneAhead
 from stream_dataloader._loader.members import AnyPosition
+from stream_dataloader._memory.endings import Ending
 from stream_dataloader._workers.iteration import Iteration, Output
 from stream_dataloader._workers.starter import Starter
 from stream_dataloader._workers.stretch import Stretch
@@ -69,6 +70,7 @@ class Running:
         self._output = output
         self._keep = keep
         self._newest: weakref.ref[Iteration] | None = None
+        self._ending: Ending | None = None  # of the newest, which may be gone
         self._stretch: weakref.ref[Stretch] | None = None
         self._kept: _Kept | None = None
 
@@ -101,7 +103,7 @@ class Running:
             iteration = self._starter.start(
                 self._position, self._output._replace(collate_fn=kind.collate_fn), parts=kind.parts
             )
-            self._newest = weakref.ref(iteration)
+            self._newest, self._ending = weakref.ref(iteration), iteration.ending
             batches = self._delivered(iteration, kind)
         length = self._position.left
         if length is None:
@@ -127,8 +129,9 @@ class Running:
         if kind.device is None or kind.device.type != "cuda":
             return batches
         assert self._position.progress is not None
-        self._starter.pool.memory.lock_for(kind.device)
-        return OneAhead(batches, kind.device, self._position.progress.hold)  # that one copies by itself
+        memory = self._starter.pool.memory
+        memory.lock_for(kind.device)
+        return OneAhead(batches, kind.device, self._position.progress.hold, memory.release)  # that one copies by itself
 
     def end(self) -> None:
         """End what is being read: its iterator raises from now on."""
@@ -136,6 +139,8 @@ class Running:
         if self._newest is not None and (iteration := self._newest()) is not None:
             iteration.close()
             iteration.stale = True
+        elif self._ending is not None:
+            self._ending.now()
         self._outdate_stretch()
 
     def _outdate_stretch(self) -> None:

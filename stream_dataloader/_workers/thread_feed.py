@@ -7,7 +7,6 @@ No thread can be ended from outside: one that does not come to an end in time is
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import time as clock
 import warnings
@@ -19,7 +18,7 @@ from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._workers.exchange import Exchange, Failure
-from stream_dataloader._workers.feed import LONGEST_START_SECONDS
+from stream_dataloader._workers.feed import LONGEST_START_SECONDS, Feed
 from stream_dataloader.errors import WorkerDeathError, WorkerTimeoutError, shorten
 
 _FAREWELL_SECONDS = 4.0  # to all threads together, as to processes
@@ -72,11 +71,6 @@ class ThreadFeed:
         self._farewell_seconds = _FAREWELL_SECONDS
         self._tells = True
         self._begin = clock.monotonic()
-        self._owner = os.getpid()
-
-    def __del__(self) -> None:
-        if self._owner == os.getpid():  # not in a process the user forked meanwhile
-            self._exchange.close()
 
     def slot(self, step: int) -> Slot | None:
         """See `Feed`."""
@@ -133,6 +127,11 @@ class ThreadFeed:
 
     def _doing(self, worker: int) -> str:
         return self._board.describe(worker, self._sources, functools.partial(shorten, limit=80))
+
+    @property
+    def elsewhere(self) -> list[Feed]:
+        """See `Feed`."""
+        return [self]
 
     def close(self) -> None:
         """See `Feed`. Waits until all streams are closed, for a while."""

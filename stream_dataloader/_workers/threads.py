@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from stream_dataloader._loader.settings import WorkerSettings
+from stream_dataloader._memory.endings import Ending
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_in_threads
 from stream_dataloader._reading.reader import PartReader
@@ -57,8 +58,7 @@ class ThreadPool:
         self.owner = os.getpid()
         self._threads: list[_Thread] = []
         self._sessions = 0
-        self._exchange = Exchange(0, 0)  # of the iteration that was started last
-        self._exchange.close()
+        self._exchanges: list[Exchange] = []  # that of the iteration that was started last
         self._members = members
         self._readers = readers
         self._num_workers = num_workers
@@ -74,20 +74,18 @@ class ThreadPool:
             otherwise="put together in new memory each time",
         )
         self.memory.renew()
-
-    def __del__(self) -> None:
-        if self.owner == os.getpid():
-            self._dismiss()
+        self._ending = Ending(self, functools.partial(_leave, self._threads, self._exchanges))
 
     def start(self, starts: Sequence[Start], *, whole_windows: bool) -> ThreadFeed:
         """Start an iteration; the one before must be closed. See `WorkerPool.start`."""
-        if not self._exchange.closed:  # Ctrl-C came before anybody had it
-            self._exchange.close()
-            self._leave_alone()
+        if any(not exchange.closed for exchange in self._exchanges):  # Ctrl-C came before anybody had it
+            _leave(self._threads, self._exchanges)
+            self.memory.renew()
         if self.memory.unfit:
             self.memory.renew()
         self._sessions += 1
-        exchange = self._exchange = Exchange(self._num_workers, self._ahead)
+        exchange = Exchange(self._num_workers, self._ahead)
+        self._exchanges[:] = [exchange]
         board = ActivityBoard(self._readers, shared=False)
         readers: list[Callable[[], PartReader]] = []
         for number in sorted({reader.member for reader in self._readers if reader.worker_id < self._num_workers}):
@@ -131,9 +129,7 @@ class ThreadPool:
 
     def _dismiss(self) -> None:
         """Have no threads: those there are end after what they do."""
-        for thread in self._threads:
-            thread.dismiss()
-        self._threads = []
+        _dismiss(self._threads)
 
     def _leave_alone(self) -> None:
         """Have other threads and other memory than those that have not come to an end."""
@@ -143,6 +139,18 @@ class ThreadPool:
     def died(self) -> dict[int, str]:
         """No thread dies by itself."""
         return {}
+
+
+def _dismiss(threads: list[_Thread]) -> None:
+    while threads:
+        threads[-1].dismiss()
+        threads.pop()
+
+
+def _leave(threads: list[_Thread], exchanges: list[Exchange]) -> None:
+    for exchange in exchanges:
+        exchange.close()
+    _dismiss(threads)
 
 
 _Task: TypeAlias = tuple[Job, Exchange, Callable[[], PartReader]]

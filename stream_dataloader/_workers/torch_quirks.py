@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import weakref
 from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver, process, util
 from multiprocessing.process import BaseProcess
@@ -16,6 +15,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
+
+from stream_dataloader._memory.endings import WeakKeys
 
 #: How long torch waits for each worker, one after the other, when one of its iterators goes.
 JOIN_SECONDS = 5.0
@@ -39,12 +40,12 @@ def iterator_of(dataloader: DataLoader[Any], processes: Iterable[BaseProcess]) -
 
 
 #: Iterators whose workers are those of this process, and their workers.
-_iterators: weakref.WeakKeyDictionary[Any, Iterable[BaseProcess]] = weakref.WeakKeyDictionary()
+_iterators: WeakKeys[Any, Iterable[BaseProcess]] = WeakKeys()
 
 
 def _leave_to_parent() -> None:
     """Leave workers to the process that started them: torch ends them with their iterator, Python at its own end."""
-    for iterator, processes in list(_iterators.items()):
+    for iterator, processes in _iterators.items():
         iterator._shutdown = True
         process._children.difference_update(processes)  # type: ignore[attr-defined]
     _iterators.clear()

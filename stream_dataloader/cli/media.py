@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,11 +67,6 @@ class Media(NamedTuple):
             raise ValueError(f"--size is for videos and images, and this is {self.kind}; leave it out")
         sized = {} if size is None else {"size": size[::-1]}
         make = getattr(streams, kind.factory)
-        known = signature(make).parameters
-        if unknown := sorted(options.keys() - known.keys()):
-            raise TypeError(
-                f"--stream-option {unknown[0]}: {kind.factory} has no such option; it has {', '.join(known)}"
-            )
         return with_options("--stream-option", options, make, **{**kind.defaults, **sized})
 
 

@@ -111,7 +111,7 @@ def test_there_is_no_slot_when_all_are_taken_until_one_is_given_back():
     for step in range(5):
         pool.claim(1, step)
     assert pool.claim(1, 5) is None
-    pool.set_leased(2, False)
+    pool.free(2)
     assert pool.claim(1, 5) == 2
     assert pool.find(1, 6) is None
 
@@ -120,7 +120,7 @@ def test_a_newer_session_frees_what_was_being_filled_and_not_what_is_leased():
     pool = new_pool()
     for step in range(5):
         pool.claim(1, step)
-    pool.set_leased(3, True)
+    pool.lease(3)
     assert [pool.claim(2, step) for step in range(5)] == [0, 1, 2, 4, None]
     assert pool.claim(1, 5) is None, "a worker of the session before gets none"
     assert pool.find(1, 0) is None
@@ -146,9 +146,12 @@ def test_a_slot_is_free_when_the_last_array_over_it_is_gone():
     view = torch.from_numpy(slot.columns[0])[1, 2]
     del slot
     gc.collect()
+    leases.release()
     assert pool.claim(1, 1) == 1, "a tensor over it is left"
     del view
     gc.collect()
+    assert leases.in_use == 1, "it is known"
+    leases.release()
     assert pool.claim(1, 2) == 0
 
 
@@ -212,4 +215,4 @@ def test_any_number_of_slots_is_told_apart_at_any_step(messages, slot):
         assert pool.find(session, step) == slot
         assert pool.find(session, step - places) is None
         assert pool.find(session - 1, step) is None
-        pool.set_leased(slot, False)
+        pool.free(slot)

@@ -78,15 +78,6 @@ def test_what_a_factory_refuses_is_named_too(tmp_path, capsys, given):
     assert given in capsys.readouterr().err
 
 
-def test_an_unknown_option_of_a_factory_is_told_with_those_there_are(tmp_path, capsys):
-    (tmp_path / "a.md").write_text("a")
-    assert main(["inspect", str(tmp_path), "--stream-option", "colour=red"]) == 2
-    told = capsys.readouterr().err
-    assert "colour" in told
-    assert "block_bytes" in told
-    assert "__init__" not in told
-
-
 def test_options_of_a_store_are_named(tmp_path, capsys):
     np.save(tmp_path / "a.npy", np.arange(3))
     stores.pack(stores.open(tmp_path / "a.npy"), tmp_path / "a.lmdb", format="lmdb", num_workers=0)

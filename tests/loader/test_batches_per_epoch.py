@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import Case, cases, key
 from cuda_machine import cuda  # noqa: F401
-from helpers import random_cases
+from helpers import random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,7 +110,7 @@ def test_persistent_workers_are_kept_with_what_they_have_read():
     pids.add(frozenset(child.pid for child in multiprocessing.active_children()))
     assert [len(crew) for crew in pids] == [2]
     del loader
-    assert not multiprocessing.active_children()
+    assert soon(lambda: not multiprocessing.active_children())
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=str)
@@ -124,7 +124,7 @@ def test_streams_stay_open_between_epochs_where_no_worker_ends(options, tmp_path
     loader = StreamDataLoader(dataset, batches_per_epoch=3, **options)
     for _ in range(4):
         assert len(list(loader)) == 3
-        assert len(multiprocessing.active_children()) == 0
+        assert soon(lambda: not multiprocessing.active_children())
     opened = (tmp_path / "opened").stat().st_size
     assert opened == (8 if options else 2)
 

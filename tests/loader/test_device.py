@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_machine import LOST, Machine, cuda  # noqa: F401
+from helpers import soon
 from torch.utils.data import DataLoader
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -66,7 +67,7 @@ def test_a_loader_on_a_device_yields_what_it_does_without(cuda, workers):  # noq
     assert len(cuda.streams) == 2, "a new one an epoch would keep memory of its own each"
     del loader, batch
     gc.collect()
-    assert not cuda.locked
+    assert soon(lambda: not cuda.locked)
     assert not cuda.faults
 
 
@@ -143,7 +144,7 @@ def test_a_lost_device_is_told_and_the_loader_closes(cuda):  # noqa: F811
         next(iterator)
     del iterator, before
     gc.collect()
-    assert not multiprocessing.active_children()
+    assert soon(lambda: not multiprocessing.active_children())
 
 
 def test_a_slot_let_go_in_a_graph_is_looked_at_later(cuda):  # noqa: F811

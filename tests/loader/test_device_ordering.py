@@ -149,6 +149,7 @@ def frees_slots_at_once(monkeypatch):
 
 def looks_at_the_current_device_only(monkeypatch):
     monkeypatch.setattr(page_lock, "devices_copied_to", frozenset)
+    monkeypatch.setattr("stream_dataloader.batch.note_copy_on", lambda stream: None)
     monkeypatch.setattr(Machine, "memory_reserved", lambda machine, number: 1)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cases import key
-from helpers import random_cases
+from helpers import random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -233,7 +233,7 @@ def test_any_number_of_workers_gives_the_same_batches(num_workers, keep):
     loader = TWO.loader(num_workers, persistent_workers=keep and 0 not in np.atleast_1d(num_workers))
     assert [key(batch) for _ in range(3) for batch in loader] == expected
     del loader
-    assert not multiprocessing.active_children()
+    assert soon(lambda: not multiprocessing.active_children())
 
 
 def test_a_state_goes_to_another_number_of_workers():
@@ -376,7 +376,7 @@ def test_an_error_in_a_member_is_raised_and_ends_the_epoch():
     with pytest.raises(StreamError, match="lost"):
         next(iterator)
     assert next(iterator, None) is None
-    assert not multiprocessing.active_children()
+    assert soon(lambda: not multiprocessing.active_children())
 
 
 def test_states_of_other_loaders_are_refused():

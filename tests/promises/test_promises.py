@@ -6,7 +6,7 @@ import multiprocessing
 
 import pytest
 from cases import Case, cases, cells, check_fields, key
-from helpers import FULL, random_cases
+from helpers import FULL, random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -168,4 +168,4 @@ def test_no_item_is_lost_or_doubled_in_many_runs(kept):
         assert len(read) == len(everything)
         assert set(read) == everything
     del loader
-    assert not multiprocessing.active_children()
+    assert soon(lambda: not multiprocessing.active_children())

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from cases import Case, cases, cells, check_fields, key
-from helpers import FOREVER, PATIENCE, check_interrupted, random_cases
+from helpers import FOREVER, PATIENCE, check_interrupted, random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
 from worker_streams import ITEMS, Broken, failing, odd
@@ -260,7 +260,7 @@ def test_an_epoch_left_early_leaves_no_thread_but_those_kept(keep):
             assert key(batch) == key(same)
             if batch.step == epoch % 3:
                 break
-        assert bool(workers_alive()) == keep
+        assert soon(lambda: bool(workers_alive()) == keep)
     del loader
     gc.collect()
     while workers_alive():
@@ -281,7 +281,7 @@ def test_a_loader_dropped_in_the_middle_ends_its_threads():
     assert len(workers_alive()) == 3
     del iterator
     gc.collect()
-    assert sorted(closed) == [0, 1, 2]
+    assert soon(lambda: sorted(closed) == [0, 1, 2])
     while workers_alive():
         time.sleep(0.001)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cases import Case, cases, key
-from helpers import FOREVER, FULL, PATIENCE, START_METHODS, random_cases
+from helpers import FOREVER, FULL, PATIENCE, START_METHODS, random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data._utils import worker as torch_worker
@@ -167,6 +167,10 @@ class Logged:
     def read(self):
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
+    def all_closed(self):
+        whats = [what for _, what, *_ in self.read()]
+        return whats.count("open") == whats.count("close")
+
 
 class LoggedStream:
     def __init__(self, log, n):
@@ -196,6 +200,7 @@ def test_a_stream_is_opened_read_and_closed_in_the_one_thread_of_its_lane(keep, 
             pass
         iterator.close()
     del loader, iterator, _batch
+    assert soon(log.all_closed)
     lines = log.read()
     threads_of_lanes = collections.defaultdict(set)
     threads_of_streams = collections.defaultdict(list)

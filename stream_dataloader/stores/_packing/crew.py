@@ -17,7 +17,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from stream_dataloader._memory.interrupts import interrupts_held
+from stream_dataloader._memory.interrupts import deliver, interrupts_held
 from stream_dataloader._memory.pickling import ByValue, dumps_by_value
 from stream_dataloader.stores._packing.worker import Job, Tasks, run_worker
 
@@ -90,7 +90,7 @@ class Crew:
                 process.start()
                 self.workers.append(Worker(number, process, ours))
             if interrupts:
-                interrupts[0]()
+                deliver(interrupts)
         except BaseException:
             if not self.workers or self.workers[-1].connection is not ours:
                 ours.close()

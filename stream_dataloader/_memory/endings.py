@@ -1,0 +1,167 @@
+"""What happens when an object goes, and references that do not keep one.
+
+Python runs weak references' callbacks, and `__del__`, wherever an object happens to go, and throws away what they
+raise. If they are Python code, signal handlers run in them too: a KeyboardInterrupt, or the SystemExit of a handler for
+SIGTERM, would be lost. `weakref.finalize` and the weak sets and dictionaries of `weakref` have such callbacks.
+
+Guarantee: no Python code runs where an object goes. What C cannot do is done by a thread, where no signal handler runs.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import functools
+import itertools
+import operator
+import os
+import threading
+import weakref
+from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+Key = TypeVar("Key", bound=Hashable)
+
+
+class _Call(weakref.ref[Any]):
+    """Calls a function without an argument once its object is gone."""
+
+    __slots__ = ("call",)
+    call: Callable[[], Any]
+
+
+_call = operator.methodcaller("call")
+_kept: dict[int, tuple[_Call, _Call]] = {}
+_numbers = itertools.count()
+
+
+def when_gone(watched: object, call: Callable[[], Any]) -> Callable[[], Any]:
+    """Have something called once an object is gone.
+
+    Args:
+        watched: The object.
+        call: A function of C, or a partial of one. It must not keep the object.
+
+    Returns:
+        What makes it forgotten.
+    """
+    refs, number = (_Call(watched, _call), _Call(watched, _call)), next(_numbers)
+    forget = functools.partial(_kept.pop, number, None)
+    refs[0].call, refs[1].call = call, forget
+    _kept[number] = refs
+    return forget
+
+
+def in_thread(function: Callable[[], Any]) -> Callable[[], Any]:
+    """What has a function called in a thread of its own: of C, for `when_gone`."""
+    return functools.partial(_thread.start_new_thread, _start_thread, (function,))
+
+
+def _start_thread(function: Callable[[], Any]) -> None:
+    """Start a thread that `threading` knows; a thread without it would stay on its list."""
+    threading.Thread(target=function, name="stream-ending", daemon=True).start()
+
+
+class Ending:
+    """Ends something once its owner is gone, in a thread of its own; or sooner, where that is asked for.
+
+    Args:
+        owner: Whose it is.
+        end: Ends it; must not keep the owner. If that is interrupted, it is called again.
+    """
+
+    def __init__(self, owner: object, end: Callable[[], Any]) -> None:
+        self._end = end
+        self._process = os.getpid()
+        self._turn = threading.RLock()
+        self._over = False
+        self._forget = when_gone(owner, in_thread(self.now))
+        if not _ahead:  # here: what is registered last is done first, while there are threads to speak to other ranks
+            atexit.unregister(_end_all)
+            atexit.register(_end_all)
+        _ahead.add(self)
+
+    def now(self) -> None:
+        """End it, or wait until it has ended; in a process that was forked since, nothing."""
+        if self._process != os.getpid():
+            return
+        with self._turn:
+            if not self._over:
+                self._end()
+                self._over, self._end = True, _nothing  # and all that it held
+                self._forget()
+                _ahead.discard(self)
+
+
+def _nothing() -> None:
+    pass
+
+
+_ahead: set[Ending] = set()
+
+
+def _end_all() -> None:
+    """End what there is while threads can be started and joined."""
+    for ending in tuple(_ahead):
+        ending.now()
+
+
+class WeakItems(Generic[T]):
+    """A set of objects that it does not keep."""
+
+    def __init__(self) -> None:
+        self._refs: set[weakref.ref[T]] = set()
+
+    def add(self, item: T) -> None:
+        """Have an object in it for as long as there is one."""
+        self._refs.add(weakref.ref(item, self._refs.discard))
+
+    def discard(self, item: T) -> None:
+        """Have an object in it no longer."""
+        self._refs.discard(weakref.ref(item))
+
+    def __contains__(self, item: object) -> bool:
+        return weakref.ref(item) in self._refs
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([item for ref in tuple(self._refs) if (item := ref()) is not None])
+
+
+class WeakKeys(Generic[Key, T]):
+    """A value for each of several objects that it does not keep."""
+
+    def __init__(self) -> None:
+        self._values: dict[weakref.ref[Key], T] = {}
+
+    def get(self, key: Key) -> T | None:
+        """An object's value, if it has one."""
+        return self._values.get(weakref.ref(key))
+
+    def items(self) -> list[tuple[Key, T]]:
+        """All objects, and their values."""
+        return [(key, value) for ref, value in tuple(self._values.items()) if (key := ref()) is not None]
+
+    def clear(self) -> None:
+        """Have nothing in it."""
+        self._values.clear()
+
+    def __setitem__(self, key: Key, value: T) -> None:
+        self._values[weakref.ref(key, self._values.pop)] = value
+
+
+class WeakValues(Generic[Key, T]):
+    """An object that it does not keep for each of several keys."""
+
+    def __init__(self) -> None:
+        self._refs: dict[Key, _Call] = {}
+
+    def get(self, key: Key) -> T | None:
+        """A key's object, if there is one."""
+        ref = self._refs.get(key)
+        return None if ref is None else ref()
+
+    def __setitem__(self, key: Key, value: T) -> None:
+        self._refs[key] = ref = _Call(value, _call)
+        ref.call = functools.partial(_remove_dead_weakref, self._refs, key)

@@ -1,0 +1,130 @@
+"""What a signal's handler raises arrives in the user's code, wherever the loader was hit."""
+
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+from helpers import FULL, PATIENCE, ROOT
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+WAYS = {
+    "0": {},
+    "1": {"num_workers": 1},
+    "2": {"num_workers": 2},
+    "kept": {"num_workers": 2, "persistent_workers": True},
+    "threads": {"num_workers": 2, "worker_method": "thread"},
+    "forkserver": {"num_workers": 2, "multiprocessing_context": "forkserver"},
+    "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
+}
+
+
+class Arrived(BaseException):
+    """Nothing that anybody handles."""
+
+
+class Signals:
+    """Sends this process a signal, whose handler raises, a while after it is asked for."""
+
+    def __init__(self, number):
+        self.number, self.handled = number, 0
+        self.random = random.Random(number)
+        self.before = signal.signal(number, self.handle)
+
+    def handle(self, *_):
+        self.handled += 1
+        raise Arrived
+
+    def survives(self, work, longest_seconds):
+        """Whether what the handler raises comes here, from work that is done until it has run."""
+        before = self.handled
+        wait = self.random.random() ** 2 * longest_seconds
+        sender = threading.Thread(target=lambda: (time.sleep(wait), signal.raise_signal(self.number)))
+        try:
+            sender.start()
+            while self.handled == before:
+                work()
+        except Arrived:
+            return True
+        finally:
+            sender.join()
+        return False
+
+
+@pytest.fixture(params=[signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGTERM", "SIGINT"])
+def signals(request):
+    signals = Signals(request.param)
+    yield signals
+    signal.signal(request.param, signals.before)
+
+
+def read(n):
+    return iter(np.arange(n, n + 12))  # nothing of the user's runs where it goes
+
+
+def epochs_of(loader, draws):
+    while True:
+        works, leaves, held = draws.random() < 0.5, draws.random() < 0.5, []
+        for batch in loader:
+            held = [*held, batch][-draws.randrange(4) :]
+            if works:
+                sum(range(draws.randrange(3000)))
+            loader.state_dict()
+            if leaves and draws.random() < 0.2:
+                break
+        yield
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_signal_is_lost(way, signals):
+    loader = StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2), **WAYS[way])
+    draws, lost = random.Random(0), 0
+    slow = way in ("forkserver", "spawn")
+    for _ in range((25 if slow else 250) if FULL else 3 if slow else 15):
+        epochs = epochs_of(loader, draws)
+        lost += not signals.survives(epochs.__next__, 2.0 if slow else 0.05)
+    assert lost == 0
+
+
+@pytest.mark.filterwarnings("ignore:the iteration that went on")
+@pytest.mark.parametrize("way", ["0", "2", "kept", "threads"])
+@pytest.mark.parametrize("at", ["start", "close", "drop", "state"])
+def test_none_is_lost_at_the_edges(way, at, signals):
+    loader = StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2), **WAYS[way])
+
+    def work():
+        iterator = iter(loader)
+        if at != "drop":
+            next(iterator, None)
+        if at == "state":
+            loader.load_state_dict(loader.state_dict())
+        if at == "close":
+            iterator.close()
+
+    assert all(signals.survives(work, 0.03) for _ in range(60 if FULL else 6))
+
+
+def test_what_goes_at_the_programs_end_goes_in_silence():
+    code = """
+        import signal, sys
+        from stream_dataloader import StreamDataLoader, StreamDataset
+        loaders = [StreamDataLoader(StreamDataset([range(9)] * 2, iter, 2, time_steps=2), 2, **options)
+                   for options in ({}, {"persistent_workers": True}, {"worker_method": "thread"})]
+        held = [iter(loader) for loader in loaders]
+        print([next(iterator).step for iterator in held])
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[0, 0, 0]\n", "")
