@@ -69,8 +69,8 @@ class StepCollector:
                 feed = self._restart(death, progress.record(progress.step)) if self._restart else None
                 if feed is None:
                     raise
-                self._feed = feed
                 self.elsewhere[:] = feed.elsewhere
+                self._feed = feed
                 self._forget()
 
     def _next(self, reader: int, step: int) -> Part | None:

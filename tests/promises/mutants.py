@@ -130,7 +130,7 @@ MUTANTS = {
         "_ranks/agreement.py", "last = max(map(int, ends))", "last = min(map(int, ends))", "ranks"
     ),
     "a slot is free while its batch is held": Mutant(
-        "_assembly/slot_pool.py", "_LEASED if leased else _FREE", "_FREE", "slots"
+        "_assembly/slot_pool.py", "slot_states[slot] = _LEASED", "slot_states[slot] = _FREE", "slots"
     ),
 }
 

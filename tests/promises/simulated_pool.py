@@ -127,6 +127,10 @@ class SimulatedFeed:
     def slot(self, step):
         return None
 
+    @property
+    def elsewhere(self):
+        return []  # all of it is in this thread
+
     def close(self):
         for worker in self._workers:
             worker.close()
