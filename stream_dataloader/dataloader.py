@@ -101,7 +101,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     Raises:
         TypeError: The dataset is no `StreamDataset`, or an option is not the loader's; says where it belongs.
         ValueError: An option is out of range, needs workers and there are none, or does not go with another.
-        RuntimeError: The system offers no shared memory, and `transport` insists on it.
+        RuntimeError: With the first `next`: the system offers no shared memory, and `transport` insists on it.
 
     Example:
         >>> from stream_dataloader import StreamDataset, StreamDataLoader

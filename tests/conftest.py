@@ -19,6 +19,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from skips import judge_skip
 
+from stream_dataloader._memory.shared_memory import BLOCKS
+
 #: What tests share is found by the programs they start, too; as `pythonpath` in pyproject.toml is for tests.
 SHARED = [str(pathlib.Path(__file__).parent / folder) for folder in ("", "promises", "ranks", "streams")]
 os.environ["PYTHONPATH"] = os.pathsep.join([*SHARED, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -70,14 +72,17 @@ _HELPERS = ("forkserver", "resource_tracker")
 
 
 def descriptors():
-    """The open descriptors, but for those of the event loop's and multiprocessing's own machinery."""
+    """The open descriptors, but for those of the event loop's and multiprocessing's own machinery.
+
+    Small blocks of memory share files, of which the newest lives as long as the process.
+    """
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         try:
             found[fd] = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
             continue
-    return {fd: target for fd, target in found.items() if "/proc/" not in target}
+    return {fd: target for fd, target in found.items() if "/proc/" not in target and BLOCKS not in target}
 
 
 def is_fsspecs(thread):

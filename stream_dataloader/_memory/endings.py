@@ -17,7 +17,6 @@ import operator
 import os
 import threading
 import weakref
-from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -155,7 +154,8 @@ class WeakValues(Generic[Key, T]):
     """An object that it does not keep for each of several keys."""
 
     def __init__(self) -> None:
-        self._refs: dict[Key, _Call] = {}
+        self._refs: dict[Key, weakref.ref[Any]] = {}
+        self._room = 64  # before those that are gone are left out
 
     def get(self, key: Key) -> T | None:
         """A key's object, if there is one."""
@@ -163,5 +163,7 @@ class WeakValues(Generic[Key, T]):
         return None if ref is None else ref()
 
     def __setitem__(self, key: Key, value: T) -> None:
-        self._refs[key] = ref = _Call(value, _call)
-        ref.call = functools.partial(_remove_dead_weakref, self._refs, key)
+        if len(self._refs) >= self._room:
+            self._refs = {key: ref for key, ref in self._refs.items() if ref() is not None}
+            self._room = max(64, 2 * len(self._refs))
+        self._refs[key] = weakref.ref(value)

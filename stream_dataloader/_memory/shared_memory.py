@@ -4,8 +4,15 @@
 its name at once. Forked workers inherit it; `spawn` and `forkserver` workers are passed its descriptor while
 they start. The kernel frees it with its last user, however that one ends.
 
-The file also carries a lock: `fcntl.lockf` locks belong to a process and are freed by the kernel when it
+The file also carries locks: `fcntl.lockf` locks belong to a process and are freed by the kernel when it
 dies, even by SIGKILL, so a dead worker cannot leave the others locked out.
+
+Small blocks of memory lie side by side in one file, and each locks its own bytes::
+
+    arena   | mailbox | pace | board | list of sources | mailbox | ...       a descriptor for some hundred loaders
+
+What was handed out is never handed out again, as a worker of a loader that is gone may still write to it: an arena goes
+with the last of its blocks.
 """
 
 from __future__ import annotations
@@ -18,9 +25,11 @@ import secrets
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
 from types import ModuleType
 from typing import Any
 
@@ -36,17 +45,26 @@ except ImportError:  # pragma: no cover - no POSIX: num_workers=0 still works
     fcntl = None
 
 
+#: What the system shows for files of small blocks.
+BLOCKS = "stream_dataloader_blocks"
+
 _AGAIN_SECONDS = 50e-6
+_ARENA_BYTES = 1 << 26  # taken from the system as they are written to
+_SMALL_BYTES = 1 << 18  # blocks up to here share arenas
+_ALIGNMENT = 64
 
 
-def anonymous_file() -> int:
-    """A descriptor of an empty file in memory, without a name.
+def anonymous_file(label: str = "stream_dataloader") -> int:
+    """A descriptor of an empty file in memory, without a name in any folder.
+
+    Args:
+        label: What the system shows for it.
 
     Raises:
         OSError: The system offers none.
     """
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("stream_dataloader", os.MFD_CLOEXEC)
+        return os.memfd_create(label, os.MFD_CLOEXEC)
     try:
         import _posixshmem  # what multiprocessing.shared_memory is made of, which cannot grow what it made
     except ImportError:
@@ -59,6 +77,8 @@ def anonymous_file() -> int:
 
 class SharedFile:
     """An anonymous file, empty at first, shared with workers, and a lock that covers it."""
+
+    _start = _length = 0  # of the bytes that are locked; without a length: all
 
     def __init__(self, fd: int | None = None) -> None:
         with interrupts_held("fork") as interrupts:  # nobody would close what has no owner yet
@@ -99,7 +119,7 @@ class SharedFile:
             try:
                 yield
             finally:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, self._length, self._start)
 
     def _acquire(self, fcntl: ModuleType) -> None:
         """Lock the file; ask again if the kernel reports a deadlock (EDEADLK), which here is never one.
@@ -110,7 +130,7 @@ class SharedFile:
         """
         while True:
             try:
-                fcntl.lockf(self._fd, fcntl.LOCK_EX)
+                fcntl.lockf(self._fd, fcntl.LOCK_EX, self._length, self._start)
                 return
             except OSError as error:
                 if error.errno != errno.EDEADLK:
@@ -126,6 +146,8 @@ _files: WeakItems[SharedFile] = WeakItems()
 
 def _renew_thread_locks() -> None:
     """Another thread may have held one, which is not in the process that was forked."""
+    global _taking
+    _taking = threading.Lock()
     for file in list(_files):
         file._thread_lock = threading.Lock()
 
@@ -138,44 +160,117 @@ def _attach_file(handle: Any) -> SharedFile:
     return SharedFile(handle.detach())
 
 
+class _Arena(SharedFile):
+    """A file of one size, of which blocks are handed out one behind the other.
+
+    Args:
+        size: Bytes; None takes those of a file that is there.
+        fd: Its descriptor.
+
+    Attributes:
+        map_: Its memory.
+        owner: The process that hands out its blocks. One that was forked since has arenas of its own.
+    """
+
+    def __init__(self, size: int | None, fd: int | None = None) -> None:
+        super().__init__(fd)
+        if size is not None:
+            os.ftruncate(self._fd, size)
+        self.map_ = self.map()
+        self.owner = os.getpid()
+        self._used = 0
+
+    def _make(self) -> int:
+        try:
+            return anonymous_file(BLOCKS)
+        except OSError:  # small blocks may lie on a disk: the page cache is shared as well
+            with tempfile.TemporaryFile() as file:
+                return os.dup(file.fileno())
+
+    def take(self, size: int) -> int | None:
+        """Where a new block begins; None if there is no room for it."""
+        start = self._used
+        if self.owner != os.getpid() or start + size > len(self.map_):
+            return None
+        self._used = start + -(-size // _ALIGNMENT) * _ALIGNMENT
+        return start
+
+
+_newest: _Arena | None = None  # where small blocks are handed out
+_attached: dict[tuple[int, int], _Arena] = {}  # by device and inode: those that this process was started with
+_taking = threading.Lock()
+
+
+def _take(size: int) -> tuple[_Arena, int]:
+    """An arena, and where in it a new block begins."""
+    global _newest
+    if size > _SMALL_BYTES:
+        return _Arena(size), 0
+    with _taking:
+        start = None if _newest is None else _newest.take(size)
+        if _newest is None or start is None:
+            _newest = _Arena(_ARENA_BYTES)
+            start = _newest.take(size)
+        assert start is not None
+        return _newest, start
+
+
 class SharedMemory(SharedFile):
     """A block of zeroed memory of a size that is known beforehand.
 
     Args:
         size: Bytes.
+        place: An arena and where in it the block begins, if it is there.
     """
 
-    def __init__(self, size: int, fd: int | None = None) -> None:
-        self.size = max(size, 1)
-        super().__init__(fd)
-        self._map = mmap.mmap(self._fd, self.size)
-
-    def _make(self) -> int:
-        try:
-            fd = anonymous_file()
-        except OSError:  # a small block may lie on a disk: the page cache is shared as well
-            with tempfile.TemporaryFile() as file:
-                fd = os.dup(file.fileno())
-        os.ftruncate(fd, self.size)
-        return fd
+    def __init__(self, size: int, place: tuple[_Arena, int] | None = None) -> None:
+        self.size = self._length = max(size, 1)
+        self._arena, self._start = place or _take(self.size)
+        self._fd = self._arena._fd
+        self._thread_lock = threading.Lock()
+        _files.add(self)
 
     @property
-    def buffer(self) -> mmap.mmap:
+    def buffer(self) -> memoryview:
         """The memory as it is, for `fields.Carver`."""
-        return self._map
+        return memoryview(self._arena.map_)[self._start : self._start + self.size]
 
     def array(self, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
         """The memory as a flat numpy array, which keeps the mapping alive on its own."""
-        return np.frombuffer(self._map, dtype=dtype, count=self.size // np.dtype(dtype).itemsize)
+        return np.frombuffer(self.buffer, dtype=dtype, count=self.size // np.dtype(dtype).itemsize)
 
     def find(self, byte: int, start: int, stop: int) -> int | None:
         """How far behind `start` the first such byte lies, before `stop`; None if there is none."""
-        found = self._map.find(bytes((byte,)), start, stop)
-        return found - start if found >= 0 else None
+        found = self._arena.map_.find(bytes((byte,)), self._start + start, self._start + stop)
+        return found - self._start - start if found >= 0 else None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _attach_memory, (reduction.DupFd(self._fd), self.size)
+        return _attach_memory, (_handle_of(self._fd), self._start, self.size)
 
 
-def _attach_memory(handle: Any, size: int) -> SharedMemory:
-    return SharedMemory(size, handle.detach())
+_handles: tuple[weakref.ref[Any], dict[int, Any]] | None = None  # of the process that is being started
+
+
+def _handle_of(fd: int) -> Any:
+    """What a process finds a descriptor by. One that is being started gets each once: Python refuses a second time."""
+    global _handles
+    starting = get_spawning_popen()
+    if starting is None:
+        return reduction.DupFd(fd)
+    if _handles is None or _handles[0]() is not starting:
+        _handles = weakref.ref(starting), {}
+    if fd not in _handles[1]:
+        _handles[1][fd] = reduction.DupFd(fd)
+    return _handles[1][fd]
+
+
+def _attach_memory(handle: Any, start: int, size: int) -> SharedMemory:
+    """A block of an arena that this process was started with."""
+    fd = handle.detach()
+    status = os.fstat(fd)
+    key = status.st_dev, status.st_ino
+    if (arena := _attached.get(key)) is None:
+        arena = _attached[key] = _Arena(None, fd)
+    elif arena._fd != fd:
+        os.close(fd)  # which gives up locks on this file: none is held while a process starts
+    return SharedMemory(size, (arena, start))

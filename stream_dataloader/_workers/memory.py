@@ -18,7 +18,7 @@ from stream_dataloader.protocols import Transport
 
 
 class BatchMemory:
-    """Slots for the batches of one loader; `renew` makes them.
+    """Slots for the batches of one loader; `ready` makes them.
 
     Args:
         lanes: Lanes of the batch, B.
@@ -64,15 +64,21 @@ class BatchMemory:
         leases = self.leases
         return (0, 0) if leases is None or not leases.pool.laid_out else (leases.in_use, leases.pool.slots)
 
-    def renew(self) -> None:
-        """Have other slots, which nobody has seen.
+    def forget(self) -> None:
+        """Have other slots the next time, which nobody has seen."""
+        self.leases = None
+
+    def ready(self) -> SlotPool | None:
+        """The slots, which are made now if there are none yet.
 
         Raises:
             RuntimeError: There is no memory, and the user insists on it.
         """
-        self.leases = None
-        if self._transport == "queue":
-            return
+        if self.leases is None and self._transport != "queue":
+            self._make()
+        return self.pool
+
+    def _make(self) -> None:
         try:
             self.leases = SlotLeases(SlotPool(self._lanes, self._messages), pin_memory=self._pin_memory)
         except OSError as error:

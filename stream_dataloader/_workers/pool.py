@@ -55,9 +55,6 @@ class WorkerPool:
         tally: Where to count what is done.
         options: Further options of torch's `DataLoader`.
 
-    Raises:
-        RuntimeError: There is no shared memory, and `transport` is `"shared_memory"`.
-
     Attributes:
         owner: The process that built it.
         memory: Where batches are put together.
@@ -104,8 +101,7 @@ class WorkerPool:
     def _engage(self) -> None:
         if self._num_workers:
             self._ending = Ending(self, self._staff.leave)
-            self.memory.renew()
-        self._parts.slots = self.memory.pool
+            self.memory.forget()
         self._dataloader: DataLoader[Any] = DataLoader(
             self._parts,
             batch_size=None,
@@ -132,6 +128,7 @@ class WorkerPool:
         if self._staff.crew is None:
             self._parts.board.clear()
             self._mailbox.pids[:] = 0
+        self._parts.slots = self.memory.ready()
         session = self._mailbox.open(starts[0].epoch, whole_windows)
         self._parts.sessions = session - 1  # for workers that start now; others count themselves
         self._parts.starts = starts

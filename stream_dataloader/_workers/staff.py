@@ -11,12 +11,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from stream_dataloader._workers import torch_quirks
 from stream_dataloader._workers.packets import PacketContext
 from stream_dataloader._workers.processes import Crew
-
-
-class _Gone:
-    """What becomes of an iterator of torch's whose workers have ended: it has no `__del__`."""
 
 
 class Staff:
@@ -48,14 +45,6 @@ class Staff:
             if self.crew is None or self.packets is None or self.iterator is None:
                 return
             with self.crew.leaving():
-                _end(self.iterator)
+                torch_quirks.shut_down(self.iterator)
             self.packets.forget()
             self.iterator = None
-
-
-def _end(iterator: Any) -> None:
-    """End the workers of an iterator of torch's; an error may still hold it, and let it go in the main thread."""
-    if (shut_down := getattr(iterator, "_shutdown_workers", None)) is not None:
-        shut_down()
-        vars(iterator).clear()
-        iterator.__class__ = _Gone

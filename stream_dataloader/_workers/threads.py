@@ -73,16 +73,16 @@ class ThreadPool:
             tally=tally,
             otherwise="put together in new memory each time",
         )
-        self.memory.renew()
         self._ending = Ending(self, functools.partial(_leave, self._threads, self._exchanges))
 
     def start(self, starts: Sequence[Start], *, whole_windows: bool) -> ThreadFeed:
         """Start an iteration; the one before must be closed. See `WorkerPool.start`."""
         if any(not exchange.closed for exchange in self._exchanges):  # Ctrl-C came before anybody had it
             _leave(self._threads, self._exchanges)
-            self.memory.renew()
+            self.memory.forget()
         if self.memory.unfit:
-            self.memory.renew()
+            self.memory.forget()
+        slots = self.memory.ready()
         self._sessions += 1
         exchange = Exchange(self._num_workers, self._ahead)
         self._exchanges[:] = [exchange]
@@ -95,7 +95,7 @@ class ThreadPool:
                 self._readers,
                 number,
                 whole_windows=whole_windows,
-                slots=self.memory.pool,
+                slots=slots,
                 session=self._sessions,
                 resume=starts[number].resume,
                 board=board,
@@ -134,7 +134,7 @@ class ThreadPool:
     def _leave_alone(self) -> None:
         """Have other threads and other memory than those that have not come to an end."""
         self._dismiss()
-        self.memory.renew()
+        self.memory.forget()
 
     def died(self) -> dict[int, str]:
         """No thread dies by itself."""

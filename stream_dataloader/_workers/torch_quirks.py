@@ -39,6 +39,21 @@ def iterator_of(dataloader: DataLoader[Any], processes: Iterable[BaseProcess]) -
     return iterator  # type: ignore[no-any-return]
 
 
+def shut_down(iterator: Any) -> None:
+    """End the workers of an iterator of torch's, and have it do nothing where it goes.
+
+    An error may still hold it, and let it go in the main thread, where its `__del__` would wait for workers.
+    """
+    if (end_workers := getattr(iterator, "_shutdown_workers", None)) is not None:
+        end_workers()
+        vars(iterator).clear()
+        iterator.__class__ = _Gone
+
+
+class _Gone:
+    """What becomes of an iterator of torch's whose workers have ended: it has no `__del__`."""
+
+
 #: Iterators whose workers are those of this process, and their workers.
 _iterators: WeakKeys[Any, Iterable[BaseProcess]] = WeakKeys()
 

@@ -175,10 +175,10 @@ def test_without_slots_batches_are_the_same(monkeypatch, caplog):
 
     monkeypatch.setattr(memory, "SlotPool", no_memory)
     with pytest.warns(RuntimeWarning, match="no shared memory for batches .no room.; they are put together in new mem"):
-        loader = by_threads(CASE.dataset(), 3)
-    assert [key(batch) for batch in loader] == [key(batch) for batch in StreamDataLoader(CASE.dataset())]
+        batches = list(by_threads(CASE.dataset(), 3))
+    assert [key(batch) for batch in batches] == [key(batch) for batch in StreamDataLoader(CASE.dataset())]
     with pytest.raises(RuntimeError, match="to have them put together in new memory each time"):
-        by_threads(CASE.dataset(), 3, transport="shared_memory")
+        next(iter(by_threads(CASE.dataset(), 3, transport="shared_memory")))
 
 
 def test_threads_read_ahead_no_further_than_asked():

@@ -86,6 +86,15 @@ def test_kept_workers_are_awaited_where_an_iterator_is_asked_for(own_handler):
         torch_quirks.iterator_of(loader, context.processes)
 
 
+def test_an_iterator_that_was_shut_down_has_no_workers_and_does_nothing_where_it_goes():
+    loader, context = loader_and_context(range(9))
+    batches = torch_quirks.iterator_of(loader, context.processes)
+    next(batches)
+    torch_quirks.shut_down(batches)
+    assert [process.exitcode is None for process in context.processes] == [False]
+    assert not hasattr(batches, "__del__")
+
+
 def test_an_iterator_waits_for_each_worker_as_long_as_it_is_said_to():
     assert torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL == torch_quirks.JOIN_SECONDS
 
