@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -54,19 +55,20 @@ class Shooter:
         self._ready = threading.Semaphore(0)
         self._over = False
         self.handled = 0
-        self._thread = threading.Thread(target=self._shoot, daemon=True)
+        self._threads = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Shooter:
         self._before = signal.signal(signal.SIGTERM, self._handle)
-        self._thread.start()
+        self._shooting = self._threads.submit(self._shoot)
         return self
 
     def __exit__(self, *raised: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._over = True
         self._ready.release()
-        self._thread.join()
+        self._threads.shutdown()
         signal.signal(signal.SIGTERM, self._before)
+        self._shooting.result()  # raises what the thread did
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del number, frame

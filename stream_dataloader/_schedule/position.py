@@ -75,15 +75,17 @@ class EpochsOfRun:
 
     def begin(self, step: int, place: EpochPlace) -> None:
         """An epoch, or what is left of it, begins at a step."""
-        if not self._begins or self.at(step) != place:
+        if not self._begins or self._in(len(self._begins) - 1, step) != place:
             self._begins.append(step - place.delivered)
             self._numbers.append(place.number)
 
     def at(self, step: int) -> EpochPlace:
         """The place where a step is next: behind an epoch's last batch, the beginning of the epoch after it."""
-        last = max(bisect_left(self._begins, step) - 1, 0)
-        whole, delivered = divmod(step - self._begins[last], self._length)
-        return EpochPlace(self._numbers[last] + whole, delivered)
+        return self._in(max(bisect_left(self._begins, step) - 1, 0), step)
+
+    def _in(self, begun: int, step: int) -> EpochPlace:
+        whole, delivered = divmod(step - self._begins[begun], self._length)
+        return EpochPlace(self._numbers[begun] + whole, delivered)
 
 
 class Position:

@@ -110,3 +110,10 @@ def test_a_step_belongs_to_the_epoch_that_the_model_wrote_down(length, counts):
         after = epochs.at(i + 1)  # behind the batch: within its epoch, or at the beginning of the next
         whole = place.delivered + 1 == length
         assert after == (EpochPlace(place.number + 1, 0) if whole else EpochPlace(place.number, place.delivered + 1))
+
+
+def test_epochs_that_are_begun_again_without_a_batch_leave_the_last_number():
+    epochs = EpochsOfRun(1, 0, EpochPlace(2, 0))
+    epochs.begin(0, EpochPlace(1, 0))
+    epochs.begin(0, EpochPlace(2, 0))
+    assert epochs.at(1) == EpochPlace(3, 0)
