@@ -188,12 +188,12 @@ class WorkerPool:
             except RuntimeError:  # torch's signal handler may have raised a death
                 if not crew.died(or_ended=True):
                     raise
-        if interrupts:
-            try:
-                crew.kill()
-                self._hire()
-            finally:
-                deliver(interrupts)
+        try:
+            deliver(interrupts)
+        except BaseException:  # a handler that raises nothing changes nothing
+            crew.kill()
+            self._hire()
+            raise
         return iterator, watch
 
 

@@ -110,6 +110,23 @@ def test_none_is_lost_at_the_edges(way, at, signals):
     assert all(signals.survives(work, 0.03) for _ in range(60 if FULL else 6))
 
 
+@pytest.mark.parametrize("way", ["1", "kept"])
+def test_a_handler_that_only_takes_note_disturbs_no_start(way):
+    noted, expected = [], len(list(StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2))))
+    before = signal.signal(signal.SIGUSR1, lambda *_: noted.append(1))
+    try:
+        for milliseconds in range(8):
+            loader = StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2), **WAYS[way])
+            wait = milliseconds * 1e-3
+            sender = threading.Thread(target=lambda: (time.sleep(wait), signal.raise_signal(signal.SIGUSR1)))  # noqa: B023
+            sender.start()
+            assert [batch.step for batch in loader] == list(range(expected))
+            sender.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(noted) == 8
+
+
 def test_what_goes_at_the_programs_end_goes_in_silence():
     code = """
         import signal, sys
