@@ -331,6 +331,9 @@ def leftovers(rank, most):
             list(itertools.islice(loader, most))
         dist.barrier(group)
         gc.collect()
+        for thread in threading.enumerate():  # what was left ends in threads of its own
+            if thread is not threading.current_thread():
+                thread.join(60)
         found.append((threading.active_count(), len(os.listdir("/proc/self/fd")), store.num_keys()))
         dist.barrier(group)
     return found
