@@ -63,15 +63,19 @@ class Deferred(Generic[Batch]):
                 f"this iterator was begun in process {self._owner}, and this is process {os.getpid()}, which was "
                 "forked meanwhile: it cannot read on; call iter() here for an epoch of its own"
             )
-        if not self._turn.take(blocking=self._batches is None):
+        if not self._turn.take(blocking=not self._owner):
             raise RuntimeError(
                 "another thread is reading from this iterator, or from a newer one; let one thread read, and hand "
                 "batches to others in a queue.Queue, or guard next() with a threading.Lock"
             )
         try:
             if self._batches is None:
-                self._owner = os.getpid()
-                self._batches = self._begin()
+                self._owner = os.getpid()  # from now on, who comes meanwhile hears so
+                try:
+                    self._batches = self._begin()
+                except BaseException:
+                    self._owner = 0
+                    raise
             return next(self._batches)
         finally:
             self._turn.end()

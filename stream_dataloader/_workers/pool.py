@@ -174,12 +174,13 @@ class WorkerPool:
             staff.packets = PacketContext(self._context or multiprocessing.get_context(self._method))
         packets = staff.packets
         self._dataloader.multiprocessing_context = packets
-        staff.crew = crew = Crew(self._mailbox, session, packets.processes)
+        crew = Crew(self._mailbox, session, packets.processes)
         packets.watch = watch = CrewWatch(
             crew, self._parts.board, self._patience, [own.sources for own in self._members]
         )
         iterator: Iterator[Arrived] | None = None
         with starting(self._method) as interrupts:
+            staff.crew = crew  # not before: of an interrupted start, nobody is to be taken for dead
             try:
                 iterator = torch_quirks.iterator_of(self._dataloader, packets.processes)
                 staff.iterator = iterator

@@ -129,6 +129,34 @@ def test_a_thread_that_reads_where_another_is_reading_hears_so(workers):
     assert list(batches) == []  # one after the other may read
 
 
+class SlowToPickle:
+    """Opens streams. While the main process prepares it for a worker, it waits for `go_on`."""
+
+    inside, go_on = threading.Event(), threading.Event()
+
+    def __call__(self, length):
+        return range(length)
+
+    def __getstate__(self):
+        self.inside.set()
+        assert self.go_on.wait(60)
+        return {}
+
+
+def test_a_second_thread_hears_so_also_while_workers_are_started():
+    factory = SlowToPickle()
+    loader = StreamDataLoader(StreamDataset([4], factory, 1, time_steps=2), 1, multiprocessing_context="spawn")
+    batches, found = iter(loader), []
+    reader = threading.Thread(target=lambda: found.extend(batch.step for batch in batches))
+    reader.start()
+    assert factory.inside.wait(60)
+    with pytest.raises(RuntimeError, match="another thread is reading from this iterator"):
+        next(batches)
+    factory.go_on.set()
+    reader.join()
+    assert found == [0, 1]
+
+
 def test_a_newer_iterator_waits_for_the_batch_that_another_thread_reads():
     def slowly(length):
         for i in range(length):
