@@ -1,30 +1,41 @@
-"""Reads an encoded text block by block. Each block ends where a character begins.
+r"""A text block by block. Each block ends where a character begins, so that it can be decoded by itself.
 
-Guarantee: blocks put together are the text, and one block is in memory at a time. What was decoded before an invalid
-byte is returned, and the error is raised in place of the next block.
+A character belongs to the byte at which it begins. "né\r\n" in UTF-8, with universal newlines, has three bytes at
+which one begins, `6e c3 . 0d .`: the dots are the second byte of "é" and the "\n" of "\r\n". So a text can be cut in
+two at any offset without decoding what is before: `boundary` is the first beginning at the offset or after it.
+
+Guarantee: blocks decoded one by one, and put together, are the text decoded as a whole, also if bytes are invalid and
+replaced. One block is in memory at a time.
 """
 
 from __future__ import annotations
 
 import bisect
-import io
+import codecs
 from typing import Any
 
 import numpy as np
 
-from stream_dataloader.streams.text.bytes import TextBytes
-from stream_dataloader.streams.text.encoding import AHEAD_BYTES, BEHIND_BYTES, Codes, TextEncoding
+from stream_dataloader.streams.text.bytes import TextBytes, invalid
 
-__all__ = ["MARK_BYTES", "NOTHING", "ForwardBlocks", "Marks", "TextBlocks", "blocks_of"]
+__all__ = ["NOTHING", "Codes", "TextBlocks"]
+
+Codes = np.ndarray[Any, np.dtype[Any]]
+NOTHING: Codes = np.zeros(0, np.uint8)
+
+#: Enough bytes before and behind an offset to tell where a character begins.
+_AROUND = 4
 
 
 class TextBlocks:
-    """The blocks of a text, each ending at the first character at or behind a multiple of `block_bytes`.
+    r"""The blocks of a text in UTF-8, each ending at the first character at or behind a multiple of `block_bytes`.
 
     Args:
         file: Its bytes.
-        encoding: How they are encoded.
         block_bytes: Size of a block.
+        errors: What Python's decoder does about invalid bytes; None: nothing is decoded, each byte is a character.
+        universal: "\r\n" and "\r" are read as "\n".
+        marked: It may begin with a byte order mark, which is left out.
         start: Characters that begin before this byte are left out.
         stop: As are those that begin here or later; None for the end.
 
@@ -35,171 +46,122 @@ class TextBlocks:
     """
 
     def __init__(
-        self, file: TextBytes, encoding: TextEncoding, block_bytes: int, start: int = 0, stop: int | None = None
+        self,
+        file: TextBytes,
+        block_bytes: int,
+        errors: str | None,
+        *,
+        universal: bool,
+        marked: bool,
+        start: int = 0,
+        stop: int | None = None,
     ) -> None:
         self.file = file
-        self.encoding = encoding
-        self._block_bytes = block_bytes
+        self._block_bytes, self._errors, self._universal = block_bytes, errors, universal
+        mark = codecs.BOM_UTF8 if marked else b""
+        self.mark_bytes = len(mark) if file.read_at(0, len(mark)) == mark else 0
         self.begin = self.offset = self.boundary(start)
         self.stop = file.size if stop is None else self.boundary(stop)
         self._cut_short = False
-        self._error: ValueError | None = None
-
-    @property
-    def failed(self) -> bool:
-        """The block read last ended before an error."""
-        return self._error is not None or self.file.broken
 
     def boundary(self, offset: int) -> int:
-        """The first character at or behind a byte of the file."""
-        if offset <= self.encoding.mark_bytes:
-            return self.encoding.mark_bytes
-        begin = max(0, offset - BEHIND_BYTES)
-        return self.encoding.boundary(self.file.read_at(begin, BEHIND_BYTES + AHEAD_BYTES), begin, offset)
+        """The first character at or behind a byte of the file, or the end."""
+        if offset <= self.mark_bytes or self._errors is None:
+            return max(offset, self.mark_bytes)
+        begin = max(0, offset - _AROUND)
+        return begin + self._cut(self.file.read_at(begin, 2 * _AROUND + offset - begin), offset - begin)
+
+    def _cut(self, data: bytes, place: int) -> int:
+        """The first character at or behind a place in some bytes, of which some are before it and behind it."""
+        # No character has more than three bytes that continue it: one more is invalid, and replaced by itself.
+        while _continues(data, place) and not all(_continues(data, place - i) for i in range(1, _AROUND + 1)):
+            place += 1
+        if self._universal and place and data[place - 1 : place + 1] == b"\r\n":
+            place += 1
+        return min(place, len(data))
 
     def read(self) -> bytes:
         """The bytes of the next block, none at the end.
 
         Raises:
-            ValueError: A byte of the block before was invalid, or the file is damaged.
+            ValueError: The file is damaged, or not valid in its encoding.
             OSError: The file cannot be read.
         """
-        if self._error is not None:
-            raise self._error
         first = self.offset
-        wanted = (first // self._block_bytes + 1) * self._block_bytes
-        if self.stop is not None and wanted >= self.stop:
+        wanted = (first // self._block_bytes + 1) * self._block_bytes - first
+        if self.stop is not None and wanted >= self.stop - first:
             data = self.file.read_at(first, max(self.stop - first, 0))
-            stop = first + len(data)
+        elif self._errors is None:
+            data = self.file.read_at(first, wanted)
         else:
-            data = self.file.read_at(first, wanted - first + AHEAD_BYTES)
-            stop = self.encoding.boundary(data, first, wanted)
-        self._cut_short = self.file.broken and stop == first + len(data)
-        self.offset = stop
-        if stop == first:
-            self.file.check()
-        return data[: stop - first]
-
-    def text(self, data: bytes) -> tuple[bytes, str]:
-        """What `read` returned, decoded, as far as it is valid; and that part of it."""
-        try:
-            return data, self.encoding.decode(data, final=not self._cut_short)
-        except UnicodeDecodeError as error:
-            data = self._valid(data, error)
-            return data, self.encoding.decode(data)
-
-    def codes(self, data: bytes) -> tuple[bytes, Codes]:
-        """As `text`, as code points."""
-        try:
-            return data, self.encoding.codes(data, final=not self._cut_short)
-        except UnicodeDecodeError as error:
-            data = self._valid(data, error)
-            return data, self.encoding.codes(data)
-
-    def _valid(self, data: bytes, error: UnicodeDecodeError) -> bytes:
-        self._error = self._invalid(error, self.offset - len(data) + error.start)
-        return data[: error.start]
-
-    def _invalid(self, error: UnicodeDecodeError, place: int) -> ValueError:
-        found = " ".join(f"{byte:02x}" for byte in error.object[error.start : error.end][:4])
-        return ValueError(
-            f"{self.file.name} is not valid {self.encoding.name} at byte {place} ({found}): {error.reason}; "
-            "repair it, give the encoding it has, or have errors='replace'"
-        )
-
-    def place(self, first: int, data: bytes, index: int) -> str:
-        """Where a character is: character `index` of a block, which begins at `first`."""
-        return f"byte {first + self.encoding.offset_of(data, index)}"
-
-
-class ForwardBlocks(TextBlocks):
-    """The blocks of a text whose encoding can only be read from its begin; see `TextBlocks`."""
-
-    def __init__(self, file: TextBytes, encoding: TextEncoding, block_bytes: int) -> None:
-        super().__init__(file, encoding, block_bytes)
-        self._bytes = encoding.decoder()
-        self._newlines = io.IncrementalNewlineDecoder(None, translate=True)
-        self._final = False
-
-    def read(self) -> bytes:
-        if self._error is not None:
-            raise self._error
-        data = self.file.read_at(self.offset, self._block_bytes)
+            data = self.file.read_at(first, wanted + 2 * _AROUND)
+            data = data[: self._cut(data, wanted)]
         self.offset += len(data)
-        self._final = not self.file.read_at(self.offset, 1) and not self.file.broken
+        self._cut_short = self.file.error is not None and not self.file.read_at(self.offset, 1)
         if not data:
             self.file.check()
         return data
 
-    def text(self, data: bytes) -> tuple[bytes, str]:
-        state = self._bytes.getstate()
-        waiting = len(state[0])
-        try:
-            text = self._bytes.decode(data, self._final)
-        except UnicodeDecodeError as error:
-            self._error = self._invalid(error, self.offset - len(data) - waiting + error.start)
-            self._bytes.setstate(state)
-            text = self._bytes.decode(data[: max(error.start - waiting, 0)])
-        return data, self._newlines.decode(text, self._final) if self.encoding.universal else text
+    def ends_line(self, data: bytes) -> bool:
+        """Whether a line of the text ends with these bytes."""
+        return data.endswith(b"\n") or (self._universal and data.endswith(b"\r"))
 
-    def codes(self, data: bytes) -> tuple[bytes, Codes]:
-        data, text = self.text(data)
-        return data, self.encoding.codes_of(text)
+    def lines(self, data: bytes) -> list[int]:
+        """Where lines begin in the bytes of a block, but for the first."""
+        if self._universal and b"\r" in data:  # of as many bytes as the pairs have
+            data = data.replace(b"\r\n", b"-\n").replace(b"\r", b"\n")
+        begins, place = [], data.find(b"\n") + 1
+        while 0 < place < len(data):
+            begins.append(place)
+            place = data.find(b"\n", place) + 1
+        return begins
 
-    def place(self, first: int, data: bytes, index: int) -> str:  # noqa: ARG002
-        return f"a byte behind {first}"
+    def decode(self, data: bytes, *, final: bool = True) -> str:
+        """The text of bytes between two boundaries.
 
+        Args:
+            data: They.
+            final: False: the last character's bytes may be incomplete, and are left out.
 
-def blocks_of(
-    file: TextBytes, encoding: TextEncoding, block_bytes: int, start: int = 0, stop: int | None = None
-) -> TextBlocks:
-    """The blocks of a text, or of a section of it.
+        Raises:
+            UnicodeDecodeError: They are invalid; its `start` counts from the first of them.
+        """
+        text, _ = codecs.utf_8_decode(data, self._errors or "strict", final and not self._cut_short)
+        if self._universal and "\r" in text:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        return text
 
-    Raises:
-        ValueError: Its encoding has no sections.
-    """
-    if encoding.width:
-        return TextBlocks(file, encoding, block_bytes, start, stop)
-    if start or stop is not None:
-        raise ValueError(
-            f"{file.name}: a section of {encoding.name} text cannot be told without what is before it; "
-            "give whole files, or convert them to utf-8"
-        )
-    return ForwardBlocks(file, encoding, block_bytes)
+    def codes(self, data: bytes) -> Codes:
+        """The code points of bytes between two boundaries, as unsigned integers; otherwise as `decode`."""
+        if not data.isascii():
+            return np.frombuffer(self.decode(data).encode("utf-32-le", "surrogatepass"), "<u4")
+        if self._universal and b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        return np.frombuffer(data, np.uint8)
 
+    def count(self, data: bytes) -> int:
+        """How many characters there are between two boundaries, unless bytes are invalid, which is not looked for."""
+        if self._errors == "replace" and not data.isascii():
+            return len(self.decode(data))
+        pairs = data.count(b"\r\n") if self._universal and b"\r" in data else 0
+        if self._errors is None or data.isascii():
+            return len(data) - pairs
+        return int(np.count_nonzero(np.frombuffer(data, np.int8) >= -64)) - pairs  # all but 10xxxxxx
 
-#: At least so much text is between two marks.
-MARK_BYTES = 1 << 20
+    def place(self, first: int, data: bytes, index: int) -> str:
+        """Where character `index` is, of bytes between two boundaries that begin at `first`."""
 
-_MARKED_TEXTS = 256
+        def complete(count: int) -> int:
+            return len(self.decode(data[:count], final=False))
 
+        place = bisect.bisect_left(range(len(data) + 1), index, key=complete)
+        return self.file.place.format(first + self._cut(data, place))
 
-class Marks:
-    """Where some units of a text begin: `(units before it, where, ...)`, ascending; for when it is opened again.
-
-    Marks are made while a text is read, and belong to the process that reads it. Streams that are read at the same time
-    each make a list of their own, so that no lock is needed.
-    """
-
-    def __init__(self) -> None:
-        self._marks: dict[Any, list[tuple[int, ...]]] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Marks, ()
-
-    def until(self, key: Any, units: int) -> list[tuple[int, ...]]:
-        """The marks of a text that have at most so many units before them."""
-        marks = self._marks.get(key, [])
-        return marks[: bisect.bisect_right(marks, units, key=lambda mark: mark[0])]
-
-    def keep(self, key: Any, marks: list[tuple[int, ...]]) -> None:
-        """Keep a text's marks, if they go further than those known."""
-        known = self._marks.get(key)
-        if not marks or (known and known[-1] >= marks[-1]):
-            return
-        self._marks[key] = marks
-        for oldest in list(self._marks)[:-_MARKED_TEXTS]:  # at once: another thread may keep marks meanwhile
-            self._marks.pop(oldest, None)
+    def invalid(self, first: int, error: UnicodeDecodeError) -> ValueError:
+        """The error to raise for invalid bytes, in data that begins at `first`."""
+        return invalid(self.file, "utf-8", error, first)
 
 
-NOTHING: Codes = np.zeros(0, np.uint8)
+def _continues(data: bytes, place: int) -> bool:
+    """Whether there is a byte of UTF-8 that continues a character."""
+    return 0 <= place < len(data) and data[place] & 0xC0 == 0x80

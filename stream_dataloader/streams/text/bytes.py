@@ -1,63 +1,154 @@
-"""The bytes of a text: of a file, of a compressed file, of a string.
+"""The bytes of a text: of a file, of a string, or of what is made of a file's bytes by reading them forward.
 
-Guarantee: bytes are read at the offset asked for, and a compressed file forward only. Fewer bytes are returned only at
-the end, or before an error. The error is kept, so that what was read before it can be handed out first: `check` raises
-it, with the file and the place.
+Compressed files are decompressed, and texts in other encodings become UTF-8: both forward only, from the begin.
+
+Guarantee: bytes are read at the offset asked for. Fewer are returned only at the end, or before an error. The error is
+kept, so that what was read before it can be handed out first: `check` raises it, with the file and the place.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import importlib
 import os
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 from stream_dataloader.streams._media.section import check_file, closed_on_error
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
 
-__all__ = ["CompressedBytes", "FileBytes", "StringBytes", "TextBytes", "is_compressed", "open_text"]
+__all__ = ["StringBytes", "TextBytes", "encoding_name", "in_utf8", "is_compressed", "open_text"]
 
-#: How much of a compressed file is decompressed at a time, at most.
+#: How much is decompressed or decoded at a time, at most.
 _PIECE_BYTES = 1 << 16
 
 #: How much zstd data its decoder gets at once. Repeated bytes shrink to a 32,000th, so this may become 16 MB.
 _ZSTD_BYTES = 1 << 9
 
-#: How much of a compressed file stays readable before the last offset asked for.
+#: How much of what is read forward stays readable before the last offset asked for.
 _KEPT_BYTES = 16
 
 
-class TextBytes(Protocol):
-    """Bytes that are read by offset."""
+#: Byte order marks, which say the byte order. Where there is none, it is that of the machine.
+_MARKS = {
+    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+}
 
-    @property
-    def name(self) -> str:
-        """What error messages call it."""
 
-    @property
-    def size(self) -> int | None:
-        """How many bytes it has; None if that is not known before its end."""
+class TextBytes:
+    """Bytes that are read by offset.
 
-    @property
-    def key(self) -> tuple[Any, ...] | None:
-        """Identifies the file as it is now; None if offsets in it cannot be used again."""
+    Attributes:
+        name: What error messages call it.
+        place: What they call an offset, with `{}` for its number.
+        size: How many bytes it has; None if that is not known before its end.
+        key: Identifies the file as it is now; None if offsets in it cannot be used again.
+        error: Why a `read_at` was cut short.
+    """
 
-    @property
-    def broken(self) -> bool:
-        """Whether there was an error, which `check` raises."""
+    name, place = "the string", "byte {}"
+    size: int | None = None
+    key: tuple[Any, ...] | None = None
+    error: Exception | None = None
 
     def read_at(self, offset: int, count: int) -> bytes:
         """`count` bytes from `offset` on, fewer only at the end or before an error."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Raise the error that cut a `read_at` short, if there was one."""
+        if self.error is not None:
+            raise self.error
 
     def close(self) -> None:
         """Close the file."""
+
+
+class StringBytes(TextBytes):
+    """The bytes of a string."""
+
+    def __init__(self, data: bytes) -> None:
+        self.size = len(data)
+        self._data = data
+
+    def read_at(self, offset: int, count: int) -> bytes:
+        return self._data[offset : offset + count]
+
+
+class FileBytes(TextBytes):
+    """A file, as long as it was when it was opened."""
+
+    def __init__(self, path: str, name: str, local: LocalFile) -> None:
+        self.name = name
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._local = local
+        status = os.fstat(self._file.fileno())
+        self.size: int = status.st_size
+        self.key = (path, status.st_size, status.st_mtime_ns)
+
+    def read_at(self, offset: int, count: int) -> bytes:
+        count = min(count, self.size - offset)
+        data = b""
+        while len(data) < count and self.error is None:
+            place = offset + len(data)
+            try:
+                more = os.pread(self._file.fileno(), count - len(data), place)
+            except OSError as error:
+                self.error = OSError(f"{self.name} could not be read at byte {place}: {error.strerror}")
+                break
+            if not more:
+                self.error = OSError(
+                    f"{self.name} ends at byte {place}, and had {self.size} bytes when it was opened; "
+                    "it must not be written to while it is read"
+                )
+            data = data + more if data else more
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+        self._local.close()
+
+
+class ForwardBytes(TextBytes):
+    """What is made piece by piece, from its begin to its end.
+
+    Args:
+        name: What error messages call it.
+        place: What they call an offset.
+        pieces: Yields them, or raises the error to be told.
+        close: Closes what they are made of.
+    """
+
+    def __init__(self, name: str, place: str, pieces: Iterator[bytes], close: Callable[[], None]) -> None:
+        self.name, self.place = name, place
+        self._pieces, self._close = pieces, close
+        self._data = bytearray()
+        self._begin = 0  # offset of the first byte of `_data`
+        self._ended = False
+
+    def read_at(self, offset: int, count: int) -> bytes:
+        while self._begin + len(self._data) < offset + count and not self._ended:
+            unused = min(offset - _KEPT_BYTES - self._begin, len(self._data))
+            if unused > 0:
+                del self._data[:unused]
+                self._begin += unused
+            try:
+                piece = next(self._pieces, None)
+            except (OSError, ValueError) as error:
+                self.error, piece = error, None
+            self._ended = piece is None
+            self._data += piece or b""
+        assert offset >= self._begin, "it is read forward"
+        return bytes(self._data[offset - self._begin : offset - self._begin + count])
+
+    def close(self) -> None:
+        self._pieces.close()  # type: ignore[attr-defined]  # it is a generator
+        self._close()
 
 
 def is_compressed(path: Any) -> bool:
@@ -81,193 +172,122 @@ def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
         here = check_file(local.path)
         if not is_compressed(path):
             return FileBytes(here, name, local)
-        return CompressedBytes(_open_gzip(here) if name.lower().endswith(".gz") else _open_zstd(here), name, local)
+        pieces = _from_gzip(here) if name.lower().endswith(".gz") else _from_zstd(here)
+        return ForwardBytes(name, "byte {} of its text", _told(pieces, name), local.close)
 
 
-class StringBytes:
-    """The bytes of a string; see `TextBytes`."""
-
-    broken, key = False, None
-
-    def __init__(self, data: bytes) -> None:
-        self.name = "the string"
-        self.size = len(data)
-        self._data = data
-
-    def read_at(self, offset: int, count: int) -> bytes:
-        return self._data[offset : offset + count]
-
-    def check(self) -> None:
-        """Nothing goes wrong."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+def _told(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """Pieces of a compressed file. What its module raises becomes an error that says what to do."""
+    place = 0
+    modules = (sys.modules.get(module) for module in ("zstandard", "compression.zstd"))
+    theirs = tuple(module.ZstdError for module in modules if module is not None)
+    try:
+        for piece in pieces:
+            place += len(piece)
+            yield piece
+    except (OSError, EOFError, zlib.error, *theirs) as error:
+        raise ValueError(
+            f"{name} cannot be decompressed behind byte {place} of its text: {error}; "
+            "it is damaged or was cut short: make or fetch it again"
+        ) from error
+    finally:
+        pieces.close()  # type: ignore[attr-defined]
 
 
-class FileBytes:
-    """A file, as long as it was when it was opened; see `TextBytes`."""
-
-    def __init__(self, path: str, name: str, local: LocalFile) -> None:
-        self.name = name
-        self._error = ""
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
-        self._local = local
-        status = os.fstat(self._file.fileno())
-        self.size = status.st_size
-        self.key = (path, status.st_size, status.st_mtime_ns)
-
-    @property
-    def broken(self) -> bool:
-        return bool(self._error)
-
-    def read_at(self, offset: int, count: int) -> bytes:
-        count = min(count, self.size - offset)
-        data = b""
-        while len(data) < count and not self._error:
-            place = offset + len(data)
-            try:
-                more = os.pread(self._file.fileno(), count - len(data), place)
-            except OSError as error:
-                self._error = f"{self.name} could not be read at byte {place}: {error.strerror}"
-                break
-            if not more:
-                self._error = (
-                    f"{self.name} ends at byte {place}, and had {self.size} bytes when it was opened; "
-                    "it must not be written to while it is read"
-                )
-            data = data + more if data else more
-        return data
-
-    def check(self) -> None:
-        if self._error:
-            raise OSError(self._error)
-
-    def close(self) -> None:
-        self._file.close()
-        self._local.close()
+def _from_gzip(path: str) -> Iterator[bytes]:
+    file = gzip.open(path, "rb")  # noqa: SIM115  # at once, not with the first piece
+    return _read(file, file.read1)
 
 
-class CompressedBytes:
-    """What is in a compressed file, read from its begin to its end; see `TextBytes`.
-
-    Args:
-        file: Its `read1(count)` returns at most that many bytes, none at the end.
-        name: What error messages call it.
-        local: Keeps it where it is.
-    """
-
-    size, key = None, None
-
-    def __init__(self, file: Any, name: str, local: LocalFile) -> None:
-        self.name = name
-        self._file = file
-        self._local = local
-        self._data = bytearray()
-        self._begin = 0  # offset of the first byte of `_data`
-        self._ended = False
-        self._error: Exception | None = None
-
-    @property
-    def broken(self) -> bool:
-        return self._error is not None
-
-    def read_at(self, offset: int, count: int) -> bytes:
-        while self._begin + len(self._data) < offset + count and not self._ended:
-            unused = min(offset - _KEPT_BYTES - self._begin, len(self._data))
-            if unused > 0:
-                del self._data[:unused]
-                self._begin += unused
-            self._read()
-        assert offset >= self._begin, "a compressed file is read forward"
-        first = offset - self._begin
-        return bytes(self._data[first : first + count])
-
-    def _read(self) -> None:
-        try:
-            data = self._file.read1(_PIECE_BYTES)
-        except Exception as error:  # each module has its own
-            if not isinstance(error, (OSError, EOFError, zlib.error, *_zstd_errors())):
-                raise
-            self._ended = True
-            self._error = error
-            return
-        self._ended = not data
-        self._data += data
-
-    def check(self) -> None:
-        if self._error is not None:
-            place = self._begin + len(self._data)
-            raise ValueError(
-                f"{self.name} cannot be decompressed behind byte {place} of its text: {self._error}; "
-                "it is damaged or was cut short: make or fetch it again"
-            ) from self._error
-
-    def close(self) -> None:
-        self._file.close()
-        self._local.close()
-
-
-def _open_gzip(path: str) -> Any:
-    return gzip.open(path, "rb")
-
-
-def _open_zstd(path: str) -> Any:
+def _from_zstd(path: str) -> Iterator[bytes]:
     if sys.version_info >= (3, 14):
-        return _Read1(importlib.import_module("compression.zstd").open(path, "rb"))
+        file = importlib.import_module("compression.zstd").open(path, "rb")
+        return _read(file, getattr(file, "read1", file.read))
     try:
         import zstandard
     except ImportError as error:
         raise ImportError(
             f"{path} is read with the package zstandard: pip install 'stream-dataloader[zstd]', or use Python 3.14"
         ) from error
-    return _Zstd(path, zstandard.ZstdDecompressor().decompressobj)
+    return _frames(open(path, "rb"), zstandard.ZstdDecompressor().decompressobj)
 
 
-def _zstd_errors() -> tuple[type[Exception], ...]:
-    modules = (sys.modules.get(name) for name in ("zstandard", "compression.zstd"))
-    return tuple(module.ZstdError for module in modules if module is not None)
+def _read(file: Any, read1: Callable[[int], bytes]) -> Iterator[bytes]:
+    """What `read1` returns: it has what there is before it raises, where `read` has not."""
+    with file:
+        while data := read1(_PIECE_BYTES):
+            yield data
 
 
-class _Read1:
-    """Files whose `read` returns what there is before it raises."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.close = file.close
-        self.read1 = getattr(file, "read1", file.read)
-
-
-class _Zstd:
-    """The frames of a zstd file, one after the other.
+def _frames(file: Any, decoder: Callable[[], Any]) -> Iterator[bytes]:
+    """What is in a zstd file's frames.
 
     zstandard's own reader takes the end of the file for the end of the text, also within a frame. Here that is an
     error, as with gzip.
     """
+    with file:
+        frame, compressed = None, b""
+        while compressed := compressed or file.read(_ZSTD_BYTES):
+            frame = frame or decoder()
+            yield frame.decompress(compressed)
+            compressed = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+        if frame is not None:
+            raise EOFError("the file ends before its zstd data does")
 
-    def __init__(self, path: str, decoder: Callable[[], Any]) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115
-        self._decoder = decoder
-        self._frame: Any = None
-        self._compressed = b""
-        self._ready = memoryview(b"")  # it may be large: a view hands out a piece without moving the rest
 
-    def read1(self, count: int) -> bytes | memoryview:
-        while not self._ready:
-            compressed = self._compressed or self._file.read(_ZSTD_BYTES)
-            if not compressed:
-                if self._frame is not None:
-                    raise EOFError("the file ends before its zstd data does")
-                return b""
-            if self._frame is None:
-                self._frame = self._decoder()
-            self._ready = memoryview(b"")  # frees its memory before the next piece needs some
-            self._ready = memoryview(self._frame.decompress(compressed))
-            self._compressed = b""
-            if self._frame.eof:
-                self._compressed = self._frame.unused_data
-                self._frame = None
-        data, self._ready = self._ready[:count], self._ready[count:]
-        return data
+def encoding_name(encoding: str) -> str:
+    """The one name of an encoding that has many.
 
-    def close(self) -> None:
-        self._file.close()
+    Raises:
+        ValueError: There is no such encoding of text.
+    """
+    try:
+        b"a".decode(encoding, "replace")
+        name = codecs.lookup(encoding).name
+        codecs.getincrementaldecoder(encoding)
+    except (LookupError, UnicodeError, TypeError) as error:
+        raise ValueError(f"encoding is {encoding!r}, which Python does not know as an encoding of text") from error
+    return "utf-8" if name == "utf-8-sig" else name
+
+
+def in_utf8(file: TextBytes, encoding: str, errors: str) -> TextBytes:
+    """A text as UTF-8: as it is if it has that encoding, else decoded and encoded again, forward.
+
+    Args:
+        file: Its bytes.
+        encoding: What they are encoded with, as `encoding_name` says it.
+        errors: "strict" or "replace".
+    """
+    if encoding == "utf-8":
+        return file
+    if encoding in ("utf-16", "utf-32") and not file.read_at(0, 4).startswith(_MARKS[encoding]):
+        encoding += f"-{sys.byteorder[0]}e"
+    return ForwardBytes(file.name, "byte {} of it in utf-8", _transcoded(file, encoding, errors), file.close)
+
+
+def _transcoded(file: TextBytes, encoding: str, errors: str) -> Iterator[bytes]:
+    decoder, offset, data = codecs.getincrementaldecoder(encoding)(errors), 0, b"-"
+    while data:
+        data = file.read_at(offset, _PIECE_BYTES)
+        if not data:
+            file.check()
+        before = decoder.getstate()
+        try:
+            text = decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            waiting = len(before[0])  # of the piece before: the first bytes of a character
+            decoder.setstate(before)
+            yield decoder.decode(data[: max(error.start - waiting, 0)]).encode("utf-8", "surrogatepass")
+            raise invalid(file, encoding, error, offset - waiting) from None
+        yield text.encode("utf-8", "surrogatepass")
+        offset += len(data)
+
+
+def invalid(file: TextBytes, encoding: str, error: UnicodeDecodeError, begin: int) -> ValueError:
+    """What to say of bytes that are no text, in data that begins at an offset."""
+    found = " ".join(f"{byte:02x}" for byte in error.object[error.start : error.end][:4])
+    return ValueError(
+        f"{file.name} is not valid {encoding} at {file.place.format(begin + error.start)} ({found}): {error.reason}; "
+        "repair it, give the encoding it has, or have errors='replace'"
+    )

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stream_dataloader.streams.text.blocks import NOTHING
-from stream_dataloader.streams.text.encoding import Codes
+from stream_dataloader.streams.text.blocks import NOTHING, Codes
 from stream_dataloader.streams.text.units import Units
 
 __all__ = ["TextItems"]

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stream_dataloader.streams.text.blocks import NOTHING
-from stream_dataloader.streams.text.encoding import Codes
+from stream_dataloader.streams.text.blocks import NOTHING, Codes
 
 __all__ = ["character_table", "check_tokenizer", "check_vocabulary", "is_thread_safe", "tokenizing", "tokens_of"]
 

@@ -20,10 +20,17 @@ from stream_dataloader.errors import shorten
 from stream_dataloader.streams._media.flags import check_flags
 from stream_dataloader.streams._media.section import closed_on_error, section_of
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
-from stream_dataloader.streams.text.blocks import Marks, blocks_of
-from stream_dataloader.streams.text.bytes import StringBytes, TextBytes, is_compressed, open_text
-from stream_dataloader.streams.text.encoding import Codes, TextEncoding, encoding_name
+from stream_dataloader.streams.text.blocks import Codes, TextBlocks
+from stream_dataloader.streams.text.bytes import (
+    StringBytes,
+    TextBytes,
+    encoding_name,
+    in_utf8,
+    is_compressed,
+    open_text,
+)
 from stream_dataloader.streams.text.items import TextItems
+from stream_dataloader.streams.text.marks import Marks
 from stream_dataloader.streams.text.numbers import (
     character_table,
     check_tokenizer,
@@ -44,18 +51,17 @@ class TextStream:
     r"""Opens texts, one byte, character or token a time step. To be passed to `StreamDataset` as `open_stream`.
 
     A source is the path of a text file, which may be compressed (`.gz`, `.zst`), or `(path, start, stop)`: the bytes
-    `[start, stop)` of a file that is not compressed. With `of="strings"` it is the text itself. A section may begin and
-    end anywhere: a unit belongs to the section that has its first byte, so that adjacent sections have every unit once.
-    No unit begins at a byte order mark, nor at the "\n" of a "\r\n" that is read as one newline.
+    `[start, stop)` of a file in UTF-8 that is not compressed. With `of="strings"` it is the text itself. A section may
+    begin and end anywhere: a unit belongs to the section that has its first byte, so that adjacent sections have every
+    unit once. No unit begins at a byte order mark, nor at the "\n" of a "\r\n" that is read as one newline.
 
     Tokens are made of one line at a time, with its newline: no token crosses the end of a line. A line that fills a
     whole block of `longest_line_bytes` of the file is also split in that block, before the first space there, or, if
     there is none, at the first character. A line (or its part) belongs to the section that has its first byte.
 
-    Seeking to an item takes no time for bytes, and for characters of one byte with `newlines="keep"`. Other characters
-    are counted, in UTF-8 at gigabytes a second, and tokens are made again; both start from the furthest place that the
-    same process has reached, if the file has not changed. Skipped text is not checked. Compressed files are
-    decompressed up to the item.
+    Seeking to an item takes no time for bytes. Characters are counted, at gigabytes a second, and tokens are made
+    again; both start from the furthest place that the same process has reached, if the file has not changed. Skipped
+    text is not checked. Compressed files are decompressed, and texts that are not in UTF-8 decoded, up to the item.
 
     Attributes:
         of: What sources are: "files" or "strings". It is never guessed: with "files" every string is a path, and a text
@@ -64,7 +70,8 @@ class TextStream:
             from the vocabulary; or "tokens". None: tokens if there is a tokenizer, otherwise characters.
         tokenizer: Makes tokens: a `tokenizers.Tokenizer` or the path of its file, used without special tokens,
             truncation and padding; or any function of a text that returns a list of ints.
-        encoding: How text is encoded. A byte order mark at the beginning of a file in UTF-8, 16 or 32 is left out.
+        encoding: How text is encoded. One other than UTF-8 is read from its begin, without sections. A byte order mark
+            at the beginning of a file in UTF-8, 16 or 32 is left out.
         errors: What to do about bytes that are not valid text: "raise" an error, or "replace" them with U+FFFD.
         newlines: "universal" reads "\r\n" and "\r" as "\n"; "keep" reads them as they are. None: "keep" for bytes,
             otherwise "universal".
@@ -187,15 +194,12 @@ class TextStream:
             return None
         file, first, stop = self._open(source)
         try:
-            encoding = self._text_encoding(file)
             units: int | None = None
             if self.units == "bytes":
                 units = (file.size if stop is None else stop) - first  # type: ignore[operator]
             elif self.units == "characters" and self.of == "strings":
-                units = encoding.count(file.read_at(0, file.size or 0))
-            elif self.units == "characters" and encoding.is_fixed:
-                blocks = blocks_of(file, encoding, self.block_bytes, first, stop)
-                units = (blocks.stop or 0) - blocks.begin
+                assert file.size is not None
+                units = self._blocks(file, self.block_bytes).count(file.read_at(0, file.size))
         finally:
             file.close()
         return None if units is None else max(units - self.targets, 0)
@@ -222,6 +226,8 @@ class TextStream:
                 "themselves"
             ) from error
         with closed_on_error(file):
+            if self.units != "bytes":
+                file = in_utf8(file, encoding_name(self.encoding), "strict" if self.errors == "raise" else "replace")
             self._check(file, first, stop)
         return file, first, stop
 
@@ -244,38 +250,44 @@ class TextStream:
             ValueError: The text is empty, or the section reaches beyond its end.
         """
         if first or stop is not None:
-            if file.size is None:
+            if file.size is None and is_compressed(file.name):
                 raise ValueError(f"{file.name} is compressed, which has no sections; give all of it, or decompress it")
+            if file.size is None:
+                raise ValueError(
+                    f"{file.name}: a section of {self.encoding} text cannot be told without what is before it; "
+                    "give whole files, or convert them to utf-8"
+                )
             if max(first, stop or 0) > file.size:
                 raise ValueError(f"{file.name} has {file.size} bytes, and bytes {first} to {stop} were asked for")
             return
-        mark = 0 if self.units == "bytes" else self._text_encoding(file).mark_bytes
+        mark = self._blocks(file, self.block_bytes).mark_bytes
         if not file.read_at(mark, 1):
             file.check()
-            raise ValueError(f"{file.name} is empty, but for {'its byte order mark' if mark else 'its compression'}")
+            what = "its byte order mark" if mark or not is_compressed(file.name) else "its compression"
+            raise ValueError(f"{file.name} is empty, but for {what}")
 
-    def _text_encoding(self, file: TextBytes) -> TextEncoding:
-        universal = self.newlines == "universal"
-        if self.of == "strings" and self.units != "bytes":
-            return TextEncoding("utf-8", errors="surrogatepass", universal=universal, head=b"")
-        errors = "strict" if self.errors == "raise" else "replace"
-        return TextEncoding(self.encoding, errors=errors, universal=universal, head=file.read_at(0, 4))
+    def _blocks(self, file: TextBytes, block_bytes: int, first: int = 0, stop: int | None = None) -> TextBlocks:
+        is_bytes, is_string = self.units == "bytes", self.of == "strings"
+        errors = "surrogatepass" if is_string else "strict" if self.errors == "raise" else "replace"
+        return TextBlocks(
+            file,
+            block_bytes,
+            None if is_bytes else errors,
+            universal=self.newlines == "universal",
+            marked=not (is_bytes or is_string),
+            start=first,
+            stop=stop,
+        )
 
     def _units(self, file: TextBytes, first: int, stop: int | None) -> Units:
+        key = (file.key, first, stop) if file.key else None
         if self.units == "bytes":
-            return ByteUnits(file, self.block_bytes, first, stop)
-        encoding = self._text_encoding(file)
-        key = (file.key, first, stop) if file.key and encoding.width else None
+            return ByteUnits(self._blocks(file, self.block_bytes, first, stop), self._marks)
         if self.units == "characters":
-            blocks = blocks_of(file, encoding, self.block_bytes, first, stop)
             table, refused = self._table
-            return CharacterUnits(blocks, table, refused, self._marks, key)
+            return CharacterUnits(self._blocks(file, self.block_bytes, first, stop), table, refused, self._marks, key)
         size = self.longest_line_bytes
-        if encoding.width:
-            blocks = blocks_of(file, encoding, size, first // size * size)
-        else:
-            blocks = blocks_of(file, encoding, size, first, stop)
-        return TokenUnits(blocks, self._tokenize, first, stop, self._marks, key)
+        return TokenUnits(self._blocks(file, size, first // size * size), self._tokenize, first, stop, self._marks, key)
 
     @functools.cached_property
     def _table(self) -> tuple[Codes | None, str]:
