@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from stream_dataloader import _options as options
 from stream_dataloader._map_style.group_ids import IDS, Order, groups_of_ids, is_group
-from stream_dataloader._map_style.index_groups import IndexGroups, smallest_dtype
-from stream_dataloader._schedule.rules import IntArray
+from stream_dataloader._map_style.index_groups import IndexGroups
 from stream_dataloader.errors import shorten
 
 #: What a flat list of numbers is.
@@ -101,43 +100,38 @@ def _told_apart(listed: Any) -> Numbers:
 def _groups_of_lengths(listed: Any, dataset_length: int | None) -> IndexGroups:
     lengths = options.check_lengths(listed, len(listed))
     assert lengths is not None
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    total = int(offsets[-1])
-    if dataset_length is not None and total > dataset_length:
+    if dataset_length is not None and int(lengths.sum()) > dataset_length:
         raise ValueError(
-            f"the lengths add up to {total}, and the dataset has {dataset_length} items; correct them, or, if this is "
-            'a flat list of ids, say numbers="ids"'
+            f"the lengths add up to {int(lengths.sum())}, and the dataset has {dataset_length} items; correct them, or, "
+            'if this is a flat list of ids, say numbers="ids"'
         )
-    return IndexGroups(offsets, offsets[:-1], None, total if dataset_length is None else dataset_length)
+    return IndexGroups(lengths, None, dataset_length)
 
 
 # lists of indices -----------------------------------------------------------------------------------------------------
 
 
 def _groups_of_lists(listed: Any, dataset_length: int | None) -> IndexGroups:
-    counts = np.empty(len(listed), np.int64)
-    arrays: list[npt.NDArray[Any]] = []
-    ranges = all(type(group) is range and group.step == 1 for group in listed)
-    for number, group in enumerate(listed):
-        if not ranges:
-            arrays.append(_indices_of(number, group))
-        counts[number] = len(group)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    if ranges:
-        starts, stops = (np.array([getattr(group, name) for group in listed], np.int64) for name in ("start", "stop"))
-        has_some = counts > 0
-        firsts = np.where(has_some, starts, 0)
-        largest = int(stops[has_some].max(initial=0)) - 1
-        _check_range(listed, firsts, np.where(has_some, stops - 1, -1), has_some, dataset_length)
-        return IndexGroups(offsets, firsts, None, largest + 1 if dataset_length is None else dataset_length)
-    indices = np.concatenate(arrays)
-    length = int(indices.max(initial=-1)) + 1 if dataset_length is None else dataset_length
-    for wrong in (indices < 0, indices >= length):
+    if _count_on(listed, dataset_length):
+        return IndexGroups(np.fromiter(map(len, listed), np.int64), None, dataset_length)
+    arrays = [_indices_of(number, group) for number, group in enumerate(listed)]
+    groups = IndexGroups(np.fromiter(map(len, arrays), np.int64), np.concatenate(arrays), dataset_length)
+    for number, array in enumerate(arrays):
+        wrong = (array < 0) | (array >= groups.dataset_length)
         if wrong.any():
             place = int(wrong.argmax())
-            number = int(np.searchsorted(offsets, place, "right")) - 1
-            _refuse(f"groups[{number}][{place - int(offsets[number])}]", int(indices[place]), dataset_length)
-    return IndexGroups(offsets, None, indices.astype(smallest_dtype(length)), length)
+            raise ValueError(_beyond(f"groups[{number}][{place}]", int(array[place]), dataset_length))
+    return groups
+
+
+def _count_on(groups: Any, dataset_length: int | None) -> bool:
+    """Whether groups are ranges that follow each other from 0 on: their lengths are enough, and no index is made."""
+    end = 0
+    for group in groups:
+        if type(group) is not range or group.step != 1 or (group and group.start != end):
+            return False
+        end += len(group)
+    return dataset_length is None or end <= dataset_length
 
 
 def _indices_of(number: int, group: Any) -> npt.NDArray[Any]:
@@ -159,29 +153,17 @@ def _indices_of(number: int, group: Any) -> npt.NDArray[Any]:
     return array
 
 
-def _check_range(
-    listed: Any, firsts: IntArray, lasts: IntArray, has_some: npt.NDArray[np.bool_], dataset_length: int | None
-) -> None:
-    wrong = has_some & (firsts < 0)
-    if dataset_length is not None:
-        wrong |= lasts >= dataset_length
-    if wrong.any():
-        number = int(wrong.argmax())
-        index = int(firsts[number] if firsts[number] < 0 else lasts[number])
-        _refuse(f"groups[{number}], {listed[number]},", index, dataset_length, verb="has index")
-
-
-def _refuse(what: str, index: int, length: int | None, verb: str = "is") -> None:
-    """Raise for an index that no item has."""
+def _beyond(what: str, index: int, length: int | None) -> str:
+    """The message for an index that no item has."""
     if index < 0:
         limit = "from 0" if length is None else f"from 0 to {length - 1}"
-        raise ValueError(
-            f"{what} {verb} {index}, and indices count {limit}; a negative index does not count from the end, give the "
+        return (
+            f"{what} is {index}, and indices count {limit}; a negative index does not count from the end, give the "
             "index itself"
         )
-    raise ValueError(
-        f"{what} {verb} {index}, and the dataset has {length} items, so indices count from 0 to {(length or 0) - 1}; "
-        "leave the index out, or give the dataset that the groups were made for"
+    return (
+        f"{what} is {index}, and the dataset has {length} items, so indices count from 0 to {(length or 0) - 1}; leave "
+        "the index out, or give the dataset that the groups were made for"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stream_dataloader._map_style.index_groups import IndexGroups, smallest_dtype
+from stream_dataloader._map_style.index_groups import IndexGroups
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader.errors import shorten
 
@@ -41,12 +41,9 @@ def groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) -> 
             "lists of indices or ranges, one for each group" + _hint_of_lengths(ids, dataset_length)
         )
     codes = _codes(ids)
-    dtype = smallest_dtype(count)
     if order is not None:
         by_key = _sorted_by(order, count)
-        indices = by_key[np.argsort(codes[by_key], kind="stable")].astype(dtype)
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(codes))]).astype(np.int64)
-        return IndexGroups(offsets, None, indices, count)
+        return IndexGroups(np.bincount(codes), by_key[np.argsort(codes[by_key], kind="stable")], count)
     begins = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1]).astype(np.int64)
     runs = codes[begins]
     if len(runs) > codes.max() + 1:
@@ -59,7 +56,7 @@ def groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) -> 
             "come: order= a sort key for each index, such as its time, or order=range(len(dataset)); "
             "else give them ids that differ"
         )
-    return IndexGroups(np.append(begins, count), begins, None, count)
+    return IndexGroups(np.diff(begins, append=count), None, count)
 
 
 def _hint_of_lengths(ids: Any, dataset_length: int) -> str:

@@ -2,12 +2,11 @@
 
 ::
 
-    groups      range(0, 3)  range(7, 9)            [4, 1, 9]  [2]
-    offsets     0 3 5                               0 3 4             where each group begins in the groups put together
-    firsts      0 7            (and no indices)     -                 where all groups are consecutive indices
-    indices     -                                   4 1 9 2           where they are not
+    groups      range(0, 3)  range(7, 9)    [4, 1, 9]  [2]
+    offsets     0 3 5                       0 3 4            where each group begins in the groups put together
+    values      0 7                         4 1 9 2          their first indices if all are ranges, else all indices
 
-Guarantee: a million groups are two or three arrays, whichever way they were given. A forked worker shares them, as
+Guarantee: a million groups are two arrays, whichever way they were given. A forked worker shares them, as
 nothing is written to them, and one that is started anew is passed their memory.
 """
 
@@ -34,22 +33,24 @@ class IndexGroups(Sources):
     """Groups of indices. One is a `range` if its indices are consecutive in all groups, else an array.
 
     Args:
-        offsets: `(groups + 1,)`, where each group begins in all of them put one after the other, and their end.
-        firsts: `(groups,)`, each group's first index, where all groups are consecutive indices; else None.
-        indices: All indices, one group's after the other's; None if there are `firsts`.
-        dataset_length: Number of items of the dataset.
+        lengths: `(groups,)`, the number of indices of each.
+        indices: All indices, one group's after the other's; None: they count from 0.
+        dataset_length: Number of items of the dataset; None: one more than the largest index.
     """
 
-    def __init__(
-        self, offsets: IntArray, firsts: IntArray | None, indices: npt.NDArray[Any] | None, dataset_length: int
-    ) -> None:
-        assert (firsts is None) != (indices is None)
-        if indices is not None and (found := _first_indices(offsets, indices)) is not None:
-            firsts, indices = found, None
-        if firsts is not None:  # what an empty group has is all the same; so an equal list has an equal fingerprint
-            firsts = np.where(np.diff(offsets) > 0, firsts, offsets[:-1])
-        self._offsets, self._firsts, self._indices = offsets, firsts, indices
+    def __init__(self, lengths: npt.ArrayLike, indices: IntArray | None, dataset_length: int | None) -> None:
+        offsets = self._offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        if dataset_length is None:
+            dataset_length = int(offsets[-1] if indices is None else indices.max(initial=-1) + 1)
         self.dataset_length = dataset_length
+        firsts = offsets[:-1] if indices is None else _first_indices(offsets, indices)
+        self._are_ranges = firsts is not None
+        self._values: npt.NDArray[Any]  # each group's first index if they are ranges, else all indices
+        if firsts is not None:
+            self._values = firsts
+        else:
+            assert indices is not None
+            self._values = indices.astype(_smallest_dtype(dataset_length))
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -59,11 +60,10 @@ class IndexGroups(Sources):
 
     def _source(self, index: int) -> range | npt.NDArray[Any]:
         begin, end = self._offsets[index : index + 2].tolist()
-        if self._firsts is not None:
-            first = int(self._firsts[index])
+        if self._are_ranges:
+            first = int(self._values[index])
             return range(first, first + end - begin)
-        assert self._indices is not None
-        group = self._indices[begin:end]
+        group = self._values[begin:end]
         group.flags.writeable = False
         return group
 
@@ -80,20 +80,19 @@ class IndexGroups(Sources):
     @functools.cached_property
     def flat(self) -> npt.NDArray[Any] | None:
         """`(total,)`, the indices of all groups, one group's after the other's; None: they count from 0."""
-        if self._firsts is None:
-            return self._indices
+        if not self._are_ranges:
+            return self._values
         begins = self._offsets[:-1]
-        if np.array_equal(self._firsts, begins):
+        if np.array_equal(self._values, begins):
             return None
-        flat = np.repeat(self._firsts - begins, self.lengths) + np.arange(self.total)
-        return flat.astype(smallest_dtype(self.dataset_length))
+        flat = np.repeat(self._values - begins, self.lengths) + np.arange(self.total)
+        return flat.astype(_smallest_dtype(self.dataset_length))
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Tells these groups, and the length of the dataset, from others; says the numbers, for errors."""
         digest = hashlib.blake2b(digest_size=8)
-        for array in (self._offsets, self._firsts if self._indices is None else self._indices):
-            assert array is not None
+        for array in (self._offsets, self._values):
             for begin in range(0, len(array), _HASHED_AT_ONCE):
                 digest.update(array[begin : begin + _HASHED_AT_ONCE].astype("<i8").tobytes())
         return (
@@ -104,54 +103,44 @@ class IndexGroups(Sources):
     @functools.cached_property
     def _portable(self) -> SharedMemory:
         """The arrays, for processes that are started anew."""
-        values = self._offsets, self._firsts if self._indices is None else self._indices
         memory = SharedMemory(bytes_of(self._lay_out))
-        for array, value in zip(self._lay_out(Carver(memory.buffer)), values, strict=True):
+        for array, value in zip(self._lay_out(Carver(memory.buffer)), (self._offsets, self._values), strict=True):
             array[:] = value
         return memory
 
-    def _lay_out(self, carve: Carver) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        return _arrays(carve, *self._shape)
+    def _lay_out(self, carve: Carver) -> list[npt.NDArray[Any]]:
+        return [carve(len(array), dtype=array.dtype) for array in (self._offsets, self._values)]
 
-    @property
-    def _shape(self) -> tuple[int, int, str]:
-        """Numbers of groups, and of indices if they are kept, and those indices' dtype."""
-        if self._indices is None:
-            return len(self), -1, ""
-        return len(self), len(self._indices), self._indices.dtype.str
-
-    def __getstate__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {"dataset_length": self.dataset_length, "_are_ranges": self._are_ranges}
         if spawning():  # on the way to a worker: share
-            return self.dataset_length, self._shape, self._portable
-        return self.dataset_length, self._offsets, self._firsts, self._indices
+            shapes = [(len(array), array.dtype.str) for array in (self._offsets, self._values)]
+            return kept | {"_memory": self._portable, "_shapes": shapes}
+        return kept | {"_offsets": self._offsets, "_values": self._values}
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.dataset_length = state[0]
-        if len(state) == 4:
-            self._offsets, self._firsts, self._indices = state[1:]
-            return
-        _, shape, self._memory = state
-        self._offsets, second = _arrays(Carver(self._memory.buffer), *shape)
-        self._firsts, self._indices = (second, None) if shape[1] < 0 else (None, second)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "_memory" in state:
+            carve = Carver(state["_memory"].buffer)
+            self._offsets, self._values = (carve(count, dtype=dtype) for count, dtype in state["_shapes"])
 
 
-def _arrays(carve: Carver, groups: int, indices: int, dtype: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    return carve(groups + 1), carve(groups) if indices < 0 else carve(indices, dtype=dtype)
-
-
-def smallest_dtype(length: int) -> Any:
+def _smallest_dtype(length: int) -> Any:
     """The dtype that takes least memory of those that hold the indices of a dataset of this length."""
     return np.int32 if length <= np.iinfo(np.int32).max else np.int64
 
 
 def _first_indices(offsets: IntArray, indices: npt.NDArray[Any]) -> IntArray | None:
-    """Each group's first index, if the indices of each group are consecutive; 0 for an empty group."""
+    """Each group's first index, if the indices of each group are consecutive; any for an empty group, but always one.
+
+    So groups that are equal have one fingerprint.
+    """
     follows = np.diff(indices) == 1
     inner = offsets[1:-1]
     follows[inner[(inner > 0) & (inner < len(indices))] - 1] = True  # from one group to the next
     if not follows.all():
         return None
-    firsts = np.zeros(len(offsets) - 1, np.int64)
+    firsts = offsets[:-1].copy()
     has_some = np.diff(offsets) > 0
-    firsts[has_some] = indices[offsets[:-1][has_some]]
+    firsts[has_some] = indices[firsts[has_some]]
     return firsts
