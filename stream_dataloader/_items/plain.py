@@ -57,8 +57,6 @@ def from_plain(plain: Mapping[str, Any] | None) -> Node:
             f"the state holds a {plain['type']}, and no dataclass or named tuple of that name is imported; import its "
             "module before you load the state"
         )
-    if kind is type(None):
-        return Node("None", type=kind)
     children = tuple(map(from_plain, plain["children"]))
     order = None if plain["order"] is None else tuple(plain["order"])
     return Node(f"{kind.__module__}.{kind.__qualname__}", tuple(plain["keys"]), children, kind, order)

@@ -11,7 +11,7 @@ names the place and both sides.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -47,8 +47,12 @@ class Node:
 LEAF = Node()
 
 
-def children_of(item: Any) -> tuple[type, tuple[Any, ...], list[Any]] | None:
-    """What a container is rebuilt as, its keys and its children; None for a leaf."""
+#: What a container is rebuilt as, its keys and its children.
+Parts = tuple[type, tuple[Any, ...], list[Any]]
+
+
+def children_of(item: Any) -> Parts | None:
+    """The parts of a container; None for a leaf."""
     kind: Any = type(item)
     if isinstance(item, dict):  # also a subclass, as a plain dict: its constructor may take anything
         return dict, tuple(item), [item[key] for key in item]
@@ -81,8 +85,8 @@ def step_to(kind: type, key: Any) -> str:
     return f".{key}" if kind is not dict and isinstance(key, str) else f"[{key!r}]"
 
 
-def flatten(item: Any) -> tuple[Node, list[Any]]:
-    """The structure of `item` and its leaves, as they are."""
+def flatten(item: Any, children_of: Callable[[Any], Parts | None] = children_of) -> tuple[Node, list[Any]]:
+    """The structure of `item` and its leaves, as they are; `children_of` says what a container is."""
     parts = children_of(item)
     if parts is None:
         return LEAF, [item]
@@ -95,7 +99,7 @@ def flatten(item: Any) -> tuple[Node, list[Any]]:
             order = tuple(place[key] for key in keys)
             by_key = dict(zip(keys, values, strict=True))
             keys, values = tuple(ranked), [by_key[key] for key in ranked]
-    flat = [flatten(value) for value in values]
+    flat = [flatten(value, children_of) for value in values]
     node = Node(f"{kind.__module__}.{kind.__qualname__}", keys, tuple(child for child, _ in flat), kind, order)
     return node, [leaf for _, leaves in flat for leaf in leaves]
 
@@ -174,6 +178,10 @@ def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
         if node.order is not None:
             return {node.keys[i]: values[i] for i in node.order}
         return dict(zip(node.keys, values, strict=True))
+    if node.type is list:
+        return values
+    if node.type is type(None):
+        return None
     if issubclass(node.type, tuple):
         return tuple.__new__(node.type, values)  # not its own __new__, which may take other arguments
     rebuilt = object.__new__(node.type)  # not __init__, which may check the shapes of one item

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from stream_dataloader._loader.position import LoaderPosition
-from stream_dataloader._ranks.agreement import OwnSteps, Steps
+from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._reading.share import Start
 from stream_dataloader._schedule.progress import KEPT_RECORDS, HandedOut, Progress
 from stream_dataloader._schedule.snapshot import PackedSnapshot, nothing_left
@@ -56,7 +56,7 @@ class Course:
         self.progress = progress
         self.readers = readers
         self.begin = self._of_step(begin, step)
-        self.steps: Steps = OwnSteps()
+        self.steps: Steps = Steps()
         self.ended = step - 1 if over else None
         self.goes_on = False
         self._ahead = progress.step - step  # an endless one counts its steps over all epochs

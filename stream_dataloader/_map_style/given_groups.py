@@ -100,10 +100,10 @@ def _told_apart(listed: Any) -> Numbers:
 def _groups_of_lengths(listed: Any, dataset_length: int | None) -> IndexGroups:
     lengths = options.check_lengths(listed, len(listed))
     assert lengths is not None
-    if dataset_length is not None and int(lengths.sum()) > dataset_length:
+    if dataset_length is not None and (total := int(lengths.sum())) > dataset_length:
         raise ValueError(
-            f"the lengths add up to {int(lengths.sum())}, and the dataset has {dataset_length} items; correct them, or, "
-            'if this is a flat list of ids, say numbers="ids"'
+            f"the lengths add up to {total}, and the dataset has {dataset_length} items; correct them, or, if this is "
+            'a flat list of ids, say numbers="ids"'
         )
     return IndexGroups(lengths, None, dataset_length)
 

@@ -140,7 +140,7 @@ def _first_indices(offsets: IntArray, indices: npt.NDArray[Any]) -> IntArray | N
     follows[inner[(inner > 0) & (inner < len(indices))] - 1] = True  # from one group to the next
     if not follows.all():
         return None
-    firsts = offsets[:-1].copy()
+    firsts: IntArray = offsets[:-1].copy()
     has_some = np.diff(offsets) > 0
     firsts[has_some] = indices[firsts[has_some]]
     return firsts

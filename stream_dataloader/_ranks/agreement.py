@@ -20,7 +20,7 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 
@@ -34,18 +34,23 @@ _FOREVER_SECONDS = 86400.0
 _KEPT_STEPS = 64  # a process that is the same rank as another may lag behind
 
 
-class Steps(Protocol):
-    """Decides which steps belong to the epoch."""
+class Steps:
+    """Decides which steps belong to the epoch; here of a rank that decides for itself."""
 
-    def delivers(self, step: int, has_data: bool) -> bool:
+    def delivers(self, step: int, has_data: bool) -> bool:  # noqa: ARG002
         """Whether a step is delivered, asked for step after step; `has_data`: this rank alone would."""
+        return has_data
 
     def layout(self) -> Any:
         """The layout of other ranks' items.
 
         Raises:
-            RankError: There is no knowing.
+            RankError: No other rank can know.
         """
+        raise RankError(
+            "this rank has no item to read, from here on, so it cannot know what to pad; use fewer ranks or groups, or "
+            "start torch.distributed, so that another rank can tell it"
+        )
 
     def note_layout(self, layout: Any) -> None:
         """Let other ranks know the layout of items."""
@@ -54,28 +59,7 @@ class Steps(Protocol):
         """The iteration is over, or was left."""
 
 
-class OwnSteps:
-    """One rank alone decides for itself."""
-
-    def delivers(self, step: int, has_data: bool) -> bool:  # noqa: ARG002
-        """See `Steps`."""
-        return has_data
-
-    def layout(self) -> Any:
-        """See `Steps`."""
-        raise RankError(
-            "this rank has no item to read, from here on, so it cannot know what to pad; use fewer ranks or groups, or "
-            "start torch.distributed, so that another rank can tell it"
-        )
-
-    def note_layout(self, layout: Any) -> None:
-        """See `Steps`."""
-
-    def close(self) -> None:
-        """See `Steps`."""
-
-
-class CountedSteps(OwnSteps):
+class CountedSteps(Steps):
     """The number of steps is known."""
 
     def __init__(self, count: int) -> None:
@@ -86,7 +70,7 @@ class CountedSteps(OwnSteps):
         return step < self._count
 
 
-class AgreedSteps:
+class AgreedSteps(Steps):
     """Ranks tell each other how far they got.
 
     Args:
@@ -210,10 +194,9 @@ class AgreedSteps:
         if rendezvous.count(connection, keys.have(step)) == rendezvous.place.world_size:
             rendezvous.put(connection, keys.has(step), Answer(True).pack())
         old = step - _KEPT_STEPS
-        of_old_step = {keys.has(old), keys.have(old), keys.of_rank(keys.have(old), rendezvous.place.rank)}
-        for key in of_old_step & rendezvous.written:
-            connection.store.delete_key(key)
-            rendezvous.written.remove(key)
+        rendezvous.forget(
+            connection, keys.has(old), keys.have(old), keys.of_rank(keys.have(old), rendezvous.place.rank)
+        )
         return self._wait(connection, step, keys.have(step))
 
     def _wait(self, connection: StoreConnection, step: int, counted: str) -> bool:

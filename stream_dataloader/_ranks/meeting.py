@@ -21,14 +21,13 @@ import threading
 import time as clock
 import uuid
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
 from stream_dataloader._ranks import keys
 from stream_dataloader._ranks.place import RankPlace
 from stream_dataloader._ranks.store import StoreConnection, StoreUse, use_of
-from stream_dataloader.errors import RankError
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -36,120 +35,107 @@ if TYPE_CHECKING:
 _GRACE_SECONDS = 5.0  # for the same epoch to begin in another thread, before ranks that differ meet
 
 
-class Wish:
-    """What an epoch is that a rank is about to begin.
+class Wanted(NamedTuple):
+    """Which epoch a rank is about to begin.
 
-    Args:
-        terms: What must be alike on all ranks.
+    Attributes:
+        label: The same for the same epoch.
+        in_main: The rank begins no other one meanwhile, in another thread.
     """
 
-    def __init__(self, terms: Mapping[str, Any]) -> None:
+    label: str
+    in_main: bool
+
+    @classmethod
+    def of(cls, terms: Mapping[str, Any]) -> Wanted:
+        """The epoch with these terms, begun by this thread."""
         whole = json.dumps(terms, sort_keys=True).encode()
-        self.label = hashlib.blake2b(whole, digest_size=8).hexdigest()
-        self.in_main = threading.current_thread() is threading.main_thread()
+        in_main = threading.current_thread() is threading.main_thread()
+        return cls(hashlib.blake2b(whole, digest_size=8).hexdigest(), in_main)
 
 
-class Hall:
-    """The keys that all ranks know beforehand, by which they find each other.
+def ask_for_name(connection: StoreConnection, place: RankPlace, wanted: Wanted) -> str:
+    """The name under which rank 0 begins an epoch, to which this rank comes.
 
-    Args:
-        store: Through which ranks speak.
-        place: This rank's.
+    Raises:
+        RankError: Rank 0 begins none.
     """
+    nonce, use = uuid.uuid4().hex, connection.use
+    connection.move(prefix_of(place.peers))
+    calls = use.calls.setdefault(place.peers, {})
 
-    def __init__(self, store: Store, place: RankPlace) -> None:
-        self._prefix = prefix_of(place.peers)
-        self._use = use_of(store)
-        self._place = place
-
-    def call(self, connection: StoreConnection, wish: Wish) -> str:
-        """The name under which rank 0 begins an epoch, to which this rank comes.
-
-        Raises:
-            RankError: Rank 0 begins none.
-        """
-        nonce = uuid.uuid4().hex
-        connection.move(self._prefix)
-        self._say(connection, lambda: self._calls.update({nonce: (wish.label, wish.in_main)}))
-        try:
-            name = connection.wait(keys.answer(nonce), lambda: [0], "begin the epoch")
-        except RankError:
-            self._say(connection, lambda: self._calls.pop(nonce))
-            raise
-        self._say(connection, lambda: self._calls.pop(nonce))
-        connection.store.delete_key(keys.answer(nonce))
-        return name
-
-    @property
-    def _calls(self) -> dict[str, tuple[str, bool]]:
-        return self._use.calls.setdefault(self._place.peers, {})
-
-    def _say(self, connection: StoreConnection, change: Callable[[], object]) -> None:
+    def say(change: Callable[[], object]) -> None:
         """Change this rank's open calls, of all threads, and let rank 0 see them."""
-        with self._use.lock:
+        with use.lock:
             change()
-            calls = json.dumps([(nonce, *wish) for nonce, wish in self._calls.items()])
-            connection.store.set(keys.of_rank(keys.CALL, self._place.rank), calls)
+            listed = json.dumps([(nonce, *wanted) for nonce, wanted in calls.items()])
+            connection.store.set(keys.of_rank(keys.CALL, place.rank), listed)
         connection.store.add(keys.CALLS, 1)
 
-    def open(self, wish: Wish) -> Door:
-        """Begin an epoch, as rank 0."""
-        return Door(self._prefix, self._use, self._place, wish)
+    say(lambda: calls.update({nonce: wanted}))
+    try:
+        name = connection.wait(keys.answer(nonce), lambda: [0], "begin the epoch")
+    finally:
+        say(lambda: calls.pop(nonce))
+    connection.store.delete_key(keys.answer(nonce))
+    return name
 
 
-class Door:
-    """Rank 0's side: tells those that call where they are awaited, until it is closed.
+class Invitation:
+    """Rank 0's side: tells those that ask where they are awaited, while this context is open.
 
     Attributes:
         name: Under which the epoch begins.
         written: The keys of answers, which nobody may have read.
     """
 
-    def __init__(self, prefix: str, use: StoreUse, place: RankPlace, wish: Wish) -> None:
-        self.name = f"{prefix}/{uuid.uuid4().hex}"
-        self._prefix = prefix
+    def __init__(self, use: StoreUse, place: RankPlace, wanted: Wanted) -> None:
+        self._prefix = prefix_of(place.peers)
+        self.name = f"{self._prefix}/{uuid.uuid4().hex}"
         self._use = use
         self._place = place
-        self._wish = wish
+        self._wanted = wanted
         self.written: set[str] = set()
         self._heard: int | None = None  # how often calls had changed when they were looked at; None: look again
         self._here: set[int] = {place.rank}
         self._since = clock.monotonic()
-        with use.lock:
-            use.doors.append(self)
+
+    def __enter__(self) -> Invitation:
+        with self._use.lock:
+            self._use.invitations.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._use.lock:
+            self._use.invitations.remove(self)
 
     def answer(self, connection: StoreConnection) -> None:
         """Answer new calls; a rank that waits does this between two looks at the store."""
-        hall = connection.under(self._prefix)
-        heard = int(hall.add(keys.CALLS, 0))
+        known = connection.under(self._prefix)
+        heard = int(known.add(keys.CALLS, 0))
         if heard == self._heard:
             return
         self._heard = heard
         for rank in range(self._place.world_size):
             if rank not in self._here and connection.has(keys.of_rank(keys.HERE, rank)):
                 self._here.add(rank)
-            if rank in self._here or not hall.check([keys.of_rank(keys.CALL, rank)]):
+            if rank in self._here or not known.check([keys.of_rank(keys.CALL, rank)]):
                 continue
-            for nonce, label, in_main in json.loads(hall.get(keys.of_rank(keys.CALL, rank))):
-                if self._admits(label, in_main=in_main):
-                    hall.compare_set(keys.answer(nonce), "", self.name)
+            for nonce, *wanted in json.loads(known.get(keys.of_rank(keys.CALL, rank))):
+                if self._admits(Wanted(*wanted)):
+                    known.compare_set(keys.answer(nonce), "", self.name)
                     self.written.add(f"{self._prefix}/{keys.answer(nonce)}")
                 else:
                     self._heard = None
 
-    def _admits(self, label: str, *, in_main: bool) -> bool:
+    def _admits(self, other: Wanted) -> bool:
         """Whether a caller is meant to come here; one that wants another epoch is, if that can only be a mistake."""
-        if label == self._wish.label:
+        if other.label == self._wanted.label:
             return True
         with self._use.lock:
-            if any(door is not self and door._wish.label == label for door in self._use.doors):
+            if any(another._wanted.label == other.label for another in self._use.invitations):
                 return False
-        return (in_main and self._wish.in_main) or clock.monotonic() - self._since > _GRACE_SECONDS
-
-    def close(self) -> None:
-        """Answer no more."""
-        with self._use.lock:
-            self._use.doors.remove(self)
+        return (other.in_main and self._wanted.in_main) or clock.monotonic() - self._since > _GRACE_SECONDS
 
 
 def prefix_of(peers: str) -> str:

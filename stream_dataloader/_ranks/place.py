@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
+from stream_dataloader import _options as options
+
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
@@ -19,14 +21,12 @@ class RankPlace(NamedTuple):
 
     Attributes:
         peers: Names those ranks, where there are several sets of them.
-        connected: torch.distributed is running, so that they can speak.
         twins: Several processes may be the same rank.
     """
 
     rank: int = 0
     world_size: int = 1
     peers: str = ""
-    connected: bool = False
     twins: bool = False
 
 
@@ -41,11 +41,10 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
     Raises:
         ValueError: This process is not in the process group, or that is a mesh of several dimensions.
     """
-    started = is_started()
     if rank is not None and world_size is not None:
-        twins = started and world_size != dist.get_world_size()
-        return RankPlace(rank, world_size, f"ranks of {world_size}", started, twins)
-    if not started:
+        twins = is_started() and world_size != dist.get_world_size()
+        return RankPlace(rank, world_size, f"ranks of {world_size}", twins)
+    if not is_started():
         if process_group is not None:
             raise ValueError("process_group= needs torch.distributed: call init_process_group() before iterating")
         return RankPlace()
@@ -63,21 +62,35 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
         raise ValueError(f"rank {dist.get_rank()} is not in process_group; pass the group that it is in")
     ranks = [] if group is None else dist.get_process_group_ranks(group)
     peers = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest() if ranks else "all"
-    return RankPlace(own, dist.get_world_size(group), peers, True)
+    return RankPlace(own, dist.get_world_size(group), peers)
 
 
-def place_now(before: RankPlace, rank: int | None, world_size: int | None, process_group: Any) -> RankPlace:
-    """This process's place; one of several ranks stays what it was when torch.distributed has ended.
+class OwnRank:
+    """Which rank this process is, which may be known only later; one of several stays it when torch.distributed ends.
 
     Args:
-        before: The place that was found last.
-        rank: As given; see `find_place`, also for what follows.
-        world_size: As given.
-        process_group: As given.
+        rank: See `StreamDataLoader`, as the other arguments.
+        world_size: How many there are.
+        process_group: Tells both.
+
+    Raises:
+        ValueError: There is no such rank, or only one of the numbers is given, or there are two ways to tell them.
+        TypeError: One is no integer.
     """
-    if before.world_size > 1 and not is_started():
-        return before._replace(connected=False)
-    return find_place(rank, world_size, process_group)
+
+    def __init__(self, rank: int | None, world_size: int | None, process_group: Any = None) -> None:
+        options.check_ranks(None, rank, world_size, process_group)
+        self._given = rank, world_size, process_group
+        self._latest = RankPlace()
+
+    def now(self) -> RankPlace:
+        """This process's place."""
+        if self._latest.world_size == 1 or is_started():
+            self._latest = find_place(*self._given)
+        return self._latest
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_latest": RankPlace()}
 
 
 def default_store() -> Store:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stream_dataloader import _options as options
-from stream_dataloader._ranks.agreement import AgreedSteps, CountedSteps, OwnSteps, Steps
+from stream_dataloader._ranks.agreement import AgreedSteps, CountedSteps, Steps
 from stream_dataloader._ranks.meeting import counted_name
-from stream_dataloader._ranks.place import RankPlace, default_store, patience_of, place_now
+from stream_dataloader._ranks.place import OwnRank, RankPlace, default_store, is_started, patience_of
 from stream_dataloader._ranks.rendezvous import Rendezvous
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
@@ -51,11 +51,11 @@ class Ranks:
         world_size: int | None,
         process_group: Any,
     ) -> None:
-        options.check_ranks(groups, rank, world_size, process_group)
+        options.check_ranks(groups, None, None, None)
+        self._own = OwnRank(rank, world_size, process_group)
         self._dataset = dataset
         self._timeout = timeout
         self._groups = groups
-        self._given = (rank, world_size, process_group)
         self._seed = dataset.rules.seed
         self._place = RankPlace()
         self.reading = dataset
@@ -73,7 +73,7 @@ class Ranks:
         Raises:
             ValueError: Ranks or lanes cannot share the groups evenly.
         """
-        place = self._place = self._where()
+        place = self._place = self._own.now()
         groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
         rules = dataclasses.replace(self._dataset.rules, groups=groups, seed=self._seed)
         if rules == self.reading.rules:
@@ -82,16 +82,13 @@ class Ranks:
         self.reading = self._dataset.under(rules)
         return True
 
-    def _where(self) -> RankPlace:
-        return place_now(self._place, *self._given)
-
     def load(self, state: Any) -> LoadedState:
         """What a state says of this rank's groups; its seed and number of groups are adopted at the next `find_place`.
 
         Raises:
             StateError: It is of another dataset, or not of this rank's groups.
         """
-        total, place = groups_of(state), self._where()
+        total, place = groups_of(state), self._own.now()
         try:
             groups = Groups.of_rank(total, place.rank, place.world_size)
         except ValueError as error:
@@ -125,19 +122,19 @@ class Ranks:
         Raises:
             RankError: It is not, or a rank did not come.
         """
-        place, rules = self._place, self.reading.rules
+        rules = self.reading.rules
         if self.alone:
-            return OwnSteps()
-        count = _count(self.reading, epoch, step, place)
-        decided = OwnSteps() if rules.padding_mode == "cycle" else None if count is None else CountedSteps(count)
-        if not place.connected:
+            return Steps()
+        count = _count(self.reading, epoch, step)
+        decided = Steps() if rules.padding_mode == "cycle" else None if count is None else CountedSteps(count)
+        if not is_started():
             if decided is None:
                 warnings.warn(
                     "ranks cannot agree on the number of steps without torch.distributed; call init_process_group(), "
                     "or pass lengths= to StreamDataset",
                     stacklevel=5,
                 )
-            return decided or OwnSteps()
+            return decided or Steps()
         rendezvous = self._next_rendezvous()
         try:
             rendezvous.begin({**terms, "number of batches": count})
@@ -185,13 +182,13 @@ def known_count(dataset: StreamDataset, epoch: int) -> int | None:
     return None if steps is None else count_steps(dataset.rules, steps)
 
 
-def _count(dataset: StreamDataset, epoch: int, step: int, place: RankPlace) -> int | None:
+def _count(dataset: StreamDataset, epoch: int, step: int) -> int | None:
     """The number of steps of the epoch, where it is known and all ranks can make do with it."""
     rules, steps = dataset.rules, known_steps(dataset, epoch)
     if steps is None:
         return None
     count = count_steps(rules, steps)
     of_ranks = [max(steps[i : i + rules.groups.count]) for i in range(0, len(steps), rules.groups.count)]
-    if place.connected and rules.padding_mode != "drop" and min(of_ranks) <= step < count:
+    if is_started() and rules.padding_mode != "drop" and min(of_ranks) <= step < count:
         return None  # a rank that reads nothing does not know the items' layout: it has to ask
     return count

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from stream_dataloader._ranks import keys
 from stream_dataloader._ranks.keys import Reason
-from stream_dataloader._ranks.meeting import Hall, Wish
+from stream_dataloader._ranks.meeting import Invitation, Wanted, ask_for_name
 from stream_dataloader._ranks.place import RankPlace
 from stream_dataloader._ranks.store import FAREWELL_SECONDS, StoreConnection, StoreThread, use_of
 from stream_dataloader.errors import RankError, shorten
@@ -39,7 +39,7 @@ class Rendezvous:
         patience: Seconds to wait for another rank.
 
     Attributes:
-        written: Keys that this rank has set.
+        written: Keys that this rank has set, in full.
         speaker: The thread that speaks for the main thread.
     """
 
@@ -48,10 +48,8 @@ class Rendezvous:
         self.patience = patience
         self._store: Store | None = store
         self._name = name or ""
-        self._hall = None if name else Hall(store, place)
         self._keeps_store = dist.get_rank() == 0
         self.written: set[str] = set()
-        self._answers: set[str] = set()
         self.speaker = StoreThread(self.connect)
 
     @property
@@ -65,19 +63,28 @@ class Rendezvous:
 
     def put(self, connection: StoreConnection, key: str, value: str) -> None:
         """Set a key."""
+        self._note(key)
         connection.store.set(key, value)
-        self.written.add(key)
 
     def put_first(self, connection: StoreConnection, key: str, value: str) -> str:
         """Set a key, unless a rank has; what it is then."""
-        self.written.add(key)
+        self._note(key)
         return bytes(connection.store.compare_set(key, "", value)).decode()
 
     def count(self, connection: StoreConnection, what: str) -> int:
-        """Count this rank in something; see `StoreConnection.first`."""
+        """Count this rank in something, once even if several processes are this rank; 0 if it was counted before."""
         own = keys.of_rank(what, self.place.rank)
-        self.written |= {own, what}
-        return connection.first(own, what)
+        self._note(own, what)
+        return int(connection.store.add(what, 1)) if connection.store.add(own, 1) == 1 else 0
+
+    def _note(self, *written: str) -> None:
+        self.written.update(f"{self._name}/{key}" for key in written)
+
+    def forget(self, connection: StoreConnection, *old: str) -> None:
+        """Delete keys, if this rank has set them."""
+        mine = self.written & {f"{self._name}/{key}" for key in old}
+        connection.delete(mine)
+        self.written -= mine
 
     def begin(self, terms: Mapping[str, Any]) -> None:
         """Wait for all ranks, and check that they are about to read the same.
@@ -89,36 +96,35 @@ class Rendezvous:
             RankError: They are not, or one did not come; names it.
         """
         try:
-            self.ask(partial(self._meet, terms, Wish(terms)))
+            self.ask(partial(self._meet, terms, Wanted.of(terms)))
         except BaseException as error:
             self._give_up(error)
             raise
         past = use_of(self._open_store).past.setdefault(self.place.peers, deque())
         while len(past) > _KEPT_EPOCHS:
-            self.speaker.post(partial(StoreConnection.delete, keys=past.popleft()()))
+            self.speaker.post(partial(StoreConnection.delete, keys=list(past.popleft())))
 
     @property
     def _open_store(self) -> Store:
         assert self._store is not None
         return self._store
 
-    def _meet(self, terms: Mapping[str, Any], wish: Wish, connection: StoreConnection) -> None:
+    def _meet(self, terms: Mapping[str, Any], wanted: Wanted, connection: StoreConnection) -> None:
         """Find where the other ranks are, and begin there."""
-        if self._hall is None:
+        if self._name:
             self._begin(terms, connection)
         elif self.place.rank:
-            self._name = self._hall.call(connection, wish)
+            self._name = ask_for_name(connection, self.place, wanted)
             connection.move(self._name)
             self._begin(terms, connection)
         else:
-            door = self._hall.open(wish)
-            self._name = door.name
-            self._answers = door.written
-            connection.move(self._name)
-            try:
-                self._begin(terms, connection, door.answer)
-            finally:
-                door.close()
+            with Invitation(connection.use, self.place, wanted) as invitation:
+                self._name = invitation.name
+                connection.move(self._name)
+                try:
+                    self._begin(terms, connection, invitation.answer)
+                finally:
+                    self.written |= invitation.written
 
     def _begin(
         self,
@@ -134,11 +140,7 @@ class Rendezvous:
             meanwhile: What this rank has to do again and again for others to come.
         """
         rank, mine = self.place.rank, json.dumps(terms)
-        self.written |= {
-            keys.TERMS,
-            keys.DIFFERS,
-            keys.READY,
-        }  # whichever rank sets them
+        self._note(keys.TERMS, keys.DIFFERS, keys.READY)  # whichever rank sets them
         if rank == 0:
             first = json.loads(self.put_first(connection, keys.TERMS, mine))
         else:
@@ -218,14 +220,9 @@ class Rendezvous:
         """Nothing more is to be said."""
         self.speaker.close()
         if self._store is not None:
-            keys_left = partial(_keys_of, self._name, self.written, self._answers)
-            use_of(self._store).past.setdefault(self.place.peers, deque()).append(keys_left)
+            # the set itself: its listener may still say its last
+            use_of(self._store).past.setdefault(self.place.peers, deque()).append(self.written)
             self._store = None  # a group that ends takes its store along
-
-
-def _keys_of(name: str, written: set[str], answers: set[str]) -> set[str]:
-    """All keys that were written in an epoch; to be asked for late, as its listener may still say its last."""
-    return {f"{name}/{key}" for key in written} | answers
 
 
 def _complaint(rank: int, mine: Mapping[str, Any], first: Mapping[str, Any]) -> str:

@@ -43,20 +43,20 @@ class StoreUse:
     those that are not in use are kept.
 
     Attributes:
-        past: Give the keys of epochs that are over here, by peers.
+        past: The keys of epochs that are over here, by peers.
         lock: For what threads share here of the meetings of ranks, which follows.
         calls: Those of this rank that are not answered, by peers: a nonce, and what it stands for.
-        doors: Of the epochs that this rank begins.
+        invitations: To the epochs that this rank begins.
         starts: How often ranks that count were started, by peers.
         numbers: How many loaders they had, by peers.
     """
 
     def __init__(self) -> None:
         self._idle: list[Store] = []
-        self.past: dict[str, deque[Callable[[], set[str]]]] = {}
+        self.past: dict[str, deque[set[str]]] = {}
         self.lock = threading.Lock()
-        self.calls: dict[str, dict[str, tuple[str, bool]]] = {}
-        self.doors: list[Any] = []
+        self.calls: dict[str, dict[str, Any]] = {}
+        self.invitations: list[Any] = []
         self.starts: dict[str, int] = {}
         self.numbers: dict[str, int] = {}
 
@@ -99,8 +99,8 @@ class StoreConnection:
 
     def __init__(self, store: Store, prefix: str, patience: float, world_size: int) -> None:
         self._own = _can_be_cloned(store)  # else the connection is the training's too, and must not be waited on
-        self._use = use_of(store)
-        self._bare = self._use.take(store) if self._own else store
+        self.use = use_of(store)
+        self._bare = self.use.take(store) if self._own else store
         self.move(prefix)
         self.patience = patience
         self._world_size = world_size
@@ -118,7 +118,7 @@ class StoreConnection:
     def hang_up(self) -> None:
         """Leave the connection to others; what it last did succeeded."""
         if self._own:
-            self._use.give_back(self._bare)
+            self.use.give_back(self._bare)
 
     def has(self, key: str) -> bool:
         """Whether a key was set."""
@@ -129,10 +129,6 @@ class StoreConnection:
     def text(self, key: str) -> str:
         """The value of a key that was set."""
         return bytes(self.store.get(key)).decode()
-
-    def first(self, key: str, count: str) -> int:
-        """Count something of a rank's, once even if several processes are that rank; 0 if it was counted before."""
-        return int(self.store.add(count, 1)) if self.store.add(key, 1) == 1 else 0
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete keys, given without a prefix."""

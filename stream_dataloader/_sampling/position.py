@@ -16,7 +16,7 @@ from typing import Any
 
 from stream_dataloader import _options as options
 from stream_dataloader._map_style.index_groups import IndexGroups
-from stream_dataloader._ranks.place import RankPlace, place_now
+from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader._sampling.reading import SamplerReading
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.order import Order
@@ -57,11 +57,10 @@ class SamplerPosition:
         *,
         seed_is_given: bool,
     ) -> None:
-        self._groups, self._total_groups, self._given = groups, total_groups, given
+        self._groups, self._total_groups, self._rank = groups, total_groups, OwnRank(*given)
         self._position = Position(length)
         self._seed_is_given = seed_is_given
         self._rules = rules
-        self._place = RankPlace()
         self._reading: SamplerReading | None = None  # the epoch that began last
         self._steps: tuple[Rules, int, int] | None = None  # of the epoch that was asked for last
         self.find_rank()
@@ -72,11 +71,11 @@ class SamplerPosition:
         Raises:
             ValueError: Ranks or lanes cannot share the groups evenly, or ranks might have seeds that differ.
         """
-        self._place = place_now(self._place, *self._given, None)
         return self._find_groups(self._total_groups)
 
     def _find_groups(self, total: int | None) -> Rules:
-        _, world_size, *_ = place = self._place
+        place = self._rank.now()
+        world_size = place.world_size
         groups = Groups.of_rank(total or world_size, place.rank, world_size)
         rules = replace(self._rules, groups=groups)
         if rules != self._rules:
@@ -152,20 +151,20 @@ class SamplerPosition:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `LaneBatchSampler.load_state_dict`."""
         self.find_rank()
-        total = groups_of(state)
+        total, place = groups_of(state), self._rank.now()
         try:
-            groups = Groups.of_rank(total, self._place.rank, self._place.world_size)
+            groups = Groups.of_rank(total, place.rank, place.world_size)
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
         loaded = from_plain(self._with_own(state, groups), replace(self._rules, groups=groups), self._identity())
         self._total_groups, self._seed_is_given = total, True
         self._rules = replace(self._rules, seed=loaded.seed)
         rules = self._find_groups(total)
-        run, place = loaded.epoch, loaded.snapshot
+        run, snapshot = loaded.epoch, loaded.snapshot
         has_end = self._position.length is None and rules.padding_mode != "cycle"
-        if has_end and place is not None and place.step >= (self._total(run) or 0):  # behind the last batch
-            run, place = run + 1, None
-        self._position.load(run, place, loaded.epoch_place)
+        if has_end and snapshot is not None and snapshot.step >= (self._total(run) or 0):  # behind the last batch
+            run, snapshot = run + 1, None
+        self._position.load(run, snapshot, loaded.epoch_place)
         self._reading = None
 
     def _with_own(self, state: Mapping[str, Any], groups: Groups) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._loader.courses import Course, MembersProgress
 from stream_dataloader._loader.members import AnyPosition, MembersPosition
 from stream_dataloader._memory.endings import Ending
-from stream_dataloader._ranks.agreement import OwnSteps
+from stream_dataloader._ranks.agreement import AgreedSteps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.progress import Progress
 from stream_dataloader._schedule.rules import Reader
@@ -103,7 +103,7 @@ class Iteration:
         self._windows = LaneWindows(self._readers, self._time_steps, self._fill_values, self._judge)
         self._skipped: set[tuple[int, int]] = set()
         self._owner = os.getpid()
-        ends = collector.elsewhere or not all(isinstance(course.steps, OwnSteps) for course in courses)
+        ends = collector.elsewhere or any(isinstance(course.steps, AgreedSteps) for course in courses)
         self.ending = Ending(self, functools.partial(_end, courses, collector.elsewhere)) if ends else None
 
     def _regrouper_of(self, readers: Sequence[Reader]) -> Regrouper:

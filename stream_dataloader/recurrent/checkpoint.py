@@ -20,7 +20,6 @@ import torch
 
 from stream_dataloader._items.plain import from_plain, to_plain
 from stream_dataloader._items.structure import Node
-from stream_dataloader._ranks.place import RankPlace, place_now
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.order import ROWS, LaneOrder
 from stream_dataloader.recurrent.store import Lanes, LaneStore, Piece
@@ -28,27 +27,6 @@ from stream_dataloader.recurrent.window import Window
 
 VERSION = 1
 _NAMES = ("rank", "world_size", "lanes", "source", "position", "structure", "dims", "leaves")
-
-
-class Place:
-    """Which rank this process is, of how many: as told, or as torch.distributed says once it runs; else it is alone.
-
-    Raises:
-        ValueError: There is no such rank; or only one of the numbers is told.
-    """
-
-    def __init__(self, rank: int | None, world_size: int | None) -> None:
-        if (rank is None) != (world_size is None):
-            raise ValueError(f"rank is {rank} and world_size {world_size}; give both, or neither")
-        if rank is not None and world_size is not None and not 0 <= rank < world_size:
-            raise ValueError(f"rank is {rank}, and there are {world_size} ranks, numbered from 0")
-        self._given = rank, world_size
-        self._place = RankPlace()
-
-    def now(self) -> tuple[int, int]:
-        """This rank, and how many there are."""
-        self._place = place_now(self._place, *self._given, None)
-        return self._place.rank, self._place.world_size
 
 
 class Carried(NamedTuple):

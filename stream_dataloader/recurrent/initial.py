@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stream_dataloader._items.structure import Node
+from stream_dataloader._items.structure import Node, leaf_paths
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.recurrent.layout import dims_of
 from stream_dataloader.recurrent.tree import blended, check_same, expanded, names_of, take_apart
@@ -42,7 +42,7 @@ class Initial:
                 self.dims = dims_of(self.node, self.leaves, 1, batch_dim, "initial")
         else:
             self._function = given
-        for name, leaf in zip(names_of(self.node, "initial") if self.node else [], self.leaves, strict=True):
+        for name, leaf in zip(leaf_paths(self.node, "initial") if self.node else [], self.leaves, strict=True):
             _check_learnt(name, leaf)
         self.is_learnt = any(leaf.requires_grad for leaf in self.leaves)
 

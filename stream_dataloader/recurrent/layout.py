@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stream_dataloader._items.structure import Node
+from stream_dataloader._items.structure import Node, leaf_paths
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.tree import check_same, names_of, spread
 
@@ -100,7 +100,7 @@ def dims_of(node: Node, leaves: Sequence[torch.Tensor], lanes: int, batch_dim: A
     numbers = spread(batch_dim, node, "batch_dim")
     return [
         _dim_of(name, leaf, lanes, number)
-        for name, leaf, number in zip(names_of(node, what), leaves, numbers, strict=True)
+        for name, leaf, number in zip(leaf_paths(node, what), leaves, numbers, strict=True)
     ]
 
 

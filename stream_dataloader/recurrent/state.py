@@ -18,17 +18,18 @@ import numpy.typing as npt
 import torch
 
 from stream_dataloader import _options as options
-from stream_dataloader._items.structure import children_of
+from stream_dataloader._items.structure import children_of, unflatten
+from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.burn_in import BurnIn, BurnInAt
-from stream_dataloader.recurrent.checkpoint import LoadedLanes, Place, as_state, of_rank, of_store
+from stream_dataloader.recurrent.checkpoint import LoadedLanes, as_state, of_rank, of_store
 from stream_dataloader.recurrent.finite import FiniteCheck, error_of, told_of
 from stream_dataloader.recurrent.initial import Initial
 from stream_dataloader.recurrent.layout import Layout, compare, described, dims_of, layout_for, layout_of
 from stream_dataloader.recurrent.order import LaneOrder
 from stream_dataloader.recurrent.store import LaneStore, Piece, moved, with_idle, zeros_like
-from stream_dataloader.recurrent.tree import blended, check_same, put_together, take_apart
+from stream_dataloader.recurrent.tree import blended, check_same, take_apart
 from stream_dataloader.recurrent.window import LaneBooks, Window, check_no_start_inside
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class RecurrentState:
         self._nonfinite = options.choice("nonfinite", nonfinite, NonFinite)
         self._burn_in = BurnIn(burn_in, burn_in_at)
         self._packed = packed
-        self._place = Place(rank, world_size)
+        self._rank = OwnRank(rank, world_size)
         self._layout: Layout | None = None
         self._store = LaneStore()
         self._order = LaneOrder()
@@ -144,7 +145,7 @@ class RecurrentState:
         leaves = kept.leaves
         if fresh.any() or self._initial.is_in_every_graph:
             leaves = self._initial.blend(batch, self._layout.node, kept.leaves, kept.dims, fresh)
-        return put_together(self._layout.node, iter(leaves))
+        return unflatten(self._layout.node, iter(leaves))
 
     def after(self, batch: StreamBatch, state: Any) -> bool:
         """Keep the state that the model returned, detached, for the batch that continues this one.
@@ -245,7 +246,7 @@ class RecurrentState:
         node, leaves = take_apart(state)
         dims = layout_for(self._layout, node, leaves, len(batch), self._batch_dim).dims
         burning = self._burn_in.mask(batch)[t - 1]
-        return put_together(node, iter(blended(burning, [leaf.detach() for leaf in leaves], leaves, dims)))
+        return unflatten(node, iter(blended(burning, [leaf.detach() for leaf in leaves], leaves, dims)))
 
     def state_dict(self) -> dict[str, Any]:
         """What is kept, as of the last batch that was passed to `after`: tensors, lists, numbers, names.
@@ -302,7 +303,8 @@ class RecurrentState:
     @property
     def place(self) -> tuple[int, int]:
         """Which rank this is, and how many there are."""
-        return self._place.now()
+        now = self._rank.now()
+        return now.rank, now.world_size
 
     def snapshot(self) -> Self:
         """A copy that keeps what is kept now. The tensors are the same ones, as none is ever changed in place."""
@@ -354,11 +356,11 @@ class RecurrentState:
             if like is not None and self._layout is not None:
                 check_same(self._layout.node, node, "the state", "initial")
                 leaves = [leaf.to(one) for leaf, one in zip(leaves, like.leaves, strict=True)]
-            return put_together(node, iter(leaves))
+            return unflatten(node, iter(leaves))
         if like is None or self._layout is None:
             return None
         zeros = (zeros_like(leaf, dim, len(batch)) for leaf, dim in zip(like.leaves, like.dims, strict=True))
-        return put_together(self._layout.node, zeros)
+        return unflatten(self._layout.node, zeros)
 
     def _not_finite(self, window: Window, kept: Piece) -> npt.NDArray[np.bool_]:
         """Which lanes go on with a state that is not finite."""

@@ -1,83 +1,61 @@
 """Structures of tensors: a model's state is a tensor, or a tuple, list, dict or dataclass of states; or None.
 
-Guarantee: `put_together` gives back what `take_apart` was given, of the same types. Dicts are equal in any order of
-keys.
+They are those of items (`_items/structure.py`), with lists and None as containers.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from stream_dataloader._items.structure import LEAF, Node, children_of, leaf_paths, step_to, types_of, unflatten
+from stream_dataloader._items.structure import (
+    Node,
+    Parts,
+    children_of,
+    flatten,
+    leaf_paths,
+    step_to,
+    types_of,
+    unflatten,
+)
 from stream_dataloader.errors import StateError
-
-#: Stands for a None within a state: a layer without one.
-NOTHING = Node("None", type=type(None))
 
 
 def take_apart(value: Any, name: str = "state") -> tuple[Node, list[torch.Tensor]]:
-    """The structure of a state and its tensors.
+    """The structure of a state and its tensors, of which `unflatten` makes it again.
 
     Raises:
         TypeError: It holds something that is neither a tensor nor a container.
     """
-    leaves: list[torch.Tensor] = []
-    return _take_apart(value, name, leaves), leaves
+    node, leaves = flatten(value, _parts)
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        pairs = zip(leaf_paths(node, name), leaves, strict=True)
+        raise _no_state(*next((path, leaf) for path, leaf in pairs if not isinstance(leaf, torch.Tensor)))
+    return node, leaves
 
 
-def _take_apart(value: Any, name: str, leaves: list[torch.Tensor]) -> Node:
-    if isinstance(value, torch.Tensor):
-        leaves.append(value)
-        return LEAF
-    if value is None:
-        return NOTHING
-    kind, keys, values = _children(value, name)
-    order = None
-    if kind is dict:
-        ranked = sorted(range(len(keys)), key=lambda i: (str(keys[i]), type(keys[i]).__qualname__))
-        if ranked != list(range(len(keys))):
-            order = tuple(ranked.index(i) for i in range(len(keys)))
-            keys, values = tuple(keys[i] for i in ranked), [values[i] for i in ranked]
-    children = tuple(
-        _take_apart(child, name + step_to(kind, key), leaves) for key, child in zip(keys, values, strict=True)
-    )
-    return Node(f"{kind.__module__}.{kind.__qualname__}", keys, children, kind, order)
-
-
-def _children(value: Any, name: str) -> tuple[type, tuple[Any, ...], list[Any]]:
+def _parts(value: Any) -> Parts | None:
     if type(value) is list:
         return list, tuple(range(len(value))), value
-    parts = children_of(value)
-    if parts is None:
-        raise TypeError(
-            f"{name} is a {type(value).__name__}; a state may hold tensors with a dimension for lanes, None, and "
-            "tuples, lists, dicts and dataclasses of them"
-        )
-    return parts
+    return (type(None), (), []) if value is None else children_of(value)
 
 
-def put_together(node: Node, leaves: Iterator[Any]) -> Any:
-    """A state of a structure's kind, made of tensors in the order that `take_apart` gives them."""
-    if node.type is None:
-        return next(leaves)
-    if node.type is type(None):
-        return None
-    values = [put_together(child, leaves) for child in node.children]
-    if node.type is list:
-        return values
-    return unflatten(Node("", node.keys, (LEAF,) * len(values), node.type, node.order), iter(values))  # one level of it
+def _no_state(name: str, found: Any) -> TypeError:
+    return TypeError(
+        f"{name} is a {type(found).__name__}; a state may hold tensors with a dimension for lanes, None, and tuples, "
+        "lists, dicts and dataclasses of them"
+    )
 
 
-def names_of(node: Node, name: str = "state") -> list[str]:
+def names_of(node: Node) -> list[str]:
     """How a user would write each tensor: `state[0]`, `state['conv']`."""
-    return leaf_paths(node, name)
+    return leaf_paths(node, "state")
 
 
-def shape_of(node: Node) -> str:
+def _shape_of(node: Node) -> str:
     """How containers are nested, for messages."""
     return types_of(node).replace("leaf", "tensor")
 
@@ -89,16 +67,18 @@ def spread(value: Any, node: Node, name: str) -> list[Any]:
         ValueError: The structure is not the state's.
     """
     if value is None or isinstance(value, int):
-        return [value] * len(names_of(node))
-    kind, keys, values = _children(value, name)
+        return [value] * len(leaf_paths(node))
+    if (parts := _parts(value)) is None:
+        raise _no_state(name, value)
+    kind, keys, values = parts
     by_key = dict(zip(keys, values, strict=True))
     if kind is not node.type or set(by_key) != set(node.keys):
         raise ValueError(
-            f"{name} is {value!r}, and the state there is {shape_of(node)} with {list(node.keys)}; give one number for "
-            "all tensors, or numbers in the structure of the state"
+            f"{name} is {value!r}, and the state there is {_shape_of(node)} with {list(node.keys)}; give one number "
+            "for all tensors, or numbers in the structure of the state"
         )
-    parts = zip(node.keys, node.children, strict=True)
-    return [one for key, child in parts for one in spread(by_key[key], child, name + step_to(kind, key))]
+    below = zip(node.keys, node.children, strict=True)
+    return [one for key, child in below for one in spread(by_key[key], child, name + step_to(kind, key))]
 
 
 def map_tensors(function: Callable[..., torch.Tensor], value: Any, *others: Any) -> Any:
@@ -113,7 +93,7 @@ def map_tensors(function: Callable[..., torch.Tensor], value: Any, *others: Any)
         other_node, other_leaves = take_apart(other)
         check_same(node, other_node, "the state", "the other one")
         beside.append(other_leaves)
-    return put_together(node, iter(itertools.starmap(function, zip(*beside, strict=True))))
+    return unflatten(node, iter(itertools.starmap(function, zip(*beside, strict=True))))
 
 
 def check_same(expected: Node, found: Node, of: str, other: str) -> None:
@@ -124,7 +104,7 @@ def check_same(expected: Node, found: Node, of: str, other: str) -> None:
     """
     if expected != found:
         raise StateError(
-            f"{of} is {shape_of(expected)} of {names_of(expected)}, and {other} {shape_of(found)} of "
+            f"{of} is {_shape_of(expected)} of {names_of(expected)}, and {other} {_shape_of(found)} of "
             f"{names_of(found)}; a carried state keeps its structure"
         )
 

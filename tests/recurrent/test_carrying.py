@@ -462,7 +462,7 @@ def test_a_carry_can_be_copied():
         ({"batch_dim": "first"}, TypeError, "batch_dim must be an integer, or a structure of them, and is 'first'"),
         ({"initial": 3}, TypeError, "initial is a int"),
         ({"rank": 1}, ValueError, "give both, or neither"),
-        ({"rank": 2, "world_size": 2}, ValueError, "rank is 2, and there are 2 ranks"),
+        ({"rank": 2, "world_size": 2}, ValueError, "rank is 2, and must be at most 1"),
     ],
 )
 def test_wrong_options_are_refused(options, error, text):
