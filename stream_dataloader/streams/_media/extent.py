@@ -4,10 +4,9 @@ FFmpeg reads most files that were cut off as if they simply ended. Guarantee: `m
 refuses no file that ends where its own headers say. It accepts files that leave their sizes open (live recordings) and
 files of other formats. Which cuts can be found::
 
-    by a size of the whole       AVI, Matroska, WebM, W64, CAF, ASF (WMV, WMA)
-    by the chunk it ends in      MP4 and its fragments, MXF, FLV, VOC, GIF, Y4M: unless it is cut just between two
-    by the packet it ends in     DV, MPEG-TS, MPEG audio, bare MJPEG: the same
-    not at all                   bare H.264, H.265, MPEG video: the decoder may find the last picture damaged, or not
+    by a size of the whole       AVI, Matroska, WebM
+    by the box it ends in        MP4 and its fragments: unless it is cut just between two
+    by the packet it ends in     MPEG-TS, MPEG audio: the same
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import os
 import struct
 from typing import BinaryIO
 
-from stream_dataloader.streams._media.chunks import missing_chunk, read_at
-
 __all__ = ["missing"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
-_W64_RIFF = b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00"
-_DV_SCALE = {0x00: 1, 0x04: 2, 0x14: 4, 0x18: 2}  # of frames of 120,000 or 144,000 bytes, by STYPE (SMPTE 314M, 370M)
 _MPEG_TAIL_BYTES = 1 << 14
-_JPEG_TAIL_BYTES = 1 << 22
+_MOST_BOXES = 1_000_000  # a walk ends here, as it must be cheap
+_MP4_BOXES = (
+    *(b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"sidx", b"ssix", b"mfra", b"free", b"skip", b"wide", b"pnot"),
+    *(b"uuid", b"meta", b"udta", b"emsg", b"prft"),
+)
 
 
 def missing(path: str) -> str | None:
@@ -32,16 +31,22 @@ def missing(path: str) -> str | None:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(4096)
-        for declared in (_riff_end, _matroska_end, _w64_end):
+        for declared in (_riff_end, _matroska_end):
             end = declared(head)
             if end is not None and end > size:
                 return f"it has {size} bytes, and its header declares {end}"
-        if (found := missing_chunk(file, head, size)) is not None:
-            return found or None
-        for ends_within, what in _TAILS.items():
-            if ends_within(file, head, size):
-                return f"its {size} bytes end within a {what}"
+        if head[4:8] in _MP4_BOXES:
+            return _missing_of_mp4(file, size)
+        if _is_cut_transport(file, head, size):
+            return f"its {size} bytes end within a packet of a transport stream"
+        if _is_cut_mpeg_audio(file, head, size):
+            return f"its {size} bytes end within a frame of MPEG audio"
     return None
+
+
+def _read_at(file: BinaryIO, position: int, count: int) -> bytes:
+    file.seek(position)
+    return file.read(count)
 
 
 def _riff_end(head: bytes) -> int | None:
@@ -70,45 +75,62 @@ def _matroska_end(head: bytes) -> int | None:
     return position
 
 
-def _w64_end(head: bytes) -> int | None:
-    """Of a Sony Wave64 file."""
-    if head[:16] != _W64_RIFF or len(head) < 24:
-        return None
-    (size,) = struct.unpack_from("<Q", head, 16)
-    return int(size) if size < 1 << 62 else None
+def _missing_of_mp4(file: BinaryIO, size: int) -> str | None:
+    """ISO/IEC 14496-12: boxes; of a fragment there are two, and an index of segments knows their sizes."""
+    position, last, fragmented, declared = 0, b"", False, 0
+    for _ in range(_MOST_BOXES):
+        if position >= size:
+            break
+        box = _read_at(file, position, 16)
+        length, last = int.from_bytes(box[:4], "big"), box[4:8]
+        if length == 1 and len(box) == 16:
+            length = int.from_bytes(box[8:], "big")
+        if length == 0 and last == b"mdat":  # to the end
+            return None
+        if len(box) < 8 and any(box):
+            return f"its {size} bytes end within a box's header"
+        if length < 8 or last not in _MP4_BOXES:  # something was appended
+            return None
+        if position + length > size:
+            name, end = last.decode("latin-1"), position + length
+            return f"it has {size} bytes, and the box {name!r} at byte {position} lasts to byte {end}"
+        fragmented |= last == b"moof"
+        if last == b"sidx":
+            declared = max(declared, _segments_end(_read_at(file, position, min(length, 1 << 20)), position + length))
+        position += length
+    if last == b"moof":
+        return f"its {size} bytes end before the data of its last fragment"
+    return f"it has {size} bytes, and its index declares {declared}" if declared > size else None
 
 
-def _dv(_file: BinaryIO, head: bytes, size: int) -> bool:
-    if head[:3] != b"\x1f\x07\x00" or len(head) < 452 or head[80] >> 5 != 1:
-        return False
-    scale = _DV_SCALE.get(head[80 * 5 + 48 + 3] & 0x1F, 1)
-    return size % (scale * (144_000 if head[3] & 0x80 else 120_000)) != 0
+def _segments_end(box: bytes, behind: int) -> int:
+    """The byte behind what a segment index (8.16.3) refers to; 0 if it does not tell."""
+    offset = struct.Struct(">20x4xI2xH" if box[8:9] == b"\0" else ">20x8xQ2xH")
+    if len(box) < offset.size:
+        return 0
+    first, count = offset.unpack_from(box)
+    references = box[offset.size : offset.size + 12 * count]
+    sizes = (int.from_bytes(references[i : i + 4], "big") & 0x7FFFFFFF for i in range(0, len(references), 12))
+    return behind + int(first) + sum(sizes)
 
 
-def _transport(file: BinaryIO, head: bytes, size: int) -> bool:
+def _is_cut_transport(file: BinaryIO, head: bytes, size: int) -> bool:
     for length, offset in ((188, 0), (192, 4), (204, 0)):
         if len(head) > offset + 4 * length and all(head[offset + i * length] == 0x47 for i in range(5)):
             part = size % length
-            tail = read_at(file, size - part - 2 * length, 2 * length + part)
+            tail = _read_at(file, size - part - 2 * length, 2 * length + part)
             # If the last packets are out of step, the file was damaged earlier, or something was appended.
             in_step = tail[offset] == 0x47 and tail[offset + length] == 0x47
             return part > 0 and in_step and (part <= offset or tail[offset + 2 * length] == 0x47)
     return False
 
 
-def _jpegs(file: BinaryIO, head: bytes, size: int) -> bool:
-    if head[:3] != b"\xff\xd8\xff":
-        return False
-    tail = read_at(file, max(0, size - _JPEG_TAIL_BYTES), _JPEG_TAIL_BYTES)
-    return tail.rfind(b"\xff\xd9") < max(0, tail.rfind(b"\xff\xd8\xff"))
-
-
-def _mpeg_audio(file: BinaryIO, head: bytes, size: int) -> bool:
+def _is_cut_mpeg_audio(file: BinaryIO, head: bytes, size: int) -> bool:
     if head[:3] != b"ID3" and not _mpeg_frame_bytes(head[:4]):
         return False
     if any(name in head for name in (b"Xing", b"Info", b"VBRI")):  # it says how many frames there are
         return False
-    tail = read_at(file, max(0, size - _MPEG_TAIL_BYTES), _MPEG_TAIL_BYTES)
+    tail = _read_at(file, max(0, size - _MPEG_TAIL_BYTES), _MPEG_TAIL_BYTES)
     for start in range(min(len(tail), 4096)):
         position, frames = start, 0
         while length := _mpeg_frame_bytes(tail[position : position + 4]):
@@ -144,11 +166,3 @@ def _mpeg_frame_bytes(header: bytes) -> int:
     if layer == 1:
         return int(4 * (12 * bits_a_second // hertz + padding))
     return int((72 if layer == 3 and version != 3 else 144) * bits_a_second // hertz + padding)
-
-
-_TAILS = {
-    _dv: "frame of DV",
-    _transport: "packet of a transport stream",
-    _jpegs: "picture of JPEG",
-    _mpeg_audio: "frame of MPEG audio",
-}
