@@ -5,7 +5,9 @@ Guarantee: a reader writes to its own lanes only. Where there is no room for its
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
+from collections.abc import Callable
 
 from stream_dataloader._assembly.block import Block, new_column
 from stream_dataloader._assembly.slot_pool import SlotPool
@@ -70,6 +72,13 @@ class SlotWriter(Slots):
             )
             slot = self._slots[number] = whole.rows(self._lanes)
         return slot
+
+
+def slots_of(pool: SlotPool | None, session: int, *, whole_windows: bool) -> Callable[[range], Slots] | None:
+    """What says where the windows of some lanes go in a session; None: with the parts."""
+    if pool is None:
+        return None
+    return functools.partial(SlotWriter, pool, session=session, whole_windows=whole_windows)
 
 
 class SharedSlot:

@@ -19,8 +19,8 @@ from stream_dataloader._items.layout import Layout, Leaves
 from stream_dataloader._items.structure import ALIKE, LEAF, Misfit, StreamMisfit
 from stream_dataloader._reading.foresight import Foresight
 from stream_dataloader._reading.lengths import Lengths
+from stream_dataloader._reading.meters import Meter
 from stream_dataloader._reading.opener import Opener, Reservation
-from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.share import Share
 from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.reservations import Reservations
@@ -36,9 +36,9 @@ class Lane:
     Args:
         index: The lane's number, as the schedule has it.
         row: Its row among the worker's lanes.
-        opener: Opens the sources it is granted.
-        plan: What is read, and how.
         share: The share of the worker whose lane it is.
+        opener: Opens the sources it is granted.
+        meter: Where to count what is done.
         taken: Where to note the sources it takes: lane and grant.
         start: Where it begins; None at the epoch's beginning.
 
@@ -53,24 +53,26 @@ class Lane:
         self,
         index: int,
         row: int,
-        opener: Opener,
-        plan: ReadingPlan,
         share: Share,
+        opener: Opener,
+        meter: Meter,
         taken: list[tuple[int, int]],
         start: LaneState | None = None,
     ) -> None:
+        reading = share.reading
+        plan = reading.plan
         self.index = index
-        self.batch_lane = share.batch_lanes[row]
+        self.batch_lane = share.reader.lanes[row]
         self._row = row
         self._opener = opener
         self._plan = plan
         self._rules = plan.rules
         self._lengths = None if plan.lists.lengths is None else Lengths(plan.lists.lengths, cut=plan.cuts is not None)
-        self._foresight = Foresight(plan) if share.marks_ends(plan) else None
-        self._by_lane = share.whole_windows
-        self._meter = share.meter
-        self._killers = share.killers
-        self._reading = share.board.reading  # for each lane, one more than the source that is open
+        self._foresight = Foresight(plan) if reading.marks_ends else None
+        self._by_lane = reading.whole_windows
+        self._meter = meter
+        self._killers = reading.killers
+        self._reading = reading.board.reading  # for each lane, one more than the source that is open
         self._taken = taken
         # not bound: a lane that holds itself, and its stream, would wait for the garbage collector
         self._read = Lane._read_window if plan.rules.time_steps is None else Lane._read_steps

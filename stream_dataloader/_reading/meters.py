@@ -188,8 +188,3 @@ class Meter:
     def retried(self, times: int) -> None:
         """A stream was opened again after errors."""
         self._numbers[RETRIED] += times
-
-
-def unread_meter() -> Meter:
-    """A meter that nobody looks at."""
-    return Meter(np.zeros(_NUMBERS, np.int64).data, np.zeros(_EVENTS * _WORDS, np.int64).data)

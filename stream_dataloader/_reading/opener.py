@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from stream_dataloader._notices import log
-from stream_dataloader._reading.meters import clock
-from stream_dataloader._reading.plan import ReadingPlan
+from stream_dataloader._reading.meters import Meter, clock
 from stream_dataloader._reading.section_stream import SectionStream
 from stream_dataloader._reading.share import Share
 from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
@@ -79,17 +78,19 @@ class Opener:
     """Opens the sources that the lanes of a worker are granted, early for reservations.
 
     Args:
-        plan: How sources are opened.
         share: Whose lanes they are.
+        meter: Where to count what is done.
     """
 
-    def __init__(self, plan: ReadingPlan, share: Share) -> None:
-        self._plan = plan
+    def __init__(self, share: Share, meter: Meter) -> None:
+        reading = share.reading
+        self._plan = reading.plan
         self._share = share
+        self._board = reading.board
         self._queue = share.queue
-        self._meter = share.meter
-        self._killers = share.killers
-        self._early = None if share.recovery.cautious else plan.lists.early(locally=share.locally)
+        self._meter = meter
+        self._killers = reading.killers
+        self._early = None if reading.recovery.cautious else reading.plan.lists.early(locally=reading.locally)
         self._reservations: deque[Reservation] = deque()  # those that the thread has not settled
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -156,7 +157,7 @@ class Opener:
         Args:
             items: How many items of the source come before; None: it is read from where it begins.
         """
-        plan, share = self._plan, self._share
+        plan = self._plan
         index, epoch, repeat, fresh = self._queue.order[grant]
         kind: Callable[..., OpenedStream] = OpenedStream
         place: tuple[int, int | None] = 0, None
@@ -165,7 +166,7 @@ class Opener:
             index = section.source
             if section.stop >= 0:
                 kind, place = functools.partial(SectionStream, section=section), (section.start, section.stop)
-        info = StreamInfo(index, epoch, lane, share.worker_id, plan.rules.seed, repeat, *place)
+        info = StreamInfo(index, epoch, lane, self._share.reader.worker_id, plan.rules.seed, repeat, *place)
         factory = plan.lists.of(index).open_stream
         stream_of = functools.partial(
             kind,
@@ -189,18 +190,18 @@ class Opener:
         if self._killers.get(index) == -1:
             stream.fail(stream.error(OpenError, "workers died again and again over opening it"))
             return stream
-        board, begin = share.board, clock()
-        board.opening[share.reader] = index + 1
+        board, number, begin = self._board, self._share.number, clock()
+        board.opening[number] = index + 1
         try:
             stream.open(stream.items, state)
             if is_start_ignored(factory, stream):
                 stream.fail(stream.error(OpenError, IGNORES_START))
         except BaseException as error:
             if not isinstance(error, Exception):  # sys.exit() in the factory, or before the first item
-                board.exiting[share.reader] = -index - 1
+                board.exiting[number] = -index - 1
             raise
         finally:
-            board.opening[share.reader] = 0
+            board.opening[number] = 0
             ahead = threading.current_thread() is self._thread
             self._meter.opened(begin, index, ahead=ahead)
             if (seconds := (clock() - begin) / 1e9) >= _SLOW_SECONDS:

@@ -22,13 +22,13 @@ from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.sent import SentBatch
-from stream_dataloader._reading.begin import read_as_worker, read_locally
+from stream_dataloader._reading.begin import read_as_worker, read_here
 from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.reader import PartReader, unsendable, warn_of_skip
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
+from stream_dataloader._reading.share import Reading, Start
 from stream_dataloader._reading.source_queue import Abandoned
-from stream_dataloader._schedule.rules import Reader
 from stream_dataloader.batch import StreamBatch
 
 
@@ -51,7 +51,8 @@ def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Itera
         return Deferred(functools.partial(_parts_here, plan, table))
     if worker.id >= plan.rules.lanes:
         return iter(())  # more workers than lanes
-    (reader,) = read_as_worker(plan, table, plain_session(worker.id, iteration))
+    reading = Reading.alone(plan, None, worker.num_workers)
+    (reader,) = read_as_worker(reading, table, plain_session(worker.id, iteration), worker.id)
     return PlainParts(reader, sent=True)
 
 
@@ -78,7 +79,8 @@ def _refuse_collation(caller: FrameType | None) -> None:
 
 
 def _parts_here(plan: ReadingPlan, table: SessionTable) -> Iterator[StreamBatch]:
-    return PlainParts(read_locally(plan, table.take_epoch(os.getpid())), sent=False)
+    (begin,) = read_here(Reading.alone(plan, Start(table.take_epoch(os.getpid()))))
+    return PlainParts(begin(), sent=False)
 
 
 def plain_session(worker_id: int, iteration: int) -> SessionKey:
@@ -100,13 +102,14 @@ class PlainParts:
         self._sent = sent
         if sent:  # a worker of torch's, where nobody waits for what a signal's handler raises
             weakref.finalize(self, reader.close).atexit = False
-        plan, share = reader.plan, reader.share
+        share = reader.share
+        plan = share.reading.plan
         self._queue = share.queue
         # no code of ours sees all workers: one of them looks, in the first epoch
         looks = plan.rules.time_steps is None and share.lanes.start == 0 and share.queue.epoch == 0
         self._watch: FrameWatch | None = FrameWatch() if looks else None
         self._decides_end = plan.rules.padding_mode not in ("zeros", "cycle")
-        readers = [Reader(share.worker_id, share.lanes)]
+        readers = [share.reader]
         self._judge = Judge(readers, [plan.lists.sources])
         self._skipped: set[int] = set()
         self._regrouper = Regrouper(
@@ -142,7 +145,7 @@ class PlainParts:
         try:
             return SentBatch.of(batch)
         except Exception as error:
-            raise unsendable(part, reader.share.worker_id, error) from error
+            raise unsendable(part, reader.share.reader.worker_id, error) from error
 
     def _delivers(self, step: int) -> bool:
         try:

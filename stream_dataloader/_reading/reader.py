@@ -21,7 +21,6 @@ from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.opener import Opener
-from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.share import Share
 from stream_dataloader._reading.source_queue import Abandoned
 from stream_dataloader._schedule.rules import NEVER
@@ -72,44 +71,46 @@ class PartReader:
     """Iterates over the parts of consecutive lanes.
 
     Args:
-        plan: What is read, and how.
-        share: The share of it that is read here.
+        share: What is read here, and how.
 
     Attributes:
-        plan: What is read, and how.
-        share: The share of it that is read here.
+        share: The same.
         ended: No part follows.
     """
 
-    def __init__(self, plan: ReadingPlan, share: Share) -> None:
-        self.plan = plan
+    def __init__(self, share: Share) -> None:
+        reading = share.reading
+        plan, lanes, resume = reading.plan, share.lanes, reading.resume
         self.share = share
         self._queue = share.queue
-        self._number = share.reader
-        self._board = share.board
-        self._working = share.board.working.data  # several times faster to write a number to than the array
+        self._number = share.number
+        self._board = reading.board
+        self._working = reading.board.working.data  # several times faster to write a number to than the array
+        self._meter = reading.meters.of(share.number)
+        self._rules = plan.rules
         self._total = plan.rules.lanes
+        self._first_lane = lanes.start
         self._drops = plan.rules.padding_mode == "drop"
-        resume, lanes = share.resume, share.lanes
         self._step = self._first_step = resume.step if resume else 0
-        self._opener = Opener(plan, share)
+        self._opener = Opener(share, self._meter)
         starts = [None if resume is None else resume.lanes[lane] for lane in lanes]
         self._taken: list[tuple[int, int]] = []
         self._lanes = [
-            Lane(lane, row, self._opener, plan, share, self._taken, starts[row]) for row, lane in enumerate(lanes)
+            Lane(lane, row, share, self._opener, self._meter, self._taken, starts[row])
+            for row, lane in enumerate(lanes)
         ]
         self._writer = PartWriter(
             len(lanes),
             plan.rules.time_steps,
             plan.fill_value,
-            share.slots,
-            whole_windows=share.whole_windows,
-            runs_ahead=not share.locally,
+            None if reading.slots is None else reading.slots(share.reader.lanes),
+            whole_windows=reading.whole_windows,
+            runs_ahead=not reading.locally,
         )
-        self._marks_ends = share.marks_ends(plan)
+        self._marks_ends = reading.marks_ends
         self._has_others = len(lanes) < plan.rules.lanes
         self.ended = False
-        if share.locally:  # where Python code may not run when it goes: streams go by themselves, but for the thread
+        if reading.locally:  # where Python code may not run when it goes: streams go by themselves, but for the thread
             _local.add(self)
             if self._opener.has_thread:
                 when_gone(self, in_thread(self._opener.close))
@@ -119,7 +120,7 @@ class PartReader:
 
     def announce(self) -> None:
         """Publish where it begins: others need not wait until it is read from for the first time."""
-        self._queue.publish(self._step * self._total + self.share.lanes.start)
+        self._queue.publish(self._step * self._total + self._first_lane)
 
     def __next__(self) -> Part:
         if self.ended:
@@ -131,7 +132,8 @@ class PartReader:
         except Abandoned:  # nobody waits for it, or the main process will find out who is gone
             self.close()
             raise StopIteration from None
-        self.share.meter.step(part.step, begin, part.items, in_slot=part.contents.in_slot or self.share.locally)
+        in_slot = part.contents.in_slot or self.share.reading.locally
+        self._meter.step(part.step, begin, part.items, in_slot=in_slot)
         return part
 
     def _next_part(self) -> Part:
@@ -144,7 +146,7 @@ class PartReader:
             contents = self._writer.finish(record.runs)
             end = not record.runs and not record.faults
         except ValueError as error:  # fill_value
-            record.fail(self.share.batch_lanes.start, error, fresh=True)
+            record.fail(self.share.reader.lanes.start, error, fresh=True)
         reports = self._reports_of(record)
         if end or record.faults:
             self.ended = True
@@ -194,7 +196,7 @@ class PartReader:
                 queue.end_busy(step + (len(runs) > before))
         if not any(map(_IS_FRESH, runs)):
             queue.end_fresh(step)
-        queue.publish((step + 1) * total + self.share.lanes.start)
+        queue.publish((step + 1) * total + self._first_lane)
         for lane in behind:
             self._fill(lane, record, 1, NEVER)
         if behind:
@@ -207,11 +209,11 @@ class PartReader:
 
         It may wait for their next items, so it comes last: no other worker waits for it.
         """
-        board, number, last = self.share.board, self._number, {run.lane: run for run in record.runs}
+        board, number, last = self._board, self._number, {run.lane: run for run in record.runs}
         for row, lane in enumerate(self._lanes):
             if (run := last.get(lane.batch_lane)) is None:
                 continue
-            time = (record.step + 1) * self.plan.rules.lanes + lane.index  # of what is taken ahead
+            time = (record.step + 1) * self._total + lane.index  # of what is taken ahead
             board.working[number] = time + 1
             try:
                 if lane.ends(time):
@@ -230,7 +232,7 @@ class PartReader:
             lane 0   1     5 6 7
             lane 1     2         8 9 .        lanes 2 and 3, of another worker, go on after 2, not after .
         """
-        rules = self.plan.rules
+        rules = self._rules
         if rules.windows != "aligned" or (rules.time_steps or 0) <= 1 or not self._has_others:
             return False
         return step == self._first_step or self._queue.is_waited_for()

@@ -1,16 +1,21 @@
-"""`Share`: what one reader, a worker or one of its threads, reads of an epoch, and how after a worker died."""
+"""`Reading`: how one member of a batch is read in a session; `Share`: what one of its readers reads of it.
+
+Guarantee: all readers of a member, in whichever processes, are told the same but for their number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from stream_dataloader._assembly.slot_writer import Slots
 from stream_dataloader._reading.activity import ActivityBoard
-from stream_dataloader._reading.meters import Meter, unread_meter
+from stream_dataloader._reading.meters import Meters
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.source_queue import SourceQueue
+from stream_dataloader._schedule.rules import Reader, deal_lanes
 from stream_dataloader._schedule.snapshot import Snapshot
 
 
@@ -45,45 +50,79 @@ NO_RECOVERY = Recovery({}, cautious=False)
 
 
 @dataclass(frozen=True)
-class Share:
-    """One reader's share of an epoch.
+class Reading:
+    """How one member of a batch is read in a session: what all of its readers have in common.
 
     Attributes:
-        queue: Where sources come from; its `epoch` is the epoch read.
-        lanes: Its lanes, consecutive, as the schedule numbers them.
-        batch_lanes: The same lanes, as the batch numbers them: there may be those of other members before.
-        member: The member of the batch whose lanes they are.
-        worker_id: The worker's number.
-        reader: The reader's own number, among those of all workers.
+        plan: What is read, and how.
+        start: Where to begin; None: with the next epoch of the process that iterates.
+        readers: Who reads which lanes of the batch, of all members.
+        board: Where to say what is being done.
+        meters: Where to count what is done.
+        member: The member whose lanes are read.
         whole_windows: Windows are wanted lane by lane, for a `collate_fn`: those that streams cut themselves as they
             are, others in one piece each.
-        board: Where to say what is being done.
-        locally: The worker is the main process.
-        slots: Where the slots are, if parts are to go there.
-        resume: Where in the epoch to begin; None at its beginning.
+        slots: Says where the windows of some lanes go; None: with the parts.
         recovery: What is different after a worker died.
-        meter: Where to count what is done.
+        locally: It is read in the thread that asks for batches.
     """
 
-    queue: SourceQueue
-    lanes: range
-    batch_lanes: range
-    member: int
-    worker_id: int
-    reader: int
-    whole_windows: bool
+    plan: ReadingPlan
+    start: Start | None
+    readers: Sequence[Reader]
     board: ActivityBoard
-    locally: bool = False
-    slots: Slots | None = None
-    resume: Snapshot | None = None
+    meters: Meters
+    member: int = 0
+    whole_windows: bool = False
+    slots: Callable[[range], Slots] | None = None
     recovery: Recovery = NO_RECOVERY
-    meter: Meter = field(default_factory=unread_meter)
+    locally: bool = False
+
+    @classmethod
+    def alone(cls, plan: ReadingPlan, start: Start | None, num_workers: int = 0) -> Reading:
+        """The reading of a dataset by itself, which no loader looks at."""
+        readers = deal_lanes(plan.rules.lanes, num_workers)
+        board, meters = ActivityBoard(readers, shared=False), Meters(range(len(readers)), shared=False)
+        return cls(plan, start, readers, board, meters, locally=not num_workers)
 
     @property
+    def resume(self) -> Snapshot | None:
+        """Where in the epoch to begin; None at its beginning."""
+        return None if self.start is None else self.start.resume
+
+    @cached_property
+    def own(self) -> list[tuple[int, Reader]]:
+        """The member's readers, with their numbers among all."""
+        return [(number, reader) for number, reader in enumerate(self.readers) if reader.member == self.member]
+
+    @cached_property
     def killers(self) -> dict[int, int]:
-        """Sources of its member that killed their worker; see `Recovery`."""
+        """Sources of the member that killed their worker; see `Recovery`."""
         return {source: time for (member, source), time in self.recovery.killers.items() if member == self.member}
 
-    def marks_ends(self, plan: ReadingPlan) -> bool:
+    @cached_property
+    def marks_ends(self) -> bool:
         """Whether streams' last steps are marked: in windows for a `collate_fn` nobody could see it."""
-        return plan.mark_ends and not self.whole_windows
+        return self.plan.mark_ends and not self.whole_windows
+
+
+class Share(NamedTuple):
+    """One reader's share of what is read.
+
+    Attributes:
+        reading: What is read, and how.
+        number: The reader's number, among those of all members.
+        reader: Who it is, and its lanes as the batch numbers them.
+        queue: Where sources come from; its `epoch` is the epoch read.
+    """
+
+    reading: Reading
+    number: int
+    reader: Reader
+    queue: SourceQueue
+
+    @property
+    def lanes(self) -> range:
+        """Its lanes, as the schedule of its member numbers them."""
+        first = self.reading.own[0][1].lanes.start
+        return range(self.reader.lanes.start - first, self.reader.lanes.stop - first)

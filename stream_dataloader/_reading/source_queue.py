@@ -44,6 +44,7 @@ class SourceQueue:
         order: What grants stand for.
         lock: Keeps the session's other workers out.
         closed: Whether the session was closed from outside; asked while waiting.
+        gives_up: It is asked between two lanes, too: a process that reads on for a while can be ended, a thread cannot.
 
     Attributes:
         epoch: The session's epoch number.
@@ -58,6 +59,8 @@ class SourceQueue:
         order: Order,
         lock: Callable[[], AbstractContextManager[object]],
         closed: Callable[[], bool],
+        *,
+        gives_up: bool,
     ) -> None:
         self._row = row
         self._time = row.time.data  # several times faster to write a number to than the array
@@ -65,11 +68,18 @@ class SourceQueue:
         self._rules = rules
         self._lock = lock
         self._closed = closed
+        self._gives_up = gives_up
         self.epoch = int(row.epoch[0])
         self.order = order
 
     def publish(self, time: int) -> None:
-        """Promise to take out no ticket for an earlier time any more."""
+        """Promise to take out no ticket for an earlier time any more.
+
+        Raises:
+            Abandoned: The session was closed, and this one gives up.
+        """
+        if self._gives_up and time != NEVER and self._closed():
+            raise Abandoned
         self._time[self._worker] = time
 
     def is_waited_for(self) -> bool:
@@ -155,37 +165,13 @@ class SourceQueue:
             delay = min(1.5 * delay, _LONGEST_WAIT_SECONDS)
 
 
-class ThreadQueue(SourceQueue):
-    """The end of a session of one thread of several; it gives up between two lanes when the session is closed.
-
-    A process that reads on for a while can be ended, a thread cannot.
-    """
-
-    def publish(self, time: int) -> None:
-        """See `SourceQueue`.
-
-        Raises:
-            Abandoned: The session was closed.
-        """
-        if time != NEVER and self._closed():
-            raise Abandoned
-        super().publish(time)
-
-
-def local_queue(rules: Rules, epoch: int, lengths: Lengths | None, resume: Snapshot | None = None) -> SourceQueue:
-    """The queue of a session without workers, in ordinary memory."""
-    order = _order(rules, lengths, resume, epoch)
-    row, lock = _local_row(rules, epoch, order, workers=1), threading.Lock()
-    return SourceQueue(row, 0, rules, order, lambda: lock, lambda: False)
-
-
-def thread_queues(
+def local_queues(
     rules: Rules,
     epoch: int,
     lengths: Lengths | None,
     resume: Snapshot | None,
-    workers: int,
-    closed: Callable[[], bool],
+    workers: int = 1,
+    closed: Callable[[], bool] | None = None,
 ) -> list[SourceQueue]:
     """The ends of a session whose workers are threads of this process, in ordinary memory.
 
@@ -195,19 +181,18 @@ def thread_queues(
         lengths: Those of the dataset's sources or sections, if they are known.
         resume: Where in the epoch it begins; None at its beginning.
         workers: How many there are; all of them take part from now on.
-        closed: Whether the session was closed from outside.
+        closed: Whether the session was closed from outside; None: nobody closes it.
     """
     order = _order(rules, lengths, resume, epoch)
-    row, lock = _local_row(rules, epoch, order, workers), threading.Lock()
-    return [ThreadQueue(row, worker, rules, order, lambda: lock, closed) for worker in range(workers)]
-
-
-def _local_row(rules: Rules, epoch: int, order: Order, workers: int) -> SessionRow:
-    row = SessionRow(Carver(), rules)
+    row, lock = SessionRow(Carver(), rules), threading.Lock()
     row.begin(epoch, workers, first=order.first)
     for worker in range(workers):
         row.enter(worker)
-    return row
+    asked = closed or (lambda: False)
+    return [
+        SourceQueue(row, worker, rules, order, lambda: lock, asked, gives_up=closed is not None)
+        for worker in range(workers)
+    ]
 
 
 def join_session(
@@ -231,12 +216,10 @@ def join_session(
         lengths: Those of the dataset's sources or sections, if they are known.
         epoch: The session's epoch; None takes the owner's next.
         resume: Where in the epoch it begins, the same for all workers; None at its beginning.
-        closed: Whether the session was closed from outside; asked while waiting.
-        gives_up: It is asked between two lanes, too; see `ThreadQueue`.
+        closed: See `SourceQueue`, like the next.
     """
     row, order = table.join(key, worker, workers, epoch, functools.partial(_order, table.rules, lengths, resume))
-    kind = ThreadQueue if gives_up else SourceQueue
-    return kind(row, worker, table.rules, order, table.locked, closed)
+    return SourceQueue(row, worker, table.rules, order, table.locked, closed, gives_up=gives_up)
 
 
 def _order(rules: Rules, lengths: Lengths | None, resume: Snapshot | None, epoch: int) -> Order:

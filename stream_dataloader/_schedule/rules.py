@@ -129,7 +129,7 @@ def deal_members(lanes: Sequence[int], workers: Sequence[int], threads_per_worke
     first, local = 0, sum(min(own, width) for own, width in zip(workers, lanes, strict=True))
     for member, (begin, width, count) in enumerate(zip(begins, lanes, workers, strict=False)):
         number = first if count else local
-        for reader in deal_lanes(width, count, threads_per_worker):
+        for reader in deal_lanes(width, count, threads_per_worker if count else 1):
             own = range(begin + reader.lanes.start, begin + reader.lanes.stop)
             found.append(Reader(number + reader.worker_id, own, member))
         first, local = first + min(count, width), local + (not count)

@@ -69,7 +69,7 @@ class WorkerPool:
         worker_init_fn: Callable[[int], Any] | None,
         transport: Transport,
         pin_memory: bool,
-        tally: Tally | None = None,
+        tally: Tally,
         **options: Any,
     ) -> None:
         self.owner = os.getpid()
@@ -83,7 +83,7 @@ class WorkerPool:
         messages = (options.get("prefetch_factor") or 2) * num_workers + 2
         pace = Pace(num_workers, messages)
         key = SessionKey(self.owner, -next(_pool_numbers), 0)
-        self._parts = WorkerParts(members, readers, self._mailbox, pace, key, None if tally is None else tally.meters)
+        self._parts = WorkerParts(members, readers, self._mailbox, pace, key, tally.meters)
         self.memory = BatchMemory(
             readers[-1].lanes.stop, messages, transport=transport, pin_memory=pin_memory, tally=tally
         )

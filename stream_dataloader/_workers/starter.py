@@ -18,8 +18,9 @@ from stream_dataloader._loader.members import AnyPosition
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._ranks.ranks import Ranks
-from stream_dataloader._reading.begin import read_locally
-from stream_dataloader._reading.share import NO_RECOVERY, Recovery, Start
+from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.begin import read_here
+from stream_dataloader._reading.share import NO_RECOVERY, Reading, Recovery, Start
 from stream_dataloader._schedule.progress import Progress
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.saved_state import common
@@ -156,20 +157,14 @@ class Starter:
         slot = None
         if len(local) > 1 and others is None:
             slot = SharedSlot(self._readers[-1].lanes.stop, whole_windows=whole_windows)
-        readers = [
-            read_locally(
-                self._members[member].plan(),
-                starts[member].epoch,
-                reader=number,
-                readers=self._readers,
-                whole_windows=whole_windows,
-                slots=None if slot is None else slot.of(lanes),
-                resume=starts[member].resume,
-                meters=self.tally.meters,
+        board, readers = ActivityBoard(self._readers, shared=False), []
+        for member in dict.fromkeys(self._readers[number].member for number in local):
+            slots = None if slot is None else slot.of
+            plan, meters = self._members[member].plan(), self.tally.meters
+            reading = Reading(
+                plan, starts[member], self._readers, board, meters, member, whole_windows, slots, locally=True
             )
-            for number, (_, lanes, member) in enumerate(self._readers)
-            if number in local
-        ]
+            readers += [begin() for begin in read_here(reading)]
         return LocalFeed(readers, slot, others)
 
     def stats(self) -> LoaderStats:

@@ -1,7 +1,7 @@
 """The workers of one loader as threads of this process: one copy of the program, and batches that nobody sends.
 
 They read as worker processes do, into the same kind of slots. What differs: their tickets and parts are in ordinary
-memory (`source_queue.ThreadQueue`, `exchange`), and nobody can end them.
+memory (`source_queue`, `exchange`), and nobody can end them.
 
 Guarantees: a thread opens, reads and closes its streams itself. Memory that a thread may still write to is given to no
 other iteration. A thread that is needed no more ends.
@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
+from stream_dataloader._assembly.slot_writer import slots_of
 from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._reading.activity import ActivityBoard
-from stream_dataloader._reading.begin import read_in_threads
+from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.reader import PartReader
-from stream_dataloader._reading.share import Start
+from stream_dataloader._reading.share import Reading, Start
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import Exchange, deliver
 from stream_dataloader._workers.memory import BatchMemory
@@ -82,26 +83,16 @@ class ThreadPool:
             self.memory.forget()
         if self.memory.unfit:
             self.memory.forget()
-        slots = self.memory.ready()
         self._sessions += 1
+        slots = slots_of(self.memory.ready(), self._sessions, whole_windows=whole_windows)
         exchange = Exchange(self._num_workers, self._ahead)
         self._exchanges[:] = [exchange]
         board = ActivityBoard(self._readers, shared=False)
         readers: list[Callable[[], PartReader]] = []
         for number in sorted({reader.member for reader in self._readers if reader.worker_id < self._num_workers}):
-            readers += read_in_threads(
-                self._members[number].plan(),
-                starts[number].epoch,
-                self._readers,
-                number,
-                whole_windows=whole_windows,
-                slots=slots,
-                session=self._sessions,
-                resume=starts[number].resume,
-                board=board,
-                meters=self._tally.meters,
-                closed=lambda: exchange.closed,
-            )
+            plan, meters = self._members[number].plan(), self._tally.meters
+            reading = Reading(plan, starts[number], self._readers, board, meters, number, whole_windows, slots)
+            readers += read_here(reading, lambda: exchange.closed)
         jobs = [Job() for _ in readers]
         feed = ThreadFeed(
             exchange,

@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from stream_dataloader._assembly.part import MESSAGE_BYTES, Contents, Fault, Part, pack
 from stream_dataloader._assembly.slot_pool import SlotPool
+from stream_dataloader._assembly.slot_writer import slots_of
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._reading.activity import ActivityBoard
@@ -23,7 +24,7 @@ from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.meters import Meters
 from stream_dataloader._reading.reader import unsendable
 from stream_dataloader._reading.sessions import SessionKey
-from stream_dataloader._reading.share import NO_RECOVERY, Start
+from stream_dataloader._reading.share import NO_RECOVERY, Reading, Start
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import Exchange
 from stream_dataloader._workers.mailbox import Mailbox
@@ -62,7 +63,7 @@ class WorkerParts(IterableDataset[Any]):
         mailbox: Mailbox,
         pace: Pace,
         key: SessionKey,
-        meters: Meters | None,
+        meters: Meters,
     ) -> None:
         self._members = members
         self._readers = readers
@@ -127,20 +128,24 @@ class WorkerParts(IterableDataset[Any]):
         threads = sum(reader.worker_id == worker_id for reader in self._readers)
         in_threads = threads > 1 and not recovery.one_by_one
         exchange = Exchange(threads, ROOM)
-        readers = read_as_worker(
+        reading = Reading(
             dataset.plan(),
+            start,
+            self._readers,
+            self.board,
+            self._meters,
+            member,
+            whole_windows,
+            slots_of(self.slots, session, whole_windows=whole_windows),
+            recovery,
+        )
+        readers = read_as_worker(
+            reading,
             dataset.session_table,
             self._key._replace(iteration=session, member=member),
-            readers=self._readers,
+            worker_id,
+            lambda: exchange.closed or self._mailbox.closed(session),
             in_threads=in_threads,
-            epoch=start.epoch,
-            whole_windows=whole_windows,
-            slots=self.slots,
-            resume=start.resume,
-            board=self.board,
-            recovery=recovery,
-            meters=self._meters,
-            closed=lambda: exchange.closed or self._mailbox.closed(session),
         )
         if not in_threads:
             return InTurn(readers)

@@ -24,8 +24,9 @@ import numpy as np
 
 from stream_dataloader._assembly.part import Run, have_data
 from stream_dataloader._html.page import page, preformatted
-from stream_dataloader._reading.begin import read_locally
+from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.lists import SourceList, SourceLists
+from stream_dataloader._reading.share import Reading, Start
 from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
@@ -181,7 +182,8 @@ def _of_lengths(dataset: StreamDataset, steps: int | None, workers: int, epoch: 
     )
     plan = dataclasses.replace(plan, lists=SourceLists([counting]), fill_value=0, retries=0, mark_ends=False)
     time_steps, runs = rules.time_steps or 1, []
-    reader = read_locally(plan, epoch)
+    (begin,) = read_here(Reading.alone(plan, Start(epoch)))
+    reader = begin()
     try:
         for part in reader:
             done = part.end or part.step >= (_MOST_STEPS if steps is None else steps)

@@ -49,7 +49,9 @@ def test_it_is_a_loader_with_stats_and_a_progress_bar(monkeypatch):
     assert len(stats.workers) == 3  # one of each member
 
 
-@pytest.mark.parametrize("options", [{}, {"transport": "queue"}, {"worker_method": "thread"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"transport": "queue"}, {"worker_method": "thread"}, {"threads_per_worker": 2}], ids=str
+)
 @pytest.mark.parametrize("mode", ["zeros", "drop"])
 @pytest.mark.parametrize("num_workers", [3, [1, 0, 2]])
 def test_a_member_that_has_ended_is_padded_whoever_reads_it(options, mode, num_workers):

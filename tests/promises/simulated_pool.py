@@ -9,18 +9,16 @@ What this knows of the engine's insides is here: `SimulatedLoader._start_anew`, 
 `_Worker._read`.
 """
 
+import dataclasses
 import itertools
 import os
 import threading
 from collections import deque
-from types import SimpleNamespace
-from unittest import mock
-
-from torch.utils.data._utils import worker as torch_worker
 
 from stream_dataloader import StreamDataLoader, WorkerDeathError
 from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.sessions import SessionKey
+from stream_dataloader._reading.share import Reading
 from stream_dataloader._schedule.rules import NEVER
 
 _sessions = itertools.count(1)
@@ -71,17 +69,14 @@ class SimulatedPool:
     def __init__(self, loader):
         self.owner, self.feed, self._loader = os.getpid(), None, loader
 
-    def start(self, starts, **reading):
+    def start(self, starts, **given):
         dataset, workers = self._loader._ranks[0].reading, self._loader.num_workers
-        ((epoch, resume),) = starts
+        reading = dataclasses.replace(Reading.alone(dataset.plan(), starts[0], workers), **given)
         session = SessionKey(os.getpid(), -1, next(_sessions))
 
         def open_reader(worker, closed):
-            info = SimpleNamespace(id=worker, num_workers=workers)
-            with mock.patch.object(torch_worker, "_worker_info", info):
-                plan, table = dataset.plan(), dataset.session_table
-                (reader,) = read_as_worker(plan, table, session, epoch=epoch, resume=resume, closed=closed, **reading)
-                return reader
+            (reader,) = read_as_worker(reading, dataset.session_table, session, worker, closed)
+            return reader
 
         self.feed = SimulatedFeed(self._loader, [_Worker(number, open_reader) for number in range(workers)])
         return self.feed

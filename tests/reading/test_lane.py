@@ -7,7 +7,8 @@ import pytest
 
 from stream_dataloader import LengthError, ReadError, StreamDataset
 from stream_dataloader._items.step_writer import step_writer
-from stream_dataloader._reading.begin import read_locally
+from stream_dataloader._reading.begin import read_here
+from stream_dataloader._reading.share import Reading, Start
 from stream_dataloader._schedule.rules import NEVER, NONE
 from stream_dataloader._schedule.snapshot import LaneProgress, LaneState, Snapshot
 
@@ -27,7 +28,9 @@ def lane_of():
 
     def make(*texts, resume=None, open_stream=read, **options):
         given = {"time_steps": 4, "lookahead": 0, "seed": 0} | options
-        reader = read_locally(StreamDataset(texts, open_stream, 1, **given).plan(), 0, resume=resume)
+        plan = StreamDataset(texts, open_stream, 1, **given).plan()
+        (begin,) = read_here(Reading.alone(plan, Start(0, resume)))
+        reader = begin()
         reader.share.queue.publish(NEVER)  # its tickets wait for nobody
         readers.append(reader)
         return reader._lanes[0]

@@ -6,7 +6,8 @@ import warnings
 import pytest
 
 from stream_dataloader import StreamDataset
-from stream_dataloader._reading.begin import read_locally
+from stream_dataloader._reading.begin import read_here
+from stream_dataloader._reading.share import Reading, Start
 from stream_dataloader._schedule.rules import NEVER
 
 
@@ -58,7 +59,8 @@ def reader_of():
     def make(factory, *names, open_early=True, **options):
         given = {"time_steps": 1, "lookahead": 2, "padding_mode": "zeros", "seed": 0} | options
         dataset = StreamDataset(names, factory, 1, open_early=open_early, **given)
-        reader = read_locally(dataset.plan(), 0)
+        (begin,) = read_here(Reading.alone(dataset.plan(), Start(0)))
+        reader = begin()
         reader.share.queue.publish(NEVER)  # its tickets wait for nobody
         readers.append(reader)
         return reader

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from cases import Case, cases, key
 from helpers import FOREVER, FULL, PATIENCE, START_METHODS, random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data._utils import worker as torch_worker
 from worker_streams import ITEMS, Broken, failing, keys_with_a_kill, kill_one, odd
 
 from stream_dataloader import (
@@ -33,7 +31,9 @@ from stream_dataloader import (
 from stream_dataloader._assembly.part import Contents, Part
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_as_worker
+from stream_dataloader._reading.meters import Meters
 from stream_dataloader._reading.sessions import SessionKey
+from stream_dataloader._reading.share import Reading, Start
 from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader._workers import worker_steps
@@ -520,11 +520,13 @@ def test_steps_are_of_all_threads_that_have_not_ended_and_each_closes_what_it_re
 
 
 @pytest.mark.parametrize("windows", ["aligned", "packed"])
-def test_readers_that_take_turns_in_one_thread_do_not_wait_for_each_other(windows, monkeypatch):
-    monkeypatch.setattr(torch_worker, "_worker_info", SimpleNamespace(id=0, num_workers=1))
+def test_readers_that_take_turns_in_one_thread_do_not_wait_for_each_other(windows):
     dataset = Case(CASE.lengths, 5, 3, windows).dataset()
     session = SessionKey(os.getpid(), -1_000_000, 1)
-    steps = InTurn(read_as_worker(dataset.plan(), dataset.session_table, session, readers=deal_lanes(5, 1, 3)))
+    readers = deal_lanes(5, 1, 3)
+    board, meters = ActivityBoard(readers, shared=False), Meters([0, 0, 0], shared=False)
+    reading = Reading(dataset.plan(), Start(0), readers, board, meters)
+    steps = InTurn(read_as_worker(reading, dataset.session_table, session, 0))
     assert sum(part.items for parts in steps for part in parts) == sum(CASE.lengths)
     steps.close()
 
