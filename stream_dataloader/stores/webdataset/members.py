@@ -1,17 +1,10 @@
-"""What is in a tar, and where: read once from the headers of its members, and kept in a file.
-
-The file lies beside the tar (`shard-000.tar.members`), or in this library's cache where the folder cannot be written
-to. It is one line of JSON, then the tables in the order of `TarIndex`, little-endian, then the CRC-32 of all before::
-
-    {"kind": ..., "version": 1, "state": ..., "digest": ..., "extensions": [...], "sizes": [...]}
-    key_stops first offset size kind keys
-    crc
+"""What is in a tar, and where: read once from the headers of its members, and kept in this library's cache.
 
 Only headers are read: 512 bytes of each member, whatever it holds. A checksum of the data would take reading all of it,
 and tars are often larger than what one run reads of them.
 
 Guarantee: a tar that was read is whole: each header's checksum is right, each member lies in the file, and the end mark
-is there with nothing behind it. The index is that of the file's size and time of change, or it is made anew.
+is there with nothing behind it. The index is that of the file as it is now, or it is made anew.
 """
 
 from __future__ import annotations
@@ -22,20 +15,18 @@ import json
 import os
 import re
 import tarfile
-import tempfile
-import zlib
-from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.streams.cache.file_cache import cache_directory
+from stream_dataloader.streams.cache import kept
 
-__all__ = ["TarIndex", "beside", "in_cache", "keep", "load", "scan"]
+__all__ = ["TarIndex", "forget", "keep", "load", "scan"]
 
-_KIND, _VERSION = "stream_dataloader index of a tar", 1
+_KEPT = "tars"  # the folder in the cache
+_TABLES = ("key_stops", "first", "offset", "size", "kind", "keys")
 _BLOCK = 512
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 
@@ -223,82 +214,34 @@ class _Samples:
         )
 
 
-def beside(path: str) -> str:
-    """Where the index of a local tar is kept."""
-    return f"{path}.members"
+def keep(path: str, index: TarIndex) -> None:
+    """Keep the index of a tar, under its path or URL."""
+    texts = json.dumps([index.state, index.digest, index.extensions]).encode()
+    numbers = index._asdict() | {"keys": np.frombuffer(index.keys, np.uint8)}
+    tables = {name: numbers[name] for name in _TABLES}
+    kept.keep(_KEPT, path, {"texts": np.frombuffer(texts, np.uint8), **tables})
 
 
-def in_cache(name: str) -> str:
-    """Where the index of a tar is kept that is on a server, or in a folder that cannot be written to."""
-    key = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    return os.path.join(cache_directory("tars"), f"{key}.members")
-
-
-def keep(index: TarIndex, *files: str) -> None:
-    """Write an index to the first of these files that can be written to.
-
-    If none can it is no error: the index is made again. It is written under another name first, so that no process
-    reads half of it.
-    """
-    sizes = [index.samples, len(index.offset), len(index.keys)]
-    head = {"kind": _KIND, "version": _VERSION, "state": index.state, "digest": index.digest}
-    head |= {"extensions": list(index.extensions), "sizes": sizes}
-    tables = [np.asarray(table, "<i8").tobytes() for table in index[3:8]]
-    content = b"".join([json.dumps(head).encode(), b"\n", *tables, index.keys])
-    for file in files:
-        with suppress(OSError):
-            os.makedirs(os.path.dirname(file) or os.curdir, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=os.path.dirname(file) or os.curdir, delete=False) as unfinished:
-                try:
-                    unfinished.write(content + zlib.crc32(content).to_bytes(4, "little"))
-                    unfinished.flush()
-                    os.chmod(unfinished.name, 0o644)
-                    os.replace(unfinished.name, file)
-                except OSError:
-                    os.unlink(unfinished.name)
-                    raise
-            return
-
-
-def load(file: str, state: str | None) -> TarIndex | None:
-    """Read an index.
+def load(path: str, state: str | None) -> TarIndex | None:
+    """The index of a tar that was kept.
 
     Args:
-        file: Where it is kept.
+        path: Its path or URL.
         state: What it must be of; None takes any.
 
     Returns:
-        The index; None if there is none, or it is damaged, or of another state of the tar.
+        None if there is none, or it is of another state of the tar.
     """
-    try:
-        with open(file, "rb") as opened:
-            content = opened.read()
-        end, begin = len(content) - 4, content.index(b"\n") + 1
-        if zlib.crc32(content[:end]) != int.from_bytes(content[end:], "little"):
-            return None
-        head: dict[str, Any] = json.loads(content[:begin])
-        if head["kind"] != _KIND or head["version"] != _VERSION or state not in (None, head["state"]):
-            return None
-        samples, members, keys = head["sizes"]
-        counts = (samples, samples + 1, members, members, members)
-        if begin + 8 * sum(counts) + keys != end:
-            return None
-        tables: list[Any] = []
-        for count in counts:
-            tables.append(np.frombuffer(content, "<i8", count, begin).astype(np.int64))
-            begin += 8 * count
-        tables.append(content[begin:end])
-        index = TarIndex(head["state"], head["digest"], tuple(head["extensions"]), *tables)
-        return index if _is_sound(index) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    found = kept.load(_KEPT, path)
+    if found is None or found.keys() != {"texts", *_TABLES}:
         return None
+    known, digest, extensions = json.loads(found.pop("texts").tobytes())
+    if state not in (None, known):
+        return None
+    tables: Any = found | {"keys": found["keys"].tobytes()}
+    return TarIndex(state=known, digest=digest, extensions=tuple(extensions), **tables)
 
 
-def _is_sound(index: TarIndex) -> bool:
-    """Whether tables lead nowhere but to each other; a file with a checksum may still have been made by anybody."""
-    rising = ((0, index.key_stops, len(index.keys)), (0, index.first, len(index.offset)))
-    for least, table, most in rising:
-        if len(table) and (table[0] < least or table[-1] != most or (np.diff(table) < 0).any()):
-            return False
-    counts = (index.offset.min(initial=0), index.size.min(initial=0), index.kind.min(initial=0))
-    return bool(min(counts) >= 0 and index.kind.max(initial=-1) < len(index.extensions))
+def forget(path: str) -> None:
+    """Have the index of a tar made anew."""
+    kept.keep(_KEPT, path, {})

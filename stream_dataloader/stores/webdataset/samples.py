@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores.webdataset.decoding import Decoder
-from stream_dataloader.stores.webdataset.members import TarIndex, in_cache
+from stream_dataloader.stores.webdataset.members import TarIndex, forget
 from stream_dataloader.stores.webdataset.streams import Streams
 from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.section import closed_on_error
@@ -197,8 +197,8 @@ class _TarFile:
             self._known = KnownFile.of(self._local.path, self._fd, name=path)
             state = version_of(self._local.path) if is_url(path) else state_of(status)
             if state != tar.state or int((tar.offset + tar.size).max(initial=0)) > status.st_size:
-                if is_url(path) and os.path.exists(kept := in_cache(path)):
-                    os.unlink(kept)
+                if is_url(path):
+                    forget(path)
                 raise StoreError(
                     f"{path} is another file now than when its members were listed ({shorten(state)}, not "
                     f"{shorten(tar.state)}): it was replaced or written to; open the store again, with stores.open"

@@ -15,7 +15,7 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import stamp_of
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.webdataset.decoding import Decoder
-from stream_dataloader.stores.webdataset.members import TarIndex, beside, in_cache, keep, load, scan
+from stream_dataloader.stores.webdataset.members import TarIndex, keep, load, scan
 from stream_dataloader.stores.webdataset.samples import KEY, Samples, state_of, version_of
 from stream_dataloader.stores.webdataset.shards import find_shards
 from stream_dataloader.stores.webdataset.streams import Streams, rule_of
@@ -35,9 +35,9 @@ class WebDatasetStore(Store):
     `video_0001/000017.jpg` and `video_0001/000017.cls` are the sample `video_0001/000017`. Items are dicts by
     column, decoded by the extension; see `stream_dataloader.stores.webdataset.decoding`.
 
-    Each tar's headers are read once, to an index that is kept beside it as `NAME.tar.members`, or in this library's
-    cache where the folder cannot be written to. A stream may go on in the next tar. Tars on servers are fetched by
-    `FileCache`: all of them when the store is opened for the first time, and then as they are read.
+    Each tar's headers are read once, to an index that is kept in this library's cache. A stream may go on in the next
+    tar. Tars on servers are fetched by `FileCache`: all of them when the store is opened for the first time, and then
+    as they are read.
 
     Args:
         path: A folder of tars, one tar, or a pattern: `"train-{000..015}.tar"`, also of URLs, or `"train-*.tar"`.
@@ -139,21 +139,19 @@ class WebDatasetStore(Store):
 
     def _tar(self, path: str) -> TarIndex:
         """A tar's index: kept, or made now."""
-        if is_url(path):
-            files, state = [in_cache(path)], None
-        else:
+        name, state = path, None
+        if not is_url(path):
             status = os.stat(path)
             check_kind(path, status.st_mode)
-            files, state = [beside(path), in_cache(os.path.abspath(path))], state_of(status)
-        if is_url(path) and self._expected is None and (self._cache or FileCache()).has(path):
+            name, state = os.path.abspath(path), state_of(status)
+        elif self._expected is None and (self._cache or FileCache()).has(path):
             with open_local(path, self._cache) as local:  # which asks the server whether it is another one now
                 state = version_of(local.path)
-        for kept in files:
-            if (found := load(kept, state)) is not None:
-                return found
+        if (found := load(name, state)) is not None:
+            return found
         with open_local(path, self._cache) as local, open(local.path, "rb") as file:
             index = scan(file, path, state or version_of(local.path))
-        keep(index, *files)
+        keep(name, index)
         return index
 
     def _open_steps(self, number: int) -> Samples:

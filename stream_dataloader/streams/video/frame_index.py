@@ -12,15 +12,12 @@ Reading packets takes 4 to 6 microseconds a frame, 100 times less than decoding.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import os
-import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import av.error
@@ -28,13 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.streams._media.container import choose_stream, open_container, ticks_of_untimed
-from stream_dataloader.streams.cache.file_cache import FileCache, cache_directory, open_local
+from stream_dataloader.streams.cache import kept
+from stream_dataloader.streams.cache.file_cache import FileCache, open_local
 from stream_dataloader.streams.video.h264 import is_gradual_refresh
 
 __all__ = ["FrameIndex", "FrameTimes", "frame_index", "segment_videos"]
-
-_VERSION = 3  # of the files; raise it when what they hold changes
-_KNOWN, _UNKNOWN = b"+", b"-"  # the first byte of such a file: time stamps follow, or there are none
 
 #: Time stamps of all frames in the order of display, in units of the stream's time base; None if the container has
 #: none.
@@ -84,51 +79,12 @@ def frame_index(path: str, stream: int = 0) -> FrameIndex:
 
 @functools.lru_cache(maxsize=64)
 def _remembered(path: str, size: int, changed: int, stream: int) -> FrameIndex:
-    key = f"{_VERSION}\0{path}\0{size}\0{changed}\0{stream}".encode("utf-8", "surrogateescape")
-    file = Path(cache_directory("probes")) / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.times"
-    try:
-        return _unpacked(file.read_bytes())
-    except (OSError, ValueError):
-        found = _scan(path, stream)
-        _keep(file, _packed(found))
-        return found
-
-
-def _packed(index: FrameIndex) -> bytes:
-    if index.times is None:
-        return _UNKNOWN
-    numbers = np.concatenate(([len(index.keys)], index.keys.ravel(), index.times))
-    return _KNOWN + numbers.astype("<i8").tobytes()
-
-
-def _unpacked(kept: bytes) -> FrameIndex:
-    if kept == _UNKNOWN:
-        return _NOTHING_KNOWN
-    if kept[:1] != _KNOWN or len(kept) < 9 or len(kept) % 8 != 1:
-        raise ValueError("damaged")
-    numbers = np.frombuffer(kept, "<i8", offset=1).astype(np.int64)
-    if not 0 <= 2 * numbers[0] < len(numbers):
-        raise ValueError("damaged")
-    behind = 1 + 2 * int(numbers[0])
-    return FrameIndex(numbers[behind:], numbers[1:behind].reshape(-1, 2))
-
-
-def _keep(file: Path, content: bytes) -> None:
-    """Write the file under another name first, so that no process reads half of it.
-
-    A cache that cannot be written to is no error: the index is made again.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as unfinished:
-            try:
-                unfinished.write(content)
-                unfinished.flush()
-                os.replace(unfinished.name, file)
-            except OSError:
-                os.unlink(unfinished.name)
-    except OSError:
-        pass
+    name = f"{path}\0{size}\0{changed}\0{stream}"
+    if (known := kept.load("probes", name)) is not None and "keys" in known:
+        return FrameIndex(known.get("times"), known["keys"])
+    found = _scan(path, stream)
+    kept.keep("probes", name, {"keys": found.keys, **({} if found.times is None else {"times": found.times})})
+    return found
 
 
 def _fingerprint(packet: Any) -> int:
