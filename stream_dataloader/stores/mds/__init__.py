@@ -1,10 +1,9 @@
 """MDS, the format of mosaicml-streaming: shards of samples, read and written without that package.
 
-`index` says what is in a dataset, `shards` maps one shard, `encodings` and `pictures` turn its bytes into values
-(`kinds` knows them by name), `compression` unpacks shards and knows their hashes, `fetch` has them on this disk,
-`streams` says what its items are and which samples are a stream, by means of `table` and `scan`, `steps` reads one
-stream, `store` all of them, `builder` makes shards, `writer` datasets, and `packer` does so by several processes at
-once, each of which has a `part`. It imports `_base`. Open `index` first.
+`index` says what is in a dataset, `shards` maps one shard, `encodings` and `pictures` turn its bytes into values,
+`codecs` unpacks shards and knows their hashes, `fetch` has them on this disk, `streams` says what its items are and
+which samples are a stream, `steps` reads one stream, `store` all of them, `writer` writes shards and datasets, and
+`packer` does so by several processes at once. It imports `_base`. Open `index` first.
 """
 
 from stream_dataloader.stores.mds.packer import MdsPacker

@@ -1,4 +1,4 @@
-"""How a column's values are bytes: numbers, arrays and text. Pictures are in `pictures`.
+"""How a column's values are bytes: numbers, arrays, text and lists. Pictures are in `pictures`.
 
 Source: `streaming/base/format/mds/encodings.py` of mosaicml-streaming 0.13. All numbers are little-endian. Of arrays,
 dtype and shape are either in the encoding's name or before the values::
@@ -6,6 +6,8 @@ dtype and shape are either in the encoding's name or before the values::
     ndarray:uint8:4,5     values
     ndarray:uint8         [axes << 2 | k: 1 byte] [shape: axes * 2**k bytes] values
     ndarray               [dtype: 1 byte] [axes << 2 | k: 1 byte] [shape: axes * 2**k bytes] values
+    list[...]             [0: 4 bytes] [count: 4 bytes] [sizes: count * 4 bytes] values
+    jpeg_array            [count: 4 bytes] [sizes: count * 4 bytes] values
 
 Guarantee: decoding takes no more memory than the bytes at hand, but for pictures, and ends in a value that owns its
 memory, or in a `ValueError`. Nothing is unpickled unless that was asked for.
@@ -26,16 +28,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import shorten
 
-__all__ = [
-    "ARRAY_DTYPES",
-    "ArrayEncoding",
-    "BytesEncoding",
-    "Encoding",
-    "JsonEncoding",
-    "ListEncoding",
-    "PickleEncoding",
-    "TextEncoding",
-]
+__all__ = ["ARRAY_DTYPES", "PLAIN", "ArrayEncoding", "Encoding", "ListEncoding", "PlainEncoding"]
 
 #: The dtypes of arrays, by the byte that stands for them.
 ARRAY_DTYPES = {
@@ -62,9 +55,11 @@ class Encoding(ABC):
 
     Attributes:
         size: How many bytes each value has; None if that differs.
+        is_sequence: A value has rows or elements, which can be the time steps of a stream.
     """
 
     size: int | None = None
+    is_sequence = False
 
     @abstractmethod
     def encode(self, value: Any) -> bytes:
@@ -82,6 +77,18 @@ class Encoding(ABC):
             ValueError: They are none.
         """
 
+    def rows(self, data: memoryview) -> Any:
+        """The rows or elements of a sequence, as they are in the file.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        raise NotImplementedError
+
+    def row(self, rows: Any, index: int) -> Any:
+        """One of what `rows` returned, as a copy."""
+        raise NotImplementedError
+
 
 class ArrayEncoding(Encoding):
     """Arrays and single numbers.
@@ -89,19 +96,20 @@ class ArrayEncoding(Encoding):
     Args:
         dtype: None if it is before the values.
         shape: None if it is before the values; `()` is a single number.
-        number: What single numbers are returned as.
+        kind: What single numbers are returned as.
 
     Attributes:
-        delivered: The dtype of what is decoded, which may be bool where the file has uint8; None as `dtype`.
+        delivered: The dtype of what is decoded, which may be bool where the file has uint8; None if it is in the file.
     """
 
     def __init__(
-        self, dtype: str | None, shape: tuple[int, ...] | None, number: Callable[[Any], Any] | None = None
+        self, dtype: str | None, shape: tuple[int, ...] | None, kind: Callable[[Any], Any] | None = None
     ) -> None:
         self.dtype = None if dtype is None else np.dtype(dtype).newbyteorder("<")
         self.shape = shape
         self.delivered = None if dtype is None else np.dtype(dtype)
-        self._number = number
+        self._kind = kind
+        self.is_sequence = shape != ()
         if self.dtype is not None and shape is not None:
             self.size = math.prod(shape) * self.dtype.itemsize
 
@@ -116,10 +124,9 @@ class ArrayEncoding(Encoding):
             raise ValueError(f"no arrays of shape {shape}")
         return cls(name or None, shape)
 
-    def as_bool(self) -> ArrayEncoding:
-        """The same, delivered as bool: the format has none, and `MdsPacker` writes uint8."""
-        self.delivered, self._number = np.dtype(bool), np.bool_
-        return self
+    def as_bool(self) -> None:
+        """Deliver bool: the format has none, and `MdsPacker` writes uint8."""
+        self.delivered, self._kind = np.dtype(bool), np.bool_
 
     def layout(self, data: memoryview) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         """Dtype and shape of a value, and where its numbers begin.
@@ -142,17 +149,26 @@ class ArrayEncoding(Encoding):
             raise ValueError(f"an array {dtype.name} {shape} in {len(data) - at} bytes")
         return dtype, shape, at
 
-    def view(self, data: memoryview) -> NDArray[Any]:
-        """The value, over the same memory, and of the dtype in the file."""
+    def _view(self, data: memoryview) -> NDArray[Any]:
         dtype, shape, at = self.layout(data)
         return np.frombuffer(data, dtype, offset=at).reshape(shape)
 
     def decode(self, data: memoryview) -> Any:
-        found = self.view(data)
-        copy = np.array(found, self.delivered or found.dtype.newbyteorder("="))
+        found = self._copy(self._view(data))
         if self.shape == ():
-            return copy[()] if self._number is None else self._number(copy[()])
-        return copy
+            return found[()] if self._kind is None else self._kind(found[()])
+        return found
+
+    def _copy(self, found: NDArray[Any]) -> NDArray[Any]:
+        return np.array(found, self.delivered or found.dtype.newbyteorder("="))
+
+    def rows(self, data: memoryview) -> NDArray[Any]:
+        if not (found := self._view(data)).ndim:
+            raise ValueError("a single number, which is no sequence")
+        return found
+
+    def row(self, rows: NDArray[Any], index: int) -> Any:
+        return self._copy(rows[index])[()]
 
     def encode(self, value: Any) -> bytes:
         array = np.asarray(value)
@@ -181,90 +197,64 @@ class ArrayEncoding(Encoding):
         return found.tobytes()
 
 
-class BytesEncoding(Encoding):
-    """Bytes as they are."""
-
-    def encode(self, value: Any) -> bytes:
-        raise TypeError(f"a {type(value).__name__} where bytes are to be written")
-
-    def decode(self, data: memoryview) -> Any:
-        return bytes(data)
-
-
-class TextEncoding(Encoding):
-    """Text, or a value written as text.
+class PlainEncoding(Encoding):
+    """Text, or what is written as text or bytes.
 
     Args:
-        kind: What it is read as.
-        accepted: What is written besides, as if it were of that kind.
+        decode: Makes a value of bytes.
+        encode: Makes bytes of a value.
+        accepted: Of which types it must be; any, if none is named.
     """
 
-    def __init__(self, kind: type, *accepted: type) -> None:
-        self._kind = kind
-        self._accepted = (kind, *accepted)
+    def __init__(self, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes], *accepted: type) -> None:
+        self._decode = decode
+        self._encode = encode
+        self._accepted = accepted
 
     def encode(self, value: Any) -> bytes:
-        if not isinstance(value, self._accepted) or isinstance(value, (bool, np.bool_)):
-            raise TypeError(f"a {type(value).__name__} where a {self._kind.__name__} is to be written")
-        return str(self._kind(value)).encode()
-
-    def decode(self, data: memoryview) -> Any:
-        text = bytes(data).decode()
-        try:
-            return self._kind(text)
-        except (ValueError, decimal.InvalidOperation):
-            raise ValueError(f"{shorten(text)}, which is no {self._kind.__name__}") from None
-
-
-class JsonEncoding(Encoding):
-    """Whatever JSON holds."""
-
-    def encode(self, value: Any) -> bytes:
-        return json.dumps(value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value).encode()
+        if self._accepted and (not isinstance(value, self._accepted) or isinstance(value, (bool, np.bool_))):
+            raise TypeError(f"a {type(value).__name__} where a {self._accepted[0].__name__} is to be written")
+        return self._encode(value)
 
     def decode(self, data: memoryview) -> Any:
         try:
-            return json.loads(bytes(data))
-        except RecursionError:
-            raise ValueError("JSON that is nested too deeply") from None
+            return self._decode(bytes(data))
+        except Exception as error:  # of a pickle, any
+            raise ValueError(f"{shorten(bytes(data[:80]))}, which cannot be read: {error!r}") from error
 
 
-class PickleEncoding(Encoding):
-    """Any object; reading it runs whatever code the bytes hold."""
+def _as_plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
-    def encode(self, value: Any) -> bytes:
-        return pickle.dumps(value)
 
-    def decode(self, data: memoryview) -> Any:
-        try:
-            return pickle.loads(data)
-        except Exception as error:
-            raise ValueError(f"a pickle that cannot be read: {error!r}") from error
+PLAIN = {
+    "bytes": PlainEncoding(bytes, bytes, bytes, bytearray),
+    "str": PlainEncoding(bytes.decode, str.encode, str),
+    "str_int": PlainEncoding(int, lambda value: str(int(value)).encode(), int, np.integer),
+    "str_float": PlainEncoding(float, lambda value: str(float(value)).encode(), float, np.floating),
+    "str_decimal": PlainEncoding(
+        lambda data: decimal.Decimal(data.decode()), lambda value: str(value).encode(), decimal.Decimal
+    ),
+    "json": PlainEncoding(json.loads, lambda value: json.dumps(_as_plain(value)).encode()),
+    "pkl": PlainEncoding(pickle.loads, pickle.dumps),
+}
 
 
 class ListEncoding(Encoding):
     """Several values of one encoding.
-
-    ::
-
-        list[...]     [0: 4 bytes] [count: 4 bytes] [sizes: count * 4 bytes] values
-        jpeg_array    [count: 4 bytes] [sizes: count * 4 bytes] values
 
     Args:
         element: How each is encoded.
         head: How many bytes there are before the count.
     """
 
+    is_sequence = True
+
     def __init__(self, element: Encoding, head: int) -> None:
-        self.element = element
+        self._element = element
         self._head = head
 
-    def parts(self, data: memoryview) -> list[memoryview]:
-        """The bytes of each value.
-
-        Raises:
-            ValueError: They are no list.
-        """
+    def rows(self, data: memoryview) -> list[memoryview]:
         begin = self._head + 4
         count = int.from_bytes(data[self._head : begin], "little")
         if len(data) < begin + 4 * count:
@@ -275,12 +265,15 @@ class ListEncoding(Encoding):
             raise ValueError(f"a list whose values do not end where its {len(data):,} bytes do")
         return [data[stop - size : stop] for stop, size in zip(stops, sizes.tolist(), strict=True)]
 
+    def row(self, rows: list[memoryview], index: int) -> Any:
+        return self._element.decode(rows[index])
+
     def decode(self, data: memoryview) -> list[Any]:
-        return [self.element.decode(part) for part in self.parts(data)]
+        return [self._element.decode(part) for part in self.rows(data)]
 
     def encode(self, value: Sequence[Any]) -> bytes:
         if not isinstance(value, (list, tuple)):
             raise TypeError(f"a {type(value).__name__} where a list is to be written")
-        parts = [bytes(one) if isinstance(one, (bytes, bytearray)) else self.element.encode(one) for one in value]
+        parts = [bytes(one) if isinstance(one, (bytes, bytearray)) else self._element.encode(one) for one in value]
         sizes = np.array([len(part) for part in parts], "<u4").tobytes()
         return b"".join([bytes(self._head), len(parts).to_bytes(4, "little"), sizes, *parts])

@@ -19,14 +19,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import inside, read_json
-from stream_dataloader.stores.mds.compression import check_compression
+from stream_dataloader.stores.mds.codecs import check_compression
 from stream_dataloader.streams.cache.file_cache import is_url
 
 __all__ = ["INDEX", "DatasetIndex", "ShardEntry", "ShardFile", "in_folder", "read_index", "write_index"]
@@ -34,35 +32,19 @@ __all__ = ["INDEX", "DatasetIndex", "ShardEntry", "ShardFile", "in_folder", "rea
 INDEX = "index.json"
 
 _NOTE = "stream_dataloader"
-_MOST_INDEX_BYTES = 1 << 30
 _MOST_SHARD_BYTES = 1 << 32  # places in it are uint32
 
 
-@dataclass(frozen=True)
-class ShardFile:
-    """A shard as a file.
-
-    Attributes:
-        basename: Its name.
-        bytes: Its size.
-        hashes: Hashes of its bytes, by their names.
-    """
+class ShardFile(NamedTuple):
+    """A shard as a file: its name, its size, and hashes of its bytes by their names."""
 
     basename: str
     bytes: int
     hashes: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class ShardEntry:
-    """What the index says of a shard.
-
-    Attributes:
-        samples: How many it holds.
-        raw: The shard.
-        zip: The compressed shard, None if there is none.
-        compression: How that is compressed.
-    """
+class ShardEntry(NamedTuple):
+    """What the index says of a shard: how many samples it holds, its file, and the compressed one if there is one."""
 
     samples: int
     raw: ShardFile
@@ -70,8 +52,7 @@ class ShardEntry:
     compression: str | None
 
 
-@dataclass(frozen=True)
-class DatasetIndex:
+class DatasetIndex(NamedTuple):
     """What the index says.
 
     Attributes:
@@ -83,10 +64,10 @@ class DatasetIndex:
         digest: Of all this.
     """
 
-    names: tuple[str, ...]
-    encodings: tuple[str, ...]
-    sizes: tuple[int | None, ...]
-    shards: tuple[ShardEntry, ...]
+    names: list[str]
+    encodings: list[str]
+    sizes: list[int | None]
+    shards: list[ShardEntry]
     note: Mapping[str, Any]
     digest: str
 
@@ -105,7 +86,7 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[str, Any] | None = None) -> None:
+def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[str, Any]) -> None:
     """Write index.json, the last thing that is written: it is whole, or not there.
 
     Args:
@@ -113,24 +94,14 @@ def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[
         shards: Their entries.
         note: What else is to be known.
     """
-    content: dict[str, Any] = {"version": 2, "shards": list(shards), _NOTE: dict(note or {})}
+    content: dict[str, Any] = {"version": 2, "shards": list(shards), _NOTE: dict(note)}
     content[_NOTE]["check"] = _digest(content)
-    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".index", delete=False) as file:
-        try:
-            json.dump(content, file, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o666 & ~_umask())
-            os.replace(file.name, os.path.join(folder, INDEX))
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def _umask() -> int:
-    found = os.umask(0o022)
-    os.umask(found)
-    return found
+    unfinished = os.path.join(folder, f".{INDEX}")
+    with open(unfinished, "w", encoding="utf-8") as file:
+        json.dump(content, file, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, os.path.join(folder, INDEX))
 
 
 def read_index(path: str, name: str, folder: str) -> DatasetIndex:
@@ -144,7 +115,7 @@ def read_index(path: str, name: str, folder: str) -> DatasetIndex:
     Raises:
         StoreError: It is damaged, of another version, or of a dataset that is not MDS.
     """
-    content = read_json(path, dict, _MOST_INDEX_BYTES)
+    content = read_json(path, dict)
     if content.get("version") != 2 or not isinstance(content.get("shards"), list):
         raise StoreError(
             f"{name} is of version {shorten(content.get('version'))}, and version 2 is read, with a list of shards"
@@ -154,70 +125,55 @@ def read_index(path: str, name: str, folder: str) -> DatasetIndex:
     renamed = any(isinstance(value, dict) and "check" in value for key, value in content.items() if key != _NOTE)
     if not isinstance(note, dict) or renamed or note.get("check", digest if not note else None) != digest:
         raise StoreError(f"{name} is damaged: its checksum is another; write the dataset anew")
-    found = content["shards"]
-    shards = tuple(_shard(shard, f"{name}, shard {number}", folder) for number, shard in enumerate(found))
-    columns = [_columns(shard, f"{name}, shard {number}") for number, shard in enumerate(found)]
-    odd = next((number for number, kinds in enumerate(columns) if kinds != columns[0]), None)
-    if odd is not None:
-        raise StoreError(
-            f"{name}, shard {odd}: its columns are {dict(zip(*columns[odd][:2], strict=True))}, and of shard 0 "
-            f"{dict(zip(*columns[0][:2], strict=True))}; all shards of a dataset must have the same"
-        )
-    names, encodings, sizes = columns[0] if columns else ((), (), ())
+    shards: list[ShardEntry] = []
+    columns: list[list[Any]] = [[], [], []]
+    for number, found in enumerate(content["shards"]):
+        try:
+            shards.append(_shard(found, folder))
+            here = _columns(found)
+            if number and here != columns:
+                raise ValueError(f"its columns are {shorten(here[:2])}, and those of shard 0 {shorten(columns[:2])}")
+            columns = here
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StoreError(
+                f"{name}, shard {number}: {type(error).__name__}, {error}; write the dataset anew"
+            ) from error
+    names, encodings, sizes = columns
     return DatasetIndex(names, encodings, sizes, shards, note, digest)
 
 
-def _columns(shard: Mapping[str, Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int | None, ...]]:
-    names, encodings, sizes = (shard.get(f"column_{kind}") for kind in ("names", "encodings", "sizes"))
-    if (
-        not (isinstance(names, list) and isinstance(encodings, list) and isinstance(sizes, list))
-        or not len(names) == len(encodings) == len(sizes)
-        or not all(isinstance(text, str) for text in (*names, *encodings))
-        or not all(size is None or _is_count(size) for size in sizes)
-        or len(set(names)) < len(names)
-        or not names
-    ):
-        raise StoreError(f"{name}: its columns are {shorten((names, encodings, sizes))}; write the dataset anew")
-    return tuple(names), tuple(encodings), tuple(sizes)
+def _count(found: Any) -> int:
+    if type(found) is not int or not 0 <= found < _MOST_SHARD_BYTES:
+        raise ValueError(f"{shorten(found)} where a number below {_MOST_SHARD_BYTES:,} should be")
+    return found
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MOST_SHARD_BYTES
+def _columns(found: Mapping[str, Any]) -> list[list[Any]]:
+    names, encodings, sizes = columns = [list(found[f"column_{kind}"]) for kind in ("names", "encodings", "sizes")]
+    if not len(names) == len(encodings) == len(sizes) == len(set(names)) > 0:
+        raise ValueError(f"its columns are {shorten(columns)}")
+    if not all(isinstance(text, str) for text in (*names, *encodings)):
+        raise TypeError(f"its columns are {shorten(columns)}")
+    for size in sizes:
+        _count(size or 0)
+    return columns
 
 
-def _shard(found: Any, name: str, folder: str) -> ShardEntry:
-    if not isinstance(found, dict):
-        raise StoreError(f"{name} is {shorten(found)}; write the dataset anew")
-    if found.get("version") != 2 or found.get("format") != "mds":
-        raise StoreError(
-            f"{name} is of format {shorten(found.get('format'))}, version {shorten(found.get('version'))}; "
-            "'mds' of version 2 is read: write it with MDSWriter or MdsWriter"
-        )
-    samples: Any = found.get("samples")
-    compression = found.get("compression")
-    if not _is_count(samples):
-        raise StoreError(f"{name} has {shorten(samples)} samples; write the dataset anew")
-    raw, zipped = (_file(found.get(key), f"{name}, {key}", folder) for key in ("raw_data", "zip_data"))
-    if raw is None or raw.bytes < 8 + 4 * samples:
-        raise StoreError(f"{name} has {samples:,} samples in {0 if raw is None else raw.bytes:,} bytes; write it anew")
+def _shard(found: Any, folder: str) -> ShardEntry:
+    if (found["version"], found["format"]) != (2, "mds"):
+        raise ValueError(f"it is of format {shorten(found['format'])}, version {shorten(found['version'])}")
+    samples, compression, zipped = _count(found["samples"]), found["compression"], found["zip_data"]
+    raw = _file(found["raw_data"], folder)
+    if raw.bytes < 8 + 4 * samples:
+        raise ValueError(f"it has {samples:,} samples in {raw.bytes:,} bytes")
     if (compression is None) != (zipped is None):
-        raise StoreError(f"{name} has the compression {shorten(compression)} and the file {zipped}; write it anew")
+        raise ValueError(f"it has the compression {shorten(compression)} and the file {shorten(zipped)}")
     if compression is not None:
-        try:
-            check_compression(compression)
-        except ValueError as error:
-            raise StoreError(f"{name}: {error}") from None
-    return ShardEntry(samples, raw, zipped, compression)
+        check_compression(compression)
+    return ShardEntry(samples, raw, None if zipped is None else _file(zipped, folder), compression)
 
 
-def _file(found: Any, name: str, folder: str) -> ShardFile | None:
-    if found is None:
-        return None
-    if not isinstance(found, dict):
-        raise StoreError(f"{name} is {shorten(found)}; write the dataset anew")
-    basename, hashes = found.get("basename"), found.get("hashes") or {}
-    size: Any = found.get("bytes")
-    inside(folder, basename, name)
-    if not _is_count(size) or not isinstance(hashes, dict) or not all(isinstance(one, str) for one in hashes.values()):
-        raise StoreError(f"{name} has {shorten(size)} bytes and the hashes {shorten(hashes)}; write the dataset anew")
-    return ShardFile(str(basename), size, hashes)
+def _file(found: Mapping[str, Any], folder: str) -> ShardFile:
+    inside(folder, found["basename"], "it")
+    hashes = {name: str(value) for name, value in (found["hashes"] or {}).items()}
+    return ShardFile(found["basename"], _count(found["bytes"]), hashes)

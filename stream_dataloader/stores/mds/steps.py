@@ -6,167 +6,116 @@ not fit the batch is an error, never converted or spread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stream_dataloader._items.layout import DTYPES_OF_NUMPY, spec_of
-from stream_dataloader._items.structure import Misfit, Node, flatten, unflatten
+from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding, ListEncoding
-from stream_dataloader.stores.mds.fetch import Ahead, Shards
+from stream_dataloader.stores._base.handles import Lease
+from stream_dataloader.stores._base.values import put_row
+from stream_dataloader.stores.mds.encodings import ArrayEncoding
+from stream_dataloader.stores.mds.fetch import Ahead
 from stream_dataloader.stores.mds.pictures import PictureEncoding
-from stream_dataloader.stores.mds.scan import steps_of
-from stream_dataloader.stores.mds.shards import Shard
+from stream_dataloader.stores.mds.shards import Column, Shard
+from stream_dataloader.stores.mds.streams import MdsIndex
 
-__all__ = ["ItemColumns", "RowSteps", "SampleSteps"]
-
-
-class ItemColumns:
-    """How items are made of columns.
-
-    Args:
-        structure: Of an item.
-        names: The columns that are its leaves.
-        places: Where they are among all.
-        encodings: Theirs.
-
-    Attributes:
-        names: As given.
-        places: As given.
-        encodings: As given.
-        direct: Each column is one leaf of numbers, so that it can be written without making an item.
-    """
-
-    def __init__(
-        self, structure: Node, names: Sequence[str], places: Sequence[int], encodings: Sequence[Encoding]
-    ) -> None:
-        self._structure = structure
-        self.names = list(names)
-        self.places = list(places)
-        self.encodings = list(encodings)
-        self.direct = all(isinstance(encoding, (ArrayEncoding, PictureEncoding)) for encoding in encodings)
-
-    def item(self, values: Iterable[Any]) -> Any:
-        """An item of columns' values."""
-        return unflatten(self._structure, iter(values))
+__all__ = ["RowSteps", "SampleSteps"]
 
 
 class SampleSteps:
     """A stream whose time steps are samples; see `Steps`.
 
     Args:
-        shards: The dataset's.
-        firsts: The first sample of each shard, and behind them the number of all samples.
+        index: Of the dataset.
         start: The stream's first sample.
         steps: How many there are.
-        columns: Of an item.
         ahead: How many shards are fetched ahead of use.
         name: What errors call the stream.
     """
 
-    def __init__(
-        self,
-        shards: Shards,
-        firsts: Any,
-        start: int,
-        steps: int,
-        columns: ItemColumns,
-        ahead: int,
-        name: Callable[[], str],
-    ) -> None:
-        self._shards = shards
-        self._firsts = firsts
+    def __init__(self, index: MdsIndex, start: int, steps: int, ahead: int, name: Callable[[], str]) -> None:
+        self._shards = index.shards
+        self._firsts = index.firsts
         self._start = start
         self._steps = steps
-        self._columns = columns
+        self._structure = index.structure
+        self._columns = index.columns
         self._most_ahead = ahead
         self._name = name
-        self._shard: Shard | None = None
-        self._first = self._stop = 0  # of the shard
-        self._ahead: list[Ahead] = []
+        self._direct = all(isinstance(one.encoding, (ArrayEncoding, PictureEncoding)) for one in self._columns)
+        self._lease: Lease[int, Shard] | None = None
+        self._first = self._stop = 0  # samples of the shard
+        self._ahead: dict[int, Ahead] = {}
         if steps:
-            self._open(start)
+            self._at(0)
 
     def __len__(self) -> int:
         return self._steps
 
-    def _open(self, sample: int) -> Shard:
-        """The shard that a sample is in; those that follow are begun to be fetched."""
-        if self._shard is not None and self._first <= sample < self._stop:
-            return self._shard
-        self._shard = None
-        number = int(np.searchsorted(self._firsts, sample, "right")) - 1
-        for one in self._ahead:
-            if one.number == number:
-                one.wait()
-        try:
-            shard = self._shards.open(number)
-        except StoreError as error:
-            raise self._error(error) from error
-        last = int(np.searchsorted(self._firsts, self._start + self._steps - 1, "right")) - 1
-        wanted = range(number + 1, min(number + self._most_ahead, last) + 1)
-        begun = {one.number: one for one in self._ahead}
-        found = [begun.get(one) or self._shards.ahead(one) for one in wanted]
-        self._ahead = [one for one in found if one is not None]
-        self._first, self._stop = int(self._firsts[number]), int(self._firsts[number + 1])
-        self._shard = shard
-        return shard
+    def _at(self, step: int) -> tuple[Shard, int]:
+        """The shard that a step is in, and its number there."""
+        sample = self._start + step
+        if self._lease is None or not self._first <= sample < self._stop:
+            if self._lease is not None:
+                self._lease.close()
+            number, last = np.searchsorted(self._firsts, [sample, self._start + self._steps - 1], "right") - 1
+            try:
+                self._lease = self._shards.open(int(number))
+            except StoreError as error:
+                raise self._error(error) from error
+            wanted = range(int(number) + 1, min(int(number) + self._most_ahead, int(last)) + 1)
+            self._ahead = {
+                one: self._ahead.get(one) or Ahead(self._shards, one) for one in wanted if not self._shards.is_here(one)
+            }
+            self._first, self._stop = self._firsts[number : number + 2].tolist()
+        return self._lease.handle, sample - self._first
 
     def _error(self, error: Exception) -> StoreError:
         return StoreError(f"{self._name()}: {error}")
 
     def item(self, index: int) -> Any:
-        shard = self._open(self._start + index)
-        sample = self._start + index - self._first
+        shard, sample = self._at(index)
         try:
             with shard.known:
-                return self._columns.item([shard.value(sample, place) for place in self._columns.places])
+                return unflatten(self._structure, iter(shard.values(sample, self._columns)))
         except StoreError as error:
             raise self._error(error) from error
 
     def read(self, start: int, out: Any) -> None:
         _, leaves = flatten(out)
         count = len(leaves[0])
-        if not self._columns.direct:
-            write_items((self.item(index) for index in range(start, start + count)), leaves)
+        if not self._direct:
+            for row in range(count):
+                put_row(self.item(start + row), out, row, f"{self._name()}, step {start + row}")
             return
         done = 0
         while done < count:
-            shard = self._open(self._start + start + done)
-            begin = self._start + start + done - self._first
-            end = min(begin + count - done, shard.samples)
+            shard, sample = self._at(start + done)
+            more = min(count - done, shard.samples - sample)
             try:
                 with shard.known:
-                    self._write(shard, begin, end, [leaf[done : done + end - begin] for leaf in leaves])
+                    self._write(shard, sample, [leaf[done : done + more] for leaf in leaves])
             except StoreError as error:
                 raise self._error(error) from error
-            done += end - begin
+            done += more
 
-    def _write(self, shard: Shard, begin: int, end: int, leaves: list[Any]) -> None:
-        columns = self._columns
-        try:
-            views = shard.windows(columns.places, begin, end)
-        except StoreError:
-            raise
-        except ValueError as error:
-            raise shard.error(begin, columns.places[0], error) from error
-        for name, place, encoding, view, leaf in zip(
-            columns.names, columns.places, columns.encodings, views, leaves, strict=True
-        ):
-            if view is None:
-                for row, sample in enumerate(range(begin, end)):
-                    value = np.asarray(shard.value(sample, place))
-                    check_fit(name, value.dtype, value.shape, leaf)
-                    leaf[row] = value
-            else:
-                delivered = encoding.delivered if isinstance(encoding, ArrayEncoding) else None
-                check_fit(name, delivered or view.dtype, view.shape[1:], leaf)
-                leaf[...] = view
+    def _write(self, shard: Shard, first: int, leaves: list[Any]) -> None:
+        windows = shard.windows(self._columns, first, first + len(leaves[0]))
+        for column, window, leaf in zip(self._columns, windows, leaves, strict=True):
+            if window is not None:
+                _put(window, column, leaf)
+                continue
+            for row in range(len(leaf)):
+                (value,) = shard.values(first + row, [column])
+                put_row(value, leaf, row, f"sample {first + row}, the column {column.name!r},")
 
     def close(self) -> None:
-        self._shard, self._ahead = None, []
+        if self._lease is not None:
+            self._lease.close()
+        self._lease, self._ahead = None, {}
 
 
 class RowSteps:
@@ -175,100 +124,82 @@ class RowSteps:
     What is neither is the same in all time steps.
 
     Args:
-        shard: The shard that it is in.
+        lease: The shard that it is in.
         sample: Its number there.
-        columns: Of an item.
+        index: Of the dataset.
         name: What errors call the stream.
+
+    Raises:
+        StoreError: Its columns have other numbers of rows, or are damaged.
     """
 
-    def __init__(self, shard: Shard, sample: int, columns: ItemColumns, name: Callable[[], str]) -> None:
-        self._shard: Shard | None = shard
-        self._sample = sample
-        self._columns = columns
+    def __init__(self, lease: Lease[int, Shard], sample: int, index: MdsIndex, name: Callable[[], str]) -> None:
+        self._lease: Lease[int, Shard] | None = lease
+        self._structure = index.structure
+        self._columns = index.columns
         self._name = name
         self._rows: list[Any] = []
         lengths: dict[str, int] = {}
-        for column, place, encoding in zip(columns.names, columns.places, columns.encodings, strict=True):
-            try:
-                part = shard.part(sample, place)
-                if isinstance(encoding, ArrayEncoding) and encoding.shape != ():
-                    self._rows.append(encoding.view(part))
-                    lengths[column] = steps_of(encoding, part)
-                elif isinstance(encoding, ListEncoding):
-                    self._rows.append(encoding.parts(part))
-                    lengths[column] = steps_of(encoding, part)
-                else:
-                    self._rows.append(encoding.decode(part))
-            except ValueError as error:
-                raise StoreError(f"{name()}: {shard.error(sample, place, error)}") from error
+        shard = lease.handle
+        with shard.known:
+            for column in self._columns:
+                part = shard.part(sample, column)
+                try:
+                    if column.encoding.is_sequence:
+                        self._rows.append(rows := column.encoding.rows(part))
+                        lengths[column.name] = len(rows)
+                    else:
+                        self._rows.append(column.encoding.decode(part))
+                except ValueError as error:
+                    raise StoreError(f"{name()}: {shard.error(sample, column, error)}") from error
         if len(set(lengths.values())) != 1:
-            told = f"its columns have {lengths} time steps" if lengths else "none of its columns is an array or a list"
-            raise StoreError(f"{name()}: a sample that is a stream has as many rows in all its arrays, and {told}")
+            raise StoreError(
+                f"{name()}: a sample that is a stream has as many rows in all its arrays and lists, and these have "
+                f"{lengths or 'none'}"
+            )
         self._steps = next(iter(lengths.values()))
 
     def __len__(self) -> int:
         return self._steps
 
     def item(self, index: int) -> Any:
-        assert self._shard is not None
-        with self._shard.known:
-            return self._columns.item(
-                self._value(encoding, rows, index)
-                for encoding, rows in zip(self._columns.encodings, self._rows, strict=True)
-            )
-
-    def _value(self, encoding: Encoding, rows: Any, index: int) -> Any:
-        if isinstance(encoding, ArrayEncoding) and encoding.shape != ():
-            return np.array(rows[index], encoding.delivered or rows.dtype.newbyteorder("="))[()]
-        if not isinstance(encoding, ListEncoding):
-            return rows
+        assert self._lease is not None
         try:
-            return encoding.element.decode(rows[index])
+            with self._lease.handle.known:
+                return unflatten(self._structure, iter([self._value(one, index) for one in range(len(self._rows))]))
         except ValueError as error:
-            raise StoreError(f"{self._name()}, step {index}: a list has {error}") from error
+            raise StoreError(f"{self._name()}, step {index}: {error}") from error
+
+    def _value(self, column: int, index: int) -> Any:
+        encoding, rows = self._columns[column].encoding, self._rows[column]
+        return encoding.row(rows, index) if encoding.is_sequence else rows
 
     def read(self, start: int, out: Any) -> None:
-        assert self._shard is not None
+        assert self._lease is not None
         _, leaves = flatten(out)
         count = len(leaves[0])
-        if not all(isinstance(encoding, ArrayEncoding) for encoding in self._columns.encodings):
-            write_items((self.item(index) for index in range(start, start + count)), leaves)
+        if not all(isinstance(column.encoding, ArrayEncoding) for column in self._columns):
+            for row in range(count):
+                put_row(self.item(start + row), out, row, f"{self._name()}, step {start + row}")
             return
-        with self._shard.known:
-            for name, encoding, rows, leaf in zip(
-                self._columns.names, self._columns.encodings, self._rows, leaves, strict=True
-            ):
-                values = np.asarray(rows) if encoding.shape == () else rows[start : start + count]  # type: ignore[attr-defined]
-                shape = values.shape if encoding.shape == () else values.shape[1:]  # type: ignore[attr-defined]
-                check_fit(name, encoding.delivered or values.dtype, shape, leaf)  # type: ignore[attr-defined]
-                leaf[...] = values
+        with self._lease.handle.known:
+            for column, rows, leaf in zip(self._columns, self._rows, leaves, strict=True):
+                window = rows[start : start + count] if column.encoding.is_sequence else np.full(count, rows)
+                _put(window, column, leaf)
 
     def close(self) -> None:
-        self._shard, self._rows = None, []
+        if self._lease is not None:
+            self._lease.close()
+        self._lease, self._rows = None, []
 
 
-def check_fit(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], leaf: Any) -> None:
-    """Refuse to write what is not alike: NumPy would convert it, or repeat it.
-
-    Raises:
-        Misfit: Says what it is, and what it was.
-    """
-    if dtype.newbyteorder("=") != leaf.dtype or shape != leaf.shape[1:]:
-        raise Misfit(f"the column {name!r} is {dtype.name} {shape}, and was {leaf.dtype} {leaf.shape[1:]}")
-
-
-def write_items(items: Iterable[Any], leaves: list[Any]) -> None:
-    """Write items, whose leaves have to be as those of the first were.
-
-    Raises:
-        Misfit: They are not.
-    """
-    for row, item in enumerate(items):
-        _, values = flatten(item)
-        if len(values) != len(leaves):
-            raise Misfit(f"an item has {len(values)} leaves, and the first had {len(leaves)}")
-        for value, leaf in zip(values, leaves, strict=True):
-            spec = spec_of(value)
-            if spec.dtype is None or DTYPES_OF_NUMPY.get(spec.dtype) != leaf.dtype or spec.shape != leaf.shape[1:]:
-                raise Misfit(f"a leaf is {spec}, and was {leaf.dtype} {leaf.shape[1:]}")
-            leaf[row] = value
+def _put(window: NDArray[Any], column: Column, leaf: Any) -> None:
+    """Write numbers over the map; NumPy would convert what is not alike, or repeat it."""
+    assert isinstance(column.encoding, ArrayEncoding)
+    dtype = column.encoding.delivered or window.dtype.newbyteorder("=")
+    if dtype != leaf.dtype or window.shape[1:] != leaf.shape[1:]:
+        raise StoreError(
+            f"the column {column.name!r} is {dtype} {window.shape[1:]}, and in the steps before it {leaf.dtype} "
+            f"{leaf.shape[1:]}; store all alike"
+        )
+    leaf[...] = window

@@ -21,9 +21,8 @@ from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.structure import classes_of
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder, read_index
 from stream_dataloader.stores.mds.steps import RowSteps, SampleSteps
-from stream_dataloader.stores.mds.streams import MdsIndex, Wanted
-from stream_dataloader.stores.mds.table import StreamTable
-from stream_dataloader.streams._media.section import whole_number
+from stream_dataloader.stores.mds.streams import MdsIndex, StreamTable
+from stream_dataloader.streams._media.section import closed_on_error, whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 
 __all__ = ["MdsStore"]
@@ -46,6 +45,7 @@ class MdsStore(Store):
         split: The folder below `path` that has the index.json.
         columns: Which to read; None reads all but the one that names streams.
         allow_pickle: Also read columns of encoding `pkl`. Unpickling runs whatever code they hold.
+        upright: Turn JPEG as its EXIF says.
         cache: Where remote shards and unpacked ones are kept; None is what the environment says, see `FileCache`.
         predownload: How many more shards of a stream that is read are fetched and unpacked ahead of use.
 
@@ -77,32 +77,25 @@ class MdsStore(Store):
         split: str | None = None,
         columns: Sequence[str] | None = None,
         allow_pickle: bool = False,
+        upright: bool = True,
         cache: FileCache | None = None,
         predownload: int = 1,
     ) -> None:
-        names = None if columns is None else list(columns)
-        ahead = whole_number("predownload", predownload, "give a number of shards from 0 on", 0)
-        super().__init__(
-            path,
-            stream=stream,
-            split=split,
-            columns=names,
-            allow_pickle=allow_pickle,
-            cache=cache,
-            predownload=ahead,
-        )
         if stream is not None and not isinstance(stream, str):
             raise TypeError(f"stream is {stream!r}; give 'shard', 'sample' or the name of a column")
         if isinstance(columns, str):
             raise TypeError(f"columns is {columns!r}; give a list of names")
-        self._wanted = Wanted(stream, names, allow_pickle)
-        self._ahead = ahead
+        self._stream = stream
+        self._columns = None if columns is None else list(columns)
+        self._decoding = {"allow_pickle": allow_pickle, "upright": upright}
+        self._ahead = whole_number("predownload", predownload, "give a number of shards from 0 on", 0)
+        options: dict[str, Any] = {"stream": stream, "split": split, "columns": self._columns, "cache": cache}
+        super().__init__(path, **options, **self._decoding, predownload=self._ahead)
         self._cache = FileCache() if cache is None else cache
-        if split is not None and split != "":
+        if split:
             inside(self.path, split, "split")
         self._folder = in_folder(self.path, split) if split else self.path
         self._classes: dict[str, type] = {}
-        self._checked: dict[int, OSError | ValueError | None] = {}
         self._classes = classes_of(self.index.structure)
 
     def _state(self) -> str:
@@ -116,21 +109,29 @@ class MdsStore(Store):
         with self._cache.open(path) as local:
             found = read_index(local.path, path, self._folder)
             copy = os.path.basename(local.path) if is_url(path) else ""
-        return MdsIndex(self._folder, found, self._wanted, self._classes, self._cache, copy, stamp)
+        return MdsIndex(
+            self._folder, found, self._stream, self._columns, self._decoding, self._classes, self._cache, copy, stamp
+        )
+
+    def close(self) -> None:
+        """See `Store`."""
+        if self._index is not None:
+            self._index.shards.close()
+        super().close()
 
     def _open_steps(self, number: int) -> SampleSteps | RowSteps:
         index: MdsIndex = self.index
         name = functools.partial(self.name_of, number)
-        if index.kind == "sample":
-            shard = int(np.searchsorted(index.firsts, number, "right")) - 1
-            try:
-                opened = index.shards.open(shard)
-                with opened.known:
-                    return RowSteps(opened, number - int(index.firsts[shard]), index.columns, name)
-            except StoreError as error:
-                raise StoreError(f"{name()}: {error}") from error
-        start, steps = index.extent(number)
-        return SampleSteps(index.shards, index.firsts, start, steps, index.columns, self._ahead, name)
+        if index.kind != "sample":
+            start, steps = index.extent(number)
+            return SampleSteps(index, start, steps, self._ahead, name)
+        shard = int(np.searchsorted(index.firsts, number, "right")) - 1
+        try:
+            lease = index.shards.open(shard)
+        except StoreError as error:
+            raise StoreError(f"{name()}: {error}") from error
+        with closed_on_error(lease):
+            return RowSteps(lease, number - int(index.firsts[shard]), index, name)
 
     def key(self, number: int) -> str:
         index: MdsIndex = self.index
@@ -162,31 +163,14 @@ class MdsStore(Store):
             return sum(file.stat().st_size for file in files if file.is_file())
 
     def _problems(self, progress: Callable[[int, int], Any] | None) -> Iterator[str]:
-        self._checked = {}
-        yield from super()._problems(progress)
+        """Compare shards with their hashes, and read the streams."""
+        damaged = []
         for shard in range(len(self.index.found.shards)):
-            if shard not in self._checked:  # no stream is in it
-                try:
-                    self._verify(shard)
-                except (OSError, ValueError) as error:
-                    yield str(error)
-
-    def check_stream(self, number: int) -> None:
-        """Compare the shards of a stream with their hashes, each once a `verify`, and read the stream."""
-        index: MdsIndex = self.index
-        start, steps = (number, 1) if index.kind == "sample" else index.extent(number)
-        if steps:
-            first, last = np.searchsorted(index.firsts, [start, start + steps - 1], "right") - 1
-            for shard in range(int(first), int(last) + 1):
-                self._verify(shard)
-        super().check_stream(number)
-
-    def _verify(self, shard: int) -> None:
-        if shard not in self._checked:
             try:
                 self.index.shards.verify(shard)
-                self._checked[shard] = None
             except (OSError, ValueError) as error:
-                self._checked[shard] = error
-        if (found := self._checked[shard]) is not None:
-            raise found
+                damaged.append(str(error))
+        yield from damaged
+        for problem in super()._problems(progress):
+            if not any(text in problem for text in damaged):  # of a stream in such a shard
+                yield problem

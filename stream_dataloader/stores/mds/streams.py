@@ -1,16 +1,31 @@
 """What the items of an MDS dataset are, and which of its samples are which stream.
 
-Guarantee: finding the streams costs nothing where the dataset or its index tells them; where a column has to be read
-for it, that is done once, and kept in the cache.
+A table of streams lies beside the shards of a packed store. Where a column has to be read to find the streams, what was
+found is such a table in the cache. ::
+
+    "SDMDST1", line feed              8 bytes
+    streams, keys, notes, check       int64: how many streams, bytes of keys and of notes, CRC-32 of all that follows
+    start                             int64, of each stream: its first sample, counted over all shards
+    steps                             int64: how many time steps
+    key_stop                          int64: where its key ends
+    note_stop                         int64: where its metadata ends
+    keys, notes                       UTF-8 and JSON, end to end
+
+All numbers are little-endian.
+
+Guarantee: opening takes the time and memory of a few pages, however many streams there are, if the dataset or its index
+tells the streams; a pass over a column is made once by all processes, and kept. What is in a table lies within the
+dataset.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import mmap
 import os
-from collections.abc import Callable
-from typing import NamedTuple
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,27 +34,77 @@ from stream_dataloader._items.structure import Node, flatten, leaf_paths
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import inside, stamp_of
 from stream_dataloader.stores._base.structure import from_json
-from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding, ListEncoding
+from stream_dataloader.stores._base.tables import Texts, encoded, stops_of
+from stream_dataloader.stores.mds.encodings import ArrayEncoding
 from stream_dataloader.stores.mds.fetch import Shards
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder
-from stream_dataloader.stores.mds.kinds import encoding_of
-from stream_dataloader.stores.mds.scan import write_key_table, write_length_table
-from stream_dataloader.stores.mds.shards import Columns
-from stream_dataloader.stores.mds.steps import ItemColumns
-from stream_dataloader.stores.mds.table import StreamTable
+from stream_dataloader.stores.mds.pictures import encoding_of
+from stream_dataloader.stores.mds.shards import Column
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 
-__all__ = ["MdsIndex", "Wanted"]
+__all__ = ["MdsIndex", "StreamTable", "write_table"]
 
 _COLUMN = "column:"
+_MAGIC = b"SDMDST1\n"
+_HEAD_BYTES = len(_MAGIC) + 4 * 8
+_KEYS = ("str", "bytes", "str_int", "str_decimal", "json")
 
 
-class Wanted(NamedTuple):
-    """What the user asks for; see `MdsStore`."""
+def write_table(
+    path: str,
+    starts: Sequence[int] | NDArray[np.int64],
+    steps: Sequence[int] | NDArray[np.int64],
+    keys: Sequence[str],
+    notes: Iterable[Mapping[str, Any]] = (),
+) -> int:
+    """Write a table; `notes` are of all streams, or none at all. Returns its checksum."""
+    texts, jsons = encoded(keys, notes or [{}] * len(keys))
+    rows = np.array([starts, steps, stops_of(texts), stops_of(jsons)], "<i8")
+    body = b"".join([rows.tobytes(), *texts, *jsons])
+    sizes = [len(texts), sum(map(len, texts)), sum(map(len, jsons)), zlib.crc32(body)]
+    with open(path, "wb") as file:
+        file.write(_MAGIC + np.array(sizes, "<i8").tobytes() + body)
+        file.flush()
+        os.fsync(file.fileno())
+    return sizes[3]
 
-    stream: str | None
-    columns: list[str] | None
-    allow_pickle: bool
+
+class StreamTable(Texts):
+    """A table, mapped.
+
+    Args:
+        path: The file.
+        most: How many samples the dataset has; None where a stream is one of them.
+
+    Attributes:
+        starts: `(streams,)` int64.
+        steps: `(streams,)` int64.
+        check: Its checksum.
+
+    Raises:
+        StoreError: It is missing or damaged.
+    """
+
+    def __init__(self, path: str, most: int | None) -> None:
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < _HEAD_BYTES:
+                    raise StoreError(f"{path} is damaged: a table of streams has {_HEAD_BYTES} bytes at least")
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise StoreError(f"{path} is missing: the store is unfinished or damaged; write it anew") from None
+        count, keys, notes, self.check = np.frombuffer(mapped, "<i8", 4, len(_MAGIC)).tolist()
+        whole = min(count, keys, notes) >= 0 and size == _HEAD_BYTES + 32 * count + keys + notes
+        if not whole or mapped[: len(_MAGIC)] != _MAGIC or zlib.crc32(memoryview(mapped)[_HEAD_BYTES:]) != self.check:
+            raise StoreError(f"{path} is damaged: it is no table of streams, or its checksum is another")
+        rows = np.frombuffer(mapped, "<i8", 4 * count, _HEAD_BYTES).reshape(4, count)
+        self.starts, self.steps, *stops = rows
+        texts = memoryview(mapped)[_HEAD_BYTES + 32 * count :]
+        super().__init__(texts[:keys], stops[0], texts[keys:], stops[1])
+        outside = rows.min(initial=0) < 0 or (np.diff(stops) < 0).any()
+        if outside or (most is not None and (self.starts + self.steps).max(initial=0) > most):
+            raise StoreError(f"{path} is damaged: a stream lies outside of the dataset's {most} samples")
 
 
 class MdsIndex:
@@ -48,17 +113,19 @@ class MdsIndex:
     Args:
         folder: Of index.json, or its URL.
         found: What index.json says.
-        wanted: See `Wanted`.
+        stream: See `MdsStore`.
+        columns: See `MdsStore`.
+        decoding: Options of `encoding_of`.
         classes: See `structure.from_json`.
         cache: Where shards and tables are kept.
         copy: What the cache calls index.json, if it was fetched.
-        stamp: See `files.stamp_of`, of index.json.
+        stamp: See `Shards`.
 
     Attributes:
         found: index.json.
         kind: What a stream is: "packed", "shard", "sample" or "column:" and a name.
         structure: Of an item.
-        columns: That items are made of.
+        columns: Its leaves.
         firsts: The first sample of each shard, and behind them the number of all samples.
         shards: All of them.
         table: Which samples are which stream; None where that is plain.
@@ -70,28 +137,28 @@ class MdsIndex:
         self,
         folder: str,
         found: DatasetIndex,
-        wanted: Wanted,
+        stream: str | None,
+        columns: list[str] | None,
+        decoding: Mapping[str, bool],
         classes: dict[str, type],
         cache: FileCache,
         copy: str,
         stamp: str,
     ) -> None:
         self.found = found
-        self._folder, self._cache = folder, cache
+        self._folder, self._cache, self._decoding = folder, cache, decoding
         self._name = in_folder(folder, INDEX)
-        self.kind = self._kind(wanted.stream)
-        self.structure, names = self._items(wanted.columns, classes)
-        self._allow_pickle = wanted.allow_pickle
-        encodings = {found.names.index(name): self._encoding(name) for name in names}
-        places = [found.names.index(name) for name in names]
-        self.columns = ItemColumns(self.structure, names, places, [encodings[place] for place in places])
+        self._key = (stream or "").removeprefix(_COLUMN)
+        self.kind = stream or ("packed" if "table" in found.note else "shard")
+        if self.kind not in ("packed", "shard", "sample"):
+            self.kind = _COLUMN + self._key
+        self.structure, self.columns = self._items(columns, classes)
         self.firsts: NDArray[np.int64] = np.cumsum([0, *(shard.samples for shard in found.shards)])
         hashed = all(shard.raw.hashes for shard in found.shards)
         version = hashlib.sha256(f"{found.digest} {'' if hashed else copy}".encode()).hexdigest()[:16]
-        columns = Columns(found.names, found.sizes, encodings)
-        self.shards = Shards(folder, found, version, columns, cache, stamp)
-        self.table, self.lengths = self._streams(version, encodings)
-        self._count = len(found.shards) if self.table is None else len(self.table.starts)
+        self.shards = Shards(folder, found, version, cache, stamp)
+        self.table, self.lengths = self._streams(version)
+        self._count = len(self.firsts) - 1 if self.table is None else len(self.table.starts)
         if self.kind == "sample":
             self._count = int(self.firsts[-1])
         self.fingerprint = hashlib.blake2b(f"{found.digest} {self.kind}".encode(), digest_size=16).hexdigest()
@@ -99,47 +166,12 @@ class MdsIndex:
     def __len__(self) -> int:
         return self._count
 
-    def _kind(self, asked: str | None) -> str:
-        if asked is None:
-            return "packed" if "table" in self.found.note else "shard"
-        if asked in ("shard", "sample"):
-            return asked
-        name = asked.removeprefix(_COLUMN)
-        self._check_column(name)
-        return _COLUMN + name
-
-    def _check_column(self, name: str) -> None:
+    def _column(self, name: str) -> Column:
         if name not in self.found.names:
-            raise StoreError(f"{self._name} has no column {shorten(name)}; it has {list(self.found.names)}")
-
-    def _items(self, wanted: list[str] | None, classes: dict[str, type]) -> tuple[Node, list[str]]:
-        """The structure of an item, and the columns that are its leaves."""
-        found = self.found
-        for name in wanted or ():
-            self._check_column(name)
-        if wanted is not None and (not wanted or len(set(wanted)) < len(wanted)):
-            raise StoreError(f"columns is {wanted}; name one or more of {list(found.names)}, each once")
-        if wanted is None and (packed := found.note.get("items")) is not None:
-            try:
-                structure, names = (
-                    from_json(packed["structure"], self._name, classes),
-                    list(map(str, packed["columns"])),
-                )
-                if len(leaf_paths(structure)) != len(names) or not set(names) <= set(found.names):
-                    raise ValueError(f"leaves {names}")
-            except (KeyError, TypeError, ValueError) as error:
-                raise StoreError(f"{self._name} does not say what items are ({error}); pack the store anew") from error
-            return structure, names
-        hidden = (found.note.get("key"), self.kind.removeprefix(_COLUMN) if self.kind.startswith(_COLUMN) else None)
-        names = wanted or [name for name in found.names if name not in hidden] or list(found.names)
-        structure, names = flatten({name: name for name in names})
-        return structure, names
-
-    def _encoding(self, name: str) -> Encoding:
-        """How a column is encoded."""
+            raise StoreError(f"{self._name} has no column {shorten(name)}; it has {self.found.names}")
         place = self.found.names.index(name)
         try:
-            encoding = encoding_of(self.found.encodings[place], allow_pickle=self._allow_pickle)
+            encoding = encoding_of(self.found.encodings[place], **self._decoding)
         except ValueError as error:
             raise StoreError(f"{self._name}, column {name!r}: {error}; or leave it out, by columns=[...]") from None
         if (encoding.size or None) != (self.found.sizes[place] or None):
@@ -149,76 +181,76 @@ class MdsIndex:
             )
         if name in self.found.note.get("bools", ()) and isinstance(encoding, ArrayEncoding):
             encoding.as_bool()
-        return encoding
+        return Column(name, place, encoding)
 
-    def _streams(
-        self, version: str, encodings: dict[int, Encoding]
-    ) -> tuple[StreamTable | None, NDArray[np.int64] | None]:
+    def _items(self, wanted: list[str] | None, classes: dict[str, type]) -> tuple[Node, list[Column]]:
+        """The structure of an item, and the columns that are its leaves."""
+        note = self.found.note
+        if wanted is None and (packed := note.get("items")) is not None:
+            try:
+                structure, names = from_json(packed["structure"], self._name, classes), list(packed["columns"])
+                if len(leaf_paths(structure)) != len(names):
+                    raise ValueError(f"leaves {names}")
+            except (KeyError, TypeError, ValueError) as error:
+                raise StoreError(f"{self._name} does not say what items are ({error}); pack the store anew") from error
+        else:
+            others = [name for name in self.found.names if name not in (note.get("key"), self._key)]
+            names = others or self.found.names if wanted is None else wanted
+            if wanted is not None and len(set(names)) < max(1, len(names)):
+                raise StoreError(f"columns is {wanted}; name one or more of {self.found.names}, each once")
+            structure, names = flatten({name: name for name in names})
+        return structure, [self._column(name) for name in names]
+
+    def _streams(self, version: str) -> tuple[StreamTable | None, NDArray[np.int64] | None]:
         """The table of streams, and their lengths; None where there is none."""
         total = int(self.firsts[-1])
         if self.kind == "shard":
             return None, np.diff(self.firsts)
         if self.kind == "packed":
-            return self._packed_table(total)
-        if self.kind == "sample":
-            return self._sample_table(total, version)
-        return self._column_table(total, version, encodings)
-
-    def _sample_table(self, total: int, version: str) -> tuple[StreamTable | None, NDArray[np.int64] | None]:
-        pairs = zip(self.columns.places, self.columns.encodings, strict=True)
-        place, encoding = next(((place, one) for place, one in pairs if _is_rows(one)), (None, None))
-        if place is None or encoding is None:
-            raise StoreError(f"{self._name}: no column of {self.columns.names} is an array or a list, for time steps")
-        if isinstance(encoding, ArrayEncoding) and encoding.shape:
-            return None, np.full(total, encoding.shape[0], np.int64)
-        if is_url(self._folder):
-            return None, None  # to know them, all of it would have to be fetched
-        count = len(self.found.shards)
-        make = functools.partial(write_length_table, shards=self.shards, count=count, place=place, encoding=encoding)
-        table = self._made_table(version, make, None)
+            table = self._packed_table(total)
+        elif self.kind == "sample":
+            rows = next((column for column in self.columns if column.encoding.is_sequence), None)
+            if rows is None:
+                names = [column.name for column in self.columns]
+                raise StoreError(f"{self._name}: no column of {names} is an array or a list, for time steps")
+            if shape := getattr(rows.encoding, "shape", None):
+                return None, np.full(total, shape[0], np.int64)
+            if is_url(self._folder):
+                return None, None  # to know them, all of it would have to be fetched
+            table = self._made_table(version, lambda path: _write_lengths(path, self.shards, rows), None)
+        else:
+            key = self._column(self._key)
+            kind = self.found.encodings[key.place]
+            if kind not in _KEYS and not (kind.lstrip("u").startswith("int") and key.encoding.size):
+                raise StoreError(
+                    f"{self._name}: the column {key.name!r} is {kind!r}, and streams are named by text or whole numbers"
+                )
+            table = self._made_table(version, lambda path: _write_runs(path, self.shards, key, total), total)
         return table, table.steps
 
-    def _column_table(
-        self, total: int, version: str, encodings: dict[int, Encoding]
-    ) -> tuple[StreamTable, NDArray[np.int64]]:
-        name = self.kind.removeprefix(_COLUMN)
-        place = self.found.names.index(name)
-        key = encodings.setdefault(place, self._encoding(name))  # the shards' columns have it, too
-        if not _is_key(key, self.found.encodings[place]):
-            raise StoreError(
-                f"{self._name}: the column {name!r} is {self.found.encodings[place]!r}, and streams are named by text "
-                "or whole numbers"
-            )
-        count = len(self.found.shards)
-        scan = functools.partial(write_key_table, shards=self.shards, count=count, place=place, encoding=key)
-        table = self._made_table(version, scan, total)
-        return table, table.steps
-
-    def _packed_table(self, total: int) -> tuple[StreamTable, NDArray[np.int64]]:
-        note = self.found.note["table"]
+    def _packed_table(self, total: int) -> StreamTable:
         try:
-            basename, check = note["basename"], int(note["check"])
-        except (KeyError, TypeError, ValueError):
+            basename, check = self.found.note["table"]["basename"], self.found.note["table"]["check"]
+        except (KeyError, TypeError):
             raise StoreError(f"{self._name} does not say where its streams are; pack the store anew") from None
         inside(self._folder, basename, self._name)
         with self._cache.open(in_folder(self._folder, basename)) as local:
             table = StreamTable(local.path, total)
         if table.check != check:
             raise StoreError(f"{local.path} is damaged, or of another store: its checksum is another; pack it anew")
-        return table, table.steps
+        return table
 
     def _made_table(self, version: str, make: Callable[[str], None], most: int | None) -> StreamTable:
         """A table that is made once, and kept in the cache."""
-        files = (
-            () if is_url(self._folder) else (file for one in self.found.shards for file in (one.raw, one.zip) if file)
-        )
-        stamp = stamp_of(in_folder(self._folder, file.basename) for file in files)  # of the shards that are here
-        found = hashlib.sha256(f"{version} {stamp}".encode()).hexdigest()[:16]
-        name = f"{os.path.abspath(self._folder) if not is_url(self._folder) else self._folder}#{self.kind}.streams"
-        size = 64 + 64 * int(self.firsts[-1])
+        folder, files = self._folder, []
+        if not is_url(folder):
+            folder = os.path.abspath(folder)
+            files = [file for shard in self.found.shards for file in (shard.raw, shard.zip) if file]
+        stamp = stamp_of(in_folder(folder, file.basename) for file in files)
+        version = hashlib.sha256(f"{version} {stamp}".encode()).hexdigest()[:16]
         try:
-            with self._cache.made(name, found, size, make) as local:
-                return StreamTable(local.path, most)
+            with self._cache.made(f"{folder}#{self.kind}.streams", version, 64 + 64 * int(self.firsts[-1]), make) as at:
+                return StreamTable(at.path, most)
         except ValueError as error:
             raise StoreError(f"{self._folder}: {error}") from error
 
@@ -235,11 +267,32 @@ class MdsIndex:
         return self.found.shards[number].raw.basename if self.kind == "shard" else str(number)
 
 
-def _is_rows(encoding: Encoding) -> bool:
-    return isinstance(encoding, ListEncoding) or (isinstance(encoding, ArrayEncoding) and encoding.shape != ())
+def _write_runs(path: str, shards: Shards, column: Column, total: int) -> None:
+    """Write a table of the runs of samples whose values in a column are the same."""
+    starts: list[int] = []
+    keys: list[str] = []
+    seen: set[str] = set()
+    before: bytes | None = None
+    for sample, part in shards.parts(column):
+        if before == (before := bytes(part)):
+            continue
+        try:
+            value = column.encoding.decode(part)
+        except ValueError as error:
+            raise StoreError(f"sample {sample} has no key: {error}") from error
+        key = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+        keys.append(f"{key}@{sample}" if key in seen else key)  # one that comes again is another stream
+        seen.add(key)
+        starts.append(sample)
+    write_table(path, starts, np.diff([*starts, total]) if starts else [], keys)
 
 
-def _is_key(encoding: Encoding, name: str) -> bool:
-    if isinstance(encoding, ArrayEncoding):
-        return encoding.shape == () and encoding.dtype is not None and encoding.dtype.kind in "iu"
-    return name in ("str", "bytes", "str_int", "str_decimal", "json")
+def _write_lengths(path: str, shards: Shards, column: Column) -> None:
+    """Write a table of samples, and how many time steps each has."""
+    steps = []
+    for sample, part in shards.parts(column):
+        try:
+            steps.append(len(column.encoding.rows(part)))
+        except ValueError as error:
+            raise StoreError(f"sample {sample}: the column {column.name!r} has {error}") from error
+    write_table(path, range(len(steps)), steps, [str(sample) for sample in range(len(steps))])

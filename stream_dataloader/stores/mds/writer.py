@@ -1,29 +1,161 @@
 """Writes MDS datasets, which mosaicml-streaming reads as its own.
 
-Guarantee: index.json is written, and sent, when all else is there; without it there is no dataset. What a sample may
-not hold is an error when it is written.
+Source: `streaming/base/format/base/writer.py` and `mds/writer.py` of mosaicml-streaming 0.13.
+
+Guarantee: index.json is written when all else is on the disk; without it there is no dataset. What a sample may not
+hold is an error when it is written, and changes nothing.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import tempfile
+import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import inside, read_json
-from stream_dataloader.stores.mds.builder import SampleEncoder, ShardBuilder
-from stream_dataloader.stores.mds.index import INDEX, in_folder, write_index
-from stream_dataloader.streams.cache.file_cache import is_url
-from stream_dataloader.streams.cache.remote import remote_file
+import numpy as np
 
-__all__ = ["MdsWriter"]
+from stream_dataloader.errors import shorten
+from stream_dataloader.stores.mds.codecs import check_compression, check_hash, hash_of, pack
+from stream_dataloader.stores.mds.encodings import ArrayEncoding
+from stream_dataloader.stores.mds.index import write_index
+from stream_dataloader.stores.mds.pictures import encoding_of
 
-_UPLOADS = 4  # at a time
+__all__ = ["MdsWriter", "ShardWriter"]
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_MOST_SHARD_BYTES = (1 << 32) - 1  # places in it are uint32
+
+
+class ShardWriter:
+    """Turns samples into bytes, collects them, and writes them as shards.
+
+    Args:
+        folder: Where.
+        columns: The encoding of each column.
+        compression: How to compress, or None.
+        hashes: Which to make of each file.
+        size_limit: How many bytes a shard has at most, unless one sample has more; None: one shard.
+        bools: Columns of uint8 that are given bool.
+
+    Attributes:
+        samples: The bytes of those that are collected.
+
+    Raises:
+        ValueError: There is no such encoding, compression or hash, no column, or the limit is none.
+        ImportError: A package is missing for the compression or a hash.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        columns: Mapping[str, str],
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | str | None = 1 << 26,
+        bools: Sequence[str] = (),
+    ) -> None:
+        if not columns:
+            raise ValueError("columns is empty; name at least one, and its encoding")
+        if compression is not None:
+            check_compression(compression)
+            pack(compression, b"")  # is its package there?
+        for name in hashes or ():
+            check_hash(name)
+        self._folder = folder
+        self._encodings = []
+        for name in sorted(columns):
+            try:
+                encoding = encoding_of(columns[name], allow_pickle=True)
+            except ValueError as error:
+                raise ValueError(f"column {name!r}: {error}") from None
+            if name in bools and isinstance(encoding, ArrayEncoding):
+                encoding.as_bool()
+            self._encodings.append((name, columns[name], encoding))
+        self._limit = None if size_limit is None else _size_of(size_limit)
+        self._config = {
+            "version": 2,
+            "format": "mds",
+            "compression": compression,
+            "hashes": sorted(set(hashes or ())),
+            "size_limit": self._limit,
+            "column_names": [name for name, _, _ in self._encodings],
+            "column_encodings": [kind for _, kind, _ in self._encodings],
+            "column_sizes": [encoding.size for _, _, encoding in self._encodings],
+        }
+        self._config_bytes = json.dumps(self._config, sort_keys=True).encode()
+        self.samples: list[bytes] = []
+        self._size = 0
+
+    def encode(self, sample: Mapping[str, Any]) -> bytes:
+        """A sample's bytes. Bytes are taken as they are, whatever the column's encoding.
+
+        Raises:
+            ValueError, TypeError: It lacks a column, or has a value that its encoding does not take.
+        """
+        sizes, parts = [], []
+        for name, kind, encoding in self._encodings:
+            if name not in sample:
+                raise ValueError(f"a sample has no {name!r}; it has {shorten(list(sample))}")
+            value = sample[name]
+            try:
+                part = bytes(value) if isinstance(value, (bytes, bytearray)) else encoding.encode(value)
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                kind_ = TypeError if isinstance(error, TypeError) else ValueError
+                raise kind_(f"column {name!r}, encoding {kind!r}: {error}") from error
+            if encoding.size is None:
+                sizes.append(len(part))
+            elif len(part) != encoding.size:
+                raise ValueError(f"column {name!r}, encoding {kind!r}: {len(part)} bytes instead of {encoding.size}")
+            parts.append(part)
+        return np.array(sizes, "<u4").tobytes() + b"".join(parts)
+
+    def is_full(self, sample: bytes) -> bool:
+        """Whether the shard has to be written before a sample is added."""
+        size = self._size + 8 + len(self._config_bytes) + 4 * (len(self.samples) + 1) + len(sample)
+        return bool(self.samples) and size > (self._limit or _MOST_SHARD_BYTES)
+
+    def add(self, sample: bytes) -> None:
+        """Collect a sample."""
+        self.samples.append(sample)
+        self._size += len(sample)
+
+    def write(self, name: str) -> dict[str, Any]:
+        """Write what was collected as a shard, and begin another one.
+
+        Args:
+            name: Of the file, before `.mds`.
+
+        Returns:
+            Its entry in the index; it is on the disk then.
+
+        Raises:
+            ValueError: A sample is too large.
+        """
+        head = 8 + 4 * len(self.samples) + len(self._config_bytes)
+        offsets = head + np.cumsum([0, *map(len, self.samples)])
+        if offsets[-1] > _MOST_SHARD_BYTES:
+            raise ValueError(f"a sample has {self._size:,} bytes, and a shard has {_MOST_SHARD_BYTES:,} at most")
+        count = len(self.samples).to_bytes(4, "little")
+        data = b"".join([count, offsets.astype("<u4").tobytes(), self._config_bytes, *self.samples])
+        raw, zipped = self._described(f"{name}.mds", data), None
+        if (compression := self._config["compression"]) is not None:
+            data = pack(str(compression), data)
+            zipped = self._described(f"{name}.mds.{check_compression(compression)[0]}", data)
+        with open(os.path.join(self._folder, (zipped or raw)["basename"]), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        entry = {"samples": len(self.samples), "raw_data": raw, "zip_data": zipped} | self._config
+        self.samples, self._size = [], 0
+        return entry
+
+    def _described(self, basename: str, data: bytes) -> dict[str, Any]:
+        hashes: Any = self._config["hashes"]
+        return {"basename": basename, "bytes": len(data), "hashes": {name: hash_of(name, data) for name in hashes}}
 
 
 class MdsWriter:
@@ -32,22 +164,16 @@ class MdsWriter:
     If it is left by an error, what it wrote is deleted, and there is no dataset.
 
     Args:
-        out: A folder; a URL of any protocol that fsspec knows; or a folder and a URL, `(local, remote)`: shards are
-            written to the folder, and sent while the next are written.
+        out: A folder, which is empty or made.
         columns: The encoding of each column, such as `{"x": "ndarray:uint8:64,64,3", "label": "int"}`.
         compression: `"zstd"`, `"gz"`, `"bz2"`, `"br"` or `"snappy"`, with `":level"` behind all but the last.
         hashes: Of each file, such as `["sha1"]` or `["xxh64"]`; they are compared when a shard is fetched or unpacked.
         size_limit: How many bytes a shard has at most, before compression; also as `"64mb"`; None: all in one shard.
-        keep_local: With `(local, remote)`, keep the files in the folder when all are sent.
-        exist_ok: Write over a dataset that is there. False: the folder must be empty, and no dataset at the URL.
-        progress: Show a bar that counts samples.
-        storage_options: Options of fsspec's file systems, by protocol.
-        timeout_seconds: How long a server may be silent before that is an error.
 
     Raises:
         ValueError: An option has another value.
         FileExistsError: There is something already.
-        ImportError: A package is missing for the compression, a hash or the URL.
+        ImportError: A package is missing for the compression or a hash.
 
     Example:
         >>> import tempfile
@@ -61,37 +187,21 @@ class MdsWriter:
 
     def __init__(
         self,
-        out: str | os.PathLike[str] | tuple[str | os.PathLike[str], str],
+        out: str | os.PathLike[str],
         *,
         columns: Mapping[str, str],
         compression: str | None = None,
         hashes: Sequence[str] | None = None,
         size_limit: int | str | None = 1 << 26,
-        keep_local: bool = True,
-        exist_ok: bool = False,
-        progress: bool = False,
-        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
-        timeout_seconds: float = 15.0,
     ) -> None:
-        local, self._remote = _places(out)
-        self._connection = (dict(storage_options or {}), timeout_seconds)
-        if self._remote is not None and not exist_ok and self._is_at(in_folder(self._remote, INDEX)):
-            raise FileExistsError(f"there is a dataset at {self._remote}; exist_ok=True writes over it")
-        self._encoder = SampleEncoder(columns)
-        self._temporary = tempfile.TemporaryDirectory(prefix="mds-") if local is None else None
-        self.folder = local if self._temporary is None else self._temporary.name
-        assert self.folder is not None
-        self._keep_local = keep_local or self._remote is None
-        self._builder = ShardBuilder(self.folder, self._encoder, compression, hashes, size_limit)
+        self.folder = os.path.expanduser(os.fspath(out))
+        self._shards = ShardWriter(self.folder, columns, compression, hashes, size_limit)
         self._entries: list[dict[str, Any]] = []
         self._count = 0
-        self._uploads: list[Future[None]] = []
-        self._pool: ThreadPoolExecutor | None = None
         self._done = False
-        _make_way(self.folder, exist_ok)
-        if self._remote is not None:
-            self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="stream_dataloader upload")
-        self._bar = _bar() if progress else None
+        os.makedirs(self.folder, exist_ok=True)
+        if os.listdir(self.folder):
+            raise FileExistsError(f"{self.folder} is not empty; delete what is in it, or give another folder")
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write a sample; keys that are no columns are passed over.
@@ -102,84 +212,46 @@ class MdsWriter:
         Raises:
             ValueError: It lacks a column, or has a value that its encoding does not take; nothing is written then.
             TypeError: As ValueError, where the value's type is another.
-            OSError: The disk is full, or a shard could not be sent.
+            OSError: The disk is full.
         """
         if self._done:
             raise ValueError("the writer is finished; open another one")
         try:
-            encoded = self._encoder.encode(sample)
+            encoded = self._shards.encode(sample)
         except (TypeError, ValueError) as error:
             raise type(error)(f"sample {self._count}: {error}") from error
-        if self._builder.is_full(encoded):
+        if self._shards.is_full(encoded):
             self._flush()
-        self._builder.add(encoded)
+        self._shards.add(encoded)
         self._count += 1
-        if self._bar is not None:
-            self._bar.update()
 
     def _flush(self) -> None:
-        for upload in [upload for upload in self._uploads if upload.done()]:
-            self._uploads.remove(upload)
-            upload.result()
-        self._entries.append(self._builder.write(f"shard.{len(self._entries):05}"))
-        if self._pool is not None:
-            self._uploads.append(self._pool.submit(self._send, self._builder.files[-1]))
+        self._entries.append(self._shards.write(f"shard.{len(self._entries):05}"))
 
     def finish(self) -> None:
         """Write what is left, and index.json at last; also called where the context ends. A second time: nothing.
 
         Raises:
-            OSError: The disk is full, or something could not be sent.
+            OSError: The disk is full.
         """
         if self._done:
             return
         try:
-            if self._builder.samples:
+            if self._shards.samples:
                 self._flush()
-            while self._uploads:
-                self._uploads.pop(0).result()
-            assert self.folder is not None
-            write_index(self.folder, self._entries)
-            if self._pool is not None:
-                self._pool.submit(self._send, INDEX).result()
+            write_index(self.folder, self._entries, {})
         except BaseException:
             self.abort()
             raise
-        self._end(delete=not self._keep_local)
+        self._done = True
 
     def abort(self) -> None:
-        """Delete what was written to the folder, and write no index; what was sent stays, unused."""
-        self._end(delete=True)
-
-    def _end(self, *, delete: bool) -> None:
-        if self._done:
-            return
-        self._done = True
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        if self._bar is not None:
-            self._bar.close()
-        assert self.folder is not None
-        if delete:
-            for name in (INDEX, *self._builder.files):
+        """Delete what was written, and write no index."""
+        if not self._done:
+            self._done = True
+            for name in os.listdir(self.folder):  # it was empty
                 with suppress(FileNotFoundError):
                     os.unlink(os.path.join(self.folder, name))
-        if self._temporary is not None:
-            self._temporary.cleanup()
-
-    def _send(self, name: str) -> None:
-        assert self._remote is not None
-        assert self.folder is not None
-        with remote_file(in_folder(self._remote, name), *self._connection) as remote:
-            remote.put(os.path.join(self.folder, name))
-
-    def _is_at(self, url: str) -> bool:
-        try:
-            with remote_file(url, *self._connection) as remote:
-                remote.info()
-        except FileNotFoundError:
-            return False
-        return True
 
     def __enter__(self) -> MdsWriter:
         return self
@@ -191,38 +263,13 @@ class MdsWriter:
             self.abort()
 
 
-def _places(out: Any) -> tuple[str | None, str | None]:
-    """The folder and the URL to write to; one of them may be None."""
-    if isinstance(out, (tuple, list)):
-        if len(out) != 2 or is_url(os.fspath(out[0])) or not is_url(out[1]):
-            raise ValueError(f"out is {out!r}; give a folder, a URL, or (folder, URL)")
-        return os.path.expanduser(os.fspath(out[0])), str(out[1])
-    path = os.fspath(out)
-    return (None, path) if is_url(path) else (os.path.expanduser(path), None)
-
-
-def _make_way(folder: str, exist_ok: bool) -> None:
-    """Make a folder to write to, and delete the dataset that it has."""
-    os.makedirs(folder, exist_ok=True)
-    if not (names := os.listdir(folder)):
-        return
-    if not exist_ok:
-        raise FileExistsError(f"{folder} is not empty; exist_ok=True writes over the dataset in it")
-    if INDEX not in names:
-        return
-    path = os.path.join(folder, INDEX)
-    with suppress(StoreError, KeyError, TypeError, AttributeError):
-        files = [shard[key] for shard in read_json(path, dict)["shards"] for key in ("raw_data", "zip_data")]
-        paths = [inside(folder, file["basename"], path) for file in files if file]
-        os.unlink(path)  # first, so that it never names what is gone
-        for shard in paths:
-            with suppress(FileNotFoundError):
-                os.unlink(shard)
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-
-
-def _bar() -> Any:
-    from tqdm import tqdm
-
-    return tqdm(unit=" samples", desc="writing")
+def _size_of(limit: int | str) -> int:
+    """A limit in bytes, which may be text like "64mb"."""
+    found: Any = limit
+    if isinstance(limit, str) and (parts := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?)b?\s*", limit.lower())):
+        found = int(float(parts[1]) * _UNITS[parts[2]])
+    if type(found) is not int or not 0 < found <= _MOST_SHARD_BYTES:
+        raise ValueError(
+            f"size_limit is {limit!r}; give 1 to {_MOST_SHARD_BYTES:,} bytes, '64mb', or None for one shard"
+        )
+    return found

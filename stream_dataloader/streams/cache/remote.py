@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -141,19 +141,6 @@ class RemoteFile:
         asked = None if self._tells_with_bytes else self.info()
         told = self._tried(lambda: self._download(path, check_size))
         return asked or told
-
-    def put(self, path: str) -> None:
-        """Write a local file's bytes to the server."""
-        self._tried(lambda: self._upload(path))
-
-    def _upload(self, path: str) -> None:
-        with suppress(Exception):  # what has no folders need not be asked for one
-            self._file_system.makedirs(self._file_system._parent(self._path), exist_ok=True)
-        self._file_system.put_file(path, self._path)
-        self._file_system.invalidate_cache()
-        size, found = os.path.getsize(path), self._ask(_Answers()).get("size")
-        if found is not None and found != size:
-            raise ConnectionError(f"{size:,} bytes were sent, and the server has {found:,}")
 
     def _ask(self, answers: _Answers) -> dict[str, Any]:
         if not self._file_system.async_impl:

@@ -1,0 +1,133 @@
+"""Compressions and hashes of shards, by the names that the index has for them.
+
+Source: `streaming/base/compression.py` and `hashing.py` of mosaicml-streaming 0.13. A compression is `"zstd"`, `"gz"`,
+`"bz2"`, `"br"` or `"snappy"`, with `":level"` behind all but the last. Hashes are those of hashlib and of xxhash.
+
+Guarantee: unpacking gives exactly as many bytes as it must, or is an error, and takes no more memory than that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader.errors import StoreError, shorten
+
+__all__ = ["check_compression", "check_hash", "hash_of", "pack", "unpack", "wrong_hash"]
+
+#: The module of cramjam, its levels, and the one that is taken if none is named.
+_KINDS: dict[str, tuple[str, range, int]] = {
+    "br": ("brotli", range(12), 11),
+    "bz2": ("bzip2", range(1, 10), 9),
+    "gz": ("gzip", range(10), 9),
+    "snappy": ("snappy", range(0), 0),
+    "zstd": ("zstd", range(1, 23), 3),
+}
+_XXHASHES = ("xxh32", "xxh64", "xxh3_64", "xxh3_128", "xxh128")
+
+
+def _package(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{what} needs the package {name}: pip install 'stream-dataloader[mds]'") from error
+
+
+def check_compression(name: Any) -> tuple[str, int]:
+    """Kind and level of a compression.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    kind, _, level = name.partition(":") if isinstance(name, str) else ("", "", "")
+    _, levels, usual = _KINDS.get(kind, ("", range(0), 0))
+    if kind not in _KINDS or (level and (not level.isdecimal() or int(level) not in levels)):
+        known = [f"{kind}[:{levels[0]}...{levels[-1]}]" if levels else kind for kind, (_, levels, _) in _KINDS.items()]
+        raise ValueError(f"there is no compression {shorten(name)}; use one of {', '.join(known)}, or None")
+    return kind, int(level) if level else usual
+
+
+def _codec(name: str) -> tuple[Any, bool, int]:
+    """The module that compresses, whether without frames, and the level."""
+    kind, level = check_compression(name)
+    return getattr(_package("cramjam", f"the compression {name!r}"), _KINDS[kind][0]), kind == "snappy", level
+
+
+def pack(name: str, data: bytes) -> bytes:
+    """Compress some bytes.
+
+    Raises:
+        ImportError: The package for it is not installed.
+    """
+    codec, unframed, level = _codec(name)
+    return bytes(codec.compress_raw(data) if unframed else codec.compress(data, level))
+
+
+def unpack(name: str, data: bytes, size: int, what: str) -> Any:
+    """What some bytes were before they were compressed, as an array of bytes.
+
+    Args:
+        name: How they are compressed.
+        data: The bytes.
+        size: How many bytes must come out.
+        what: The file, for errors.
+
+    Raises:
+        StoreError: They are damaged, or were another number of bytes.
+        ImportError: The package for it is not installed.
+    """
+    codec, unframed, _ = _codec(name)
+    out = np.empty(size, np.uint8)
+    try:
+        found = (codec.decompress_raw_into if unframed else codec.decompress_into)(data, out)
+    except Exception as error:  # one of its own, also for what has no room in `out`
+        raise StoreError(
+            f"{what} cannot be unpacked ({name}) to {size:,} bytes: {error}; fetch or write it anew"
+        ) from error
+    if found != size:
+        raise StoreError(f"{what} is damaged: it should unpack to {size:,} bytes, and has {found:,}; write it anew")
+    return out
+
+
+def check_hash(name: Any) -> Callable[..., Any]:
+    """What makes a hash.
+
+    Raises:
+        ValueError: There is none of that name.
+        ImportError: The package for it is not installed.
+    """
+    if name in _XXHASHES:
+        return getattr(_package("xxhash", f"the hash {name!r}"), name)  # type: ignore[no-any-return]
+    if not isinstance(name, str) or name not in hashlib.algorithms_available or name.startswith("shake_"):
+        raise ValueError(f"there is no hash {shorten(name)}; use those of hashlib, or {', '.join(_XXHASHES)}")
+    return lambda data: hashlib.new(name, data, usedforsecurity=False)
+
+
+def hash_of(name: str, data: Any) -> str:
+    """A hash of some bytes, as hexadecimal digits."""
+    return str(check_hash(name)(data).hexdigest())
+
+
+def wrong_hash(hashes: Mapping[str, str], data: Any) -> str:
+    """How some bytes differ from what hashes of them say; empty if they do not. One that is not known here is left out.
+
+    Raises:
+        ImportError: The package for all of the hashes is not installed.
+        ValueError: None of the hashes is known.
+    """
+    unknown: list[Exception] = []
+    for name, wanted in hashes.items():
+        try:
+            found = hash_of(name, data)
+        except (ImportError, ValueError) as error:
+            unknown.append(error)
+            continue
+        if found != wanted:
+            return f"its {name} is {found}, and should be {wanted}"
+    if unknown and len(unknown) == len(hashes):
+        raise unknown[0]
+    return ""
