@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader.cli.demo import default_clips, find_clips
+from stream_dataloader.cli.demo import default_clips
 
 
 def open_video(path: str, width: int, height: int) -> Iterator[NDArray[np.uint8]]:
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
 
-    paths = find_clips(options.folder) if options.folder else default_clips()
+    paths = sorted(options.folder.rglob("*.mp4")) if options.folder else default_clips()
     loader = VideoLoader(paths, num_workers=options.workers)
     frames = 0
     for batch in loader:

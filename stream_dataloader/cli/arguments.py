@@ -9,27 +9,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stream_dataloader.cli.option_values import add_options
-
-__all__ = [
-    "DONE",
-    "INTERRUPTED",
-    "MISTAKE",
-    "PROBLEM",
-    "USER_ERRORS",
-    "FoundWrong",
-    "UserCodeError",
-    "add_format",
-    "add_store",
-    "natural",
-    "positive",
-    "say",
-    "say_json",
-    "size",
-    "table",
-    "warn",
-]
-
 #: Exit statuses, the same for all commands. 0: done, and nothing was found to be wrong. 1: something is wrong with what
 #: was read (also if it was skipped), with the user's own code, or with the machine, such as a full disk. 2: the command
 #: was called wrongly: an argument, a path that does not exist, a package that is missing. 130: Ctrl-C.
@@ -45,8 +24,6 @@ USER_ERRORS = (
     TypeError,
     ValueError,
 )
-
-_SMALLEST, _LARGEST = 8, 8192  # pixels
 
 
 class FoundWrong(Exception):
@@ -69,8 +46,8 @@ def natural(text: str) -> int:
     return 0 if text == "0" else positive(text)
 
 
-def size(text: str, smallest: int = _SMALLEST, largest: int = _LARGEST) -> tuple[int, int]:
-    """Width and height."""
+def size(text: str, smallest: int = 8, largest: int = 8192) -> tuple[int, int]:
+    """Width and height, in pixels."""
     numbers = re.fullmatch(r"(\d+)x(\d+)", text)
     found = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     if not all(smallest <= length <= largest for length in found):
@@ -78,19 +55,6 @@ def size(text: str, smallest: int = _SMALLEST, largest: int = _LARGEST) -> tuple
             f"{text} is no WIDTHxHEIGHT of {smallest} to {largest} pixels each; write 240x180, say"
         )
     return found
-
-
-def add_store(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a command that opens a store."""
-    parser.add_argument("store", metavar="STORE", help="a folder, a file, or a URL where the format allows")
-    add_format(parser)
-
-
-def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say how a store is opened, and `--json`."""
-    parser.add_argument("--format", help="the store's format (default: found by the names of its files)")
-    add_options(parser, "--option", "the store's format, as stores.open takes it")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def say(text: str = "") -> None:
@@ -104,17 +68,16 @@ def say_json(content: Any) -> None:
     print(json.dumps(content, indent=2, default=str))
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A table as text, columns as wide as they must be; the first `left` are flush left."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as text, columns as wide as they must be, without those that are empty; the first is flush left."""
     lines = [heads, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if number < left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    told = []
+    for first, *cells in zip(*columns, strict=True):
+        padded = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        told.append("  ".join([first.ljust(widths[0]), *padded]).rstrip())
+    return "\n".join(told)
 
 
 def warn(error: BaseException | str) -> None:

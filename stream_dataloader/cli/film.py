@@ -1,4 +1,4 @@
-"""Pictures of what a loader delivers: `GridVideo`, all lanes as a film, and `Filmstrip`, batch beside batch.
+"""Pictures of what a loader delivers: `grid_pictures`, all lanes, for a film, and `Filmstrip`, batch beside batch.
 
 Guarantees: memory does not grow with the number of batches, and nothing is drawn into the batch itself.
 
@@ -34,8 +34,6 @@ from stream_dataloader.streams._media.opencv import import_opencv
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["Filmstrip", "GridVideo", "VideoWriter", "grid_pictures", "source_colour"]
 
 cv2 = import_opencv("The demo, which draws,")
 
@@ -106,27 +104,6 @@ class VideoWriter:
         self.close()
 
 
-class GridVideo(VideoWriter):
-    """Writes a film of all lanes, side by side in a grid; a context manager.
-
-    A lane lights up when a new stream starts in it, and is grey where it is padded.
-
-    Args:
-        path: The file; made when the first batch comes.
-        names: The name to draw for a source, given its index.
-        frame_rate: Time steps a second.
-    """
-
-    def __init__(self, path: Path, names: Callable[[int], str], frame_rate: int = 25) -> None:
-        super().__init__(path, frame_rate)
-        self._names = names
-
-    def add(self, batch: StreamBatch) -> None:
-        """Write the batch's time steps."""
-        for picture in grid_pictures(batch, self._names):
-            self.write(picture)
-
-
 def grid_pictures(batch: StreamBatch, names: Callable[[int], str]) -> Iterator[Image]:
     """All lanes side by side, a picture a time step; each is drawn over the one before.
 
@@ -136,13 +113,12 @@ def grid_pictures(batch: StreamBatch, names: Callable[[int], str]) -> Iterator[I
     lanes, (height, width) = len(batch), batch.data.shape[-2:]
     columns = math.ceil(math.sqrt(lanes))
     rows = math.ceil(lanes / columns)
-    canvas = _canvas(TITLE_HEIGHT + rows * (height + GAP), columns * (width + GAP) + GAP)
+    whole = TITLE_HEIGHT + rows * (height + GAP), columns * (width + GAP) + GAP
+    canvas = _canvas(*(length + length % 2 for length in whole))  # yuv420p needs even sizes
     for t in range(batch.time_steps):
         canvas[:] = _BACKGROUND
-        title = f"batch {batch.step}"
-        _write(canvas, title, x=GAP + 4, baseline=TITLE_HEIGHT - 8)
-        _write(canvas, f"t = {t}", x=GAP + 28 + _text_width(title), baseline=TITLE_HEIGHT - 8)
-        left = GAP + 28 + _text_width(title) + _text_width("t = 000") + 20
+        _write(canvas, f"batch {batch.step}   t = {t}", x=GAP + 4, baseline=TITLE_HEIGHT - 8)
+        left = GAP + 28 + _text_width(f"batch {batch.step}   t = 000")
         room = canvas.shape[1] - left - GAP
         _write(canvas, _FILM_LEGEND, x=left, baseline=TITLE_HEIGHT - 9, width=room, scale=0.34, colour=_PADDING)
         for lane in range(lanes):
@@ -187,7 +163,7 @@ class Filmstrip:
         if self._lanes is None:
             return _canvas(TITLE_HEIGHT, LANE_WIDTH)
         strip = np.concatenate([self._lanes, *self._best], axis=1)
-        legend = np.full((LEGEND_HEIGHT, strip.shape[1], 3), _BACKGROUND, np.uint8)
+        legend = _canvas(LEGEND_HEIGHT, strip.shape[1])
         _write(legend, _STRIP_LEGEND, x=8, baseline=LEGEND_HEIGHT - 9, width=strip.shape[1] - 16)
         return np.concatenate([strip, legend], axis=0)
 
@@ -202,10 +178,8 @@ class Filmstrip:
 
 
 def _canvas(height: int, width: int) -> Image:
-    """An empty picture, of even size as yuv420p needs it."""
-    canvas = np.empty((height + height % 2, width + width % 2, 3), np.uint8)
-    canvas[:] = _BACKGROUND
-    return canvas
+    """An empty picture."""
+    return np.full((height, width, 3), _BACKGROUND, np.uint8)
 
 
 def _cell(batch: StreamBatch, t: int, lane: int, names: Callable[[int], str]) -> Image:
@@ -218,7 +192,7 @@ def _cell(batch: StreamBatch, t: int, lane: int, names: Callable[[int], str]) ->
         x = max(0, width - _text_width("padding")) // 2
         _write(image, "padding", x=x, baseline=height // 2 + 4, width=width, colour=_ON_PADDING)
         return image
-    band = image[-_band_height(height) :]
+    band = image[-24:]
     band[:] = band // 3  # darker, so that the name can be read on any picture
     count = str(position)
     count_width = _text_width(count)
@@ -234,8 +208,7 @@ def _column(batch: StreamBatch, names: Callable[[int], str]) -> Image:
     """One batch of a filmstrip."""
     lanes, (height, width) = len(batch), batch.data.shape[-2:]
     pitch = height + TRACK_HEIGHT + MARGIN_HEIGHT
-    column = np.empty((TITLE_HEIGHT + lanes * pitch, width + GAP, 3), np.uint8)
-    column[:] = _BACKGROUND
+    column = _canvas(TITLE_HEIGHT + lanes * pitch, width + GAP)
     _write(column, f"batch {batch.step}", x=4, baseline=TITLE_HEIGHT - 8, width=width)
     for lane in range(lanes):
         top = TITLE_HEIGHT + lane * pitch
@@ -264,17 +237,12 @@ def _lane_names(batch: StreamBatch) -> Image:
     """The left edge of a filmstrip."""
     height = batch.data.shape[-2]
     pitch = height + TRACK_HEIGHT + MARGIN_HEIGHT
-    edge = np.empty((TITLE_HEIGHT + len(batch) * pitch, LANE_WIDTH, 3), np.uint8)
-    edge[:] = _BACKGROUND
+    edge = _canvas(TITLE_HEIGHT + len(batch) * pitch, LANE_WIDTH)
     for row, (lane, worker) in enumerate(zip(batch.lane.tolist(), batch.worker_id.tolist(), strict=True)):
         middle = TITLE_HEIGHT + row * pitch + height // 2
         _write(edge, f"lane {lane}", x=8, baseline=middle - 3)
         _write(edge, f"worker {worker}", x=8, baseline=middle + 14, scale=0.36)
     return edge
-
-
-def _band_height(height: int) -> int:
-    return min(24, height)
 
 
 def _text_width(text: str, scale: float = 0.42) -> int:

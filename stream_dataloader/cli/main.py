@@ -1,8 +1,8 @@
 """The command line: `stream-dataloader COMMAND`, also `python -m stream_dataloader COMMAND`.
 
-Each command is a module with `add`, which adds its arguments, and `run`, which returns the exit status: 0 if all is
-well, 1 if something was found to be wrong, 2 if it was called wrongly, 130 after Ctrl-C (`arguments`). What it raises
-ends in one of them too.
+Each command is a module: `HELP`, `DESCRIPTION` and `EXAMPLES` say what it does, `add` adds its arguments, and `run`
+returns the exit status: 0 if all is well, 1 if something was found to be wrong, 2 if it was called wrongly, 130 after
+Ctrl-C (`arguments`). What it raises ends in one of them too.
 
 Guarantee: what a user can put right is one line on stderr that says how; what the user's own code raised comes with its
 traceback.
@@ -14,19 +14,10 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from stream_dataloader import __version__
-from stream_dataloader.cli import (
-    demo_command,
-    inspect_command,
-    pack_command,
-    play_command,
-    profile_command,
-    timeline_command,
-    verify_command,
-)
+from stream_dataloader.cli import demo, inspect, pack, play, profile, timeline, verify
 from stream_dataloader.cli.arguments import (
     DONE,
     INTERRUPTED,
@@ -39,71 +30,7 @@ from stream_dataloader.cli.arguments import (
 )
 from stream_dataloader.errors import StreamDataLoaderError
 
-__all__ = ["main"]
-
-
-class _Command(NamedTuple):
-    add: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-    help: str
-    description: str
-    examples: str = ""
-
-
-_COMMANDS = {
-    "demo": _Command(
-        demo_command.add,
-        demo_command.run,
-        "stream a folder of videos and film the batches",
-        "Streams each video of a folder once and films what the loader delivers: grid.mp4 shows all lanes side by "
-        "side, grid.png six consecutive batches.",
-        demo_command.EXAMPLES,
-    ),
-    "pack": _Command(
-        pack_command.add,
-        pack_command.run,
-        "decode media once, into a store",
-        pack_command.DESCRIPTION,
-        pack_command.EXAMPLES,
-    ),
-    "inspect": _Command(
-        inspect_command.add,
-        inspect_command.run,
-        "tell what a store or a folder of media holds",
-        inspect_command.DESCRIPTION,
-        inspect_command.EXAMPLES,
-    ),
-    "timeline": _Command(
-        timeline_command.add,
-        timeline_command.run,
-        "draw which stream lies in which lane when",
-        timeline_command.DESCRIPTION,
-        timeline_command.EXAMPLES,
-    ),
-    "profile": _Command(
-        profile_command.add,
-        profile_command.run,
-        "tell where the time goes, and what would help",
-        profile_command.DESCRIPTION,
-        profile_command.EXAMPLES,
-    ),
-    "play": _Command(
-        play_command.add,
-        play_command.run,
-        "show what lanes read",
-        play_command.DESCRIPTION,
-        play_command.EXAMPLES,
-    ),
-    "verify": _Command(
-        verify_command.add,
-        verify_command.run,
-        "read all of a store and compare checksums",
-        "Reads all of a store and compares it with the checksums that its format has. The exit status is 1 if "
-        "something is wrong.",
-        verify_command.EXAMPLES,
-    ),
-}
-
+_COMMANDS = (demo, pack, inspect, timeline, profile, play, verify)
 
 _EXAMPLES = """\
 examples:
@@ -121,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        return _COMMANDS[options.command].run(options)
+        status: int = options.run(options)
+        return status
     except KeyboardInterrupt as interrupt:
         if str(interrupt):
             warn(interrupt)
@@ -151,15 +79,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"stream-dataloader {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, command in _COMMANDS.items():
-        command.add(
-            commands.add_parser(
-                name,
-                help=command.help,
-                description=command.description,
-                epilog=f"examples:\n{command.examples}" if command.examples else None,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            )
+    commands = parser.add_subparsers(required=True)
+    for command in _COMMANDS:
+        added = commands.add_parser(
+            command.__name__.rpartition(".")[2],
+            help=command.HELP,
+            description=command.DESCRIPTION,
+            epilog=f"examples:\n{command.EXAMPLES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        command.add(added)
+        added.set_defaults(run=command.run)
     return parser

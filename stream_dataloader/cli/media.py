@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +16,7 @@ from stream_dataloader.cli.option_values import with_options
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams.images import SUFFIXES as IMAGE_SUFFIXES
 
-__all__ = ["KINDS", "VIDEO_SUFFIXES", "Media", "find_media", "is_list"]
-
-VIDEO_SUFFIXES = (
+_VIDEO_SUFFIXES = (
     ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
 )  # fmt: skip
 _AUDIO_SUFFIXES = (".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".wav", ".wma")
@@ -28,59 +26,45 @@ _LIST_SUFFIXES = (".txt", ".lst", ".list")
 class _Kind(NamedTuple):
     suffixes: Iterable[str]
     factory: str  # its name in `streams`
-    defaults: Mapping[str, Any]
-    sized: bool  # takes a size
+    defaults: Mapping[str, Any] = {}
+    sized: bool = False  # takes a size
 
 
-#: What can be packed, by its name.
+#: What can be read, by its name.
 KINDS: dict[str, _Kind] = {
-    "video": _Kind(VIDEO_SUFFIXES, "VideoStream", {}, True),
-    "audio": _Kind(_AUDIO_SUFFIXES, "AudioStream", {"window": 1024}, False),
-    "text": _Kind((".txt", ".md", ".gz", ".zst"), "TextStream", {}, False),
-    "array": _Kind((".npy", ".h5", ".hdf5"), "ArrayStream", {}, False),
-    "images": _Kind(sorted(IMAGE_SUFFIXES), "ImageFolderStream", {}, True),
+    "video": _Kind(_VIDEO_SUFFIXES, "VideoStream", sized=True),
+    "audio": _Kind(_AUDIO_SUFFIXES, "AudioStream", {"window": 1024}),
+    "text": _Kind((".txt", ".md", ".gz", ".zst"), "TextStream"),
+    "array": _Kind((".npy", ".h5", ".hdf5"), "ArrayStream"),
+    "images": _Kind(sorted(IMAGE_SUFFIXES), "ImageFolderStream", sized=True),
 }
 
 
-class Media(NamedTuple):
-    """What was found.
+def factory_of(kind: str, size: tuple[int, int] | None, options: Mapping[str, Any]) -> Any:
+    """What opens media of a kind; `size` is width and height.
 
-    Attributes:
-        kind: One of `KINDS`.
-        sources: The paths; folders, if they are images.
-        keys: What they are called: their paths below the folder, or as the list has them.
+    Raises:
+        TypeError: The kind has no such option.
+        ValueError: It has, but not of that value, or it has no size.
     """
-
-    kind: str
-    sources: list[str]
-    keys: list[str]
-
-    def factory(self, size: tuple[int, int] | None, options: Mapping[str, Any]) -> Any:
-        """What opens them; `size` is width and height.
-
-        Raises:
-            TypeError: The kind has no such option.
-            ValueError: It has, but not of that value, or it has no size.
-        """
-        kind = KINDS[self.kind]
-        if size is not None and not kind.sized:
-            raise ValueError(f"--size is for videos and images, and this is {self.kind}; leave it out")
-        sized = {} if size is None else {"size": size[::-1]}
-        make = getattr(streams, kind.factory)
-        return with_options("--stream-option", options, make, **{**kind.defaults, **sized})
+    _, factory, defaults, sized = KINDS[kind]
+    if size is None:
+        return with_options(options, getattr(streams, factory), **defaults)
+    if not sized:
+        raise ValueError(f"--size is for videos and images, and this is {kind}; leave it out")
+    return with_options(options, getattr(streams, factory), **defaults, size=size[::-1])
 
 
-def is_list(path: Path) -> bool:
-    """Whether a file is a list of files."""
-    return path.suffix.lower() in _LIST_SUFFIXES
-
-
-def find_media(path: Path, kind: str | None) -> Media:
+def find_media(path: Path, kind: str | None) -> tuple[str, dict[str, str]]:
     """The media in a folder and those below it, in a list of paths, one a line, or one file.
 
     Args:
         path: The folder, the list, or the file.
         kind: One of `KINDS`; None finds it out by suffixes.
+
+    Returns:
+        The kind, and what each path, a folder's if it is of images, is called: by its place below the folder, or as the
+        list has it.
 
     Raises:
         FileNotFoundError: There is nothing at the path, or at one in the list.
@@ -91,7 +75,7 @@ def find_media(path: Path, kind: str | None) -> Media:
             (found for found in path.rglob("*") if found.is_file()), key=lambda file: natural_order(str(file))
         )
         names = [str(found.relative_to(path)) for found in files]
-    elif path.exists() and (kind != "text" and is_list(path)):
+    elif path.exists() and kind != "text" and path.suffix.lower() in _LIST_SUFFIXES:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
         names = [line for line in lines if line and not line.startswith("#")]
         files = [path.parent / name for name in names]
@@ -101,17 +85,24 @@ def find_media(path: Path, kind: str | None) -> Media:
         files, names = [path], [path.name]
     else:
         raise FileNotFoundError(f"{path} does not exist; give a folder of media, a list of paths, or a store")
-    kind = _kind_of(path, files) if kind is None else kind
-    if kind == "images":
-        return _image_folders(path, files, names)
+    kind = kind or _kind_of(path, files)
     suffixes = tuple(KINDS[kind].suffixes)
-    chosen = [(str(file), name) for file, name in zip(files, names, strict=True) if _suffix(file).endswith(suffixes)]
-    if not chosen:
+    found: dict[str, str] = {}
+    for file, name in zip(files, names, strict=True):
+        if kind == "images" and file.is_dir():
+            found[str(file)] = name
+        elif not file.name.lower().endswith(suffixes):
+            continue
+        elif kind == "images":
+            found[str(file.parent)] = os.path.dirname(name) or path.name
+        else:
+            found[str(file)] = name
+    if not found:
         raise ValueError(f"{path} has no {kind} in it ({' '.join(suffixes)})")
-    return Media(kind, [file for file, _ in chosen], [name for _, name in chosen])
+    return kind, found
 
 
-def _kind_of(path: Path, files: list[Path]) -> str:
+def _kind_of(path: Path, files: Sequence[Path]) -> str:
     of_suffix = {suffix: name for name, kind in KINDS.items() for suffix in kind.suffixes}
     if files and all(file.is_dir() for file in files):  # a list of folders
         return "images"
@@ -122,20 +113,3 @@ def _kind_of(path: Path, files: list[Path]) -> str:
         told = ", ".join(f"{count} of {name}" for name, count in found.most_common())
         raise ValueError(f"{path} has files of several kinds ({told}); choose one by --kind")
     return next(iter(found))
-
-
-def _image_folders(path: Path, files: list[Path], names: list[str]) -> Media:
-    """The folders that have images in them."""
-    folders: dict[str, str] = {}
-    for file, name in zip(files, names, strict=True):
-        if file.is_dir():
-            folders[str(file)] = name
-        elif _suffix(file) in IMAGE_SUFFIXES:
-            folders[str(file.parent)] = os.path.dirname(name) or path.name
-    if not folders:
-        raise ValueError(f"{path} has no images in it")
-    return Media("images", list(folders), list(folders.values()))
-
-
-def _suffix(path: Path) -> str:
-    return path.suffix.lower()

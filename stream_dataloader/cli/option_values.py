@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["add_options", "with_options"]
-
 _Made = TypeVar("_Made")
 
 _HOW = (
@@ -23,16 +21,16 @@ _WORDS = {"true": True, "false": False, "none": None, "null": None}
 _WORD = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(?:true|false|null)\b""")  # or a text, left as it is
 
 
-def add_options(parser: argparse.ArgumentParser, name: str, what: str) -> None:
+def add_options(parser: argparse.ArgumentParser, name: str, what: str, dest: str = "option") -> None:
     """Add an argument that takes `NAME=VALUE`, any number of times; it comes as a dict.
 
     Args:
         name: Of the argument.
         what: Whose options they are, for the help.
+        dest: Where they are found; several arguments may share it.
     """
-    parser.add_argument(
-        name, metavar="NAME=VALUE", type=option, action=_Collect, default={}, help=f"an option of {what}. {_HOW}"
-    )
+    how = f"an option of {what}. {_HOW}"
+    parser.add_argument(name, dest=dest, metavar="NAME=VALUE", type=option, action=_Collect, default={}, help=how)
 
 
 class _Collect(argparse.Action):
@@ -63,13 +61,10 @@ def _as_python(found: re.Match[str]) -> str:
     return found[1] or str(_WORDS[found[0]])
 
 
-def with_options(
-    argument: str, given: Mapping[str, Any], make: Callable[..., _Made], *arguments: Any, **others: Any
-) -> _Made:
+def with_options(given: Mapping[str, Any], make: Callable[..., _Made], *arguments: Any, **others: Any) -> _Made:
     """What `make` returns for the options that were given, and others; the given ones count.
 
     Args:
-        argument: By which they were given.
         given: Their values by name.
         make: Takes them as keywords.
         arguments: What it takes before them.
@@ -84,5 +79,5 @@ def with_options(
     except (TypeError, ValueError) as error:
         if not given or type(error) not in (TypeError, ValueError):  # a store that is damaged, say
             raise
-        told = " ".join(f"{argument} {name}={value}" for name, value in given.items())
-        raise type(error)(f"{told}: {error}") from None
+        told = " ".join(f"{name}={value}" for name, value in given.items())
+        raise type(error)(f"option {told}: {error}") from None

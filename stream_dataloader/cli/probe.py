@@ -6,7 +6,6 @@ Guarantee: nothing is decoded, and of a long video only so many packets are read
 from __future__ import annotations
 
 import codecs
-import dataclasses
 import itertools
 import os
 import statistics
@@ -15,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
-__all__ = ["Probe", "probe"]
 
 _MOST_PACKETS = 3000  # of a video: 10 key frames or more, in most
 _HEAD_BYTES = 1 << 16
@@ -51,10 +48,6 @@ class Probe:
     keyframe_interval: int | None = None
     disk_bytes: int = 0
     problems: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
 
 
 def probe(kind: str, source: str, key: str, factory: Any) -> Probe:

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stream_dataloader import stores
-from stream_dataloader.cli.arguments import FoundWrong, add_format, natural, positive, size, warn
-from stream_dataloader.cli.media import KINDS, find_media
+from stream_dataloader.cli.arguments import FoundWrong, natural, positive, size, warn
+from stream_dataloader.cli.media import KINDS, factory_of, find_media
 from stream_dataloader.cli.option_values import add_options, with_options
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ItemError, StoreError
 from stream_dataloader.stores._base.formats import FORMATS, format_of
-
-__all__ = ["Target", "add_lanes", "add_target", "dataset_of", "find_target", "reading", "store_at"]
 
 
 @dataclass(frozen=True)
@@ -71,20 +69,44 @@ class Target:
         return lengths
 
 
-def add_target(parser: argparse.ArgumentParser, *, also: str = "") -> None:
-    """Add the arguments of a command that reads media or a store.
+def add_source(parser: argparse.ArgumentParser, metavar: str, what: str, format_argument: str = "--format") -> None:
+    """Add the arguments that say what is read.
 
     Args:
-        also: What else may be read.
+        parser: The command's.
+        metavar: What it is called in the help.
+        what: What it may be.
+        format_argument: Says the format, if it is a store.
     """
-    parser.add_argument("target", metavar="TARGET", help=f"a folder of media, a list of paths, or a store{also}")
-    parser.add_argument("--kind", choices=[*KINDS, "store"], help="what TARGET is (default: found by names, suffixes)")
+    parser.add_argument("target", metavar=metavar, help=what)
+    parser.add_argument(
+        "--kind", choices=[*KINDS, "store"], help=f"what {metavar} is (default: found by names and suffixes)"
+    )
+    parser.add_argument(
+        format_argument, dest="format", help=f"the format of {metavar}, if it is a store (default: found)"
+    )
     parser.add_argument("--size", type=size, metavar="WxH", help="of pictures, in pixels (default: as they are)")
     parser.add_argument(
         "--on-error", choices=["raise", "skip"], default="raise", help="about a source that is broken (default: raise)"
     )
-    add_options(parser, "--stream-option", "what opens media, such as VideoStream's fps=10")
-    add_format(parser)
+    add_options(parser, "--stream-option", f"what opens {metavar}, such as VideoStream's fps=10")
+
+
+def add_target(parser: argparse.ArgumentParser, *, also: str = "") -> None:
+    """Add the arguments of a command that reads media or a store, and prints what it finds.
+
+    Args:
+        parser: The command's.
+        also: What else may be read.
+    """
+    add_source(parser, "TARGET", f"a folder of media, a list of paths, or a store{also}")
+    add_output(parser)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments about a store's options and JSON."""
+    add_options(parser, "--option", "the store's format, as stores.open takes it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_lanes(parser: argparse._ActionsContainer, batch_size: int | None = 4, time_steps: int | None = 16) -> None:
@@ -106,8 +128,12 @@ def add_lanes(parser: argparse._ActionsContainer, batch_size: int | None = 4, ti
     parser.add_argument("--seed", type=natural, default=0, help="of that order (default: 0)")
 
 
-def find_target(options: argparse.Namespace) -> Target:
-    """What the arguments name.
+def find_target(options: argparse.Namespace, media: Collection[str] = ()) -> Target:
+    """What the arguments of `add_source` name.
+
+    Args:
+        options: The arguments.
+        media: Formats of stores that are read as media, unless they are asked for.
 
     Raises:
         OSError: There is nothing, or it cannot be read.
@@ -116,19 +142,17 @@ def find_target(options: argparse.Namespace) -> Target:
         StoreError: The store is damaged.
     """
     is_store = options.kind == "store" or options.format is not None
-    if is_store or (options.kind is None and store_at(options.target) is not None):
-        if options.size is not None or options.stream_option:
-            raise ValueError("--size and --stream-option are for media; a store is read as it is (see --option)")
-        sources, store = with_options("--option", options.option, stores.open, options.target, format=options.format)
+    if is_store or (options.kind is None and _store_at(options.target) not in (None, *media)):
+        if options.size is not None:
+            raise ValueError("--size is for videos and images; a store is read as it is")
+        sources, store = with_options(options.option, stores.open, options.target, format=options.format)
         return Target("store", sources, store, store.key)
-    if options.option:
-        raise ValueError("--option is for stores; use --stream-option for media")
-    media = find_media(Path(options.target), options.kind)
-    factory = media.factory(options.size, options.stream_option)
-    return Target(media.kind, media.sources, factory, media.keys.__getitem__)
+    kind, found = find_media(Path(options.target), options.kind)
+    names = list(found.values())
+    return Target(kind, list(found), factory_of(kind, options.size, options.option), names.__getitem__)
 
 
-def store_at(path: str) -> str | None:
+def _store_at(path: str) -> str | None:
     """The format of the store that lies at a path; None if it is no store. A folder may be named as a store is.
 
     Raises:

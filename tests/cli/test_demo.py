@@ -20,6 +20,7 @@ from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
 from stream_dataloader.cli import demo
 from stream_dataloader.cli import film as visualize
 from stream_dataloader.cli import main as cli
+from stream_dataloader.cli.media import find_media
 
 # warnings are errors, but for those that pyproject.toml lets pass
 STRICT = ["error", "ignore:This DataLoader will create:UserWarning", "ignore:This process:DeprecationWarning"]
@@ -151,7 +152,7 @@ def test_half_made_clips_are_never_seen(tmp_path, monkeypatch):
 
     monkeypatch.setattr(visualize.VideoWriter, "write", write)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(demo.DemoError, match=r"No space left on device\); set XDG_CACHE_HOME"):
+    with pytest.raises(ValueError, match=r"No space left on device\); set XDG_CACHE_HOME"):
         demo.default_clips()
     assert list((tmp_path / "stream_dataloader").iterdir()) == []
 
@@ -169,9 +170,9 @@ def test_folder_is_streamed_and_what_is_broken_reported(tmp_path):
     assert result.returncode == 1, result.stderr
     numbers = table(result.stdout)
     assert (numbers["videos"], numbers["items"], numbers["resets"]) == (5, 31, 3)
-    skipped = re.findall(r"^skipped   (.*?): (.*)$", result.stdout, re.MULTILINE)
-    assert [name for name, _ in skipped] == ["broken.mp4", "sound.mp4"]
-    assert skipped[1][1].endswith("sound.mp4 has no video stream 0; it has only audio")
+    skipped = re.findall(r"^stream-dataloader: skipped: (.*)$", result.stderr, re.MULTILINE)
+    assert ["broken.mp4" in skipped[0], len(skipped)] == [True, 2]
+    assert "sound.mp4 has no video stream 0; it has only audio" in skipped[1]
     assert "5/5" in result.stderr
     assert "notes.txt" not in result.stdout + result.stderr
     assert len(decode(output / "grid.mp4")) == 4 * numbers["batches"]
@@ -192,8 +193,9 @@ def test_real_videos_are_streamed(tmp_path):
     result = run_demo(tmp_path, tmp_path, MEDIA)
     assert result.returncode == 0, result.stderr
     numbers = table(result.stdout)
-    skipped = dict(re.findall(r"^skipped   (.*?): (.*)$", result.stdout, re.MULTILINE))
-    frames = [len(decode(clip)) for clip in demo.find_clips(Path(MEDIA)) if clip.name not in skipped]
+    skipped = "".join(re.findall(r"^stream-dataloader: skipped: .*$", result.stderr, re.MULTILINE))
+    clips = map(Path, find_media(Path(MEDIA), "video")[1])
+    frames = [len(decode(clip)) for clip in clips if clip.name not in skipped]
     assert numbers["items"] >= sum(frames) > 0
     assert len(decode(tmp_path / "grid.mp4")) == 8 * numbers["batches"]
 
@@ -202,15 +204,15 @@ def test_mistakes_end_the_process_with_one_line(tmp_path):
     result = run_demo(tmp_path, tmp_path, tmp_path / "missing")
     assert result.returncode == 2
     assert result.stdout == ""
-    assert re.fullmatch(r"stream-dataloader: .*/missing does not exist; pass a folder of videos, .*\n", result.stderr)
+    assert re.fullmatch(r"stream-dataloader: .*/missing does not exist; give a folder of media, .*\n", result.stderr)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["folder"], r"folder has no video in it \(.avi .*\); pass a folder of videos"),
-        (["file.txt"], "file.txt is no folder; pass a folder of videos"),
-        (["broken"], r"none of 1 videos can be decoded, a.mp4 for one \(.*\); pass a folder of other videos"),
+        (["folder"], r"folder has no video in it \(.avi .*\)"),
+        (["file.txt"], "file.txt lists text, which does not exist"),
+        (["broken"], "none of 1 videos can be decoded; pass a folder of other videos"),
         (["clips", "--output-dir", "file.txt"], r"cannot write to file.txt \(File exists\); pass another --output-dir"),
         ([], r"cannot write the demo's clips to .*file.txt/.* \(Not a directory\); set XDG_CACHE_HOME"),
     ],
@@ -266,8 +268,9 @@ def test_filmstrip_keeps_the_batches_where_most_streams_start():
 
 def test_drawing_leaves_the_batch_as_it_is(tmp_path):
     batch: StreamBatch = next(iter(StreamDataLoader(StreamDataset([4, 2], open_picture, 2, time_steps=4))))
-    with visualize.GridVideo(tmp_path / "film.mp4", lambda source: "a name too long for so small a picture") as film:
-        film.add(batch)
+    with visualize.VideoWriter(tmp_path / "film.mp4") as film:
+        for picture in visualize.grid_pictures(batch, lambda source: "a name too long for so small a picture"):
+            film.write(picture)
     assert not torch.any(batch.data)
     assert film.frames == len(decode(film.path)) == 4
 
@@ -292,12 +295,12 @@ def test_names_that_stdout_cannot_encode(tmp_path):
     (tmp_path / "clips" / "caf\u00e9.mp4").write_bytes(b"no video")
     output = tmp_path / "gr\u00fcn"
     result = run_demo(tmp_path, output, tmp_path / "clips", "--workers", 0, "--size", "80x60", PYTHONIOENCODING="ascii")
-    assert result.returncode == 0, result.stderr
-    assert "skipped   caf\\xe9.mp4: " in result.stdout
+    assert result.returncode == 1, result.stderr
+    assert "caf\\xe9.mp4" in result.stderr
     assert "gr\\xfcn/grid.png" in result.stdout
 
 
 def test_film_without_batches_writes_no_file(tmp_path):
-    with visualize.GridVideo(tmp_path / "film.mp4", str) as film:
+    with visualize.VideoWriter(tmp_path / "film.mp4") as film:
         pass
     assert not film.path.exists()

@@ -216,7 +216,7 @@ def test_a_trainer_may_be_pretended(capsys, numbers):
         (["timeline", "missing"], "missing does not exist; give a folder"),
         (["timeline", "numbers.store", "--output", "a.txt"], "--output is a.txt; name a file that ends in .png"),
         (["timeline", "numbers.store", "--size", "8x8"], "a store is read as it is"),
-        (["timeline", "texts", "--option", "a=1"], "--option is for stores"),
+        (["timeline", "texts", "--option", "a=1"], "option a=1: .*Text"),
         (["profile", "json:nothing"], "json has no nothing"),
         (["profile", "no_module_here:nothing"], "No module named 'no_module_here'"),
         (["profile", "json:__name__"], "is a str; name a function that returns a StreamDataLoader"),

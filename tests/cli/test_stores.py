@@ -158,9 +158,9 @@ def test_options_of_the_format_are_handed_on(tmp_path, capsys):
         (["pack", "list.txt", "out"], r"list.txt lists .*gone.mp4, which does not exist, and 0 more"),
         (["pack", "arrays", "arrays"], "arrays exists, and pack overwrites nothing"),
         (["pack", "arrays", "out", "--size", "8x8"], "--size is for videos and images, and this is array"),
-        (["pack", "arrays", "out", "--stream-option", "fps=3"], "--stream-option fps=3: .*Array"),
+        (["pack", "arrays", "out", "--stream-option", "fps=3"], "option fps=3: .*Array"),
         (["pack", "arrays", "out", "--option", "level=3"], "level"),
-        (["pack", "numbers.store", "out", "--size", "8x8"], "a store is converted as it is"),
+        (["pack", "numbers.store", "out", "--size", "8x8"], "a store is read as it is"),
     ],
 )
 def test_mistakes_are_told_in_one_line(tmp_path, capsys, monkeypatch, arrays, numbers, arguments, message):

@@ -15,7 +15,7 @@ from stream_dataloader.stores._packing.progress import Bar
 from stream_dataloader.stores._packing.report import size_text
 from stream_dataloader.visualize import timeline
 
-__all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
+HELP = "tell what a store or a folder of media holds"
 
 DESCRIPTION = """\
 Tells a store's format, streams, time steps, leaves and size. Of media, a row a
@@ -101,7 +101,7 @@ def _inspect_media(target: Target, options: argparse.Namespace) -> int:
     untold = broken and options.batch_size is not None and options.on_error == "raise"
     lanes = {} if untold else _lanes(target, options)
     if options.json:
-        rows = [row.as_dict() for row in found]
+        rows = [dataclasses.asdict(row) for row in found]
         say_json({"path": options.target, "kind": target.kind, "sources": rows, "totals": totals} | lanes)
     else:
         _print_media(target.kind, found, totals)
@@ -132,17 +132,9 @@ def _print_media(kind: str, found: list[Probe], totals: dict[str, Any]) -> None:
         )
         for row in found
     ]
-    last = (
-        *("", "", "", "", f"{totals['frames']:,}" if totals["frames"] else ""),
-        *(_clock(totals["duration_seconds"] or None), "", size_text(totals["disk_bytes"]), ""),
-    )
-    keep = [number for number in range(len(_HEADS)) if any(row[number] for row in rows)]
-    say(
-        table(
-            [_HEADS[number] for number in keep],
-            [[row[number] for number in keep] for row in [*rows, (f"{len(rows):,} sources, {kind}", *last[1:])]],
-        )
-    )
+    counted = (f"{totals['frames']:,}" if totals["frames"] else "", _clock(totals["duration_seconds"] or None), "")
+    last = (f"{len(rows):,} sources, {kind}", "", "", "", *counted, size_text(totals["disk_bytes"]), "")
+    say(table(_HEADS, [*rows, last]))
     for row in found:
         for problem in row.problems:
             say(f"problem: {row.key}: {problem}")

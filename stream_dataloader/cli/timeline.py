@@ -9,7 +9,7 @@ from stream_dataloader.cli.arguments import DONE, PROBLEM, positive, say, say_js
 from stream_dataloader.cli.target import add_lanes, add_target, find_target, reading
 from stream_dataloader.visualize import timeline
 
-__all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
+HELP = "draw which stream lies in which lane when"
 
 DESCRIPTION = """\
 Draws which stream lies in which lane when: a letter a stream (the 27th is

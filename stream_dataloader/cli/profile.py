@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import itertools
 import os
 import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from stream_dataloader.cli.arguments import DONE, PROBLEM, FoundWrong, UserCodeError, natural, positive, say, say_json
 from stream_dataloader.cli.target import add_lanes, add_target, find_target, reading
 from stream_dataloader.stats import LoaderStats
 
-__all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
+HELP = "tell where the time goes, and what would help"
 
 DESCRIPTION = """\
 Reads some batches, and prints what the loader counted and a sentence of advice
@@ -52,10 +53,8 @@ def run(options: argparse.Namespace) -> int:
     skipped: list[Exception] = []
     padding_share = None
     if _FUNCTION.fullmatch(options.target) and not os.path.exists(options.target):
-        found = _function(options.target)
+        loader = _loader_of(options.target)
         with _user_code():
-            loader = found()
-            _check_loader(options.target, loader)
             stats, first_seconds = _measured(loader, options.batches, options.train_ms / 1000)
     else:
         target = find_target(options)
@@ -85,23 +84,19 @@ def _check_writable(path: str) -> None:
         raise FileNotFoundError(f"there is no folder {folder} for {path}")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _user_code() -> Iterator[None]:
     """Runs code of the user: what it raises is shown with its traceback."""
     try:
         yield
-    except (FoundWrong, _Mistake):
+    except FoundWrong:
         raise
     except Exception as error:
         raise UserCodeError from error
 
 
-class _Mistake(TypeError):
-    """The function does not return what it should."""
-
-
-def _function(name: str) -> Any:
-    """The function that MODULE:FUNCTION names."""
+def _loader_of(name: str) -> Any:
+    """What the function returns that MODULE:FUNCTION names."""
     module, _, function = name.partition(":")
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
@@ -120,29 +115,24 @@ def _function(name: str) -> Any:
         found = getattr(found, part)
     if not callable(found):
         raise TypeError(f"{name} is a {type(found).__name__}; name a function that returns a StreamDataLoader")
-    return found
-
-
-def _check_loader(name: str, loader: Any) -> None:
+    with _user_code():
+        loader = found()
     if not (isinstance(loader, Iterable) and callable(getattr(loader, "stats", None))):
-        raise _Mistake(f"{name} returned a {type(loader).__name__}; have it return a StreamDataLoader")
+        raise TypeError(f"{name} returned a {type(loader).__name__}; have it return a StreamDataLoader")
+    return loader
 
 
 def _measured(loader: Any, batches: int, train_seconds: float) -> tuple[LoaderStats, float]:
     """What the loader counted behind the first batch, and how long that one took."""
     begin = time.perf_counter()
     batches_read = iter(loader)
-    with ExitStack() as stack:
-        if callable(close := getattr(batches_read, "close", None)):
-            stack.callback(close)
+    with contextlib.closing(batches_read) if hasattr(batches_read, "close") else contextlib.nullcontext():
         if next(batches_read, None) is None:
             raise FoundWrong("there is no batch: all sources are empty")
         first_seconds = time.perf_counter() - begin
         earlier = loader.stats()
         time.sleep(train_seconds)
-        for _ in range(batches - 1):
-            if next(batches_read, None) is None:
-                break
+        for _ in itertools.islice(batches_read, batches - 1):
             time.sleep(train_seconds)
         now: LoaderStats = loader.stats()
     return (now if now.batches < 2 else now - earlier), first_seconds

@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 
 from stream_dataloader import stores
-from stream_dataloader.cli.arguments import DONE, PROBLEM, add_store, say, say_json
+from stream_dataloader.cli.arguments import DONE, PROBLEM, say, say_json
 from stream_dataloader.cli.option_values import with_options
+from stream_dataloader.cli.target import add_output
 from stream_dataloader.stores._packing.progress import Bar
 
-__all__ = ["EXAMPLES", "add", "run"]
+HELP = "read all of a store and compare checksums"
+
+DESCRIPTION = """\
+Reads all of a store and compares it with the checksums that its format has. The
+exit status is 1 if something is wrong."""
 
 EXAMPLES = """\
   stream-dataloader verify clips.store
@@ -18,12 +23,14 @@ EXAMPLES = """\
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_store(parser)
+    parser.add_argument("store", metavar="STORE", help="a folder, a file, or a URL where the format allows")
+    parser.add_argument("--format", help="the store's format (default: found by the names of its files)")
+    add_output(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Verify a store."""
-    store = with_options("--option", options.option, stores.open, options.store, format=options.format).open_stream
+    store = with_options(options.option, stores.open, options.store, format=options.format).open_stream
     with Bar(desc="verifying", total=len(store), unit="stream", disable=None) as bar:
         problems = store.verify(lambda *_: bar.update())
     if options.json:

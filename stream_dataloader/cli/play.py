@@ -10,7 +10,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.cli.arguments import DONE, PROBLEM, FoundWrong, positive, say
 from stream_dataloader.cli.target import Target, add_lanes, add_target, find_target, reading
 
-__all__ = ["DESCRIPTION", "EXAMPLES", "add", "run"]
+HELP = "show what lanes read"
 
 DESCRIPTION = """\
 Shows what lanes read. Pictures are shown side by side, in a window if there is
@@ -51,10 +50,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         raise ValueError("--json is for tables, and play prints none")
     target = _target(options)
-    with reading(target, options) as loader, ExitStack() as stack:
-        whole: Any = iter(loader)
-        stack.callback(whole.close)
-        batches = itertools.islice(whole, options.batches)
+    with reading(target, options) as loader:
+        batches = itertools.islice(loader, options.batches)
         if (first := next(batches, None)) is None:
             raise FoundWrong(f"{options.target}: there is no batch: all sources are empty")
         _play(first, itertools.chain([first], batches), target, options)
@@ -66,8 +63,8 @@ def _target(options: argparse.Namespace) -> Target:
     target = find_target(options)
     if target.kind not in ("video", "images"):
         return target
-    fit = {"fit": "letterbox"} | options.stream_option
-    sized = {"size": options.size or _PICTURE_SIZE, "stream_option": fit, "kind": target.kind}
+    fit = {"fit": "letterbox"} | options.option
+    sized = {"size": options.size or _PICTURE_SIZE, "option": fit, "kind": target.kind}
     return find_target(argparse.Namespace(**vars(options) | sized))
 
 
@@ -109,20 +106,21 @@ def _with_leaf(batch: StreamBatch, number: int) -> StreamBatch:
 
 
 def _show_pictures(batches: Iterator[StreamBatch], name: Callable[[int], str], options: argparse.Namespace) -> None:
-    from stream_dataloader.cli.film import GridVideo, cv2, grid_pictures
+    from stream_dataloader.cli.film import VideoWriter, cv2, grid_pictures
 
+    pictures = (picture for batch in batches for picture in grid_pictures(batch, name))
     if options.output is None and _has_display():
         try:
             cv2.namedWindow("stream-dataloader")
         except cv2.error:  # an OpenCV without windows
             pass
         else:
-            _show_window(cv2, (picture for batch in batches for picture in grid_pictures(batch, name)), options.rate)
+            _show_window(cv2, pictures, options.rate)
             return
     path = options.output or Path("play.mp4")
-    with GridVideo(path, name, options.rate) as film:
-        for batch in batches:
-            film.add(batch)
+    with VideoWriter(path, options.rate) as film:
+        for picture in pictures:
+            film.write(picture)
     say(f"written {path}")
 
 
