@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from stream_dataloader.streams._media.flags import check_choices
 from stream_dataloader.streams._media.names import DIGITS, natural_order
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
@@ -23,24 +24,7 @@ __all__ = ["SUFFIXES", "ImageFolderStream"]
 
 #: What counts as an image in a folder, if there is no pattern.
 SUFFIXES = frozenset(
-    {
-        ".avif",
-        ".bmp",
-        ".dib",
-        ".gif",
-        ".jp2",
-        ".jpe",
-        ".jpeg",
-        ".jpg",
-        ".pbm",
-        ".pgm",
-        ".png",
-        ".pnm",
-        ".ppm",
-        ".tif",
-        ".tiff",
-        ".webp",
-    }
+    ".avif .bmp .dib .gif .jp2 .jpe .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()  # noqa: SIM905
 )
 
 _NUMBER_FORMAT = re.compile(r"%(?:0?([1-9]\d*))?d")
@@ -104,9 +88,7 @@ class ImageFolderStream:
         self._picture()
         if self.frame_step < 1:
             raise ValueError(f"frame_step is {self.frame_step}; it must be 1 (every image) or more")
-        for name, values in {"gaps": ("allow", "raise"), "on_corrupt": ("raise", "keep")}.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(map(repr, values))}")
+        check_choices(self, gaps=("allow", "raise"), on_corrupt=("raise", "keep"))
         if self.pattern is not None and (not self.pattern or os.sep in self.pattern):
             raise ValueError(f"pattern is {self.pattern!r}; give one for names in a folder, like '*.png'")
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from stream_dataloader.streams._media.flags import check_choices
 from stream_dataloader.streams._media.opencv import pack_planes
 
 if TYPE_CHECKING:
@@ -60,10 +61,7 @@ class Picture:
     deep: bool = False
 
     def __post_init__(self) -> None:
-        allowed = {"layout": ("CHW", "HWC"), "color": ("rgb", "gray"), "fit": ("stretch", "letterbox", "crop")}
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(map(repr, values))}")
+        check_choices(self, layout=("CHW", "HWC"), color=("rgb", "gray"), fit=("stretch", "letterbox", "crop"))
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
         if self.size is not None:
             size = tuple(self.size) if isinstance(self.size, (tuple, list)) else ()

@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,6 @@ __all__ = [
     "Section",
     "check_file",
     "check_kind",
-    "check_on_corrupt",
     "closed_on_error",
     "is_section",
     "section_of",
@@ -98,16 +97,6 @@ def whole_number(name: str, value: Any, remedy: str, least: int, most: float = m
     if not least <= number <= most:
         raise ValueError(f"{name} is {number}; {remedy}")
     return number
-
-
-def check_on_corrupt(value: Any) -> None:
-    """Refuse any value that is not an `OnCorrupt`.
-
-    Raises:
-        ValueError: The value is another.
-    """
-    if value not in get_args(OnCorrupt):
-        raise ValueError(f"on_corrupt is {value!r}; use one of {', '.join(map(repr, get_args(OnCorrupt)))}")
 
 
 @contextmanager

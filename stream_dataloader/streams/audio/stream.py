@@ -10,18 +10,17 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
 from stream_dataloader.streams._media.container import choose_stream, open_container
-from stream_dataloader.streams._media.flags import check_flags
+from stream_dataloader.streams._media.flags import check_choices, check_flags
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
-    check_on_corrupt,
     closed_on_error,
     section_of,
     whole_number,
@@ -93,7 +92,7 @@ class AudioStream:
     def __post_init__(self) -> None:
         check_flags(type(self), vars(self))
         check_numbers(self, window="", hop=", or None for window")
-        check_on_corrupt(self.on_corrupt)
+        check_choices(self, on_corrupt=get_args(OnCorrupt))
 
     def __call__(self, source: Any, *, start: int = 0) -> _Windows:
         """Open one source.

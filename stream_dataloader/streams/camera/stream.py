@@ -7,7 +7,6 @@ connected again, or is an error that says why not. A camera does not wait, so op
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 import os
@@ -20,13 +19,22 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from stream_dataloader.streams._media.flags import check_choices
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, Picture
 from stream_dataloader.streams._media.section import closed_on_error
-from stream_dataloader.streams.camera.captures import av_frames, is_device, opencv_frames
-from stream_dataloader.streams.camera.live import Arrival, LiveReader, Retry
+from stream_dataloader.streams.camera.live import Frame, LiveReader, is_device
 
 __all__ = ["CameraStream"]
+
+#: What an item has beside its picture.
+_NUMBERS: dict[str, type[Any]] = {
+    "time_seconds": np.float64,
+    "pts_seconds": np.float64,
+    "dropped": np.int64,
+    "lost": np.int64,
+    "connection": np.int64,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,15 +109,13 @@ class CameraStream:
 
     def __post_init__(self) -> None:
         self._picture()
-        allowed: dict[str, tuple[Any, ...]] = {
-            "backend": ("av", "opencv", None),
-            "items": ("dict", "frame"),
-            "keep": ("latest", "all"),
-            "on_corrupt": ("keep", "drop"),
-        }
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(map(repr, values))}")
+        check_choices(
+            self,
+            backend=("av", "opencv", None),
+            items=("dict", "frame"),
+            keep=("latest", "all"),
+            on_corrupt=("keep", "drop"),
+        )
         if self.fps is not None and not 0 < self.fps < math.inf:
             raise ValueError(f"fps is {self.fps}; it must be above 0, or None for all frames")
         if self.buffer_frames < 1:
@@ -148,18 +154,9 @@ class CameraStream:
             import_opencv("CameraStream with an index or a device, unless backend is 'av',")
         else:
             importlib.import_module("av")
-        kept: dict[str, Any] = {"drop_corrupt": self.on_corrupt == "drop", "options": self.options}
-        read = opencv_frames if by_opencv else functools.partial(av_frames, **kept)
-        reader = LiveReader(
-            _shown(address),
-            functools.partial(read, address, timeout_seconds=self.timeout_seconds),
-            keep=self.keep,
-            buffer_frames=self.buffer_frames,
-            fps=self.fps,
-            retry=Retry(self.reconnect_tries, *self.reconnect_seconds),
-        )
+        reader = LiveReader(_shown(address), address, by_opencv, self)
         with closed_on_error(reader):
-            reader.wait_for_first()
+            reader.wait()
         converter = (ArrayConverter if by_opencv else AvConverter)(self._picture())
         return _Live(reader, converter, self.items == "dict")
 
@@ -174,32 +171,24 @@ class _Live:
         self.close = weakref.finalize(self, reader.close)
 
     def __iter__(self) -> Iterator[Any]:
-        while (arrival := self._reader.get()) is not None:
-            frame = self._converter.empty(arrival.frame.image)
-            self._converter.write(arrival.frame.image, frame)
-            yield {"frame": frame, **_numbers(arrival)} if self._dicts else frame
+        while (frame := self._reader.get()) is not None:
+            picture = self._converter.empty(frame.image)
+            self._converter.write(frame.image, picture)
+            yield {"frame": picture, **_numbers(frame)} if self._dicts else picture
 
     def read_into(self, out: Any) -> int:
         """Write the next frame to `out`; see `protocols.ReadsInto`."""
-        if (arrival := self._reader.get()) is None:
+        if (frame := self._reader.get()) is None:
             return 0
-        if not self._dicts:
-            self._converter.write(arrival.frame.image, out[0])
-            return 1
-        self._converter.write(arrival.frame.image, out["frame"][0])
-        for name, value in _numbers(arrival).items():
+        pictures = out["frame"] if self._dicts else out
+        self._converter.write(frame.image, pictures[0])
+        for name, value in _numbers(frame).items() if self._dicts else ():
             out[name][0] = value
         return 1
 
 
-def _numbers(arrival: Arrival) -> dict[str, Any]:
-    return {
-        "time_seconds": np.float64(arrival.time_seconds),
-        "pts_seconds": np.float64(arrival.frame.pts_seconds),
-        "dropped": np.int64(arrival.dropped),
-        "lost": np.int64(arrival.frame.lost),
-        "connection": np.int64(arrival.connection),
-    }
+def _numbers(frame: Frame) -> dict[str, Any]:
+    return {name: kind(getattr(frame, name)) for name, kind in _NUMBERS.items()}
 
 
 def _address(source: Any) -> int | str:

@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Real
 from types import NoneType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from stream_dataloader.errors import DeviceError
-from stream_dataloader.streams._media.flags import check_flags
+from stream_dataloader.streams._media.flags import check_choices, check_flags
 from stream_dataloader.streams._media.opencv import check_opencv
 from stream_dataloader.streams._media.picture import AvConverter, Picture
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
-    check_on_corrupt,
     closed_on_error,
     is_section,
     section_of,
@@ -113,11 +112,9 @@ class VideoStream:
         _, start, stop = section_of(("", self.start, self.stop))
         object.__setattr__(self, "start", start)
         object.__setattr__(self, "stop", stop)
-        check_on_corrupt(self.on_corrupt)
+        check_choices(self, on_corrupt=get_args(OnCorrupt), backend=("av", "opencv"))
         if not isinstance(self.cache, (FileCache, NoneType)):
             raise TypeError(f"cache is {self.cache!r}; give a FileCache, or None for the cache of all streams")
-        if self.backend not in ("av", "opencv"):
-            raise ValueError(f"backend is {self.backend!r}; use 'av' or 'opencv'")
         object.__setattr__(self, "device", device_of(self.device))
         if self.device is not None and self.on_corrupt != "raise":
             raise ValueError(
