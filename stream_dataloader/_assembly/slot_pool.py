@@ -27,9 +27,9 @@ import numpy as np
 
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE, PAGE_BYTES, Geometry, aligned
 from stream_dataloader._items.layout import Layout
-from stream_dataloader._memory.fields import Carver, bytes_of
+from stream_dataloader._memory.fields import Carver, SharedFields
 from stream_dataloader._memory.pickling import dumps_home
-from stream_dataloader._memory.shared_memory import SharedFile, SharedMemory
+from stream_dataloader._memory.shared_memory import SharedFile
 
 _FREE, _FILLING, _LEASED = range(3)
 _UNKNOWN, _READY, _REFUSED = range(3)
@@ -37,37 +37,15 @@ _STEP_BITS = 40  # a thousand batches a second for thirty years
 _SESSION_MASK = (1 << (63 - _STEP_BITS - 2)) - 1
 
 
-class _Control:
-    """What is known of the slots.
-
-    Attributes:
-        state: Whether there are slots: unknown, ready or refused.
-        pickled_bytes: Length of the pickled layout, at the file's start.
-        time_steps: T, the most that fits.
-        slots: How many slots there are.
-        session: The newest session that claimed one.
-        entries: Which step is in which slot, by step modulo their number; see `SlotPool._entry`.
-        slot_states: What each slot is: free, being filled or leased.
-        slot_states_at: Where that begins in the memory.
-    """
-
-    def __init__(self, carve: Carver, steps_in_flight: int) -> None:
-        self.state = carve(1)
-        self.pickled_bytes = carve(1)
-        self.time_steps = carve(1)
-        self.slots = carve(1)
-        self.session = carve(1)
-        self.entries = carve(steps_in_flight)
-        self.slot_states_at = carve.end_bytes
-        self.slot_states = carve(steps_in_flight + MOST_STEPS_A_MESSAGE, dtype=np.uint8)
-
-
-class SlotPool:
+class SlotPool(SharedFields):
     """What all processes share: the slots' file, their states, and which step is in which slot.
 
     Args:
         lanes: Lanes of the batch, B.
         messages: Most messages of one worker that can be on their way at once.
+
+    Attributes:
+        slot_states: What each slot is: free, being filled or leased.
 
     Raises:
         OSError: The system offers no memory for it.
@@ -76,15 +54,19 @@ class SlotPool:
     def __init__(self, lanes: int, messages: int) -> None:
         self._lanes = lanes
         self._messages = messages
-        self._memory_of_control = SharedMemory(bytes_of(self._lay_out_control))
+        super().__init__()
         self._file = SharedFile()
 
-    def _lay_out_control(self, carve: Carver) -> _Control:
-        return _Control(carve, self._messages * MOST_STEPS_A_MESSAGE)
-
-    @cached_property
-    def _control(self) -> _Control:
-        return self._lay_out_control(Carver(self._memory_of_control.buffer))
+    def _lay_out(self, carve: Carver) -> None:
+        steps_in_flight = self._messages * MOST_STEPS_A_MESSAGE
+        self._state = carve(1)  # whether there are slots: unknown, ready or refused
+        self._pickled_bytes = carve(1)  # length of the pickled layout, at the file's start
+        self._time_steps = carve(1)  # T, the most that fits
+        self._slots = carve(1)  # how many there are
+        self._session = carve(1)  # the newest that claimed one
+        self._entries = carve(steps_in_flight)  # which step is in which slot, by step modulo their number; see `_entry`
+        self._slot_states_at = carve.end_bytes
+        self.slot_states = carve(steps_in_flight + MOST_STEPS_A_MESSAGE, dtype=np.uint8)
 
     @cached_property
     def memory(self) -> mmap.mmap:
@@ -94,23 +76,22 @@ class SlotPool:
     @property
     def refused(self) -> bool:
         """There was not enough memory for slots."""
-        return bool(self._control.state[0] == _REFUSED)
+        return bool(self._state[0] == _REFUSED)
 
     @property
     def laid_out(self) -> bool:
         """There are slots."""
-        return bool(self._control.state[0] == _READY)
+        return bool(self._state[0] == _READY)
 
     def offer(self, layout: Layout, time_steps: int) -> Geometry | None:
         """The geometry: of this layout, if it is the first, else the one there is; None if there can be none."""
-        state = self._control.state
-        if state[0] == _UNKNOWN:
-            with self._memory_of_control.locked():
-                if state[0] == _UNKNOWN:
-                    self._lay_out(layout, time_steps)
+        if self._state[0] == _UNKNOWN:
+            with self._memory.locked():
+                if self._state[0] == _UNKNOWN:
+                    self._make(layout, time_steps)
         return self.geometry
 
-    def _lay_out(self, layout: Layout, time_steps: int) -> None:
+    def _make(self, layout: Layout, time_steps: int) -> None:
         geometry = Geometry(layout, time_steps, self._lanes)
         slots = self._messages * geometry.most_steps + geometry.most_held
         try:
@@ -118,20 +99,18 @@ class SlotPool:
             self._file.grow(aligned(len(pickled), PAGE_BYTES) + slots * geometry.slot_bytes)
             self.memory[: len(pickled)] = pickled
         except Exception:  # too little memory, or a layout that cannot be pickled: items go through the queue
-            self._control.state[0] = _REFUSED
+            self._state[0] = _REFUSED
         else:
-            control = self._control
-            control.pickled_bytes[0], control.time_steps[0], control.slots[0] = len(pickled), time_steps, slots
-            control.state[0] = _READY  # last: who sees it sees the rest
+            self._pickled_bytes[0], self._time_steps[0], self._slots[0] = len(pickled), time_steps, slots
+            self._state[0] = _READY  # last: who sees it sees the rest
 
     @cached_property
     def geometry(self) -> Geometry | None:
         """Where things lie in a slot; None if there are no slots. Asked for only when that is decided."""
-        control = self._control
-        if control.state[0] != _READY:
+        if not self.laid_out:
             return None
-        layout = pickle.loads(self.memory[: int(control.pickled_bytes[0])])
-        return Geometry(layout, int(control.time_steps[0]), self._lanes)
+        layout = pickle.loads(self.memory[: int(self._pickled_bytes[0])])
+        return Geometry(layout, int(self._time_steps[0]), self._lanes)
 
     @property
     def most_steps(self) -> int:
@@ -141,16 +120,16 @@ class SlotPool:
     @cached_property
     def slots(self) -> int:
         """How many slots there are."""
-        return int(self._control.slots[0])
+        return int(self._slots[0])
 
     def in_use(self) -> int:
         """How many slots are held by batches, or being filled, at this moment."""
-        return int(np.count_nonzero(self._control.slot_states[: self.slots]))
+        return int(np.count_nonzero(self.slot_states[: self.slots]))
 
     def offset(self, slot: int) -> int:
         """Where a slot begins in the memory."""
         assert self.geometry is not None
-        return aligned(int(self._control.pickled_bytes[0]), PAGE_BYTES) + slot * self.geometry.slot_bytes
+        return aligned(int(self._pickled_bytes[0]), PAGE_BYTES) + slot * self.geometry.slot_bytes
 
     def claim(self, session: int, step: int) -> int | None:
         """The slot of a step, for a worker that writes to it; None if none is free.
@@ -160,32 +139,31 @@ class SlotPool:
         """
         if (slot := self.find(session, step)) is not None:
             return slot
-        control, memory = self._control, self._memory_of_control
+        memory = self._memory
         with memory.locked():
             if (slot := self.find(session, step)) is not None:
                 return slot
-            if control.session[0] < session:
-                control.session[0] = session
-                control.slot_states[control.slot_states == _FILLING] = _FREE
-            slot = memory.find(_FREE, control.slot_states_at, control.slot_states_at + self.slots)
-            if slot is None or control.session[0] > session:
+            if self._session[0] < session:
+                self._session[0] = session
+                self.slot_states[self.slot_states == _FILLING] = _FREE
+            slot = memory.find(_FREE, self._slot_states_at, self._slot_states_at + self.slots)
+            if slot is None or self._session[0] > session:
                 return None
-            control.slot_states[slot] = _FILLING
-            turn, place = divmod(step, len(control.entries))
-            control.entries[place] = self._entry(session, turn, slot)
+            self.slot_states[slot] = _FILLING
+            turn, place = divmod(step, len(self._entries))
+            self._entries[place] = self._entry(session, turn, slot)
             return slot
 
     def find(self, session: int, step: int) -> int | None:
         """The slot of a step, if it has one."""
-        entries = self._control.entries
-        turn, place = divmod(step, len(entries))
-        entry = int(entries[place])
+        turn, place = divmod(step, len(self._entries))
+        entry = int(self._entries[place])
         slot = (entry & ((1 << self._slot_bits) - 1)) - 1
         return slot if entry == self._entry(session, turn, slot) and slot >= 0 else None
 
     @cached_property
     def _slot_bits(self) -> int:
-        return len(self._control.slot_states).bit_length()  # there may be as many slots, numbered from 1
+        return len(self.slot_states).bit_length()  # there may be as many slots, numbered from 1
 
     def _entry(self, session: int, turn: int, slot: int) -> int:
         """Session, step and slot in one word, which is read and written in one piece.
@@ -197,17 +175,17 @@ class SlotPool:
 
     def lease(self, slot: int) -> None:
         """Take a slot that was filled out of the pool; for the main process."""
-        self._control.slot_states[slot] = _LEASED
+        self.slot_states[slot] = _LEASED
 
     def free(self, slot: int) -> None:
         """Have a slot filled again; for the main process."""
-        self._control.slot_states[slot] = _FREE
+        self.slot_states[slot] = _FREE
 
     def give_back(self, slot: int) -> None:
         """Have a slot that was leased filled again, unless that was said before."""
-        if self._control.slot_states[slot] == _LEASED:
+        if self.slot_states[slot] == _LEASED:
             self.free(slot)
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("_lanes", "_messages", "_memory_of_control", "_file")
+        names = ("_lanes", "_messages", "_memory", "_file")
         return {name: self.__dict__[name] for name in names}

@@ -2,12 +2,12 @@
 
 ::
 
-    class Counters:                                memory   | lanes x int64 | workers x float64 |
-        def __init__(self, carve, lanes, workers):           reading         seconds
-            self.reading = carve(lanes)
-            self.seconds = carve(workers, dtype=np.float64)
+    class Counters(SharedFields):                  memory   | lanes x int64 | workers x float64 |
+        def _lay_out(self, carve):                            reading         seconds
+            self.reading = carve(self._lanes)
+            self.seconds = carve(self._workers, dtype=np.float64)
 
-The same constructor lays the fields out and counts their bytes (`bytes_of`), so size and places cannot disagree.
+The same function lays the fields out and counts their bytes, so size and places cannot disagree.
 
 Guarantee: fields do not overlap, lie in the order in which they are asked for, and are aligned for their dtype.
 """
@@ -15,11 +15,14 @@ Guarantee: fields do not overlap, lie in the order in which they are asked for, 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from stream_dataloader._memory.shared_memory import SharedMemory
 
 _ALIGNMENT = 8  # bytes; no dtype that is used here wants more
 
@@ -54,3 +57,31 @@ def bytes_of(lay_out: Callable[[Carver], object]) -> int:
     carver = Carver()
     lay_out(carver)
     return carver.end_bytes
+
+
+class SharedFields:
+    """Fields that all processes see to which it is sent while they are started.
+
+    Args:
+        shared: False: they are ordinary arrays, of this process.
+    """
+
+    _memory: SharedMemory
+
+    def __init__(self, *, shared: bool = True) -> None:
+        carver = Carver()
+        self._lay_out(carver)
+        if shared:
+            self._memory = SharedMemory(carver.end_bytes)
+            self._lay_out(Carver(self._memory.buffer))
+
+    @abstractmethod
+    def _lay_out(self, carve: Carver) -> None:
+        """Set an attribute for each field; all else that is needed for it is there before."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if not isinstance(value, np.ndarray)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lay_out(Carver(self._memory.buffer))

@@ -6,12 +6,10 @@ Each number has one writer, a worker or one of its threads, and only the main pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
-from stream_dataloader._memory.fields import Carver, bytes_of
-from stream_dataloader._memory.shared_memory import SharedMemory
-from stream_dataloader._schedule.rules import IntArray, Reader
+from stream_dataloader._memory.fields import Carver, SharedFields
+from stream_dataloader._schedule.rules import Reader
 
 
 class Activity(NamedTuple):
@@ -36,72 +34,35 @@ class Activity(NamedTuple):
         return frozenset(read | ({(self.opening, -1)} if self.opening >= 0 else set()))
 
 
-class _Numbers:
-    """One reader's numbers beside the others'; 0 stands for nothing.
-
-    Attributes:
-        reading: For each lane, one more than the source that is open.
-        opening: For each reader, one more than the source that is being opened.
-        working: For each reader, one more than the time it works on.
-        exiting: For each reader, one more than the source whose code had it exit, negative if that was being opened.
-    """
-
-    def __init__(self, carve: Carver, lanes: int, readers: int) -> None:
-        self.reading = carve(lanes)
-        self.opening = carve(readers)
-        self.working = carve(readers)
-        self.exiting = carve(readers)
-
-
-class ActivityBoard:
-    """What all workers of a loader do.
+class ActivityBoard(SharedFields):
+    """What all workers of a loader do; 0 stands for nothing.
 
     What a worker closes on its way out is no longer open; so that it is known what had it exit, that is kept apart.
 
     Args:
         readers: Who reads which lanes: all workers' threads.
         shared: Put it where other processes can see it.
+
+    Attributes:
+        reading: For each lane of the batch, one more than the source that is open.
+        opening: For each reader, one more than the source that is being opened.
+        working: For each reader, one more than the time it works on.
+        exiting: For each reader, one more than the source whose code had it exit, negative if that was being opened.
     """
 
     def __init__(self, readers: Sequence[Reader], *, shared: bool = True) -> None:
         self._readers = readers
-        self._memory = SharedMemory(bytes_of(self._lay_out)) if shared else None
+        super().__init__(shared=shared)
 
-    def _lay_out(self, carve: Carver) -> _Numbers:
-        return _Numbers(carve, self.lanes, len(self._readers))
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of the batch."""
-        return self._readers[-1].lanes.stop
-
-    @cached_property
-    def _numbers(self) -> _Numbers:
-        return self._lay_out(Carver(None if self._memory is None else self._memory.buffer))
-
-    @property
-    def reading(self) -> IntArray:
-        """For each lane, one more than the source that is open."""
-        return self._numbers.reading
-
-    @property
-    def opening(self) -> IntArray:
-        """For each reader, one more than the source that is being opened."""
-        return self._numbers.opening
-
-    @property
-    def working(self) -> IntArray:
-        """For each reader, one more than the time it works on."""
-        return self._numbers.working
-
-    @property
-    def exiting(self) -> IntArray:
-        """For each reader, one more than the source whose code had it exit, negative if that was being opened."""
-        return self._numbers.exiting
+    def _lay_out(self, carve: Carver) -> None:
+        self.reading = carve(self._readers[-1].lanes.stop)
+        self.opening = carve(len(self._readers))
+        self.working = carve(len(self._readers))
+        self.exiting = carve(len(self._readers))
 
     def clear(self) -> None:
         """Start anew; no worker may be running."""
-        for numbers in vars(self._numbers).values():
+        for numbers in (self.reading, self.opening, self.working, self.exiting):
             numbers[:] = 0
 
     def doing(self, worker: int) -> list[Activity]:
@@ -167,6 +128,3 @@ class ActivityBoard:
             return ", ".join(words)
 
         return ", and ".join(filter(None, map(told, self.doing(worker)))) or "without a source"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("_readers", "_memory")}

@@ -14,13 +14,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from stream_dataloader._memory.fields import Carver, bytes_of
-from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader._memory.fields import Carver, SharedFields
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader.stats import TraceEvent, WorkerStats
 
@@ -41,15 +39,7 @@ _SHORTEST_GRANT_NS = 100_000
 clock = time.monotonic_ns
 
 
-class _Laid:
-    """Where numbers and events lie."""
-
-    def __init__(self, carve: Carver, readers: int) -> None:
-        self.numbers = carve(readers * _NUMBERS)
-        self.events = carve(readers * _EVENTS * _WORDS)
-
-
-class Meters:
+class Meters(SharedFields):
     """The meters of a loader's workers, one for each of their threads.
 
     Args:
@@ -59,35 +49,25 @@ class Meters:
 
     def __init__(self, workers: Sequence[int], *, shared: bool = True) -> None:
         self._workers = workers
-        self._memory = SharedMemory(bytes_of(self._lay_out)) if shared else None
+        super().__init__(shared=shared)
 
-    def _lay_out(self, carve: Carver) -> _Laid:
-        return _Laid(carve, len(self._workers))
-
-    @cached_property
-    def _laid(self) -> _Laid:
-        return self._lay_out(Carver(None if self._memory is None else self._memory.buffer))
+    def _lay_out(self, carve: Carver) -> None:
+        self._numbers = carve(len(self._workers), _NUMBERS)
+        self._events = carve(len(self._workers), _EVENTS, _WORDS)
 
     def of(self, reader: int) -> Meter:
         """A reader's meter."""
-        laid = self._laid
-        return Meter(
-            laid.numbers[reader * _NUMBERS : (reader + 1) * _NUMBERS].data,
-            laid.events[reader * _EVENTS * _WORDS : (reader + 1) * _EVENTS * _WORDS].data,
-        )
+        return Meter(self._numbers[reader].data, self._events[reader].reshape(-1).data)
 
     def stats(self) -> tuple[WorkerStats, ...]:
         """What each worker did so far: the sums of its threads."""
         sums = np.zeros((max(self._workers) + 1, _NUMBERS), np.int64)
-        np.add.at(sums, self._workers, self._laid.numbers.reshape(-1, _NUMBERS))
+        np.add.at(sums, self._workers, self._numbers)
         return tuple(map(_stats, sums.tolist()))
 
     def kept_events(self) -> KeptEvents:
         """The last events of all workers: a copy."""
-        return KeptEvents(self._workers, self._laid.events.reshape(-1, _EVENTS, _WORDS).copy())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("_workers", "_memory")}
+        return KeptEvents(self._workers, self._events.copy())
 
 
 class KeptEvents(NamedTuple):

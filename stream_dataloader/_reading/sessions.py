@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stream_dataloader._memory.fields import Carver, bytes_of
-from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader._memory.fields import Carver, SharedFields, bytes_of
 from stream_dataloader._schedule.ledger import Ledger
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import NEVER, Rules
@@ -100,31 +99,7 @@ class SessionRow:
         return not any(is_alive(int(pid)) for pid in running)
 
 
-class _Shared:
-    """What all processes that iterate over a dataset share.
-
-    Attributes:
-        created: How many sessions were created, alone.
-        first_epoch: The epoch that owners to come begin with, alone.
-        owner: Each owner's process; 0 is a free place.
-        next_epoch: Each owner's next epoch.
-        key: Each session's key.
-        number: Each session's number, from 1 in the order in which they were created; 0 is a free row.
-        rows: Each session's state, a `SessionRow`.
-    """
-
-    def __init__(self, carve: Carver, rules: Rules) -> None:
-        self.created = carve(1)
-        self.first_epoch = carve(1)
-        self.owner = carve(_OWNERS)
-        self.next_epoch = carve(_OWNERS)
-        self.key = carve(_SESSIONS, len(SessionKey._fields))
-        self.number = carve(_SESSIONS)
-        # laid out when one is looked at: a layout of all of them would cost as much as the rest of a worker's start
-        self.rows = carve(_SESSIONS, bytes_of(partial(SessionRow, rules=rules)), dtype=np.uint8)
-
-
-class SessionTable:
+class SessionTable(SharedFields):
     """All sessions of one dataset, in shared memory, and the number of its next epoch for each owner.
 
     Owners are processes that iterate over the dataset; several may, if it was sent or forked to them.
@@ -135,26 +110,28 @@ class SessionTable:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self._memory = SharedMemory(bytes_of(self._lay_out))
+        super().__init__()
 
-    def _lay_out(self, carve: Carver) -> _Shared:
-        return _Shared(carve, self.rules)
-
-    @property
-    def _shared(self) -> _Shared:
-        return self._lay_out(Carver(self._memory.buffer))
+    def _lay_out(self, carve: Carver) -> None:
+        self._created = carve(1)  # how many sessions were
+        self._first_epoch = carve(1)  # that owners to come begin with
+        self._owner = carve(_OWNERS)  # each owner's process; 0 is a free place
+        self._next_epoch = carve(_OWNERS)
+        self._key = carve(_SESSIONS, len(SessionKey._fields))
+        self._number = carve(_SESSIONS)  # from 1 in the order in which sessions were created; 0 is a free row
+        # laid out when one is looked at: a layout of all of them would cost as much as the rest of a worker's start
+        self._rows = carve(_SESSIONS, bytes_of(partial(SessionRow, rules=self.rules)), dtype=np.uint8)
 
     def take_epoch(self, owner: int) -> int:
         """The number of an owner's next epoch, which then counts as taken."""
-        with self._memory.locked():
-            return _take_epoch(self._shared, owner)
+        with self.locked():
+            return self._take_epoch(owner)
 
     def set_epoch(self, owner: int, epoch: int) -> None:
         """Set the number of an owner's next epoch, and of the first of owners to come."""
-        with self._memory.locked():
-            shared = self._shared
-            shared.first_epoch[0] = epoch
-            shared.next_epoch[_place_of(shared, owner)] = epoch
+        with self.locked():
+            self._first_epoch[0] = epoch
+            self._next_epoch[self._place_of(owner)] = epoch
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other workers out of all sessions."""
@@ -174,65 +151,63 @@ class SessionTable:
         Returns:
             The session's state, and its order.
         """
-        with self._memory.locked():
-            shared = self._shared
-            found = np.flatnonzero((shared.number > 0) & (shared.key == key).all(axis=1))
+        with self.locked():
+            found = np.flatnonzero((self._number > 0) & (self._key == key).all(axis=1))
             if len(found):
-                row = self._row(shared, int(found[0]))
+                row = self._row(int(found[0]))
                 order = order_of(int(row.epoch[0]))
             else:
-                place = self._free_place(shared)
-                shared.created[0] += 1
-                begun = _take_epoch(shared, key.owner) if epoch is None else epoch
+                place = self._free_place()
+                self._created[0] += 1
+                begun = self._take_epoch(key.owner) if epoch is None else epoch
                 order = order_of(begun)
-                shared.key[place] = key
-                shared.number[place] = shared.created[0]
-                shared.rows[place] = 0
-                row = self._row(shared, place)
+                self._key[place] = key
+                self._number[place] = self._created[0]
+                self._rows[place] = 0
+                row = self._row(place)
                 row.begin(begun, workers, order.first)
             row.enter(worker)
         return row, order
 
-    def _row(self, shared: _Shared, place: int) -> SessionRow:
-        return SessionRow(Carver(shared.rows[place]), self.rules)
+    def _row(self, place: int) -> SessionRow:
+        return SessionRow(Carver(self._rows[place]), self.rules)
 
-    def _free_place(self, shared: _Shared) -> int:
+    def _free_place(self) -> int:
         """A row that no session has, or that of the oldest one whose workers are all gone."""
-        oldest_first = [int(place) for place in np.argsort(shared.number, kind="stable")]
-        if not shared.number[oldest_first[0]]:
+        oldest_first = [int(place) for place in np.argsort(self._number, kind="stable")]
+        if not self._number[oldest_first[0]]:
             return oldest_first[0]
         for all_arrived in (True, False):  # a worker killed before it came keeps a row only while there are others
             for place in oldest_first:
-                if self._row(shared, place).gone(all_arrived=all_arrived):
+                if self._row(place).gone(all_arrived=all_arrived):
                     return place
         raise RuntimeError(
             f"{_SESSIONS} iterations over one StreamDataset are alive at once, the most there can be; "
             "close some, or build a StreamDataset for each"
         )
 
+    def _take_epoch(self, owner: int) -> int:
+        place = self._place_of(owner)
+        epoch = int(self._next_epoch[place])
+        self._next_epoch[place] = epoch + 1
+        return epoch
 
-def _take_epoch(shared: _Shared, owner: int) -> int:
-    place = _place_of(shared, owner)
-    epoch = int(shared.next_epoch[place])
-    shared.next_epoch[place] = epoch + 1
-    return epoch
-
-
-def _place_of(shared: _Shared, owner: int) -> int:
-    """Where an owner is; one that is new gets a free place, or that of one that is dead."""
-    found = np.flatnonzero(shared.owner == owner)
-    if len(found):
-        return int(found[0])
-    free = np.flatnonzero(shared.owner == 0)
-    place = int(free[0]) if len(free) else next((i for i, pid in enumerate(shared.owner) if not is_alive(int(pid))), -1)
-    if place < 0:
-        raise RuntimeError(
-            f"{_OWNERS} live processes iterate over one StreamDataset, the most there can be; build a "
-            "StreamDataset in each"
-        )
-    shared.owner[place] = owner
-    shared.next_epoch[place] = shared.first_epoch[0]
-    return place
+    def _place_of(self, owner: int) -> int:
+        """Where an owner is; one that is new gets a free place, or that of one that is dead."""
+        found = np.flatnonzero(self._owner == owner)
+        if len(found):
+            return int(found[0])
+        free = np.flatnonzero(self._owner == 0)
+        dead = (i for i, pid in enumerate(self._owner) if not is_alive(int(pid)))
+        place = int(free[0]) if len(free) else next(dead, -1)
+        if place < 0:
+            raise RuntimeError(
+                f"{_OWNERS} live processes iterate over one StreamDataset, the most there can be; build a "
+                "StreamDataset in each"
+            )
+        self._owner[place] = owner
+        self._next_epoch[place] = self._first_epoch[0]
+        return place
 
 
 def state_of(pid: int) -> bytes:

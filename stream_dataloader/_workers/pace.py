@@ -16,8 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
-from stream_dataloader._memory.fields import Carver, bytes_of
-from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader._memory.fields import Carver, SharedFields
 
 _SHORT_SECONDS, _LONG_SECONDS = 2e-3, 8e-3
 
@@ -37,8 +36,12 @@ def steps_of_next(steps: int, slowest_seconds: float, most: int) -> int:
     return max(1, min(steps, most))
 
 
-class _Shared:
-    """What the workers of one loader share.
+class Pace(SharedFields):
+    """How the workers of one loader agree on the sizes of their messages.
+
+    Args:
+        workers: How many there are.
+        messages: Most messages of one worker that can be on their way at once.
 
     Attributes:
         seconds: How long each worker's last message took to fill.
@@ -46,49 +49,48 @@ class _Shared:
         decided: What was decided for the last messages: session, number and steps in one word each.
     """
 
-    def __init__(self, carve: Carver, workers: int, messages: int) -> None:
-        self.seconds = carve(workers, dtype=np.float64)
-        self.most = carve(workers)
-        self.decided = carve(messages + 1)
-
-
-class Pace:
-    """How the workers of one loader agree on the sizes of their messages.
-
-    Args:
-        workers: How many there are.
-        messages: Most messages of one worker that can be on their way at once.
-    """
-
     def __init__(self, workers: int, messages: int) -> None:
         self._workers = workers
         self._messages = messages
-        self._memory = SharedMemory(bytes_of(self._lay_out))
+        super().__init__()
 
-    def _lay_out(self, carve: Carver) -> _Shared:
-        return _Shared(carve, self._workers, self._messages)
+    def _lay_out(self, carve: Carver) -> None:
+        self.seconds = carve(self._workers, dtype=np.float64)
+        self.most = carve(self._workers)
+        self.decided = carve(self._messages + 1)
 
-    def sizes(self, session: int, worker: int, *, together: bool) -> MessageSizes:
-        """A worker's messages of one session; see `MessageSizes`."""
-        return MessageSizes(
-            self._memory, self._lay_out(Carver(self._memory.buffer)), session, worker, together=together
-        )
+    def agreed(self, session: int, number: int, steps: int) -> int:
+        """How many steps the session's n-th messages carry: what the first worker to come to one decided.
+
+        Args:
+            session: The session's number.
+            number: The messages'.
+            steps: Steps of the message before.
+        """
+        key = (session & 0x7FFF) << 32 | (number & 0xFFFFFFFF)
+        place = number % len(self.decided)
+        word = int(self.decided[place])
+        if word >> 16 != key:
+            with self._memory.locked():
+                word = int(self.decided[place])
+                if word >> 16 != key:
+                    steps = steps_of_next(steps, float(self.seconds.max()), int(self.most.min()))
+                    word = self.decided[place] = key << 16 | steps
+        return word & 0xFFFF
 
 
 class MessageSizes(Iterator[int]):
     """How many steps each of one worker's messages carries, one after the other, endlessly.
 
     Args:
-        memory: What the workers share, and its lock.
-        shared: What lies in it.
+        pace: What the workers share.
         session: The session's number.
         worker: The worker's number.
         together: All workers put the same steps into their n-th messages; needed if they wait for each other.
     """
 
-    def __init__(self, memory: SharedMemory, shared: _Shared, session: int, worker: int, *, together: bool) -> None:
-        self._memory = memory
-        self._shared = shared
+    def __init__(self, pace: Pace, session: int, worker: int, *, together: bool) -> None:
+        self._pace = pace
         self._session = session
         self._worker = worker
         self._together = together
@@ -98,28 +100,14 @@ class MessageSizes(Iterator[int]):
 
     def filled(self, seconds: float, most_steps: int) -> None:
         """Say how long the last message took, and how many steps at most one like it may carry."""
-        self._shared.seconds[self._worker] = seconds
-        self._shared.most[self._worker] = min(most_steps, MOST_STEPS_A_MESSAGE)
+        self._pace.seconds[self._worker] = seconds
+        self._pace.most[self._worker] = min(most_steps, MOST_STEPS_A_MESSAGE)
 
     def __next__(self) -> int:
+        own, pace = self._worker, self._pace
         if self._together:
-            self._steps = self._agreed(self._number)
+            self._steps = pace.agreed(self._session, self._number, self._steps)
         else:
-            own, shared = self._worker, self._shared
-            self._steps = steps_of_next(self._steps, float(shared.seconds[own]), int(shared.most[own]))
+            self._steps = steps_of_next(self._steps, float(pace.seconds[own]), int(pace.most[own]))
         self._number += 1
         return self._steps
-
-    def _agreed(self, number: int) -> int:
-        """What the first worker to come to a message decided; a word holds session, number and steps."""
-        key = (self._session & 0x7FFF) << 32 | (number & 0xFFFFFFFF)
-        shared = self._shared
-        place = number % len(shared.decided)
-        word = int(shared.decided[place])
-        if word >> 16 != key:
-            with self._memory.locked():
-                word = int(shared.decided[place])
-                if word >> 16 != key:
-                    steps = steps_of_next(self._steps, float(shared.seconds.max()), int(shared.most.min()))
-                    word = shared.decided[place] = key << 16 | steps
-        return word & 0xFFFF

@@ -28,7 +28,7 @@ from stream_dataloader._reading.share import NO_RECOVERY, Reading, Start
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import Exchange
 from stream_dataloader._workers.mailbox import Mailbox
-from stream_dataloader._workers.pace import Pace
+from stream_dataloader._workers.pace import MessageSizes, Pace
 from stream_dataloader._workers.sealed import Sealed
 from stream_dataloader._workers.worker_steps import ROOM, InThreads, InTurn, WorkerSteps
 from stream_dataloader.dataset import StreamDataset
@@ -105,7 +105,9 @@ class WorkerParts(IterableDataset[Any]):
         if self._mailbox.closed(session):
             return
         with contextlib.closing(self._steps(session, worker_id)) as read:
-            sizes = self._pace.sizes(session, worker_id, together=any(own.rules.deterministic for own in self._members))
+            sizes = MessageSizes(
+                self._pace, session, worker_id, together=any(m.rules.deterministic for m in self._members)
+            )
             for count in sizes:
                 begin = clock.monotonic()
                 steps = list(itertools.islice(read, count))

@@ -206,7 +206,7 @@ def test_any_number_of_slots_is_told_apart_at_any_step(messages, slot):
     pool = SlotPool(1, messages)
     pool.offer(layout_of(np.zeros(1)), 1)
     slot = min(slot, pool.slots - 1) % pool.slots
-    states, places = pool._control.slot_states, len(pool._control.entries)
+    states, places = pool.slot_states, len(pool._entries)
     states[: pool.slots] = 2
     states[slot] = 0
     newest, last_step = (1 << 21) - 1, (1 << 40) - 1

@@ -35,7 +35,7 @@ class Ring:
 
     def scribble(self):
         """Write to all slots that are free."""
-        states = self.pool._control.slot_states[: self.pool.slots]
+        states = self.pool.slot_states[: self.pool.slots]
         for slot in np.flatnonzero(states == 0):
             begin = self.pool.offset(int(slot))
             self.pool.memory[begin : begin + self.pool.geometry.slot_bytes] = b"\xee" * self.pool.geometry.slot_bytes
