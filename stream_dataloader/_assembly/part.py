@@ -11,12 +11,11 @@ from __future__ import annotations
 import itertools
 import struct
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from stream_dataloader._assembly.block import Block
-from stream_dataloader._items.layout import Layout, Leaves
-from stream_dataloader._items.step_writer import Taken
+from stream_dataloader._items.layout import Layout
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport
 from stream_dataloader.protocols import PaddingMode
@@ -79,58 +78,6 @@ class PackedRuns(Sequence[Run]):
         begin = index * RUN_NUMBERS
         lane, t, steps, source, position, fresh, starts = self.numbers[begin : begin + RUN_NUMBERS]
         return Run(lane, t, steps, source, position, bool(fresh), bool(starts))
-
-
-class Sink(Protocol):
-    """Where a lane puts what it reads: one worker's share of one batch."""
-
-    def intern(self, layout: Layout) -> Layout:
-        """The one object that stands for all layouts equal to `layout`; the other methods expect it.
-
-        Raises:
-            ValueError: `fill_value` cannot pad it.
-        """
-
-    def met(self, layout: Layout) -> None:
-        """A stream was begun with whose first item has this layout; called in lane order."""
-
-    def put_step(self, row: int, t: int, layout: Layout, leaves: Leaves) -> None:
-        """Time step `t` of a row.
-
-        Raises:
-            Misfit: A value does not fit its dtype.
-            StreamMisfit: The row's window has steps of another layout.
-        """
-
-    def put_run(self, row: int, t: int, stop: int, layout: Layout, stream: Iterator[Any]) -> Taken:
-        """Take time steps `[t, stop)` of a row from a stream, as long as they are plainly of this layout."""
-
-    def room(self, row: int, t: int, stop: int, layout: Layout) -> Any:
-        """Where an item's structure of time steps `[t, stop)` may be written to; see `ReadsInto.read_into`.
-
-        Raises:
-            Misfit: As `put_step`.
-        """
-
-    def wrote(self, row: int, stop: int) -> None:
-        """The row's time steps before `stop` were written where there was `room`."""
-
-    def put_window(self, row: int, layout: Layout, leaves: Leaves, count: int, padded: int) -> None:
-        """A row's whole window of `count` steps, to be padded to at least `padded`.
-
-        Raises:
-            Misfit: A value does not fit its dtype.
-        """
-
-    def put_object(self, row: int, item: object) -> None:
-        """A row's whole window, as it is.
-
-        Raises:
-            Misfit: It cannot be kept.
-        """
-
-    def ended(self, row: int, t: int) -> None:
-        """Time step `t` of a row is the last of its stream."""
 
 
 class Fault(NamedTuple):

@@ -2,7 +2,7 @@
 
 A worker's `PartWriter` gathers its lanes' windows into *blocks*, arrays `(T, rows, ...)`, normally one for
 all of its lanes, that lies in the batch's slot. What does not fit there travels with the part, and the main process
-puts the blocks of all workers side by side (`regroup`). A lane knows only the `part.Sink` that it writes to.
+puts the blocks of all workers side by side (`regroup`). A lane knows only the writer.
 
 Guarantee: a batch holds the same values whichever worker reads a lane, and however windows travel. The main process
 decides in lane order which lane's layout counts; it does not matter which worker was first.
@@ -34,7 +34,7 @@ class WindowKind(NamedTuple):
 
 
 class PartWriter:
-    """Gathers what one worker's lanes read for one step; a `Sink`.
+    """Gathers what one worker's lanes read for one step.
 
     Args:
         width: Number of the worker's lanes.
@@ -80,7 +80,11 @@ class PartWriter:
         self._ends.clear()
 
     def intern(self, layout: Layout) -> Layout:
-        """See `Sink`."""
+        """The one object that stands for all layouts equal to `layout`; the other methods expect it.
+
+        Raises:
+            ValueError: `fill_value` cannot pad it.
+        """
         found = self._layouts.get(layout)
         if found is None:
             self._fill.of(layout)  # a fill value that cannot pad it is an error now, not where padding happens to come
@@ -88,27 +92,28 @@ class PartWriter:
         return found
 
     def met(self, layout: Layout) -> None:
-        """See `Sink`."""
+        """A stream's first item has this layout; called in lane order."""
         if layout not in self._met:
             self._met.add(layout)
             if has_dict(layout.structure):  # only dicts have an order that layouts which are equal may differ in
                 self._met_now.append(layout)
 
     def put_step(self, row: int, t: int, layout: Layout, leaves: Leaves) -> None:
-        """See `Sink`."""
-        block = self._block_of_row[row]
-        if block is None or block.layout is not layout:
-            block = self._block_for_steps(row, layout)
+        """Write time step `t` of a row.
+
+        Raises:
+            Misfit: A value does not fit its dtype.
+            StreamMisfit: The row's window has steps of another layout.
+        """
+        block = self._block_for_steps(row, layout)
         try:
             block.put_step(row, t, leaves)
         except OverflowError as error:
             raise Misfit(f"a number does not fit its dtype: {error}") from None
 
     def put_run(self, row: int, t: int, stop: int, layout: Layout, stream: Iterator[Any]) -> Taken:
-        """See `Sink`."""
-        block = self._block_of_row[row]
-        if block is None or block.layout is not layout:
-            block = self._block_for_steps(row, layout)
+        """Take time steps `[t, stop)` of a row from a stream, as long as they are plainly of this layout."""
+        block = self._block_for_steps(row, layout)
         write = self._step_writers.get(id(layout))
         if write is None:
             write = self._step_writers[id(layout)] = step_writer(layout, block.capacity)
@@ -120,10 +125,12 @@ class PartWriter:
             del taken  # its error leads back to this frame: a circle, which would keep the loader's iterator alive
 
     def room(self, row: int, t: int, stop: int, layout: Layout) -> Any:
-        """See `Sink`."""
-        block = self._block_of_row[row]
-        if block is None or block.layout is not layout:
-            block = self._block_for_steps(row, layout)
+        """Where an item's structure of time steps `[t, stop)` may be written to; see `ReadsInto.read_into`.
+
+        Raises:
+            StreamMisfit: As `put_step`.
+        """
+        block = self._block_for_steps(row, layout)
         return layout.build(  # arrays; tensors only of dtypes that numpy does not have
             column[t:stop, row]
             if spec.dtype is None or spec.dtype in DTYPES_OF_NUMPY
@@ -132,20 +139,26 @@ class PartWriter:
         )
 
     def wrote(self, row: int, stop: int) -> None:
-        """See `Sink`."""
+        """The row's time steps before `stop` were written where there was `room`."""
         block = self._block_of_row[row]
         assert block is not None
         block.counts[row] = stop
 
     def _block_for_steps(self, row: int, layout: Layout) -> Block:
         block = self._block_of_row[row]
+        if block is not None and block.layout is layout:
+            return block
         if block is not None and block.counts[row]:
             raise StreamMisfit(f"the window goes on with another stream, and {block.layout.difference(layout)}")
         assert self._time_steps is not None
         return self._block(row, layout, self._time_steps)
 
     def put_window(self, row: int, layout: Layout, leaves: Leaves, count: int, padded: int) -> None:
-        """See `Sink`."""
+        """Write a row's whole window of `count` steps, to be padded to at least `padded`.
+
+        Raises:
+            Misfit: A value does not fit its dtype.
+        """
         block = self._latest
         if block is None or block.layout is not layout or block.time_steps < padded:
             block = self._latest = self._block(row, layout, padded)
@@ -155,12 +168,16 @@ class PartWriter:
             raise Misfit(f"a number does not fit its dtype: {error}") from None
 
     def put_object(self, row: int, item: object) -> None:
-        """See `Sink`."""
+        """Keep a row's whole window, as it is.
+
+        Raises:
+            Misfit: It cannot be kept.
+        """
         kept = item if self._slots is None else self._into_slot(row, item)
         self._objects[row] = _lasting(item) if kept is item and self._runs_ahead else kept
 
     def ended(self, row: int, t: int) -> None:
-        """See `Sink`."""
+        """Time step `t` of a row is the last of its stream."""
         self._ends.append((row, t))
 
     def _into_slot(self, row: int, item: object) -> object:

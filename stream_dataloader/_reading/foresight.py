@@ -35,12 +35,10 @@ class Foresight:
 
     def __init__(self, plan: ReadingPlan) -> None:
         # of streams that cut windows the number of windows is known, of which the last may have no steps
-        self._lengths = None if plan.rules.time_steps is None else plan.lists.lengths
+        self._counts_steps = plan.rules.time_steps is not None
 
-    def _promised(self, stream: OpenedStream) -> int:
-        if stream.stop is not None:  # a section's end is known
-            return stream.stop
-        return -1 if self._lengths is None else int(self._lengths[stream.info.source_index])
+    def _promised(self, stream: OpenedStream) -> int | None:
+        return stream.stop if self._counts_steps else None
 
     def has_ended(self, stream: OpenedStream, position: int, error: StreamError | None) -> bool:
         """Whether a stream that a lane leaves had its last time step.
@@ -60,7 +58,7 @@ class Foresight:
             layout: What its items look like.
             position: How many time steps were read of it.
         """
-        if (promised := self._promised(stream)) >= 0:
+        if (promised := self._promised(stream)) is not None:
             return position == promised
         writes = stream.writes and not layout.windowed and None not in layout.dtypes
         before = run_as(stream.info)

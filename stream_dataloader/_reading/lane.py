@@ -14,11 +14,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from stream_dataloader._assembly.part import Run, Sink
+from stream_dataloader._assembly.part import Run
+from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._items.layout import Layout, Leaves
 from stream_dataloader._items.structure import ALIKE, LEAF, Misfit, StreamMisfit
 from stream_dataloader._reading.foresight import Foresight
-from stream_dataloader._reading.lengths import Lengths
 from stream_dataloader._reading.meters import Meter
 from stream_dataloader._reading.opener import Opener, Reservation
 from stream_dataloader._reading.share import Share
@@ -67,7 +67,6 @@ class Lane:
         self._opener = opener
         self._plan = plan
         self._rules = plan.rules
-        self._lengths = None if plan.lists.lengths is None else Lengths(plan.lists.lengths, cut=plan.cuts is not None)
         self._foresight = Foresight(plan) if reading.marks_ends else None
         self._by_lane = reading.whole_windows
         self._meter = meter
@@ -76,7 +75,6 @@ class Lane:
         self._taken = taken
         # not bound: a lane that holds itself, and its stream, would wait for the garbage collector
         self._read = Lane._read_window if plan.rules.time_steps is None else Lane._read_steps
-        self._next_item = OpenedStream.next_item if self._lengths is None else self._lengths.next_item
         self._stream: OpenedStream | None = None
         self._layout: Layout | None = None  # of the stream's first item
         self._unmet: Layout | None = None  # the same, if the sink was not told of it yet
@@ -107,7 +105,13 @@ class Lane:
         return None if self._stream is None else self._stream.state()
 
     def fill(
-        self, step: int, sink: Sink, runs: list[Run], failures: list[StreamError], start: int = 0, stop: int = NEVER
+        self,
+        step: int,
+        sink: PartWriter,
+        runs: list[Run],
+        failures: list[StreamError],
+        start: int = 0,
+        stop: int = NEVER,
     ) -> None:
         """Read one window into the sink, or time steps `[start, stop)` of it; nothing, once no source is left.
 
@@ -171,7 +175,7 @@ class Lane:
         if fatal is not None and time >= fatal:
             raise stream.error(ReadError, "workers died again and again while they read it here")
 
-    def _read_steps(self, stream: OpenedStream, sink: Sink, t: int, stop: int) -> bool:
+    def _read_steps(self, stream: OpenedStream, sink: PartWriter, t: int, stop: int) -> bool:
         """Read single steps up to `stop`; False if the stream ended before."""
         assert self._rules.time_steps is not None
         end, at_once = min(self._rules.time_steps, stop), True
@@ -189,7 +193,7 @@ class Lane:
                 t, at_once = t + count, count > 0  # a stream may have no item that can be taken so
                 if t == end:
                     break
-            item = self._next_item(stream)
+            item = stream.next_item()
             if item is END:
                 return False
             try:
@@ -201,10 +205,10 @@ class Lane:
             self._position += 1
         return True
 
-    def _run(self, stream: OpenedStream, sink: Sink, t: int, end: int, layout: Layout) -> int:
-        """Read single steps in one go, as long as they are like the first; how many. `_next_item` has what follows."""
-        before, last = stream.items, stream.stop if self._lengths is None else self._lengths.of(stream)
-        if last is not None and last >= 0:  # what comes behind it is the end, or an error
+    def _run(self, stream: OpenedStream, sink: PartWriter, t: int, end: int, layout: Layout) -> int:
+        """Read single steps in one go, as long as they are like the first; how many. `next_item` has what follows."""
+        before, last = stream.items, stream.stop
+        if last is not None:  # what comes behind it is the end, or an error
             end = min(end, t + last - before)
         if end <= t:
             return 0
@@ -215,23 +219,21 @@ class Lane:
             self._position += count
         return count
 
-    def _write_steps(self, stream: OpenedStream, sink: Sink, t: int, end: int, layout: Layout) -> int:
+    def _write_steps(self, stream: OpenedStream, sink: PartWriter, t: int, end: int, layout: Layout) -> int:
         """Have the stream write time steps itself; how many it wrote, 0 if it had ended, -1 for an item to take."""
         try:
             room = sink.room(self._row, t, end, layout)
         except Misfit as misfit:
             raise self._misfit(stream, misfit) from None
         count = stream.read_into(room, end - t)
-        if self._lengths is not None:
-            self._lengths.check(stream, ended=count == 0)
         if count > 0:
             sink.wrote(self._row, t + count)
         return count
 
-    def _read_window(self, stream: OpenedStream, sink: Sink, _t: int, _stop: int) -> bool:
+    def _read_window(self, stream: OpenedStream, sink: PartWriter, _t: int, _stop: int) -> bool:
         """Read one window that the stream cut itself; False if the stream had ended."""
         while True:
-            item = self._next_item(stream)
+            item = stream.next_item()
             if item is END:
                 return False
             if self._by_lane:
@@ -257,7 +259,7 @@ class Lane:
             self._position += count
             return True
 
-    def _take_apart(self, item: object, sink: Sink) -> tuple[Layout, Leaves]:
+    def _take_apart(self, item: object, sink: PartWriter) -> tuple[Layout, Leaves]:
         """An item's leaves; the stream's first item says what they must be."""
         if self._layout is not None:
             return self._layout, self._layout.read(item)

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from stream_dataloader._notices import log
+from stream_dataloader._reading.measured import MeasuredStream
 from stream_dataloader._reading.meters import Meter, clock
-from stream_dataloader._reading.section_stream import SectionStream
 from stream_dataloader._reading.share import Share
 from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
 from stream_dataloader._reading.stream import OpenedStream
@@ -158,14 +158,15 @@ class Opener:
             items: How many items of the source come before; None: it is read from where it begins.
         """
         plan = self._plan
-        index, epoch, repeat, fresh = self._queue.order[grant]
+        number, epoch, repeat, fresh = self._queue.order[grant]
+        section = plan.section(number, epoch)
+        index, measured = section.source, section.stop >= 0
         kind: Callable[..., OpenedStream] = OpenedStream
-        place: tuple[int, int | None] = 0, None
-        if plan.cuts is not None:
-            section = plan.cuts.section(index, epoch)
-            index = section.source
-            if section.stop >= 0:
-                kind, place = functools.partial(SectionStream, section=section), (section.start, section.stop)
+        if measured:
+            assert plan.lists.lengths is not None
+            length, cut = int(plan.lists.lengths[index]), plan.cuts is not None
+            kind = functools.partial(MeasuredStream, section=section, length=length, cut=cut)
+        place = (section.start, section.stop) if measured and plan.cuts is not None else (0, None)
         info = StreamInfo(index, epoch, lane, self._share.reader.worker_id, plan.rules.seed, repeat, *place)
         factory = plan.lists.of(index).open_stream
         stream_of = functools.partial(

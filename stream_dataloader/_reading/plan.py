@@ -10,7 +10,7 @@ from typing import Any
 
 from stream_dataloader._reading.lists import SourceLists
 from stream_dataloader._schedule.rules import Rules
-from stream_dataloader._schedule.sections import Cuts, Lengths
+from stream_dataloader._schedule.sections import Cuts, Lengths, Section
 from stream_dataloader.errors import StreamError
 from stream_dataloader.protocols import OnError
 
@@ -44,6 +44,13 @@ class ReadingPlan:
     def scheduled_lengths(self) -> Lengths | None:
         """The number of items of what the schedule hands out, sources or sections, if that is known."""
         return self.lists.lengths if self.cuts is None else self.cuts
+
+    def section(self, number: int, epoch: int) -> Section:
+        """What the schedule hands out by a number: a section, or a whole source, which may end nobody knows where."""
+        if self.cuts is not None:
+            return self.cuts.section(number, epoch)
+        lengths = self.lists.lengths
+        return Section(number, 0, -1 if lengths is None else int(lengths[number]), ends=True)
 
     def skips(self, error: StreamError) -> bool:
         """Whether a lane goes on with its next source after an error."""

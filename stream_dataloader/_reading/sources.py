@@ -21,11 +21,10 @@ from typing import Any, overload
 
 import numpy as np
 
-from stream_dataloader._memory.fields import Carver, bytes_of
+from stream_dataloader._memory.fields import Carver, SharedFields
 from stream_dataloader._memory.mapped_arrays import reduce_map
 from stream_dataloader._memory.pickling import ByValue, dumps, dumps_by_value, mentions_hidden, spawning
-from stream_dataloader._memory.shared_memory import SharedMemory
-from stream_dataloader._reading.early import declares_early
+from stream_dataloader._reading.offers import declares_early
 from stream_dataloader.errors import shorten
 
 _BLOCK = 64  # sources: reading one costs a few microseconds, packing little more than one pickling of the list
@@ -110,30 +109,7 @@ def _made_sources(sequence: ByValue) -> MadeSources:
     return sources
 
 
-class _Packed:
-    """Packed sources, as they lie in memory.
-
-    Attributes:
-        sizes: How many blocks there are, and how many bytes all of them have.
-        firsts: The index of each block's first source.
-        ends: Where each block ends.
-        blob: The blocks, one behind the other.
-    """
-
-    def __init__(self, carve: Carver, blocks: int, blob_bytes: int) -> None:
-        self.sizes = carve(2)
-        self.firsts = carve(blocks)
-        self.ends = carve(blocks)
-        self.blob = carve(blob_bytes, dtype=np.uint8)
-
-    @classmethod
-    def read(cls, memory: SharedMemory) -> _Packed:
-        """What was packed into memory before."""
-        blocks, blob_bytes = Carver(memory.buffer)(2).tolist()
-        return cls(Carver(memory.buffer), blocks, blob_bytes)
-
-
-class PackedSources(Sources):
+class PackedSources(Sources, SharedFields):
     """Picklable sources, packed.
 
     Args:
@@ -147,30 +123,27 @@ class PackedSources(Sources):
     def __init__(self, sources: Iterable[Any], pickle_block: Callable[[Any], bytes] | None = None) -> None:
         listed = list(sources)
         blocks = list(_blocks(listed, pickle_block or _by_reference))
-        self._length = len(listed)
-        self._set(b"".join(block for _, block in blocks), [(first, len(block)) for first, block in blocks])
+        self._set(len(listed), b"".join(block for _, block in blocks), [(first, len(block)) for first, block in blocks])
 
-    def _set(self, blob: bytes, blocks: Sequence[tuple[int, int]]) -> None:
+    def _set(self, length: int, blob: bytes, blocks: Sequence[tuple[int, int]]) -> None:
         """Write the blocks to memory of their own.
 
         Args:
+            length: How many sources there are.
             blob: The blocks, one behind the other.
             blocks: Of each, the index of its first source and its size in bytes.
         """
-        lay_out = functools.partial(_Packed, blocks=len(blocks), blob_bytes=len(blob))
-        self._memory = SharedMemory(bytes_of(lay_out))
-        packed = lay_out(Carver(self._memory.buffer))
-        packed.sizes[:] = len(blocks), len(blob)
-        packed.firsts[:] = [first for first, _ in blocks]
-        packed.ends[:] = np.cumsum([size for _, size in blocks], dtype=np.int64)
-        packed.blob[:] = np.frombuffer(blob, np.uint8)
-        self._view()
+        self._length, self._sizes = length, (len(blocks), len(blob))
+        SharedFields.__init__(self)
+        self._firsts[:] = [first for first, _ in blocks]
+        self._ends[:] = np.cumsum([size for _, size in blocks], dtype=np.int64)
+        self._blob[:] = blob
 
-    def _view(self) -> None:
-        packed = _Packed.read(self._memory)
-        self._firsts = packed.firsts
-        self._ends = packed.ends
-        self._blob = memoryview(packed.blob.data)
+    def _lay_out(self, carve: Carver) -> None:
+        blocks, blob_bytes = self._sizes
+        self._firsts = carve(blocks)  # the index of each block's first source
+        self._ends = carve(blocks)  # where each block ends
+        self._blob = memoryview(carve(blob_bytes, dtype=np.uint8).data)  # the blocks, one behind the other
 
     def __len__(self) -> int:
         return self._length
@@ -186,26 +159,24 @@ class PackedSources(Sources):
             yield from pickle.loads(self._blob[begin:end])
             begin = end
 
-    def __getstate__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         if spawning():  # on the way to a worker: share
-            return self._length, self._portable
+            portable = self._portable or self
+            return {name: getattr(portable, name) for name in ("_length", "_sizes", "_memory")}
         sizes = np.diff(self._ends, prepend=0).tolist()
-        return self._length, bytes(self._blob), list(zip(self._firsts.tolist(), sizes, strict=True))
+        blocks = list(zip(self._firsts.tolist(), sizes, strict=True))
+        return {"given": (self._length, self._blob.tobytes(), blocks)}
 
     @functools.cached_property
-    def _portable(self) -> SharedMemory:
-        """The memory, for processes that are started anew: by value what those would not find."""
-        if not mentions_hidden(self._blob):
-            return self._memory
-        return PackedSources(self, dumps_by_value)._memory
+    def _portable(self) -> PackedSources | None:
+        """The same for processes that are started anew, by value what those would not find; None if this will do."""
+        return PackedSources(self, dumps_by_value) if mentions_hidden(self._blob) else None
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self._length = state[0]
-        if len(state) == 2:
-            self._memory = state[1]
-            self._view()
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "given" in state:
+            self._set(*state["given"])
         else:
-            self._set(*state[1:])
+            super().__setstate__(state)
 
 
 class JoinedSources(Sources):

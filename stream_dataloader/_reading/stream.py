@@ -27,8 +27,7 @@ from typing import Any
 from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._items.structure import Misfit
 from stream_dataloader._memory.endings import when_gone
-from stream_dataloader._reading.own_iterator import why_not_own
-from stream_dataloader._reading.positions import keeps_state, seeks_items, takes_start, warn_of_unused
+from stream_dataloader._reading.offers import keeps_state, seeks_items, takes_start, warn_of_unused, why_not_own
 from stream_dataloader._schedule.rules import NONE
 from stream_dataloader.errors import ItemError, OpenError, ReadError, StreamError, detached, shorten
 from stream_dataloader.stream_info import StreamInfo, run_as
@@ -113,12 +112,11 @@ class OpenedStream:
             return  # what comes before is read when it is wanted
         before = run_as(self.info)
         try:
-            first = self.next_item()
-            self.items = items
-            self._ahead.append(first)
+            self._ahead.append(self.next_item())
         except StreamError as error:
             self._error = error
         finally:
+            self.items = items
             run_as(before)
 
     @property

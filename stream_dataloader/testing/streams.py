@@ -17,8 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from stream_dataloader._reading.early import declares_early
-from stream_dataloader._reading.positions import keeps_state, seeks_items, takes_start
+from stream_dataloader._reading.offers import declares_early, keeps_state, seeks_items, takes_start
 from stream_dataloader.batch import map_leaves
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset

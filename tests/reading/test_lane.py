@@ -42,7 +42,7 @@ def lane_of():
 
 @dataclass
 class Window:
-    """A `Sink` that keeps a window as text, and what else came of it."""
+    """A writer that keeps a window as text, and what else came of it."""
 
     cells: dict = field(default_factory=dict)
     runs: list = field(default_factory=list)

@@ -1,6 +1,11 @@
-"""What a factory, or an iterator, offers to begin later than at a stream's first item.
+"""What factories and iterators offer, and what they must not do: found by looking at them, nothing is called.
 
-Guarantee: what another object may have meant by the same name does not count; see `stream` for what is done with each.
+They may offer to begin later than at a stream's first item, see `stream`; or declare that a background thread may run
+them ahead of need. Each stream must be read from an iterator of its own.
+
+Guarantees: what another object may have meant by the same name does not count. Within a process, an iterator that
+another stream is being read from, and a generator that was read from before, are told apart from new ones by identity:
+a generator that ended would be an empty stream, in silence.
 """
 
 from __future__ import annotations
@@ -9,8 +14,10 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
+
+from stream_dataloader._memory.endings import WeakItems, WeakValues
 
 _log = logging.getLogger("stream_dataloader")
 
@@ -73,3 +80,40 @@ def takes_start(factory: Callable[..., Any]) -> bool:
         return known
     except TypeError:  # not hashable, or without weak references
         return _takes_start(factory)
+
+
+def declares_early(code: object) -> bool:
+    """Whether a factory, or a sequence of sources, declares that another thread may call it; see `OpensEarly`.
+
+    A class that overrides what is called answers for itself: it does not inherit the declaration.
+    """
+    while isinstance(code, functools.partial):
+        code = code.func
+    if getattr(code, "open_early", None) is not True:
+        return False
+    if "open_early" in getattr(code, "__dict__", ()):  # else functools.wraps has copied it from other code
+        return getattr(getattr(code, "__wrapped__", None), "open_early", None) is not True
+    for kind in () if inspect.isclass(code) else type(code).__mro__:
+        if "open_early" in kind.__dict__:
+            return True
+        if kind.__dict__.keys() & {"__call__", "__getitem__"}:
+            return False
+    return False
+
+
+#: Readers by the identity of what they read from: not each iterator may be referred to weakly.
+_readers: WeakValues[int, Any] = WeakValues()
+_begun: WeakItems[Generator[Any, Any, Any]] = WeakItems()
+
+
+def why_not_own(iterator: Iterator[Any], reader: Any) -> str:
+    """Why an iterator is not the reader's own, or nothing; the reader has it as `iterator` as long as it reads."""
+    other = _readers.get(id(iterator))
+    if other is not None and other is not reader and other.iterator is iterator:
+        return f"source {other.info.source_index} is being read from"
+    if isinstance(iterator, Generator):
+        if iterator in _begun:
+            return "was read from before"
+        _begun.add(iterator)
+    _readers[id(iterator)] = reader
+    return ""
