@@ -24,6 +24,7 @@ from stream_dataloader._items.layout import (
 )
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader._memory.copies import note_copy_on, note_copy_to
+from stream_dataloader._memory.pickling import Message
 from stream_dataloader.conventions import Conventions
 
 __all__ = ["StreamBatch"]
@@ -77,7 +78,7 @@ class StreamBatch(Conventions):
     epoch: int
     """The epoch's number."""
 
-    # by a factory: a default would be found in the class, where a `SentBatch` has not read its message yet
+    # by a factory: a default would be found in the class, where a `sealed` batch has not read its message yet
     is_last: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
     """`(T, B)` bool: the time step is the last of its stream; never where an error ended it. None without the dataset's
     `mark_ends=True`."""
@@ -114,6 +115,21 @@ class StreamBatch(Conventions):
         """
         batch = object.__new__(cls)
         batch.__dict__.update(values, _later=later)
+        return batch
+
+    def sealed(self) -> StreamBatch:
+        """This batch, pickled here and now, and unpickled when it is first used; for torch's own `DataLoader`.
+
+        A queue pickles what is put into it in a background thread, and frees it there. An error would be lost in that
+        thread. A worker that ends while the thread frees a tensor crashes (torch takes the interpreter's lock in
+        between).
+
+        Raises:
+            Exception: Something in it cannot be pickled.
+        """
+        message = Message(self)
+        batch = self.of_checked(lambda _: vars(message.read()))
+        object.__setattr__(batch, "_message", message)  # not of one that is made of this, by `dataclasses.replace`
         return batch
 
     if not TYPE_CHECKING:  # a type checker is to know each attribute
@@ -346,6 +362,9 @@ class StreamBatch(Conventions):
         return dataclasses.replace(self, **copied)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        message: Message | None = self.__dict__.get("_message")
+        if message is not None:
+            return message.__reduce__()
         return _batch_of, ({field.name: map_leaves(getattr(self, field.name), _inlined) for field in fields(self)},)
 
     def __repr__(self) -> str:

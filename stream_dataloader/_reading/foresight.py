@@ -17,55 +17,25 @@ import numpy as np
 
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor, storage_dtype
 from stream_dataloader._items.structure import Misfit
-from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.stream import END, OpenedStream
-from stream_dataloader.errors import StreamError
 from stream_dataloader.stream_info import run_as
 
 
-class Foresight:
-    """Knows which time steps are the last of their streams.
+def goes_on(stream: OpenedStream, layout: Layout) -> bool:
+    """Whether a stream has more behind the window that it filled; takes its next item ahead.
 
-    Where the number of items is known, that is what counts. Else a stream ends where it says so. What comes before an
-    error is no end, whether the error is skipped or not.
+    What comes before an error is no end, whether the error is skipped or not.
 
     Args:
-        plan: What is read, and how.
+        stream: The stream; nothing of it was taken ahead before.
+        layout: What its items look like.
     """
-
-    def __init__(self, plan: ReadingPlan) -> None:
-        # of streams that cut windows the number of windows is known, of which the last may have no steps
-        self._counts_steps = plan.rules.time_steps is not None
-
-    def _promised(self, stream: OpenedStream) -> int | None:
-        return stream.stop if self._counts_steps else None
-
-    def has_ended(self, stream: OpenedStream, position: int, error: StreamError | None) -> bool:
-        """Whether a stream that a lane leaves had its last time step.
-
-        Args:
-            stream: The stream.
-            position: The time step behind the last that was read of it.
-            error: Why it is left, if not for its end.
-        """
-        return position > stream.begin and (error is None or position == self._promised(stream))
-
-    def ends(self, stream: OpenedStream, layout: Layout, position: int) -> bool:
-        """Whether a stream that filled its window ends with it; takes its next item ahead if that must be known.
-
-        Args:
-            stream: The stream; nothing of it was taken ahead before.
-            layout: What its items look like.
-            position: How many time steps were read of it.
-        """
-        if (promised := self._promised(stream)) is not None:
-            return position == promised
-        writes = stream.writes and not layout.windowed and None not in layout.dtypes
-        before = run_as(stream.info)
-        try:
-            return not stream.look_ahead(functools.partial(_written if writes else _iterated, stream, layout))
-        finally:
-            run_as(before)
+    writes = stream.writes and not layout.windowed and None not in layout.dtypes
+    before = run_as(stream.info)
+    try:
+        return stream.look_ahead(functools.partial(_written if writes else _iterated, stream, layout))
+    finally:
+        run_as(before)
 
 
 def _iterated(stream: OpenedStream, layout: Layout) -> list[Any]:

@@ -18,7 +18,7 @@ from stream_dataloader._assembly.part import Run
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._items.layout import Layout, Leaves
 from stream_dataloader._items.structure import ALIKE, LEAF, Misfit, StreamMisfit
-from stream_dataloader._reading.foresight import Foresight
+from stream_dataloader._reading.foresight import goes_on
 from stream_dataloader._reading.meters import Meter
 from stream_dataloader._reading.opener import Opener, Reservation
 from stream_dataloader._reading.share import Share
@@ -67,7 +67,7 @@ class Lane:
         self._opener = opener
         self._plan = plan
         self._rules = plan.rules
-        self._foresight = Foresight(plan) if reading.marks_ends else None
+        self._marks_ends = reading.marks_ends
         self._by_lane = reading.whole_windows
         self._meter = meter
         self._killers = reading.killers
@@ -88,13 +88,13 @@ class Lane:
         self.keeps_state = False
         self._start = start
         if start is not None:
-            self.idle, self.fresh = bool(start.progress.idle), not start.progress.idle
-            self._draws_without_item = start.progress.draws_without_item
+            self.idle, self.fresh = bool(start.idle), not start.idle
+            self._draws_without_item = start.draws_without_item
             held = None if start.reserved is None else opener.restore(index, start.reserved)
             self._reservations = Reservations(plan.rules.lookahead, held)
 
     def progress(self) -> tuple[int, ...]:
-        """How far it has read: the numbers of a `LaneProgress`."""
+        """How far it has read: see `LaneState.progress`."""
         stream = self._stream
         if stream is None:
             return 0, 0, 0, 0, self._draws_without_item, self.idle
@@ -153,22 +153,31 @@ class Lane:
                     raise error
                 failures.append(error)
             if not full:
-                if self._foresight is not None and t > 0 and self._foresight.has_ended(stream, self._position, error):
+                if self._marks_ends and t > 0 and self._has_ended(stream, error):
                     sink.ended(self._row, t - 1)
                 self._close_stream()
 
     def ends(self, time: int) -> bool:
-        """Whether its stream ends with the window that it filled; see `Foresight`.
+        """Whether its stream ends with the window that it filled; see `foresight`.
 
         Args:
             time: When it is to read on.
         """
         stream, layout = self._stream, self._layout
-        if self._foresight is None or stream is None or layout is None:
+        if not self._marks_ends or stream is None or layout is None:
             return False
         if self._killers.get(stream.info.source_index, NEVER) <= time:  # it is not to be read then, nor before
             return False
-        return self._foresight.ends(stream, layout, self._position)
+        stop = self._known_stop(stream)
+        return not goes_on(stream, layout) if stop is None else self._position == stop
+
+    def _has_ended(self, stream: OpenedStream, error: StreamError | None) -> bool:
+        """Whether a stream that it leaves, for its end or an error, had its last time step."""
+        return self._position > stream.begin and (error is None or self._position == self._known_stop(stream))
+
+    def _known_stop(self, stream: OpenedStream) -> int | None:
+        """The time step behind a stream's last. Of streams that cut windows only the number of these is known."""
+        return None if self._rules.time_steps is None else stream.stop
 
     def _spare_worker(self, stream: OpenedStream, time: int) -> None:
         fatal = self._killers.get(stream.info.source_index)
@@ -299,9 +308,9 @@ class Lane:
         self._start = None
         if start.grant == NONE:
             return None
-        self._position, self._first_window = start.progress.position, start.progress.first_window
+        self._position, self._first_window = start.position, start.first_window
         self._reading[self.batch_lane] = self._opener.source(start.grant) + 1
-        stream = self._opener.open_at(start.grant, self.index, start.progress.items, start.stream)
+        stream = self._opener.open_at(start.grant, self.index, start.items, start.stream)
         self.fresh = stream.fresh
         return stream
 

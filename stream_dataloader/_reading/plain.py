@@ -21,7 +21,6 @@ from torch.utils.data import get_worker_info
 from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.regroup import Regrouper
-from stream_dataloader._assembly.sent import SentBatch
 from stream_dataloader._reading.begin import read_as_worker, read_here
 from stream_dataloader._reading.deferred import Deferred
 from stream_dataloader._reading.plan import ReadingPlan
@@ -143,7 +142,7 @@ class PlainParts:
         if not self._sent:
             return batch
         try:
-            return SentBatch.of(batch)
+            return batch.sealed()
         except Exception as error:
             raise unsendable(part, reader.share.reader.worker_id, error) from error
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from stream_dataloader._assembly.part import Contents, Fault, Part, Run
+from stream_dataloader._assembly.slot_writer import SlotWriter
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._memory.endings import WeakItems, in_thread, when_gone
 from stream_dataloader._notices import log_warned
@@ -103,7 +104,7 @@ class PartReader:
             len(lanes),
             plan.rules.time_steps,
             plan.fill_value,
-            None if reading.slots is None else reading.slots(share.reader.lanes),
+            None if reading.slots is None else SlotWriter(reading.slots, share.reader.lanes),
             whole_windows=reading.whole_windows,
             runs_ahead=not reading.locally,
         )

@@ -5,7 +5,7 @@ Guarantee: all readers of a member, in whichever processes, are told the same bu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -62,7 +62,7 @@ class Reading:
         member: The member whose lanes are read.
         whole_windows: Windows are wanted lane by lane, for a `collate_fn`: those that streams cut themselves as they
             are, others in one piece each.
-        slots: Says where the windows of some lanes go; None: with the parts.
+        slots: Where windows go; None: with the parts.
         recovery: What is different after a worker died.
         locally: It is read in the thread that asks for batches.
     """
@@ -74,7 +74,7 @@ class Reading:
     meters: Meters
     member: int = 0
     whole_windows: bool = False
-    slots: Callable[[range], Slots] | None = None
+    slots: Slots | None = None
     recovery: Recovery = NO_RECOVERY
     locally: bool = False
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.reservations import Reservations, next_grant
 from stream_dataloader._schedule.rules import NONE, IntArray, Rules
-from stream_dataloader._schedule.snapshot import LaneProgress, LaneState, Snapshot, beginning
+from stream_dataloader._schedule.snapshot import LaneState, Snapshot, beginning
 from stream_dataloader.errors import EmptySourcesError
 
 #: What a cell holds: an item that is read for the first time this epoch, a stream's first item.
@@ -93,12 +93,10 @@ class Replay:
         self._cursors = list(place.cursors)
         self._deciders = [functools.partial(rules.decide, lane, self._cursors) for lane in range(rules.lanes)]
         self._reserved = [Reservations[int](rules.lookahead, lane.reserved) for lane in place.lanes]
-        self._draws = [lane.progress.draws_without_item for lane in place.lanes]
-        self._idle = [bool(lane.progress.idle) for lane in place.lanes]
+        self._draws = [lane.draws_without_item for lane in place.lanes]
+        self._idle = [bool(lane.idle) for lane in place.lanes]
         begin = self.step * self._window
-        self._runs = [
-            None if lane.grant == NONE else self._run(lane.grant, begin - lane.progress.items) for lane in place.lanes
-        ]
+        self._runs = [None if lane.grant == NONE else self._run(lane.grant, begin - lane.items) for lane in place.lanes]
         self._times = [  # when each lane is out of data next: a heap
             (self.step if run is None else self._step_behind(run)) * rules.lanes + lane
             for lane, run in enumerate(self._runs)
@@ -113,9 +111,8 @@ class Replay:
         for lane, run in enumerate(self._runs):
             # a source whose last item fills a window's last cell is open until the lane looks for one more item
             grant, items = (run.grant, min(cell, run.end) - run.begin) if run and run.end >= cell else (NONE, 0)
-            is_open, idle = int(grant != NONE), int(self._idle[lane])
-            progress = LaneProgress(is_open, items, items, 0, self._draws[lane], idle)
-            lanes.append(LaneState(grant, progress, self._reserved[lane].held))
+            idle, reserved = int(self._idle[lane]), self._reserved[lane].held
+            lanes.append(LaneState(grant, items, items, 0, self._draws[lane], idle, reserved))
         return Snapshot(self.step, tuple(self._cursors), (), tuple(lanes))
 
     def skip_to(self, step: int) -> None:

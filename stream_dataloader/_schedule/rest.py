@@ -40,7 +40,7 @@ def has_rest(
         return 0 if starts is None else int(starts[order[grant].source])
 
     def in_hand(lane: LaneState) -> bool:
-        reads_on = lane.grant != NONE and items(lane.grant) > lane.progress.items - first(lane.grant)
+        reads_on = lane.grant != NONE and items(lane.grant) > lane.items - first(lane.grant)
         return reads_on or any(grant != NONE and items(grant) > 0 for grant in lane.reserved or ())
 
     if rules.padding_mode == "drop":  # ends where one lane idles

@@ -15,7 +15,7 @@ from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.order import returned_by_group
 from stream_dataloader._schedule.position import EpochPlace
 from stream_dataloader._schedule.rules import Rules
-from stream_dataloader._schedule.snapshot import LaneProgress, LaneState, Snapshot
+from stream_dataloader._schedule.snapshot import LaneState, Snapshot
 from stream_dataloader.errors import StateError
 
 VERSION = 1
@@ -253,7 +253,8 @@ def _failed_of(saved: Sequence[int] | int) -> set[int]:
 
 def _lane_of(lane: Mapping[str, Any]) -> LaneState:
     reserved = None if lane["reserved"] is None else tuple(lane["reserved"])
-    return LaneState(lane["grant"], LaneProgress(*lane["after"]), reserved, lane.get("stream"))
+    _, items, position, first_window, draws, idle = lane["after"]
+    return LaneState(lane["grant"], items, position, first_window, draws, idle, reserved, lane.get("stream"))
 
 
 def _groups_in(state: Mapping[str, Any]) -> list[int]:

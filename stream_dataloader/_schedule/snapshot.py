@@ -9,55 +9,47 @@ Guarantee: a `PackedSnapshot` shares what did not change with the one before, an
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stream_dataloader._schedule.rules import NONE, Rules
-
-
-class LaneProgress(NamedTuple):
-    """How far a lane has read, after a step.
-
-    Attributes:
-        open: Whether it reads a stream; the three that follow are about that stream.
-        items: Items read of the stream.
-        position: Time steps read of the stream.
-        first_window: Time steps of the stream's first window, 0 before it was read.
-        draws_without_item: Sources that the lane took since it read an item.
-        idle: Whether no source is left for the lane.
-    """
-
-    open: int
-    items: int
-    position: int
-    first_window: int
-    draws_without_item: int
-    idle: int
-
-
-#: Before the first step.
-AT_START = LaneProgress(0, 0, 0, 0, 0, 0)
-
-
-def pack_progress(lanes: Iterable[LaneProgress]) -> bytes:
-    """The numbers of some lanes one after the other, for a message."""
-    return array("q", [number for lane in lanes for number in lane]).tobytes()
 
 
 class LaneState(NamedTuple):
     """Where a lane stands between two steps.
 
     Attributes:
-        grant: Number of its open stream's grant; `NONE` if there is none.
-        progress: How far it has read.
+        grant: Number of its open stream's grant; `NONE` if there is none. The three that follow are about that stream.
+        items: Items read of the stream.
+        position: Time steps read of the stream.
+        first_window: Time steps of the stream's first window, 0 before it was read.
+        draws_without_item: Sources that the lane took since it read an item.
+        idle: Whether no source is left for the lane.
         reserved: Grants of its reservations, `NONE` for one that was refused; None if it reserves no more.
         stream: What the stream's own `state_dict` returned, if it has one.
     """
 
-    grant: int
-    progress: LaneProgress
-    reserved: tuple[int, ...] | None
+    grant: int = NONE
+    items: int = 0
+    position: int = 0
+    first_window: int = 0
+    draws_without_item: int = 0
+    idle: int = 0
+    reserved: tuple[int, ...] | None = None
     stream: Any = None
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """How far it has read, as workers report it: whether a stream is open, and the numbers behind the grant."""
+        return int(self.grant != NONE), *self[1:6]
+
+
+_WIDTH = 6  # numbers of a lane's progress
+
+
+def pack_progress(lanes: Iterable[Sequence[int]]) -> bytes:
+    """How far some lanes have read, one after the other, for a message; see `LaneState.progress`."""
+    return array("q", [number for lane in lanes for number in lane]).tobytes()
 
 
 class Snapshot(NamedTuple):
@@ -113,15 +105,14 @@ class PackedSnapshot(NamedTuple):
         """The snapshot, for an epoch that is read by `rules`."""
         # the first part's bytes cover all lanes until the parts of the first step have come
         numbers = array("q", b"".join(self.progress))
-        width = len(AT_START)
         none_yet = _none_reserved(rules)
         lanes = []
         for lane in range(rules.lanes):
-            progress = LaneProgress(*numbers[lane * width : (lane + 1) * width])
+            is_open, items, position, first_window, draws, idle = numbers[lane * _WIDTH : (lane + 1) * _WIDTH]
             # what a lane reserved first come, first served, was returned: it reserves anew
-            reserved = self.reserved[lane] if rules.deterministic or progress.idle else none_yet
-            grant, stream = (self.grants[lane], self.streams.get(lane)) if progress.open else (NONE, None)
-            lanes.append(LaneState(grant, progress, reserved, stream))
+            reserved = self.reserved[lane] if rules.deterministic or idle else none_yet
+            grant, stream = (self.grants[lane], self.streams.get(lane)) if is_open else (NONE, None)
+            lanes.append(LaneState(grant, items, position, first_window, draws, idle, reserved, stream))
         return Snapshot(self.step, self.cursors, self.returned, tuple(lanes))
 
 
@@ -131,20 +122,20 @@ def uncounted_lane(place: Snapshot) -> int | None:
     Only for streams that cut their own windows.
     """
     for lane, state in enumerate(place.lanes):
-        if state.grant != NONE and state.progress.position and not state.progress.first_window:
+        if state.grant != NONE and state.position and not state.first_window:
             return lane
     return None
 
 
 def beginning(rules: Rules) -> Snapshot:
     """Before the first step."""
-    lane = LaneState(NONE, AT_START, _none_reserved(rules))
+    lane = LaneState(reserved=_none_reserved(rules))
     return Snapshot(0, (0,) * rules.groups.count, (), (lane,) * rules.lanes)
 
 
 def nothing_left(rules: Rules) -> Snapshot:
     """A place behind the epoch's last item: no lane reads any more."""
-    idle = LaneState(NONE, AT_START._replace(idle=1), None)
+    idle = LaneState(idle=1)
     return Snapshot(0, (0,) * rules.groups.count, (), (idle,) * rules.lanes)
 
 

@@ -159,10 +159,9 @@ class Starter:
             slot = SharedSlot(self._readers[-1].lanes.stop, whole_windows=whole_windows)
         board, readers = ActivityBoard(self._readers, shared=False), []
         for member in dict.fromkeys(self._readers[number].member for number in local):
-            slots = None if slot is None else slot.of
             plan, meters = self._members[member].plan(), self.tally.meters
             reading = Reading(
-                plan, starts[member], self._readers, board, meters, member, whole_windows, slots, locally=True
+                plan, starts[member], self._readers, board, meters, member, whole_windows, slot, locally=True
             )
             readers += [begin() for begin in read_here(reading)]
         return LocalFeed(readers, slot, others)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-from stream_dataloader._assembly.slot_writer import slots_of
+from stream_dataloader._assembly.slot_writer import PooledSlots
 from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._reading.activity import ActivityBoard
@@ -84,7 +84,8 @@ class ThreadPool:
         if self.memory.unfit:
             self.memory.forget()
         self._sessions += 1
-        slots = slots_of(self.memory.ready(), self._sessions, whole_windows=whole_windows)
+        pool = self.memory.ready()
+        slots = None if pool is None else PooledSlots(pool, self._sessions, whole_windows=whole_windows)
         exchange = Exchange(self._num_workers, self._ahead)
         self._exchanges[:] = [exchange]
         board = ActivityBoard(self._readers, shared=False)

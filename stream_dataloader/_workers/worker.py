@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from stream_dataloader._assembly.part import MESSAGE_BYTES, Contents, Fault, Part, pack
 from stream_dataloader._assembly.slot_pool import SlotPool
-from stream_dataloader._assembly.slot_writer import slots_of
+from stream_dataloader._assembly.slot_writer import PooledSlots
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._reading.activity import ActivityBoard
@@ -138,7 +138,7 @@ class WorkerParts(IterableDataset[Any]):
             self._meters,
             member,
             whole_windows,
-            slots_of(self.slots, session, whole_windows=whole_windows),
+            None if self.slots is None else PooledSlots(self.slots, session, whole_windows=whole_windows),
             recovery,
         )
         readers = read_as_worker(

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time as clock
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._reading.reader import PartReader
@@ -22,19 +22,6 @@ from stream_dataloader._workers.exchange import Exchange, Failure, deliver
 ROOM = 2
 
 _FAREWELL_SECONDS = 4.0  # after a failure, to all threads together: it is to be told though one of them hangs
-
-
-class WorkerSteps(Protocol):
-    """The steps of one worker: the parts that its readers, those that have not ended, made of each."""
-
-    def __iter__(self) -> WorkerSteps:
-        """Itself."""
-
-    def __next__(self) -> list[Part]:
-        """The parts of the next step."""
-
-    def close(self) -> None:
-        """Close all streams; no part is wanted any more."""
 
 
 class InTurn:
@@ -55,7 +42,7 @@ class InTurn:
         return parts
 
     def close(self) -> None:
-        """See `WorkerSteps`."""
+        """Close all streams; no part is wanted any more."""
         for reader in self._readers:
             reader.close()
 
@@ -97,7 +84,7 @@ class InThreads:
         return found
 
     def close(self) -> None:
-        """See `WorkerSteps`."""
+        """As `InTurn`."""
         self._exchange.close()
         self._wait(_FAREWELL_SECONDS if self._failed else None)
 
@@ -110,3 +97,7 @@ class InThreads:
         for thread in self._threads:
             if thread is not threading.current_thread():  # garbage is collected in any thread
                 thread.join(None if deadline is None else max(deadline - clock.monotonic(), 0))
+
+
+#: The steps of one worker: the parts that its readers, those that have not ended, made of each.
+WorkerSteps: TypeAlias = InTurn | InThreads

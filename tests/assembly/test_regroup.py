@@ -19,7 +19,7 @@ from stream_dataloader._assembly.part import Contents, Fault, Part, Run, numbers
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
-from stream_dataloader._assembly.slot_writer import SlotWriter
+from stream_dataloader._assembly.slot_writer import PooledSlots, SlotWriter
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._schedule.rules import deal_lanes
@@ -39,7 +39,7 @@ def cell(source, position):
 
 def part_of(worker, runs, pool=None, item=cell, step=0, time_steps=TIME_STEPS):
     """What a worker sends whose lanes read these runs."""
-    slots = None if pool is None else SlotWriter(pool, LANES[worker], 1, whole_windows=False)
+    slots = None if pool is None else SlotWriter(PooledSlots(pool, 1, whole_windows=False), LANES[worker])
     writer = PartWriter(len(LANES[worker]), time_steps, -5, slots, whole_windows=False)
     writer.begin(step)
     for run in runs:
@@ -203,7 +203,7 @@ def test_windows_for_collate_fn_may_differ_and_are_padded_with_the_first_layout(
 
 def test_a_window_that_a_stream_cut_comes_out_of_the_slot_as_it_went_in():
     pool = SlotPool(3, messages=2)
-    writer = PartWriter(2, None, 0, SlotWriter(pool, LANES[0], 1, whole_windows=True), whole_windows=True)
+    writer = PartWriter(2, None, 0, SlotWriter(PooledSlots(pool, 1, whole_windows=True), LANES[0]), whole_windows=True)
     writer.begin(0)
     given = [{"x": np.ones((4, 2))}, {"x": torch.ones(2, 2, dtype=torch.float64)}]
     for row, window in enumerate(given):

@@ -9,7 +9,7 @@ import torch
 
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
-from stream_dataloader._assembly.slot_writer import SlotWriter
+from stream_dataloader._assembly.slot_writer import PooledSlots, SlotWriter
 from stream_dataloader._assembly.slots import Geometry
 from stream_dataloader._items.layout import Layout
 
@@ -182,7 +182,7 @@ def test_leases_know_when_nothing_of_an_iteration_fits():
 
 def test_a_worker_writes_to_its_own_rows():
     pool = new_pool()
-    writer = SlotWriter(pool, range(2, 4), session=1, whole_windows=False)
+    writer = SlotWriter(PooledSlots(pool, 1, whole_windows=False), range(2, 4))
     layout = pool.geometry.layout
     block = writer.block(0, layout, STEPS)
     block.put_step(1, 0, (np.ones((150, 120)),))
@@ -194,7 +194,7 @@ def test_a_worker_writes_to_its_own_rows():
 
 def test_windows_that_do_not_fit_the_slots_get_no_room_there():
     pool = new_pool()
-    writer = SlotWriter(pool, range(2), session=1, whole_windows=False)
+    writer = SlotWriter(PooledSlots(pool, 1, whole_windows=False), range(2))
     assert writer.block(0, layout_of(np.zeros(9)), STEPS) is None
     assert writer.block(0, pool.geometry.layout, STEPS + 1) is None
     assert pool.find(1, 0) is None, "no slot was claimed for them"

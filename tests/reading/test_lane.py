@@ -9,8 +9,8 @@ from stream_dataloader import LengthError, ReadError, StreamDataset
 from stream_dataloader._items.step_writer import step_writer
 from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.share import Reading, Start
-from stream_dataloader._schedule.rules import NEVER, NONE
-from stream_dataloader._schedule.snapshot import LaneProgress, LaneState, Snapshot
+from stream_dataloader._schedule.rules import NEVER
+from stream_dataloader._schedule.snapshot import LaneState, Snapshot
 
 
 def read(text):
@@ -185,8 +185,7 @@ def test_the_next_stream_begins_in_the_window_of_one_that_broke_before_its_first
 
 
 def test_a_lane_goes_on_in_the_middle_of_a_stream(lane_of):
-    progress = LaneProgress(open=1, items=3, position=3, first_window=0, draws_without_item=0, idle=0)
-    place = Snapshot(step=1, cursors=(1,), returned=(), lanes=(LaneState(grant=0, progress=progress, reserved=None),))
+    place = Snapshot(step=1, cursors=(1,), returned=(), lanes=(LaneState(grant=0, items=3, position=3),))
     lane = lane_of("abcdef", "gh", windows="packed", resume=place)
     window = fill(lane, step=1)
     assert window.text == "defg"
@@ -194,10 +193,7 @@ def test_a_lane_goes_on_in_the_middle_of_a_stream(lane_of):
 
 
 def test_a_lane_that_was_idle_stays_idle(lane_of):
-    progress = LaneProgress(open=0, items=0, position=0, first_window=0, draws_without_item=1, idle=1)
-    place = Snapshot(
-        step=1, cursors=(1,), returned=(), lanes=(LaneState(grant=NONE, progress=progress, reserved=None),)
-    )
+    place = Snapshot(step=1, cursors=(1,), returned=(), lanes=(LaneState(draws_without_item=1, idle=1),))
     lane = lane_of("abcdef", resume=place)
     assert lane.idle
     assert not lane.fresh
@@ -206,12 +202,10 @@ def test_a_lane_that_was_idle_stays_idle(lane_of):
 def test_a_lane_tells_how_far_it_has_read(lane_of):
     lane = lane_of("abcdef", "gh", windows="packed")
     fill(lane, step=0)
-    assert LaneProgress(*lane.progress()) == LaneProgress(
-        open=1, items=4, position=4, first_window=0, draws_without_item=0, idle=0
-    )
+    assert lane.progress() == LaneState(grant=0, items=4, position=4).progress
     fill(lane, step=1)
     fill(lane, step=2)
-    assert LaneProgress(*lane.progress())._replace(draws_without_item=0) == LaneProgress(0, 0, 0, 0, 0, idle=1)
+    assert lane.progress() == LaneState(draws_without_item=lane.progress()[4], idle=1).progress
 
 
 def test_data_reads_again_and_says_that_it_is_not_new(lane_of):

@@ -2,11 +2,11 @@
 
 from stream_dataloader import StreamDataset
 from stream_dataloader._schedule.progress import Progress
-from stream_dataloader._schedule.snapshot import AT_START, LaneReports, pack_progress
+from stream_dataloader._schedule.snapshot import LaneReports, LaneState, pack_progress
 
 
 def reports(*taken):
-    return LaneReports(taken, pack_progress([AT_START]), {})
+    return LaneReports(taken, pack_progress([LaneState().progress]), {})
 
 
 def test_grants_that_others_took_and_did_not_deliver_are_saved_to_be_given_again():
