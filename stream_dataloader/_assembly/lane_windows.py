@@ -11,7 +11,7 @@ from typing import Any
 from stream_dataloader._assembly.block import Block
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.part import Part
-from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._assembly.slots import Slot, blocks_of
 from stream_dataloader._assembly.writer import WindowKind
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import Layout, as_tensor
@@ -60,10 +60,7 @@ class LaneWindows:
 
     def _of_part(self, part: Part, slot: Slot | None, lanes: range) -> list[Any]:
         contents = part.contents
-        blocks = contents.blocks
-        if contents.in_slot:
-            assert slot is not None
-            blocks = [slot.block(lanes, contents)]
+        blocks = blocks_of(contents, slot, lanes)
         if contents.objects:
             return [_as_yielded(contents.objects.get(row, _IDLE), blocks, row) for row in range(len(lanes))]
         return [self._read(blocks, row) for row in range(len(lanes))]

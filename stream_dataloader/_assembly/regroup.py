@@ -16,7 +16,7 @@ from stream_dataloader._assembly.block import Block, new_column
 from stream_dataloader._assembly.bookkeeping import Bookkeeping
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.part import Part
-from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._assembly.slots import Slot, blocks_of
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import Spec, as_tensor
 from stream_dataloader._schedule.rules import Reader
@@ -72,7 +72,8 @@ class Regrouper:
         if slot is not None and all(part is None or part.contents.in_slot for part in parts):
             columns = self._in_slot(parts, slot, time_steps)
         else:
-            columns = self._columns([_block_of(part, slot, lanes) for part, lanes in self._dealt(parts)], time_steps)
+            found = [part and blocks_of(part.contents, slot, lanes) for part, lanes in self._dealt(parts)]
+            columns = self._columns([blocks[0] if blocks else None for blocks in found], time_steps)
         assert self._judge.layout is not None
         runs = [part.contents.runs for part in parts if part is not None]
         books = Bookkeeping(runs, self._all_lanes, time_steps)
@@ -149,17 +150,6 @@ class Regrouper:
                 if count < time_steps:
                     column[count:, rows] = fill.of(self._judge.layout)[i]
         return column
-
-
-def _block_of(part: Part | None, slot: Slot | None, lanes: range) -> Block | None:
-    """The block of a part whose windows share a layout; over the slot's memory if it is there."""
-    if part is None:
-        return None
-    contents = part.contents
-    if contents.in_slot:
-        assert slot is not None
-        return slot.block(lanes, contents)
-    return contents.blocks[0] if contents.blocks else None
 
 
 def _leaf(spec: Spec, column: Any) -> Any:

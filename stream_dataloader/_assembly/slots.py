@@ -5,6 +5,7 @@ Guarantee: where things lie is a pure function of layout, T and B, so all proces
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ class Slot(NamedTuple):
             if fill is not None:
                 column[:] = fill
 
-    def block(self, lanes: range, contents: Contents) -> Block:
+    def _block(self, lanes: range, contents: Contents) -> Block:
         """The windows of some lanes, of which all is in the slot but leaves that are objects: those were sent."""
         ours = self.rows(lanes)
         columns = ours.columns
@@ -69,6 +70,14 @@ class Slot(NamedTuple):
         for run in contents.runs:  # a lane that read began at t = 0
             counts[run.lane - lanes.start] = contents.time_steps
         return Block(self.layout, columns, counts, self.time_steps, contents.time_steps)
+
+
+def blocks_of(contents: Contents, slot: Slot | None, lanes: range) -> Sequence[Block]:
+    """The blocks of a part's windows; over the slot's memory if they are there."""
+    if not contents.in_slot:
+        return contents.blocks
+    assert slot is not None
+    return [slot._block(lanes, contents)]
 
 
 class _Place(NamedTuple):

@@ -33,8 +33,6 @@ from multiprocessing.context import get_spawning_popen
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from stream_dataloader._memory.endings import WeakItems, when_gone
 from stream_dataloader._memory.interrupts import deliver, interrupts_held
 
@@ -234,10 +232,6 @@ class SharedMemory(SharedFile):
     def buffer(self) -> memoryview:
         """The memory as it is, for `fields.Carver`."""
         return memoryview(self._arena.map_)[self._start : self._start + self.size]
-
-    def array(self, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
-        """The memory as a flat numpy array, which keeps the mapping alive on its own."""
-        return np.frombuffer(self.buffer, dtype=dtype, count=self.size // np.dtype(dtype).itemsize)
 
     def find(self, byte: int, start: int, stop: int) -> int | None:
         """How far behind `start` the first such byte lies, before `stop`; None if there is none."""

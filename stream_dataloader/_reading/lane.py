@@ -296,6 +296,8 @@ class Lane:
             )
         if rules.padding_mode != "data" or draws < rules.draws_of(self.index):
             self._stream = self._take(time)
+            self._taken.append((self.index, NONE if self._stream is None else self._stream.grant))
+            self._reading[self.batch_lane] = 0 if self._stream is None else self._stream.info.source_index + 1
         self._draws_without_item += 1
         self.idle = self._stream is None
         self.fresh = False
@@ -315,12 +317,6 @@ class Lane:
         return stream
 
     def _take(self, time: int) -> OpenedStream | None:
-        stream = self._take_next(time)
-        self._taken.append((self.index, NONE if stream is None else stream.grant))
-        self._reading[self.batch_lane] = 0 if stream is None else stream.info.source_index + 1
-        return stream
-
-    def _take_next(self, time: int) -> OpenedStream | None:
         reservation = self._reservations.next(lambda: self._opener.reserve(self.index, time))
         if reservation is not None:
             stream = self._opener.take(reservation)

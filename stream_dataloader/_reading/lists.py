@@ -23,15 +23,17 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader import _options as options
+from stream_dataloader._items.content import hash_content
 from stream_dataloader._memory.pickling import ByValue
-from stream_dataloader._reading.fingerprint import fingerprint_of
 from stream_dataloader._reading.offers import declares_early
-from stream_dataloader._reading.sources import JoinedSources, is_safe_anywhere, sources_of
+from stream_dataloader._reading.sources import JoinedSources, MadeSources, is_safe_anywhere, sources_of
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._schedule.sections import Cut, Cuts
 from stream_dataloader.protocols import StreamFactory
 from stream_dataloader.sectioning import Sections, check_sections, described
+
+_LOOKED_AT = 1024  # sources of a sequence that makes them, for a fingerprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +88,7 @@ class SourceList:
     @cached_property
     def fingerprint(self) -> str:
         """Tells it from other lists."""
-        return fingerprint_of(self.sources) if self.named is None else self.named
+        return _fingerprint_of(self.sources) if self.named is None else self.named
 
     def opens_early(self, *, locally: bool) -> bool:
         """Whether a background thread may open its sources ahead of need: of a worker, or of the main process."""
@@ -101,6 +103,26 @@ class SourceList:
         if self.sections is None:
             return Cut(self.lengths, None, jitter=False, first=first)
         return Cut(self.lengths, self.sections.steps, jitter=self.sections.jitter, first=first)
+
+
+def _fingerprint_of(sources: Sequence[Any]) -> str:
+    """A hash of a list of sources that does not depend on process, machine or Python version.
+
+    Of sources that a sequence makes, of which there may be any number, it takes the number and some in even steps. If
+    the sequence has a `fingerprint`, a string, it takes that instead of any source.
+    Plain values, containers of them, paths, arrays, tensors and dataclasses count by content, other objects by
+    their pickles, which may differ between versions.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    looked_at = sources
+    own = getattr(sources.sequence, "fingerprint", None) if isinstance(sources, MadeSources) else None
+    if isinstance(own, str):
+        looked_at = [len(sources), own]
+    elif isinstance(sources, MadeSources) and len(sources) > _LOOKED_AT:
+        looked_at = [len(sources), *(sources[i * len(sources) // _LOOKED_AT] for i in range(_LOOKED_AT)), sources[-1]]
+    for source in looked_at:
+        hash_content(source, digest.update)
+    return digest.hexdigest()
 
 
 class SourceLists:

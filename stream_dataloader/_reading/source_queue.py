@@ -106,8 +106,11 @@ class SourceQueue:
         Raises:
             Abandoned: There will be none.
         """
-        self._poll(lambda: self.decision(lane, ticket) != PENDING)
-        return self.decision(lane, ticket)
+        decision = self.decision(lane, ticket)
+        if decision == PENDING:
+            self._poll(lambda: self.decision(lane, ticket) != PENDING)
+            decision = self.decision(lane, ticket)
+        return decision
 
     def end_fresh(self, step: int) -> None:
         """Tell that from `step` on none of this worker's lanes reads anything new."""

@@ -16,7 +16,6 @@ before it, in blocks, so an endless or very long order takes no more memory than
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,11 +83,6 @@ class Mix:
     def starts(self) -> list[int]:
         """Index of each list's first source in the lists put one after the other; their end comes last."""
         return [0, *accumulate(self.sizes)]
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """The list that a source of the lists put one after the other is of, and its index there."""
-        number = bisect_right(self.starts, index) - 1
-        return number, index - self.starts[number]
 
     def drawn_before(self, block: int, *, endless: bool) -> Counts:
         """`(lists,)`, draws from each list before a block."""

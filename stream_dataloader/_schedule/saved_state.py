@@ -6,7 +6,7 @@ take it up; one of other sources or options is refused, with both sides named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -99,24 +99,16 @@ def _plain_mix(mix: Mix) -> dict[str, Any]:
     }
 
 
-#: What a state and the dataset it is loaded for must agree on, and the option to change.
-_COMPARED = {
-    "time_steps": "time_steps",
-    "windows": "windows",
-    "padding_mode": "padding_mode",
-    "lookahead": "lookahead",
-    "shuffle": "shuffle",
-    "schedule": "schedule",
-    "deterministic": "deterministic",
+#: What a state and the dataset it is loaded for must agree on.
+_COMPARED = (
+    *("time_steps", "windows", "padding_mode", "lookahead", "shuffle", "schedule", "deterministic"),
+    "num_sources",
+)
+
+#: What a user knows them by, if not by these names; those of a mix of several lists, too.
+_KNOWN_AS = {
     "num_sources": "the number of sources",
-}
-
-
-#: The same for a mix of several lists.
-_COMPARED_IN_MIX = {
     "sizes": "the numbers of sources",
-    "weights": "weights",
-    "exhausted": "exhausted",
     "shuffles": "the datasets' shuffle",
     "schedules": "the datasets' schedule",
 }
@@ -204,11 +196,10 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
         saved, here = (several, one) if rules.mix is None else (one, several)
         raise StateError(f"the state was saved with {saved}, and this is {here}; build it as it was")
     if rules.mix is not None:
-        _compare(_COMPARED_IN_MIX, state["mix"], _plain_mix(rules.mix))
-    saved_size = state["lanes_of_a_group"] * groups.count
-    _compare({"batch_size": "batch_size"}, {"batch_size": saved_size}, {"batch_size": rules.lanes})
-    _compare({"sections": "sections"}, {"sections": state.get("sections")}, {"sections": identity.sections})
-    _compare(_COMPARED, state, {name: getattr(rules, name) for name in _COMPARED})
+        _compare(state["mix"], _plain_mix(rules.mix))
+    sizes = {"batch_size": state["lanes_of_a_group"] * groups.count, "sections": state.get("sections")}
+    options = {"batch_size": rules.lanes, "sections": identity.sections}
+    _compare({**sizes, **state}, options | {name: getattr(rules, name) for name in _COMPARED})
     if state["fingerprint"] != identity.fingerprint:
         raise StateError(
             f"the state was saved with other sources (fingerprint {state['fingerprint']}, here "
@@ -298,17 +289,10 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     if not listed:
         raise StateError("there is no state to merge; pass the state_dict() of each rank")
     if any(_has_members(state) for state in listed):
-        return _merged_members(listed)
-    whole: dict[str, Any] = {}
-    for i, state in enumerate(listed):
-        groups_of(state)
-        if whole and (differ := difference(common(state), common(whole))):
-            name, value, first = differ
-            raise StateError(
-                f"state {i} has {name} {value!r}, and state 0 {first!r}; merge states that all ranks of one run saved "
-                "after the same batch"
-            )
-        whole.update({name: value for name, value in state.items() if name not in whole})
+        whole = _put_together([{**state, "members": None} for state in listed], common=dict)
+        members = zip(*(state["members"] for state in listed), strict=True)
+        return whole | {"members": [merge_states(own) for own in members]}
+    whole = _put_together(listed, common)
     if len(found := _groups_in(whole)) < whole["groups"]:
         missing = [group for group in range(whole["groups"]) if group not in found]
         raise StateError(f"the states hold no group {missing} of {whole['groups']}; pass the states of all ranks")
@@ -320,14 +304,20 @@ def _has_members(state: Any) -> bool:
     return isinstance(state, Mapping) and "members" in state
 
 
-def _merged_members(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of all members' groups."""
-    first = {**states[0], "members": None}
+def _put_together(
+    states: Sequence[Mapping[str, Any]], common: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """All that states have, of which they must share what is `common` to those of one moment."""
+    whole: dict[str, Any] = {}
     for i, state in enumerate(states):
-        if differ := difference({**state, "members": None}, first):
-            name, value, other = differ
-            raise StateError(f"state {i} has {name} {value!r}, and state 0 {other!r}; merge states of one moment")
-    return {**first, "members": [merge_states(own) for own in zip(*(s["members"] for s in states), strict=True)]}
+        if differ := difference(common(state), common(whole or state)):
+            name, value, first = differ
+            raise StateError(
+                f"state {i} has {name} {value!r}, and state 0 {first!r}; merge states that all ranks of one run saved "
+                "after the same batch"
+            )
+        whole = {**state, **whole}
+    return whole
 
 
 def split_state(state: Mapping[str, Any], world_size: int) -> list[dict[str, Any]]:
@@ -352,10 +342,10 @@ def split_state(state: Mapping[str, Any], world_size: int) -> list[dict[str, Any
     ]
 
 
-def _compare(options: Mapping[str, str], saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    for name, option in options.items():
-        if saved[name] != here[name]:
+def _compare(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    for name, value in here.items():
+        if saved[name] != value:
             raise StateError(
-                f"the state was saved with {option} {saved[name]!r}, and the dataset has {here[name]!r}; "
+                f"the state was saved with {_KNOWN_AS.get(name, name)} {saved[name]!r}, and the dataset has {value!r}; "
                 "build it as it was, or start the epoch anew"
             )
