@@ -11,10 +11,8 @@ Guarantee: a pure function. What costs most comes first::
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-__all__ = ["Advice", "Busy", "Figures", "Setup", "advise", "available_cores"]
 
 _MUCH_PADDING = 0.2
 _LONG_WAIT = 0.1  # of the trainer's time
@@ -65,49 +63,84 @@ class Setup:
     threads_per_worker: int = 1
 
 
-class Busy(NamedTuple):
-    """Seconds that a worker spent, see `WorkerStats`."""
+@dataclass(frozen=True, kw_only=True)
+class WorkerStats:
+    """What one worker did. With `threads_per_worker` it is the sum over its threads, of seconds and counts alike.
 
-    reading: float
-    opening: float
-    granting: float
-    idle: float
-    ahead: float
+    Attributes:
+        reading_seconds: Taking items from streams and writing them into the batch.
+        opening_seconds: Opening streams, or waiting for its background thread to open one.
+        granting_seconds: Waiting until it may take its next source, as other workers are behind in logical time.
+        idle_seconds: Waiting until a batch is wanted of it, and sending what it read. A worker never waits for a slot:
+            if none is free, it sends its windows.
+        opening_ahead_seconds: Opening streams in the background, meanwhile.
+        items: Time steps that it read.
+        steps: Batches that it read its lanes of.
+        sent: How many of those travelled through torch's queue instead of a slot.
+        opened: Streams that it opened.
+        retried: How often a stream was opened again after an error.
+    """
 
-    @property
-    def share(self) -> float:
-        """How much of its time it read or opened, 0 to 1."""
-        total = self.reading + self.opening + self.granting + self.idle
-        return (self.reading + self.opening) / total if total > 0 else 0.0
+    reading_seconds: float = 0.0
+    opening_seconds: float = 0.0
+    granting_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    opening_ahead_seconds: float = 0.0
+    items: int = 0
+    steps: int = 0
+    sent: int = 0
+    opened: int = 0
+    retried: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What advice follows from, see `LoaderStats`; counts are those of the batches handed out.
+    """What advice follows from, of all that `LoaderStats` has."""
 
-    Attributes:
+    seconds: float = 0.0
+    batches: int = 0
+    items: int = 0
+    begun: int = 0
+    cells: int = 0
+    bytes: int = 0
+    wait_seconds: float = 0.0
+    workers: tuple[WorkerStats, ...] = ()
+    setup: Setup | None = field(default=None, repr=False)
+
+    @property
+    def wait_share(self) -> float:
+        """How much of its time the trainer waited for data, 0 to 1."""
+        return rate(self.wait_seconds, self.seconds)
+
+    @property
+    def padding_share(self) -> float:
+        """How much of the batches is padding, 0 to 1."""
+        return 1 - self.items / self.cells if self.cells else 0.0
+
+    @property
+    def sent(self) -> int:
+        """How many workers' parts of batches travelled through torch's queue instead of a slot."""
+        return sum(worker.sent for worker in self.workers)
+
+
+def rate(count: float, seconds: float) -> float:
+    """So much a second; 0 if there was no time."""
+    return count / seconds if seconds > 0 else 0.0
+
+
+def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> Advice:
+    """The advice that follows from figures: about what costs most.
+
+    Args:
+        figures: What was counted.
+        setup: How the loader was built.
+        padding_share: How much of the epoch's batches is padding.
         cores: How many cores may be used.
     """
-
-    setup: Setup
-    batches: int
-    begun: int
-    items: int
-    cells: int
-    bytes: int
-    sent: int
-    wait_share: float
-    padding_share: float
-    workers: tuple[Busy, ...]
-    cores: int
-
-
-def advise(figures: Figures) -> Advice:
-    """The advice that follows from figures: about what costs most."""
     if figures.batches < 2:
         return Advice("unknown", f"Too few batches to tell anything from ({figures.batches}): read more.")
-    if figures.padding_share >= _MUCH_PADDING:
-        return _about_padding(figures)
+    if padding_share >= _MUCH_PADDING:
+        return _about_padding(figures, setup, padding_share)
     if figures.wait_share < _LONG_WAIT:
         return Advice(
             "nothing",
@@ -115,27 +148,34 @@ def advise(figures: Figures) -> Advice:
             "to gain here.",
         )
     # without workers the trainer waits while it reads
-    busy = max((worker.share for worker in figures.workers), default=0.0) if figures.setup.num_workers else 1.0
-    if _is_tiny(figures):
+    busy = max(map(_busy_share, figures.workers), default=0.0) if setup.num_workers else 1.0
+    windows = figures.batches * setup.lanes
+    if _are_tiny(figures, windows):
         return Advice(
             "larger windows",
-            f"A lane's window is {figures.bytes / _windows(figures):,.0f} bytes, so time goes into keeping account of "
+            f"A lane's window is {figures.bytes / windows:,.0f} bytes, so time goes into keeping account of "
             "windows: make them larger (time_steps), or yield chunks of several steps as items.",
         )
     if busy >= _BUSY:
-        return _about_busy_workers(figures)
-    return _about_idle_workers(figures)
+        return _about_busy_workers(figures, setup, cores)
+    return _about_idle_workers(figures, setup)
 
 
-def _about_padding(figures: Figures) -> Advice:
-    setup, told = figures.setup, f"{figures.padding_share:.0%} of the batches is padding"
+def _busy_share(worker: WorkerStats) -> float:
+    """How much of its time it read or opened, 0 to 1."""
+    busy = worker.reading_seconds + worker.opening_seconds
+    return rate(busy, busy + worker.granting_seconds + worker.idle_seconds)
+
+
+def _about_padding(figures: Figures, setup: Setup, padding_share: float) -> Advice:
+    told = f"{padding_share:.0%} of the batches is padding"
     if 0 < setup.sources < setup.lanes:
         return Advice(
             "fewer lanes",
             f"{told}, as {setup.sources} sources cannot fill {setup.lanes} lanes: use fewer lanes "
             f"(batch_size={setup.sources}), or cut the sources into sections (sections=).",
         )
-    if _window_padding(figures) >= 0.5 * figures.padding_share:
+    if _window_padding(figures, setup) >= 0.5 * padding_share:
         return Advice(
             "packed windows",
             f'{told}, behind streams that end within a window: use windows="packed", or smaller windows (time_steps).',
@@ -147,33 +187,27 @@ def _about_padding(figures: Figures) -> Advice:
     )
 
 
-def _window_padding(figures: Figures) -> float:
+def _window_padding(figures: Figures, setup: Setup) -> float:
     """How much of the batches is about what pads the last windows of streams."""
-    time_steps = figures.setup.time_steps
-    if time_steps is None or figures.setup.packed or not (figures.begun and figures.cells):
+    time_steps = setup.time_steps
+    if time_steps is None or setup.packed or not (figures.begun and figures.cells):
         return 0.0
     length = figures.items / figures.begun
     padding = time_steps - length if length < time_steps else (time_steps - 1) / 2
     return figures.begun * padding / figures.cells
 
 
-def _windows(figures: Figures) -> int:
-    return figures.batches * figures.setup.lanes
-
-
-def _is_tiny(figures: Figures) -> bool:
-    """Whether a lane's window is read in next to no time, and is small."""
-    seconds = sum(worker.reading + worker.opening for worker in figures.workers)
-    windows = _windows(figures)
+def _are_tiny(figures: Figures, windows: int) -> bool:
+    """Whether lanes' windows are read in next to no time, and are small."""
+    seconds = sum(worker.reading_seconds + worker.opening_seconds for worker in figures.workers)
     arrays = figures.bytes > 0  # else they are objects, which are sent
     return arrays and seconds < _TINY_SECONDS * windows and figures.bytes < _TINY_BYTES * windows
 
 
-def _about_busy_workers(figures: Figures) -> Advice:
-    setup = figures.setup
-    most = min(setup.lanes, figures.cores)
-    reading = sum(worker.reading for worker in figures.workers)
-    opening = sum(worker.opening for worker in figures.workers)
+def _about_busy_workers(figures: Figures, setup: Setup, cores: int) -> Advice:
+    most = min(setup.lanes, cores)
+    reading = sum(worker.reading_seconds for worker in figures.workers)
+    opening = sum(worker.opening_seconds for worker in figures.workers)
     waits = f"The trainer waits {figures.wait_share:.0%} of its time"
     if setup.num_workers * setup.threads_per_worker < most:
         who = ("nobody reads meanwhile", "the worker reads all the time")[setup.num_workers > 0]
@@ -184,20 +218,20 @@ def _about_busy_workers(figures: Figures) -> Advice:
             f"{waits}, and {who}: use more workers (num_workers={-(-most // setup.threads_per_worker)}).",
         )
     if opening > reading:
-        ahead = any(worker.ahead > 0 for worker in figures.workers)
+        ahead = any(worker.opening_ahead_seconds > 0 for worker in figures.workers)
         remedy = (
             "reserve more of them ahead (lookahead=2)"
             if ahead
             else "have them opened ahead (open_early=True, if the factory may run in a second thread)"
         )
         return Advice("open ahead", f"{waits}, and workers open streams more than they read: {remedy}.")
-    if setup.lanes < figures.cores:
+    if setup.lanes < cores:
         return Advice(
             "more lanes",
-            f"{waits}, and each of the {setup.lanes} lanes has a worker, of {figures.cores} cores: use more lanes "
+            f"{waits}, and each of the {setup.lanes} lanes has a worker, of {cores} cores: use more lanes "
             "(batch_size), or pack what is decoded (stores.pack).",
         )
-    speed = figures.bytes / (reading + opening) if reading + opening > 0 else 0.0
+    speed = rate(figures.bytes, reading + opening)
     if speed > _FROM_MEMORY:
         return Advice(
             "smaller items",
@@ -206,13 +240,12 @@ def _about_busy_workers(figures: Figures) -> Advice:
         )
     return Advice(
         "pack",
-        f"{waits}, and workers keep all {figures.cores} cores busy: decode once and pack it (stores.pack, or "
+        f"{waits}, and workers keep all {cores} cores busy: decode once and pack it (stores.pack, or "
         "`stream-dataloader pack`), or make items smaller.",
     )
 
 
-def _about_idle_workers(figures: Figures) -> Advice:
-    setup = figures.setup
+def _about_idle_workers(figures: Figures, setup: Setup) -> Advice:
     waits = f"The trainer waits {figures.wait_share:.0%} of its time, and workers are idle"
     if figures.sent > 0.5 * figures.batches * setup.num_workers * setup.threads_per_worker:
         return Advice(
@@ -220,8 +253,9 @@ def _about_idle_workers(figures: Figures) -> Advice:
             f"{waits}: {figures.sent} parts of batches travelled through torch's queue, not through shared memory; "
             "yield arrays of one shape and dtype, not objects.",
         )
-    total = sum(worker.reading + worker.opening + worker.granting + worker.idle for worker in figures.workers)
-    granting = sum(worker.granting for worker in figures.workers)
+    granting = sum(worker.granting_seconds for worker in figures.workers)
+    busy = sum(worker.reading_seconds + worker.opening_seconds for worker in figures.workers)
+    total = granting + busy + sum(worker.idle_seconds for worker in figures.workers)
     if granting > _MUCH_GRANTING * total:
         return Advice(
             "lookahead",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
-from stream_dataloader._advice import Advice, Busy, Figures, Setup, advise, available_cores
+from stream_dataloader._advice import Advice, Figures, WorkerStats, advise, available_cores, rate
 from stream_dataloader._html.page import escaped, page, table
 
 __all__ = ["LoaderStats", "TraceEvent", "WorkerStats"]
@@ -71,37 +71,7 @@ class Events(Sequence[TraceEvent]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerStats:
-    """What one worker did. With `threads_per_worker` it is the sum over its threads, of seconds and counts alike.
-
-    Attributes:
-        reading_seconds: Taking items from streams and writing them into the batch.
-        opening_seconds: Opening streams, or waiting for its background thread to open one.
-        granting_seconds: Waiting until it may take its next source, as other workers are behind in logical time.
-        idle_seconds: Waiting until a batch is wanted of it, and sending what it read. A worker never waits for a slot:
-            if none is free, it sends its windows.
-        opening_ahead_seconds: Opening streams in the background, meanwhile.
-        items: Time steps that it read.
-        steps: Batches that it read its lanes of.
-        sent: How many of those travelled through torch's queue instead of a slot.
-        opened: Streams that it opened.
-        retried: How often a stream was opened again after an error.
-    """
-
-    reading_seconds: float = 0.0
-    opening_seconds: float = 0.0
-    granting_seconds: float = 0.0
-    idle_seconds: float = 0.0
-    opening_ahead_seconds: float = 0.0
-    items: int = 0
-    steps: int = 0
-    sent: int = 0
-    opened: int = 0
-    retried: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoaderStats:
+class LoaderStats(Figures):
     """What a loader has done since it was built, over all epochs; the difference of two is what happened between.
 
     Attributes:
@@ -131,46 +101,27 @@ class LoaderStats:
         (2, 7, 12, 0.42)
     """
 
-    seconds: float = 0.0
-    batches: int = 0
-    items: int = 0
-    begun: int = 0
-    cells: int = 0
-    bytes: int = 0
-    wait_seconds: float = 0.0
-    workers: tuple[WorkerStats, ...] = ()
     slots_in_use: int = 0
     slots: int = 0
     copies: int = 0
     skipped: int = 0
     restarts: int = 0
     events: Sequence[TraceEvent] = dataclasses.field(default=(), repr=False)
-    setup: Setup | None = dataclasses.field(default=None, repr=False)
 
     @property
     def batches_per_second(self) -> float:
         """Batches a second; 0 before the first."""
-        return _rate(self.batches, self.seconds)
+        return rate(self.batches, self.seconds)
 
     @property
     def items_per_second(self) -> float:
         """Time steps a second, padding left out."""
-        return _rate(self.items, self.seconds)
+        return rate(self.items, self.seconds)
 
     @property
     def bytes_per_second(self) -> float:
         """Bytes of items a second."""
-        return _rate(self.bytes, self.seconds)
-
-    @property
-    def wait_share(self) -> float:
-        """How much of its time the trainer waited for data, 0 to 1."""
-        return _rate(self.wait_seconds, self.seconds)
-
-    @property
-    def padding_share(self) -> float:
-        """How much of the batches is padding, 0 to 1."""
-        return 1 - self.items / self.cells if self.cells else 0.0
+        return rate(self.bytes, self.seconds)
 
     @property
     def opened(self) -> int:
@@ -181,11 +132,6 @@ class LoaderStats:
     def retried(self) -> int:
         """How often streams were opened again after an error."""
         return sum(worker.retried for worker in self.workers)
-
-    @property
-    def sent(self) -> int:
-        """How many workers' parts of batches travelled through torch's queue instead of a slot."""
-        return sum(worker.sent for worker in self.workers)
 
     def __sub__(self, earlier: LoaderStats) -> LoaderStats:
         """What happened since `earlier`; slots are as they are now."""
@@ -211,22 +157,9 @@ class LoaderStats:
         """
         if self.setup is None:
             return Advice("unknown", "There is nothing to tell: these figures are of no loader.")
-        spent = ("reading", "opening", "granting", "idle", "opening_ahead")
-        return advise(
-            Figures(
-                setup=self.setup,
-                batches=self.batches,
-                begun=self.begun,
-                items=self.items,
-                cells=self.cells,
-                bytes=self.bytes,
-                sent=self.sent,
-                wait_share=self.wait_share,
-                padding_share=self.padding_share if padding_share is None else padding_share,
-                workers=tuple(Busy(*(getattr(one, f"{name}_seconds") for name in spent)) for one in self.workers),
-                cores=available_cores() if cores is None else cores,
-            )
-        )
+        if padding_share is None:
+            padding_share = self.padding_share
+        return advise(self, self.setup, padding_share, available_cores() if cores is None else cores)
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers as plain data, for a log; without `events` and `setup`, with rates and shares."""
@@ -289,10 +222,6 @@ class LoaderStats:
 def _events_since(now: Sequence[TraceEvent], then: Sequence[TraceEvent]) -> Iterator[TraceEvent]:
     since = max((event.stop_ns for event in then), default=0)
     return (event for event in now if event.stop_ns > since)
-
-
-def _rate(count: float, seconds: float) -> float:
-    return count / seconds if seconds > 0 else 0.0
 
 
 def _difference(now: Any, then: Any, leave_out: tuple[str, ...] = ()) -> Any:

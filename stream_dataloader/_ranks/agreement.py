@@ -25,7 +25,6 @@ from typing import Any
 import cloudpickle
 
 from stream_dataloader._ranks import keys
-from stream_dataloader._ranks.keys import Answer, Reason
 from stream_dataloader._ranks.rendezvous import Rendezvous
 from stream_dataloader._ranks.store import FAREWELL_SECONDS, StoreConnection, speak
 from stream_dataloader.errors import RankError
@@ -91,7 +90,7 @@ class AgreedSteps(Steps):
         self._closed = False
         self._asked: int | None = None  # the step that was asked about last
         self._waiting = False  # the answer has not come
-        self._reason: Reason | None = None  # why this rank left
+        self._error: RankError | None = None  # why this rank left
         self._owner = os.getpid()
         self._listener: threading.Thread | None = None
         if not every:
@@ -120,7 +119,7 @@ class AgreedSteps(Steps):
         try:
             delivered = bool(self._rendezvous.ask(ask))
         except RankError as error:
-            self._reason = Reason(str(error), error.ranks)  # for ranks that wait for this one
+            self._error = error.with_traceback(None)  # for ranks that wait for this one
             raise
         self._over = not delivered
         return delivered
@@ -159,7 +158,7 @@ class AgreedSteps(Steps):
                     layout_is_put = True
                     rendezvous.put(connection, keys.LAYOUT, self._layout)
                 for step in range(put_until, known):
-                    rendezvous.put(connection, keys.has(step), Answer(True).pack())
+                    rendezvous.put(connection, keys.has(step), keys.YES)
                 rendezvous.put(connection, keys.of_rank(keys.AT, rendezvous.place.rank), str(known))
                 put_until = max(put_until, known)
                 if closed:
@@ -177,7 +176,7 @@ class AgreedSteps(Steps):
                 ends = [connection.text(keys.of_rank(keys.ENDED, rank)) for rank in range(place.world_size)]
                 last = max(map(int, ends))
                 rendezvous.put(connection, keys.LAST, str(last))
-                rendezvous.put(connection, keys.has(last), Answer(False).pack())
+                rendezvous.put(connection, keys.has(last), keys.NO)
         if step < self._tail:
             return True
         if self._last is None and connection.has(keys.LAST):  # all have ended: there is nothing to ask any more
@@ -189,10 +188,10 @@ class AgreedSteps(Steps):
     def _everybody_has(self, step: int, has_data: bool, connection: StoreConnection) -> bool:
         rendezvous = self._rendezvous
         if not has_data:
-            rendezvous.put(connection, keys.has(step), Answer(False).pack())
+            rendezvous.put(connection, keys.has(step), keys.NO)
             return False
         if rendezvous.count(connection, keys.have(step)) == rendezvous.place.world_size:
-            rendezvous.put(connection, keys.has(step), Answer(True).pack())
+            rendezvous.put(connection, keys.has(step), keys.YES)
         old = step - _KEPT_STEPS
         rendezvous.forget(
             connection, keys.has(old), keys.have(old), keys.of_rank(keys.have(old), rendezvous.place.rank)
@@ -205,12 +204,10 @@ class AgreedSteps(Steps):
         self._asked = step
         self._waiting = True
         try:
-            answer = Answer.unpack(connection.wait(keys.has(step), lacking, f"say if it has data for step {step}"))
+            answer = connection.wait(keys.has(step), lacking, f"say if it has data for step {step}")
         finally:
             self._waiting = False
-        if answer.reason is not None:
-            raise RankError(*answer.reason)
-        return answer.has_data
+        return keys.checked(answer) == keys.YES
 
     def close(self) -> None:
         """See `Steps`."""
@@ -220,7 +217,7 @@ class AgreedSteps(Steps):
             self._closed = True
             self._news.notify()
         threads = [thread for thread in (self._rendezvous.speaker.thread, self._listener) if thread is not None]
-        store_is_gone = self._reason is not None and not self._reason[1]
+        store_is_gone = self._error is not None and not self._error.ranks
         collected = threading.current_thread() in threads  # as garbage, which any thread may find
         if not self._over and not store_is_gone and not collected:
             self._rendezvous.say_last(self._leave, busy=self._waiting)
@@ -233,9 +230,9 @@ class AgreedSteps(Steps):
         """Let nobody wait for this rank, nor this rank's own threads for others."""
         rank, step = self._rendezvous.place.rank, self._known
         why = f"rank {rank} left the epoch at step {step}, before its end; see its log, and leave on all ranks at once"
-        reason = self._reason or Reason(why, [rank])
-        self._rendezvous.put(connection, keys.of_rank(keys.LEFT, rank), reason.pack())
+        error = keys.pack(self._error or RankError(why, [rank]))
+        self._rendezvous.put(connection, keys.of_rank(keys.LEFT, rank), error)
         self._rendezvous.put_first(connection, keys.TAIL, str(step))
         for waited in {step if self._asked is None else self._asked, step}:  # what others wait for now, or next
-            self._rendezvous.put_first(connection, keys.has(waited), Answer(False, reason).pack())
+            self._rendezvous.put_first(connection, keys.has(waited), error)
         self._rendezvous.see_off(connection, keys.HERE, keys.LEFT, keys.OVER)

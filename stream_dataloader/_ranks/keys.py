@@ -6,18 +6,18 @@ name of the thing, what each rank has counted under that and its number, and `al
 ========== ============== ==========================================================================================
 beginning  `TERMS`        what rank 0 is about to read
            `HERE`         counted: ranks that have come
-           `DIFFERS`      a `Reason`: what a rank has that rank 0 has not
-           `READY`        all are there; with a `Reason`, the epoch does not begin
+           `DIFFERS`      an error: what a rank has that rank 0 has not
+           `READY`        all are there; if it is an error, the epoch does not begin
            `BEGUN`        counted: ranks that have read `READY`
 steps      `TAIL`, `LAST` the steps where the first rank and the last one ended
            `ENDED`        of each rank: where it ended
            `END`          counted: ranks that have ended
-           `has(step)`    an `Answer`: whether a rank has data for a step (`"drop"`: whether each has)
+           `has(step)`    yes, no or an error: whether a rank has data for a step (`"drop"`: each has)
            `have(step)`   counted: ranks that have data for a step, for `"drop"`
            `AT`           of each rank: how far it is; that it moves shows that it lives
            `LAYOUT`       what items are like
 leaving    `OVER`         counted: ranks that know of the epoch's end
-           `LEFT`         of each rank: the `Reason` why it left before
+           `LEFT`         of each rank: the error why it left before
 ========== ============== ==========================================================================================
 
 Before an epoch has a prefix, ranks meet under one that all of them know: `CALL`, `CALLS`, `answer`, `STARTS`.
@@ -26,10 +26,10 @@ Before an epoch has a prefix, ranks meet under one that all of them know: `CALL`
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
 
-TERMS = "told/0"
+from stream_dataloader.errors import RankError
+
+TERMS = "terms"
 HERE = "here"
 DIFFERS = "differs"
 READY = "ready"
@@ -62,7 +62,7 @@ def all_of(counted: str) -> str:
 
 
 def has(step: int) -> str:
-    """Whether there is data for a step: an `Answer`."""
+    """Whether there is data for a step."""
     return f"has/{step}"
 
 
@@ -76,48 +76,21 @@ def answer(nonce: str) -> str:
     return f"answer/{nonce}"
 
 
-#: Instead of a `Reason`, where there is none; not empty, as the store takes an empty value for one that was not set.
-NO_REASON = "null"
+#: Values where there is nothing else to say; not empty, as the store takes an empty one for one that was not set.
+YES, NO = "yes", "no"
 
 
-class Reason(NamedTuple):
-    """Why an epoch does not begin or go on; the arguments of a `RankError`.
+def pack(error: RankError) -> str:
+    """An error as a value."""
+    return json.dumps([str(error), list(error.ranks)])
 
-    Attributes:
-        text: The error's message.
-        ranks: The ranks that it is about.
+
+def checked(value: str) -> str:
+    """A value that is no error.
+
+    Raises:
+        RankError: The one that `pack` made a value of.
     """
-
-    text: str
-    ranks: Sequence[int]
-
-    def pack(self) -> str:
-        """A value of the store."""
-        return json.dumps(self)
-
-    @classmethod
-    def unpack(cls, value: str) -> Reason:
-        """What `pack` made."""
-        return cls(*json.loads(value))
-
-
-class Answer(NamedTuple):
-    """Whether there is data for a step.
-
-    Attributes:
-        has_data: There is.
-        reason: Why there will be no answer.
-    """
-
-    has_data: bool
-    reason: Reason | None = None
-
-    def pack(self) -> str:
-        """A value of the store."""
-        return json.dumps(self)
-
-    @classmethod
-    def unpack(cls, value: str) -> Answer:
-        """What `pack` made."""
-        has_data, reason = json.loads(value)
-        return cls(has_data, None if reason is None else Reason(*reason))
+    if value.startswith("["):
+        raise RankError(*json.loads(value))
+    return value

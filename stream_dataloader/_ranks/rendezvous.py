@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from stream_dataloader._ranks import keys
-from stream_dataloader._ranks.keys import Reason
 from stream_dataloader._ranks.meeting import Invitation, Wanted, ask_for_name
 from stream_dataloader._ranks.place import RankPlace
 from stream_dataloader._ranks.store import FAREWELL_SECONDS, StoreConnection, StoreThread, use_of
@@ -152,15 +151,14 @@ class Rendezvous:
                 f"two processes are rank {rank}, and would not read the same with deterministic=False; leave it at True"
             )
         if complaint:
-            self.put_first(connection, keys.DIFFERS, Reason(complaint, [rank]).pack())
+            self.put_first(connection, keys.DIFFERS, keys.pack(RankError(complaint, [rank])))
         if arrived == self.place.world_size:  # what the first to differ said holds for all
-            differs = connection.text(keys.DIFFERS) if connection.has(keys.DIFFERS) else keys.NO_REASON
+            differs = connection.text(keys.DIFFERS) if connection.has(keys.DIFFERS) else keys.YES
             self.put_first(connection, keys.READY, differs)
         missing = partial(self.lacking, connection, keys.HERE)
         ready = connection.wait(keys.READY, missing, "begin the epoch", meanwhile)
-        self.part(connection, keys.BEGUN, stays=ready == keys.NO_REASON)
-        if ready != keys.NO_REASON:
-            raise RankError(*Reason.unpack(ready))
+        self.part(connection, keys.BEGUN, stays=ready == keys.YES)
+        keys.checked(ready)
         if complaint:
             raise RankError(complaint, [rank])
 
@@ -190,17 +188,16 @@ class Rendezvous:
     def _give_up(self, error: BaseException) -> None:
         """Let those that wait, and those that come later, know that the epoch does not begin."""
         rank = self.place.rank
-        reason = Reason(f"rank {rank} left before the epoch began; see its log", [rank])
+        told = RankError(f"rank {rank} left before the epoch began; see its log", [rank])
         if isinstance(error, RankError):
-            if not error.ranks:  # the store is out of reach
-                return
-            reason = Reason(str(error), error.ranks)
-        if not self._name:  # nobody is met yet
+            told = error
+        if not self._name or not told.ranks:  # nobody is met yet, or the store is out of reach
             return
+        reason = keys.pack(told)
 
         def leave(connection: StoreConnection) -> None:
-            self.put(connection, keys.of_rank(keys.LEFT, rank), reason.pack())
-            self.put_first(connection, keys.READY, reason.pack())
+            self.put(connection, keys.of_rank(keys.LEFT, rank), reason)
+            self.put_first(connection, keys.READY, reason)
             self.see_off(connection, keys.HERE, keys.BEGUN, keys.LEFT)
 
         self.say_last(leave, busy=not isinstance(error, RankError))  # it was interrupted

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 
 from stream_dataloader._ranks import keys
-from stream_dataloader._ranks.keys import Reason
 from stream_dataloader.errors import RankError
 
 if TYPE_CHECKING or dist.is_available():  # some builds of torch have none of it
@@ -181,7 +180,7 @@ class StoreConnection:
                 looked, ranks = now, list(missing())
                 left = next((rank for rank in ranks if self.has(keys.of_rank(keys.LEFT, rank))), None)
                 if left is not None and not self.has(key):
-                    raise RankError(*Reason.unpack(self.text(keys.of_rank(keys.LEFT, left))))
+                    keys.checked(self.text(keys.of_rank(keys.LEFT, left)))
                 seen = [self._far(rank) for rank in ranks]
                 if seen != progress and progress is not None:
                     since = now

@@ -32,7 +32,7 @@ def forget_place(loader: StreamDataLoader[Any]) -> None:
     A loader that is shorter than others is begun anew beside them, so that its state may be one of the coming epoch.
     """
     step, _ = loader._position.coming_step()
-    if step and not is_run(loader):
+    if step and loader.batches_per_epoch is None:
         loader._position.forget_place()
 
 
@@ -63,29 +63,9 @@ def call_no_more(trainer: Any) -> None:
     vars(trainer.fit_loop).pop(_BEFORE_FETCH, None)
 
 
-def callbacks(trainer: Any) -> list[Any]:
-    """The trainer's callbacks, in the order in which they are called."""
-    return trainer.callbacks  # type: ignore[no-any-return]
-
-
-def overfits(trainer: Any) -> bool:
-    """Whether the same batches are to be read each epoch."""
-    return bool(trainer.overfit_batches > 0)
-
-
 def is_fitting(trainer: Any) -> bool:
     """Whether `trainer.fit` runs, and not `validate` or another one."""
     return bool(trainer.state.fn == TrainerFn.FITTING)
-
-
-def is_stream_loader(loader: Any) -> bool:
-    """Whether a loader is one of ours."""
-    return isinstance(loader, StreamDataLoader)
-
-
-def is_run(loader: StreamDataLoader[Any]) -> bool:
-    """Whether epochs are stretches of one endless run, so that the place where one begins is all that counts."""
-    return loader.batches_per_epoch is not None
 
 
 def stateful(loaders: Iterable[Any]) -> list[Any]:
@@ -159,7 +139,7 @@ def length_of_coming(loader: Any) -> float:
     Its own `len` is that of the epoch before, as long as that is not known to be over: Lightning does not ask for a
     batch behind the last one.
     """
-    if not is_stream_loader(loader) or is_run(loader):
+    if not isinstance(loader, StreamDataLoader) or loader.batches_per_epoch is not None:
         length = sized_len(loader)
         return math.inf if length is None else length
     loader._kept_length.renewed()

@@ -10,10 +10,10 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
-
+from stream_dataloader._ranks.place import is_started
 from stream_dataloader._schedule.saved_state import merge_states
 from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.integrations._all_ranks import gathered
 
 State = dict[str, Any]
 
@@ -115,15 +115,6 @@ def of_all_ranks(loader: StreamDataLoader[Any], state: State) -> State:
     Ranks that read the same, as model-parallel ones do, are there several times.
     """
     place = loader._ranks[0]._place
-    if place.world_size == 1 or not dist.is_initialized():
+    if place.world_size == 1 or not is_started():
         return state
     return merge_states(list(dict(gathered((place.rank, state))).values()))
-
-
-def gathered(value: Any) -> list[Any]:
-    """A value of each process."""
-    if not dist.is_initialized():
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values

@@ -28,7 +28,7 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
-from stream_dataloader.integrations._all_ranks import gather_states, own_state
+from stream_dataloader.integrations._all_ranks import gathered, own_state
 from stream_dataloader.integrations._carried import Carried
 from stream_dataloader.recurrent import RecurrentState
 
@@ -329,8 +329,8 @@ class _OfAllRanks:
                 "a RecurrentState was given to register_for_checkpointing, which saves that of one process, and there "
                 f"are {self._accelerator.num_processes}; pass it to prepare(accelerator, loader, carry=...) instead"
             )
-        state = {"states": gather_states(self._prepared.state_dict()), "epoch": self._prepared.epoch}
-        return state | {"carried": gather_states(self._carried.state_dict())} if self._carried else state
+        state = {"states": gathered(self._prepared.state_dict()), "epoch": self._prepared.epoch}
+        return state | {"carried": gathered(self._carried.state_dict())} if self._carried else state
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load this rank's own state, or what another number of ranks saved.

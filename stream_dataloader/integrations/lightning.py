@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from stream_dataloader.batch import StreamBatch
+from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.integrations import _lightning_internals as internals
+from stream_dataloader.integrations._all_ranks import gathered
 from stream_dataloader.integrations._carried import Carried
 from stream_dataloader.integrations._lightning_loops import Stage, Standing, standing_of, taken_up
-from stream_dataloader.integrations._lightning_places import Places, gathered, of_all_ranks, stream_loaders
+from stream_dataloader.integrations._lightning_places import Places, of_all_ranks, stream_loaders
 from stream_dataloader.recurrent import RecurrentState
 
 __all__ = ["ExactResume", "StreamEpochs"]
@@ -70,7 +72,7 @@ class StreamEpochs(Callback):
             return
         self._resume = self._prepared = None
         self._places = Places()
-        callbacks = internals.callbacks(trainer)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks.remove(self)
         callbacks.insert(0, self)
         internals.call_before_first_fetch(trainer, functools.partial(self._prepare, trainer))
@@ -80,9 +82,9 @@ class StreamEpochs(Callback):
         if stage == "fit":
             internals.call_no_more(trainer)
 
-    def _is_first(self, trainer: Trainer) -> bool:
+    def _is_first(self, trainer: Any) -> bool:
         """Whether this is the only one, or the one to do the work."""
-        return next((each for each in internals.callbacks(trainer) if isinstance(each, StreamEpochs)), None) is self
+        return next((each for each in trainer.callbacks if isinstance(each, StreamEpochs)), None) is self
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Take the loaders' states out, and have Lightning's counters say what they meant."""
@@ -101,7 +103,7 @@ class StreamEpochs(Callback):
         if resume is None:
             epoch = internals.epochs_processed(trainer)
             for loader, state in self._places.handed_over(combined.flattened):
-                if internals.is_run(loader):  # made anew, with reload_dataloaders_every_n_epochs
+                if loader.batches_per_epoch is not None:  # made anew, with reload_dataloaders_every_n_epochs
                     loader.load_state_dict(internals.at_beginning(state, epoch))
             self._set_epoch(trainer, epoch)
         else:
@@ -123,19 +125,19 @@ class StreamEpochs(Callback):
             self._set_epoch(trainer, epoch)
         elif stage is Stage.AT_END:  # nothing is read of it, but Lightning asks for its length
             for loader in stream_loaders(combined.flattened):
-                if not internals.is_run(loader):
+                if loader.batches_per_epoch is None:
                     loader.set_epoch(epoch)
 
-    def _set_epoch(self, trainer: Trainer, epoch: int) -> None:
+    def _set_epoch(self, trainer: Any, epoch: int) -> None:
         for loader in stream_loaders(internals.train_loaders(trainer).flattened):
-            loader.set_epoch(0 if internals.overfits(trainer) else epoch)
+            loader.set_epoch(0 if trainer.overfit_batches > 0 else epoch)
             internals.forget_place(loader)
 
     def _set_validation_epoch(self, trainer: Trainer) -> None:
         """Loaders of evaluations have no hook before they begin, so they are set beforehand."""
         epoch = trainer.current_epoch if internals.is_fitting(trainer) and not self._same_validation else 0
         for loader in internals.evaluation_loaders(trainer):
-            if self._same_validation or not internals.is_run(loader):
+            if self._same_validation or loader.batches_per_epoch is None:
                 loader.set_epoch(epoch)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
@@ -177,25 +179,24 @@ class StreamEpochs(Callback):
             self._carried_before = self._carried.snapshot()
             _tell_batch_size(trainer, batch)
 
-    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *args: Any) -> None:  # noqa: ARG002
+    def on_validation_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,  # noqa: ARG002
+        batch: Any,
+        batch_idx: int,  # noqa: ARG002
+        dataloader_idx: int = 0,  # noqa: ARG002
+    ) -> None:
         """Tell Lightning how many lanes the batch has."""
         _tell_batch_size(trainer, batch)
 
-    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *args: Any) -> None:  # noqa: ARG002
-        """Tell Lightning how many lanes the batch has."""
-        _tell_batch_size(trainer, batch)
+    on_test_batch_start = on_validation_batch_start
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Set the next validation's epoch."""
+        """Set the epoch of the next one."""
         self._set_validation_epoch(trainer)
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Set the next test's epoch."""
-        self._set_validation_epoch(trainer)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Set the next prediction's epoch."""
-        self._set_validation_epoch(trainer)
+    on_test_end = on_predict_end = on_validation_end
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Put states as of the last batch trained on in place of the loaders' own; with several ranks, of all ranks."""
@@ -207,7 +208,7 @@ class StreamEpochs(Callback):
         batches = loop["epoch_loop.batch_progress"]["current"]
         processed = batches["processed"]
         for i, loader in enumerate(internals.stateful(combined.flattened)):
-            if internals.is_stream_loader(loader):
+            if isinstance(loader, StreamDataLoader):
                 state = self._places.state_of(loader, processed)
                 states[i] = of_all_ranks(loader, states[i] if state is None else state)
         if self._carried:

@@ -30,7 +30,7 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
-from stream_dataloader.integrations._all_ranks import gather_states, own_state
+from stream_dataloader.integrations._all_ranks import gathered, own_state
 from stream_dataloader.integrations._carried import Carried
 from stream_dataloader.integrations._model_inputs import ModelInputs
 from stream_dataloader.integrations._trainer_run import Numbers, TrainerRun, batches_an_epoch
@@ -182,7 +182,7 @@ class StreamTrainerMixin:
         """Save where the loader stands, on all ranks, in a checkpoint; all ranks call it."""
         if self._run is None:
             return
-        states, carried = gather_states(dict(self._run.state_dict())), gather_states(self._carried.state_dict())
+        states, carried = gathered(dict(self._run.state_dict())), gathered(self._carried.state_dict())
         if self.args.should_save and folder.is_dir():
             partial = folder / f"{STATE_NAME}.part"
             torch.save({"states": states, "batches": self._run.batches, "carried": carried}, partial)

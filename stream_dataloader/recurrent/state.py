@@ -24,11 +24,11 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.burn_in import BurnIn, BurnInAt
 from stream_dataloader.recurrent.checkpoint import LoadedLanes, as_state, of_rank, of_store
-from stream_dataloader.recurrent.finite import FiniteCheck, error_of, told_of
+from stream_dataloader.recurrent.finite import error_of, told_of
 from stream_dataloader.recurrent.initial import Initial
 from stream_dataloader.recurrent.layout import Layout, compare, described, dims_of, layout_for, layout_of
 from stream_dataloader.recurrent.order import LaneOrder
-from stream_dataloader.recurrent.store import LaneStore, Piece, moved, with_idle, zeros_like
+from stream_dataloader.recurrent.store import LaneStore, Piece, with_idle, zeros_like
 from stream_dataloader.recurrent.tree import blended, check_same, take_apart
 from stream_dataloader.recurrent.window import LaneBooks, Window, check_no_start_inside
 
@@ -173,9 +173,9 @@ class RecurrentState:
         uncut = 1 + (0 if kept is None else kept.uncut)
         if cut := uncut >= self._detach_every:
             leaves, uncut = [leaf.detach().clone() for leaf in leaves], 0  # cloned: a view would hold all outputs
-        check = None if self._nonfinite == "keep" else FiniteCheck(leaves, layout.dims)
         self._layout = layout
-        self._store.put(Piece(window.lanes, leaves, layout.dims, uncut, check))
+        checked = self._nonfinite != "keep"
+        self._store.put(Piece(window.lanes, leaves, layout.dims, uncut=uncut, is_checked=checked))
         self._order.advance(window)
         if self._loaded is not None and self._loaded.feed(window):
             self._loaded = None
@@ -208,7 +208,7 @@ class RecurrentState:
             The object itself.
         """
         for piece in list(self._store):
-            self._store.put(moved(piece, torch.device(device)))
+            self._store.put(piece.to(torch.device(device)))
         self._initial.to(torch.device(device))
         return self
 
@@ -294,9 +294,8 @@ class RecurrentState:
                 raise StateError(
                     f"the state was saved with lanes in dimensions {piece.dims}, and batch_dim says {dims}"
                 )
-        check = None if self._nonfinite == "keep" else FiniteCheck(piece.leaves, piece.dims)
         self._store, self._layout = LaneStore(), layout
-        self._store.put(Piece(piece.lanes, piece.leaves, piece.dims, check=check))
+        self._store.put(Piece(piece.lanes, piece.leaves, piece.dims, is_checked=self._nonfinite != "keep"))
         self._order = LaneOrder.of(piece.lanes, carried.last)
         self._loaded = LoadedLanes(piece.lanes)
 
@@ -345,7 +344,7 @@ class RecurrentState:
         kept = self._store.get(window.lanes)
         device = batch.mask.device
         if kept is not None and self._loaded is not None and device.type != "cpu":
-            return moved(kept, device)
+            return kept.to(device)
         return kept
 
     def _first(self, batch: StreamBatch) -> Any:

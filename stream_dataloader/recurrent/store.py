@@ -13,7 +13,6 @@ Guarantee: no tensor is ever changed in place, so autograd may hold any of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -25,23 +24,36 @@ from stream_dataloader.recurrent.tree import blended
 Lanes = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
 class Piece:
     """The states of some lanes.
 
-    Attributes:
+    Args:
         lanes: The lanes' numbers.
         leaves: Their tensors, with the lanes side by side.
         dims: The dimension of the lanes in each tensor.
         uncut: How many windows the gradient goes back.
-        check: Says whether all numbers are finite; None if nobody asks.
+        is_checked: Whether somebody asks if all numbers are finite.
+
+    Attributes:
+        check: Says whether they are.
     """
 
-    lanes: Lanes
-    leaves: Sequence[torch.Tensor]
-    dims: Sequence[int]
-    uncut: int = 0
-    check: FiniteCheck | None = field(default=None)
+    def __init__(
+        self,
+        lanes: Lanes,
+        leaves: Sequence[torch.Tensor],
+        dims: Sequence[int],
+        *,
+        uncut: int = 0,
+        is_checked: bool = False,
+    ) -> None:
+        self.lanes, self.leaves, self.dims, self.uncut = lanes, leaves, dims, uncut
+        self.check = FiniteCheck(leaves, dims) if is_checked else None
+
+    def like(self, lanes: Lanes, leaves: Sequence[torch.Tensor], uncut: int | None = None) -> Piece:
+        """Other lanes' states, made of these."""
+        uncut = self.uncut if uncut is None else uncut
+        return Piece(lanes, leaves, self.dims, uncut=uncut, is_checked=self.check is not None)
 
     def columns(self, rows: npt.NDArray[np.int64]) -> Piece:
         """Some of the lanes, by their place in the piece."""
@@ -49,8 +61,11 @@ class Piece:
             leaf.index_select(dim, torch.from_numpy(rows).to(leaf.device, non_blocking=True))
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
         ]
-        check = None if self.check is None else FiniteCheck(leaves, self.dims)
-        return Piece(self.lanes[rows], leaves, self.dims, self.uncut, check)
+        return self.like(self.lanes[rows], leaves)
+
+    def to(self, device: torch.device) -> Piece:
+        """The same on a device."""
+        return self.like(self.lanes, [leaf.to(device, non_blocking=True) for leaf in self.leaves])
 
 
 class LaneStore:
@@ -125,8 +140,7 @@ def _side_by_side(pieces: Sequence[Piece], lanes: Lanes) -> Piece:
         if (order != np.arange(len(order))).any():
             joined = joined.index_select(dim, torch.from_numpy(order).to(joined.device, non_blocking=True))
         leaves.append(joined)
-    check = None if like.check is None else FiniteCheck(leaves, like.dims)
-    return Piece(lanes, leaves, like.dims, max(piece.uncut for piece in pieces), check)
+    return like.like(lanes, leaves, max(piece.uncut for piece in pieces))
 
 
 def zeros_like(leaf: torch.Tensor, dim: int, lanes: int) -> torch.Tensor:
@@ -140,10 +154,3 @@ def with_idle(
     """New states; but for lanes without an item those that are kept, or zeros."""
     old = [torch.zeros_like(leaf) for leaf in leaves] if kept is None else kept.leaves
     return blended(torch.from_numpy(~real), old, leaves, dims)
-
-
-def moved(piece: Piece, device: torch.device) -> Piece:
-    """A piece on a device."""
-    leaves = [leaf.to(device, non_blocking=True) for leaf in piece.leaves]
-    check = None if piece.check is None else FiniteCheck(leaves, piece.dims)
-    return Piece(piece.lanes, leaves, piece.dims, piece.uncut, check)

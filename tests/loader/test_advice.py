@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._advice import Busy, Figures, Setup, advise
-from stream_dataloader.stats import LoaderStats
+from stream_dataloader._advice import Setup
+from stream_dataloader.stats import LoaderStats, WorkerStats
 
 
 class Slow:
@@ -110,18 +110,26 @@ def test_without_figures_there_is_no_advice():
     assert "read more" in str(StreamDataLoader(StreamDataset([1], range, 1)).stats().advice())
 
 
-FIGURES = Figures(
+def worker(reading, opening, granting, idle, ahead=0):
+    return WorkerStats(
+        reading_seconds=reading,
+        opening_seconds=opening,
+        granting_seconds=granting,
+        idle_seconds=idle,
+        opening_ahead_seconds=ahead,
+    )
+
+
+FIGURES = LoaderStats(
     setup=Setup(lanes=4, time_steps=4, packed=False, sources=9, num_workers=2, prefetch_factor=2),
+    seconds=1,
     batches=100,
     begun=9,
     items=1600,
     cells=1600,
     bytes=10**9,
-    sent=0,
-    wait_share=0.5,
-    padding_share=0.0,
-    workers=(Busy(5, 0, 0, 5, 0),) * 2,
-    cores=2,
+    wait_seconds=0.5,
+    workers=(worker(5, 0, 0, 5),) * 2,
 )
 
 
@@ -129,14 +137,14 @@ FIGURES = Figures(
     ("changed", "kind"),
     [
         ({}, "prefetch"),
-        ({"sent": 150}, "arrays"),
-        ({"workers": (Busy(3, 0, 5, 2, 0),) * 2}, "lookahead"),
-        ({"workers": (Busy(9, 0, 0, 1, 0),) * 2}, "pack"),
-        ({"workers": (Busy(0.9, 0, 0, 0.1, 0),) * 2}, "smaller items"),
-        ({"workers": (Busy(2, 7, 0, 1, 3),) * 2}, "open ahead"),
-        ({"wait_share": 0.05}, "nothing"),
+        ({"workers": (dataclasses.replace(worker(5, 0, 0, 5), sent=75),) * 2}, "arrays"),
+        ({"workers": (worker(3, 0, 5, 2),) * 2}, "lookahead"),
+        ({"workers": (worker(9, 0, 0, 1),) * 2}, "pack"),
+        ({"workers": (worker(0.9, 0, 0, 0.1),) * 2}, "smaller items"),
+        ({"workers": (worker(2, 7, 0, 1, 3),) * 2}, "open ahead"),
+        ({"wait_seconds": 0.05}, "nothing"),
         ({"batches": 1}, "unknown"),
     ],
 )
 def test_what_is_hard_to_make_up(changed, kind):
-    assert advise(dataclasses.replace(FIGURES, **changed)).kind == kind
+    assert dataclasses.replace(FIGURES, **changed).advice(cores=2).kind == kind
