@@ -6,6 +6,7 @@ error comes at the item it belongs to, also where several are fetched at once.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -171,9 +172,12 @@ class GroupStream:
         if self._error is not None:
             raise self._error
         wanted = _plain(self._indices[self._next : self._next + count])
-        if self._get_many and wanted and self._fetched_at_once(self._get_many, wanted):
-            return
         fetched, before = self._fetched, len(self._fetched)
+        if self._get_many and len(wanted) > 1:
+            with contextlib.suppress(Exception):  # which of them is broken is found out one by one
+                fetched.extend(_checked(self._get_many(wanted), wanted))
+                self._next += len(wanted)
+                return
         try:  # items before a broken one stay
             fetched.extend(map(self._get_one, wanted))
             if len(fetched) < before + len(wanted):
@@ -183,17 +187,6 @@ class GroupStream:
                 raise
             self._error = error
         self._next += len(fetched) - before
-
-    def _fetched_at_once(self, get_many: Callable[[list[int]], Any], wanted: list[int]) -> bool:
-        """Whether items could be fetched by one call; if not, it is to be found out which of them is broken."""
-        try:
-            self._fetched.extend(_checked(get_many(wanted), wanted))
-        except Exception:
-            if len(wanted) == 1:
-                raise
-            return False
-        self._next += len(wanted)
-        return True
 
 
 def _one_of(get_many: Callable[[list[int]], Any], index: int) -> Any:

@@ -6,14 +6,11 @@ Guarantee: a process finds its place in each of the ways that trainers tell it, 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from stream_dataloader import _options as options
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 
 class RankPlace(NamedTuple):
@@ -91,13 +88,3 @@ class OwnRank:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_latest": RankPlace()}
-
-
-def default_store() -> Store:
-    """The store that torch.distributed was started with."""
-    return dist.distributed_c10d._get_default_store()
-
-
-def patience_of(store: Any) -> float:
-    """The store's own time limit for a wait, in seconds."""
-    return float(store.timeout.total_seconds())

@@ -11,10 +11,12 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from stream_dataloader import _options as options
 from stream_dataloader._ranks.agreement import AgreedSteps, CountedSteps, Steps
 from stream_dataloader._ranks.meeting import counted_name
-from stream_dataloader._ranks.place import OwnRank, RankPlace, default_store, is_started, patience_of
+from stream_dataloader._ranks.place import OwnRank, RankPlace, is_started
 from stream_dataloader._ranks.rendezvous import Rendezvous
 from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
@@ -150,14 +152,15 @@ class Ranks:
         return self.__dict__ | {"_place": RankPlace(), "_store": None}
 
     def _next_rendezvous(self) -> Rendezvous:
-        store, name = default_store(), None
+        store: Any = dist.distributed_c10d._get_default_store()
+        name = None
         if self._place.twins:
             if self._store is None or self._store() is not store:
                 self._store, self._sessions = weakref.ref(store), 0
                 self._name = counted_name(store, self._place.peers)
             self._sessions += 1
             name = f"{self._name}/{self._sessions}"
-        return Rendezvous(self._place, store, name, self._timeout or patience_of(store))
+        return Rendezvous(self._place, store, name, self._timeout or store.timeout.total_seconds())
 
 
 def identity_of(dataset: StreamDataset) -> SourceIdentity:

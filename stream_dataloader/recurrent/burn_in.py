@@ -12,7 +12,7 @@ import torch
 
 from stream_dataloader import _options as options
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.recurrent.window import LaneBooks
+from stream_dataloader.recurrent.window import on_host
 
 BurnInAt = Literal["start", "window"]
 
@@ -45,6 +45,5 @@ class BurnIn:
         """Whether the first `steps` time steps of the batch are burn-in, or padding, in each lane."""
         if not self.steps or self.at == "window":
             return self.steps > 0
-        books = LaneBooks.of(batch)
-        head = slice(0, self.steps)
-        return bool(((books.position[head] < self.steps) | (books.source[head] < 0)).all())
+        host, head = on_host(batch), slice(0, self.steps)
+        return bool(((host.position[head] < self.steps) | (host.source[head] < 0)).all())

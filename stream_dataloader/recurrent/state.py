@@ -30,7 +30,7 @@ from stream_dataloader.recurrent.layout import Layout, compare, described, dims_
 from stream_dataloader.recurrent.order import LaneOrder
 from stream_dataloader.recurrent.store import LaneStore, Piece, with_idle, zeros_like
 from stream_dataloader.recurrent.tree import blended, check_same, take_apart
-from stream_dataloader.recurrent.window import LaneBooks, Window, check_no_start_inside
+from stream_dataloader.recurrent.window import Window, check_no_start_inside
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -329,10 +329,9 @@ class RecurrentState:
                     "a state is carried by StreamBatch, which says what lanes read, and this is a "
                     f"{type(batch).__name__}; build the loader without collate_fn"
                 )
-            books = LaneBooks.of(batch)
             if not self._packed:
-                check_no_start_inside(books)
-            window = Window.of(batch, books)
+                check_no_start_inside(batch)
+            window = Window.of(batch)
             self._seen = weakref.ref(batch), window
         if self._loaded is not None:
             self._loaded.check(window, whole="_state" in batch.__dict__)

@@ -7,23 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from stream_dataloader.batch import StreamBatch
 
 
-class LaneBooks(NamedTuple):
-    """A batch's bookkeeping as arrays in host memory, with the names and shapes that it has in the batch."""
-
-    lane: npt.NDArray[np.int64]
-    is_start: npt.NDArray[np.bool_]
-    source: npt.NDArray[np.int64]
-    position: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, batch: StreamBatch) -> LaneBooks:
-        """Those of a batch; one that was moved remembers them, see `StreamBatch.host`."""
-        there = batch if batch.mask.device.type == "cpu" else batch.host
-        return cls(there.lane.numpy(), there.is_start.numpy(), there.source.numpy(), there.position.numpy())
+def on_host(batch: StreamBatch) -> StreamBatch:
+    """The batch's bookkeeping in host memory; a batch that was moved remembers it, see `StreamBatch.host`."""
+    return batch if batch.mask.device.type == "cpu" else batch.host
 
 
 class Ends(NamedTuple):
@@ -59,31 +50,34 @@ class Window(NamedTuple):
     batch: Any
 
     @classmethod
-    def of(cls, batch: StreamBatch, books: LaneBooks) -> Window:
-        """That of a batch with this bookkeeping."""
-        there = books.source >= 0
+    def of(cls, batch: StreamBatch) -> Window:
+        """That of a batch."""
+        host = on_host(batch)
+        source, position = host.source.numpy(), host.position.numpy()
+        there = source >= 0
         time_steps, lanes = there.shape
         rows = np.arange(lanes)
         begin = 0 if there[0].all() else there.argmax(0)  # a loader pads the end only, others may pad the front
         stop = -1 if there[-1].all() else time_steps - 1 - there[::-1].argmax(0)
         real = there[begin, rows]
-        starts = books.is_start[begin, rows]
-        first = Ends(books.source[begin, rows], books.position[begin, rows])
-        last = Ends(books.source[stop, rows], books.position[stop, rows])
+        starts = host.is_start.numpy()[begin, rows]
+        first = Ends(source[begin, rows], position[begin, rows])
+        last = Ends(source[stop, rows], position[stop, rows])
         token = batch.__dict__.get("_state") or weakref.ref(batch)
-        return cls(books.lane, real, starts, real & ~starts, first, last, batch.epoch, batch.step, token)
+        return cls(host.lane.numpy(), real, starts, real & ~starts, first, last, batch.epoch, batch.step, token)
 
 
-def check_no_start_inside(books: LaneBooks) -> None:
+def check_no_start_inside(batch: StreamBatch) -> None:
     """Raise if a stream starts after the first time step.
 
     Raises:
         ValueError: One does; says where.
     """
-    if books.is_start[1:].any():
-        t, row = np.argwhere(books.is_start[1:])[0] + [1, 0]
+    host = on_host(batch)
+    if host.is_start[1:].any():
+        t, row = (host.is_start[1:].nonzero()[0] + torch.tensor([1, 0])).tolist()
         raise ValueError(
-            f"lane {books.lane[row]} starts source {books.source[t, row]} at t = {t}, inside the window; a state given "
+            f"lane {host.lane[row]} starts source {host.source[t, row]} at t = {t}, inside the window; a state given "
             'at t = 0 does not get there; build the dataset with windows="aligned", or say packed=True if the '
             "model begins anew at batch.is_start"
         )
