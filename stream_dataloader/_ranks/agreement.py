@@ -119,7 +119,7 @@ class AgreedSteps(Steps):
         try:
             delivered = bool(self._rendezvous.ask(ask))
         except RankError as error:
-            self._error = RankError(str(error), error.ranks)  # for ranks that wait; without a traceback, which leads here
+            self._error = RankError(str(error), error.ranks)  # for others; a traceback leads here
             raise
         self._over = not delivered
         return delivered

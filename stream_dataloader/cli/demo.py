@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from stream_dataloader.cli.media import factory_of, find_media
 from stream_dataloader.cli.target import Target, reading
 
 if TYPE_CHECKING:
+    from stream_dataloader.batch import StreamBatch
     from stream_dataloader.cli.film import Image
 
 HELP = "stream a folder of videos and film the batches"
@@ -75,7 +76,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo."""
-    from stream_dataloader.cli.film import Filmstrip, VideoWriter, grid_pictures  # need OpenCV: not everywhere
+    from stream_dataloader.cli.film import Filmstrip, grid_pictures, write_video  # need OpenCV: not everywhere
 
     film_path, strip_path = options.output_dir / "grid.mp4", options.output_dir / "grid.png"
     clips = default_clips() if options.folder is None else list(map(Path, find_media(options.folder, "video")[1]))
@@ -84,12 +85,16 @@ def run(options: argparse.Namespace) -> int:
     letterboxed = factory_of("video", options.size, {"fit": "letterbox"})
     target = Target("video", list(map(str, clips)), letterboxed, lambda source: clips[source].name)
     strip, resets = Filmstrip(target.name), 0
-    with reading(target, options) as loader, VideoWriter(film_path) as film:
-        for batch in loader.progress(desc="streaming", unit="video", disable=False):
+
+    def pictures(batches: Iterable[StreamBatch]) -> Iterator[Image]:
+        nonlocal resets
+        for batch in batches:
             resets += int(batch.is_start.sum())
             strip.add(batch)
-            for picture in grid_pictures(batch, target.name):
-                film.write(picture)
+            yield from grid_pictures(batch, target.name)
+
+    with reading(target, options) as loader:
+        write_video(film_path, pictures(loader.progress(desc="streaming", unit="video", disable=False)))
         stats = loader.stats()
         if not stats.batches:
             raise FoundWrong(
@@ -146,14 +151,14 @@ def default_clips() -> list[Path]:
 
 def _make_clips(folder: Path) -> None:
     """Fill a folder of another name, and rename it: of several processes that do so at once the first wins."""
-    from stream_dataloader.cli.film import VideoWriter, cv2, source_colour
+    from stream_dataloader.cli.film import cv2, source_colour, write_video
 
     unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".tmp", dir=folder.parent))
     try:
         for number, (name, frames, corners, turns) in enumerate(tqdm(_CLIPS, desc="drawing clips", unit="clip")):
-            with VideoWriter(unfinished / f"{number:02d}-{name}.mp4", _CLIP_RATE) as clip:
-                for i in range(frames):
-                    clip.write(_draw_shape(cv2, corners, source_colour(number), turns, i / _CLIP_RATE))
+            seconds, colour = (i / _CLIP_RATE for i in range(frames)), source_colour(number)
+            drawn = (_draw_shape(cv2, corners, colour, turns, second) for second in seconds)
+            write_video(unfinished / f"{number:02d}-{name}.mp4", drawn, _CLIP_RATE)
         unfinished.rename(folder)
     except OSError:
         if not any(folder.glob("*.mp4")):

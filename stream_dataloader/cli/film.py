@@ -19,21 +19,16 @@ from __future__ import annotations
 import colorsys
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import av
-import av.container
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.streams._media.opencv import import_opencv
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 cv2 = import_opencv("The demo, which draws,")
 
@@ -61,47 +56,33 @@ _STRIP_LEGEND = (
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
-class VideoWriter:
-    """Writes RGB images as an H.264 mp4, each as soon as it comes; a context manager.
+def write_video(path: Path, pictures: Iterable[Image], frame_rate: int = 25) -> int:
+    """Write RGB pictures as an H.264 mp4, each as soon as it comes; returns how many there were.
 
     Args:
-        path: The file; made when the first image comes.
-        frame_rate: Images a second.
-
-    Attributes:
-        frames: Images written.
+        path: The file; made when the first picture comes.
+        pictures: `(height, width, 3)` uint8; sizes are even, and the same for all.
+        frame_rate: Pictures a second.
     """
-
-    def __init__(self, path: Path, frame_rate: int = 25) -> None:
-        self.path, self.frame_rate, self.frames = path, frame_rate, 0
-        self._container: av.container.OutputContainer | None = None
-        self._stream: Any = None
-
-    def write(self, image: Image) -> None:
-        """Add an image `(height, width, 3)` uint8; sizes are even, and the same for all."""
-        if self._container is None:
-            self._container = av.open(str(self.path), "w", format="mp4")
-            options = {"crf": "23", "preset": "veryfast"}
-            self._stream = self._container.add_stream("libx264", rate=self.frame_rate, options=options)
-            self._stream.height, self._stream.width = image.shape[:2]
-            self._stream.pix_fmt = "yuv420p"
-        frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-        frame.pts, frame.time_base = self.frames, Fraction(1, self.frame_rate)
-        self._container.mux(self._stream.encode(frame))
-        self.frames += 1
-
-    def close(self) -> None:
-        """Write what the encoder still holds, and the file's index."""
-        if self._container is not None:
-            container, self._container = self._container, None
-            container.mux(self._stream.encode(None))
+    container, stream, count = None, None, 0
+    try:
+        for picture in pictures:
+            if container is None:
+                container = av.open(str(path), "w", format="mp4")
+                options = {"crf": "23", "preset": "veryfast"}
+                stream = container.add_stream("libx264", rate=frame_rate, options=options)
+                stream.height, stream.width = picture.shape[:2]
+                stream.pix_fmt = "yuv420p"
+            assert stream is not None
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = count, Fraction(1, frame_rate)
+            container.mux(stream.encode(frame))
+            count += 1
+    finally:
+        if container is not None and stream is not None:
+            container.mux(stream.encode(None))  # what the encoder still holds
             container.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    return count
 
 
 def grid_pictures(batch: StreamBatch, names: Callable[[int], str]) -> Iterator[Image]:

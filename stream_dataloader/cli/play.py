@@ -72,29 +72,18 @@ def _play(first: StreamBatch, batches: Iterator[StreamBatch], target: Target, op
     def name(source: int) -> str:
         return os.path.basename(target.name(source)) or target.name(source)
 
-    if (number := _leaf(first, _is_picture)) is not None:
-        _show_pictures((_with_leaf(batch, number) for batch in batches), name, options)
-    elif (number := _leaf(first, _is_code)) is not None and target.kind in ("text", "store"):
-        _show_text((_with_leaf(batch, number) for batch in batches), options)
+    leaves = [(n, leaf) for n, leaf in enumerate(tree_leaves(first.data)) if isinstance(leaf, torch.Tensor)]
+    pictures = [n for n, leaf in leaves if leaf.dtype == torch.uint8 and leaf.dim() == 5 and leaf.shape[2] in (1, 3)]
+    codes = [n for n, leaf in leaves if leaf.dim() == 2 and not leaf.is_floating_point()]
+    if pictures:
+        _show_pictures((_with_leaf(batch, pictures[0]) for batch in batches), name, options)
+    elif codes and target.kind in ("text", "store"):
+        _show_text((_with_leaf(batch, codes[0]) for batch in batches), options)
     else:
         raise ValueError(
             f"{options.target} has neither pictures, uint8 (3 or 1, height, width), nor characters; inspect tells what "
             "it holds"
         )
-
-
-def _leaf(batch: StreamBatch, fits: Callable[[torch.Tensor], bool]) -> int | None:
-    """The first leaf that can be shown."""
-    leaves = tree_leaves(batch.data)
-    return next((n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and fits(leaf)), None)
-
-
-def _is_picture(leaf: torch.Tensor) -> bool:
-    return leaf.dtype == torch.uint8 and leaf.dim() == 5 and leaf.shape[2] in (1, 3)
-
-
-def _is_code(leaf: torch.Tensor) -> bool:
-    return leaf.dim() == 2 and not leaf.is_floating_point()
 
 
 def _with_leaf(batch: StreamBatch, number: int) -> StreamBatch:
@@ -106,7 +95,7 @@ def _with_leaf(batch: StreamBatch, number: int) -> StreamBatch:
 
 
 def _show_pictures(batches: Iterator[StreamBatch], name: Callable[[int], str], options: argparse.Namespace) -> None:
-    from stream_dataloader.cli.film import VideoWriter, cv2, grid_pictures
+    from stream_dataloader.cli.film import cv2, grid_pictures, write_video
 
     pictures = (picture for batch in batches for picture in grid_pictures(batch, name))
     if options.output is None and _has_display():
@@ -118,9 +107,7 @@ def _show_pictures(batches: Iterator[StreamBatch], name: Callable[[int], str], o
             _show_window(cv2, pictures, options.rate)
             return
     path = options.output or Path("play.mp4")
-    with VideoWriter(path, options.rate) as film:
-        for picture in pictures:
-            film.write(picture)
+    write_video(path, pictures, options.rate)
     say(f"written {path}")
 
 
