@@ -34,11 +34,18 @@ _KEPT_STEPS = 64  # a process that is the same rank as another may lag behind
 
 
 class Steps:
-    """Decides which steps belong to the epoch; here of a rank that decides for itself."""
+    """Decides which steps belong to the epoch, without a word to other ranks.
 
-    def delivers(self, step: int, has_data: bool) -> bool:  # noqa: ARG002
+    Args:
+        count: How many there are; None: as many as this rank has data for.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        self._count = count
+
+    def delivers(self, step: int, has_data: bool) -> bool:
         """Whether a step is delivered, asked for step after step; `has_data`: this rank alone would."""
-        return has_data
+        return has_data if self._count is None else step < self._count
 
     def layout(self) -> Any:
         """The layout of other ranks' items.
@@ -58,17 +65,6 @@ class Steps:
         """The iteration is over, or was left."""
 
 
-class CountedSteps(Steps):
-    """The number of steps is known."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def delivers(self, step: int, has_data: bool) -> bool:  # noqa: ARG002
-        """See `Steps`."""
-        return step < self._count
-
-
 class AgreedSteps(Steps):
     """Ranks tell each other how far they got.
 
@@ -79,6 +75,7 @@ class AgreedSteps(Steps):
     """
 
     def __init__(self, rendezvous: Rendezvous, *, every: bool, step: int) -> None:
+        super().__init__()
         self._rendezvous = rendezvous
         self._every = every
         self._known = step  # steps that this rank has, of which others may hear

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from stream_dataloader import _options as options
-from stream_dataloader._ranks.agreement import AgreedSteps, CountedSteps, Steps
+from stream_dataloader._ranks.agreement import AgreedSteps, Steps
 from stream_dataloader._ranks.meeting import counted_name
 from stream_dataloader._ranks.place import OwnRank, RankPlace, is_started
 from stream_dataloader._ranks.rendezvous import Rendezvous
@@ -128,25 +128,25 @@ class Ranks:
         if self.alone:
             return Steps()
         count = _count(self.reading, epoch, step)
-        decided = Steps() if rules.padding_mode == "cycle" else None if count is None else CountedSteps(count)
+        is_decided = count is not None or rules.padding_mode == "cycle"
         if not is_started():
-            if decided is None:
+            if not is_decided:
                 warnings.warn(
                     "ranks cannot agree on the number of steps without torch.distributed; call init_process_group(), "
                     "or pass lengths= to StreamDataset",
                     stacklevel=5,
                 )
-            return decided or Steps()
+            return Steps(count)
         rendezvous = self._next_rendezvous()
         try:
             rendezvous.begin({**terms, "number of batches": count})
         except BaseException:
             rendezvous.close()
             raise
-        if decided is None:
+        if not is_decided:
             return AgreedSteps(rendezvous, every=rules.padding_mode == "drop", step=step)
         rendezvous.close()
-        return decided
+        return Steps(count)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_place": RankPlace(), "_store": None}
