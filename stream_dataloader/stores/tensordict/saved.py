@@ -28,7 +28,7 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import read_json
 from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named
 
-__all__ = ["Name", "Saved", "SavedTensor", "read_saved"]
+__all__ = ["Name", "Saved", "read_saved"]
 
 #: A key of a TensorDict, and keys in those that it holds.
 Name = tuple[str, ...]
@@ -46,19 +46,6 @@ _TAKEN = ("shape", "device", "_type")
 _PICKLED = "is pickled, and pickles may run any code"
 
 
-@dataclass(frozen=True)
-class SavedTensor:
-    """A tensor.
-
-    Attributes:
-        path: Its file.
-        whole: Its dtype and shape, rows first.
-    """
-
-    path: str
-    whole: LeafSpec
-
-
 @dataclass
 class Saved:
     """What a folder holds.
@@ -66,7 +53,7 @@ class Saved:
     Attributes:
         batch: The batch size of the outermost TensorDict.
         version: Of the format.
-        tensors: By name.
+        tensors: Their files, and their dtypes and shapes, rows first, by name.
         stacks: Values of JSON, a step each, by name.
         values: Values of JSON that hold for all steps, by name.
         refused: What cannot be read, and why.
@@ -75,7 +62,7 @@ class Saved:
 
     batch: tuple[int, ...] = ()
     version: int = 0
-    tensors: dict[Name, SavedTensor] = field(default_factory=dict)
+    tensors: dict[Name, tuple[str, LeafSpec]] = field(default_factory=dict)
     stacks: dict[Name, list[Any]] = field(default_factory=dict)
     values: dict[Name, Any] = field(default_factory=dict)
     refused: dict[Name, str] = field(default_factory=dict)
@@ -126,19 +113,15 @@ def _read_folder(folder: str, name: Name, saved: Saved) -> None:
     elif has_pickle:
         saved.refused[name] = _PICKLED
     elif "stack_dim" in meta:
-        _read_stack(meta, name, saved)
+        values = meta["data"]
+        if meta["stack_dim"] == 0 and isinstance(values, list) and all(isinstance(value, str) for value in values):
+            saved.stacks[name] = values
+        else:
+            saved.refused[name] = "holds other values than a text a step"
     elif meta.get("_is_non_tensor") is True:
         saved.values[name] = meta.get("data")
     else:
         saved.refused[name] = f"is a {shorten(meta['_type'], 80)}, which cannot be read; save it as a TensorDict"
-
-
-def _read_stack(meta: Mapping[str, Any], name: Name, saved: Saved) -> None:
-    values = meta["data"]
-    if meta["stack_dim"] == 0 and isinstance(values, list) and all(isinstance(value, str) for value in values):
-        saved.stacks[name] = values
-    else:
-        saved.refused[name] = "holds other values than a text a step"
 
 
 def _read_entries(folder: str, meta: Mapping[str, Any], name: Name, saved: Saved) -> None:
@@ -159,13 +142,11 @@ def _read_entries(folder: str, meta: Mapping[str, Any], name: Name, saved: Saved
             saved.refused[inner] = "is called as an entry of meta.json, so its shape is lost; rename it, save anew"
 
 
-def _tensor(folder: str, key: str, entry: Mapping[str, Any]) -> SavedTensor:
+def _tensor(folder: str, key: str, entry: Mapping[str, Any]) -> tuple[str, LeafSpec]:
     path = _place(folder, key, ".memmap")
-    dtype = entry.get("dtype")
     try:
-        return SavedTensor(
-            path, LeafSpec(dtype_named(str(dtype).removeprefix("torch.")), _sizes(entry.get("shape"), path))
-        )
+        dtype = dtype_named(str(entry.get("dtype")).removeprefix("torch."))
+        return path, LeafSpec(dtype, _sizes(entry.get("shape"), path))
     except ValueError as error:
         raise StoreError(f"{os.path.join(folder, _META)} is damaged at {key!r}: {error}; save it anew") from None
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +23,10 @@ from stream_dataloader.stores._base.leaves import LeafSpec
 from stream_dataloader.stores._base.mapped import Column, LeafFile, MappedSteps, TextColumn
 from stream_dataloader.stores._base.rows import check_untold
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.tensordict.cuts import cut_by_episodes, cut_by_flags, cut_by_lengths
 from stream_dataloader.stores.tensordict.saved import Name, Saved, read_saved
 from stream_dataloader.streams.array.tables import NpyTable
 
 __all__ = ["TensorDictStore"]
-
-_CUTS: dict[str, Callable[[NDArray[Any], int, str], NDArray[np.int64]]] = {
-    "lengths": cut_by_lengths,
-    "episode": cut_by_episodes,
-    "done": cut_by_flags,
-}
 
 #: torchrl's storages write here how much of them is filled.
 _STORAGE = "storage_metadata.json"
@@ -102,16 +94,15 @@ class TensorDictStore(Store):
     def _index_of(self, saved: Saved) -> _Index:
         chosen = self._chosen(saved)
         rows = {name: len(saved.stacks[name]) for name in chosen if name in saved.stacks}
-        rows |= {name: saved.tensors[name].whole.shape[0] for name in chosen if name in saved.tensors}
+        rows |= {name: saved.tensors[name][1].shape[0] for name in chosen if name in saved.tensors}
         most = saved.batch[0] if saved.batch else rows[chosen[0]]
         if wrong := next((name for name in chosen if rows[name] != most), None):
             raise StoreError(
                 f"{self.path}: {_text(wrong)} has {rows[wrong]} rows, and time has {most} steps (by "
                 f"{'the batch size' if saved.batch else _text(chosen[0])}); leave it out, by leaves="
             )
-        columns = {name: self._column(saved, name, most) for name in chosen}
-        bounds = self._cut(saved, most)
-        structure, flat = flatten(_nested(columns))
+        bounds = self._bounds(saved, most)
+        structure, flat = flatten(_nested({name: _column(saved, name) for name in chosen}))
         sizes = [column.spec.step_bytes if isinstance(column, LeafFile) else 1 for column in flat]
         check_untold(self.path, most, sizes)  # of texts as many are there as are said
         content = hashlib.blake2b(bounds.tobytes(), digest_size=16)
@@ -123,73 +114,79 @@ class TensorDictStore(Store):
         for path in saved.metas:
             with open(path, "rb") as file:
                 content.update(file.read())
-        return _Index(structure, flat, bounds, saved.values, saved.version, content.hexdigest())
+        return _Index(structure, flat, bounds, np.diff(bounds), saved.values, saved.version, content.hexdigest())
 
     def _chosen(self, saved: Saved) -> list[Name]:
         """What items are made of."""
         found = [*saved.tensors, *saved.stacks]
-        lengths = self._cuts.get("lengths")
-        chosen = [name for name in found if name != lengths] if self._wanted is None else []
-        refused = dict(saved.refused) if self._wanted is None else {}
-        for wanted in self._wanted or ():
+        chosen: dict[Name, None] = {}
+        for wanted in self._wanted or [()]:
             below = [name for name in found if name[: len(wanted)] == wanted]
-            some = {name: why for name, why in saved.refused.items() if name[: len(wanted)] == wanted}
-            if not below and not some:
+            for name, why in saved.refused.items():
+                if name[: len(wanted)] == wanted:
+                    raise StoreError(f"{self.path}: {_text(name)} {why}; leaves= names what to read instead")
+            if wanted and not below:
                 why = "holds for all steps; info().metadata has it" if wanted in saved.values else "is not there"
                 raise StoreError(
                     f"{self.path}: {_text(wanted)} {why}; there is {shorten([_short(name) for name in found], 200)}"
                 )
-            chosen += [name for name in below if name not in chosen]
-            refused |= some
-        for name, why in refused.items():
-            raise StoreError(f"{self.path}: {_text(name)} {why}; leaves= names what to read instead")
+            chosen |= dict.fromkeys(below)
+        if self._wanted is None:
+            chosen.pop(self._cuts.get("lengths", ()), None)
         for name in chosen:
-            if name in saved.tensors and not saved.tensors[name].whole.shape:
+            if name in saved.tensors and not saved.tensors[name][1].shape:
                 raise StoreError(f"{self.path}: {_text(name)} is one number, without time; leave it out, by leaves=")
         if not chosen:
             raise StoreError(f"{self.path} holds no tensors to read")
-        return chosen
+        return list(chosen)
 
-    def _column(self, saved: Saved, name: Name, rows: int) -> Column:
-        if name in saved.stacks:
-            return TextColumn(saved.stacks[name])
-        tensor = saved.tensors[name]
-        return LeafFile(tensor.path, LeafSpec(tensor.whole.dtype, tensor.whole.shape[1:]), rows, exact=False)
-
-    def _cut(self, saved: Saved, most: int) -> NDArray[np.int64]:
-        """The bounds of streams."""
+    def _bounds(self, saved: Saved, most: int) -> NDArray[np.int64]:
+        """Where streams begin and end: they follow one another, and none is left out."""
         steps = most
         if os.path.exists(path := os.path.join(self.path, _STORAGE)):
-            filled = read_json(path, dict).get("len")
-            if type(filled) is not int or not 0 <= filled <= most:
+            steps = read_json(path, dict).get("len")
+            if type(steps) is not int or not 0 <= steps <= most:
+                raise StoreError(f"{path} says that {shorten(steps)} steps are filled, of {most}; the store is damaged")
+        if not self._cuts:
+            return np.array([0, steps], np.int64)
+        ((option, name),) = self._cuts.items()
+        found, text = self._cut_column(saved, option, name)
+        if found.dtype.kind not in ("biu" if option == "lengths" else "biuO") or found.size != len(found):
+            raise StoreError(
+                f"{text} is {found.dtype} {shorten(found.shape)}; to cut streams, give one whole number or flag a row"
+            )
+        found = found.reshape(-1)
+        if option == "lengths":
+            lengths = found.tolist()
+            if min(lengths, default=0) < 0 or sum(lengths) != steps:
                 raise StoreError(
-                    f"{path} says that {shorten(filled)} steps are filled, of {most}; the store is damaged"
+                    f"{text} holds lengths from {min(lengths, default=0)} on, of {sum(lengths):,} steps together, and "
+                    f"there are {steps:,} steps"
                 )
-            steps = filled
-        for option, name in self._cuts.items():
-            column, text = self._cut_column(saved, option, name)
-            if option != "lengths" and len(column) == most:
-                column = column[:steps]
-            return _CUTS[option](column, steps, f"{self.path}: {text}")
-        return np.array([0, steps], np.int64)
+            return np.cumsum([0, *lengths], dtype=np.int64)
+        if len(found) not in (steps, most):
+            raise StoreError(f"{text} has {len(found)} rows, and there are {steps} steps; it has to have as many")
+        found = found[:steps]
+        ends = found[1:] != found[:-1] if option == "episode" else found[:-1]
+        return np.array([0, *(np.flatnonzero(ends) + 1), steps] if steps else [0], np.int64)
 
     def _cut_column(self, saved: Saved, option: str, name: Name) -> tuple[NDArray[Any], str]:
-        """A whole column, and what it is called."""
+        """A whole column, and what errors call it."""
         if option == "lengths" and len(name) == 1 and name[0].endswith(".npy"):
             path = os.path.join(self.path, name[0])
             with closing(NpyTable(path, path)) as table:
                 return table.all_rows(), path
+        text = f"{self.path}: {_text(name)}"
         if name in saved.stacks:
-            return np.array(saved.stacks[name], object), _text(name)
-        if name not in saved.tensors or not saved.tensors[name].whole.shape:
-            names = [_short(found) for found, tensor in saved.tensors.items() if tensor.whole.shape]
+            return np.array(saved.stacks[name], object), text
+        spec = saved.tensors[name][1] if name in saved.tensors else None
+        if spec is None or not spec.shape or spec.dtype not in DTYPES_OF_NUMPY:
+            names = [_short(found) for found, (_, spec) in saved.tensors.items() if spec.shape]
             raise StoreError(
-                f"{self.path}: {option} is {_text(name)}, which is no column; there is {shorten(names, 200)}"
+                f"{text}, the {option}, is {spec or 'no column'}; give a column of whole numbers, of "
+                f"{shorten(names, 200)}"
             )
-        whole = saved.tensors[name].whole
-        if whole.dtype not in DTYPES_OF_NUMPY:
-            raise StoreError(f"{self.path}: {option} is {_text(name)}, which is {whole}; it has to be of whole numbers")
-        return np.array(self._column(saved, name, whole.shape[0]).rows), _text(name)
+        return np.array(_column(saved, name).rows), text
 
     def _open_steps(self, number: int) -> MappedSteps:
         index: _Index = self.index
@@ -208,31 +205,36 @@ class TensorDictStore(Store):
         return str(self.index.version)
 
 
-@dataclass(frozen=True)
-class _Index:
+class _Index(NamedTuple):
     """What was saved; see `Index`.
 
     Attributes:
         structure: Of an item.
         columns: Its leaves.
         bounds: Where streams begin and end, `(streams + 1,)`.
+        lengths: See `Index`.
         values: What holds for all steps.
         version: Of the format.
+        fingerprint: See `Index`.
     """
 
     structure: Node
     columns: Sequence[Column]
     bounds: NDArray[np.int64]
+    lengths: NDArray[np.int64]
     values: Mapping[Name, Any]
     version: int
     fingerprint: str
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        return np.diff(self.bounds)
-
     def __len__(self) -> int:
-        return len(self.bounds) - 1
+        return len(self.lengths)
+
+
+def _column(saved: Saved, name: Name) -> Column:
+    if name in saved.stacks:
+        return TextColumn(saved.stacks[name])
+    path, spec = saved.tensors[name]
+    return LeafFile(path, LeafSpec(spec.dtype, spec.shape[1:]), spec.shape[0], exact=False)
 
 
 def _name(option: str, value: Any) -> Name:

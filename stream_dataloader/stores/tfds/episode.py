@@ -62,7 +62,7 @@ class EpisodeReader:
         self._rest = {name: _Decoder(feature) for name, feature in rest.items()}
         self._rest_parser = example_parser.ExampleParserNp({name: info[name] for name in rest})
 
-    def episode(self, record: bytes | bytearray, name: str) -> Episode:
+    def episode(self, record: bytes, name: str) -> Episode:
         """The steps of a record.
 
         Args:
@@ -73,7 +73,7 @@ class EpisodeReader:
             StoreError: It is damaged.
         """
         try:
-            stored = self._parser.parse_example(bytes(record))[self._steps]
+            stored = self._parser.parse_example(record)[self._steps]
             columns = {keys: _Column(_at(stored, keys), decoder) for keys, decoder in self._decoders.items()}
         except Exception as error:
             raise StoreError(
@@ -85,14 +85,14 @@ class EpisodeReader:
             raise StoreError(f"{name} is damaged: its leaves have different numbers of steps, {steps}")
         return Episode(columns, name)
 
-    def metadata(self, record: bytes | bytearray, name: str) -> Mapping[str, Any]:
+    def metadata(self, record: bytes, name: str) -> Mapping[str, Any]:
         """The features of a record besides its steps, as plain values.
 
         Raises:
             StoreError: It is damaged.
         """
         try:
-            stored = self._rest_parser.parse_example(bytes(record))
+            stored = self._rest_parser.parse_example(record)
             return {key: _plain(decoder.decode(stored[key])) for key, decoder in self._rest.items()}
         except Exception as error:
             raise StoreError(f"{name} has damaged metadata ({type(error).__name__}: {error})") from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -34,7 +35,7 @@ class Records:
         self._child: subprocess.Popen[bytes] | None = None
         self._end: Any = None
 
-    def read(self, path: str, place: int, records: int, size: int) -> bytearray:
+    def read(self, path: str, place: int, records: int, size: int) -> bytes:
         """One record.
 
         Args:
@@ -45,17 +46,17 @@ class Records:
 
         Raises:
             StoreError: The file is damaged, or another one now.
+            ImportError: array_record is not installed.
         """
-        name = os.fsencode(os.path.abspath(path))
         with self._lock:
             child = self._started()
+            assert child.stdin is not None
+            assert child.stdout is not None
             try:
-                assert child.stdin is not None
-                child.stdin.write(server.REQUEST.pack(len(name), place, records, size) + name)
+                pickle.dump((os.path.abspath(path), place, records, size), child.stdin)
                 child.stdin.flush()
-                status, length = server.ANSWER.unpack(_read(child, server.ANSWER.size))
-                found = _read(child, length)
-            except (EOFError, BrokenPipeError):
+                found: bytes | tuple[str, str] = pickle.load(child.stdout)
+            except (EOFError, BrokenPipeError, pickle.UnpicklingError):
                 self._stop()
                 raise StoreError(
                     f"{path}: array_record ended with status {child.returncode} when it read record {place}; the file "
@@ -64,14 +65,12 @@ class Records:
             except BaseException:  # interrupted within an answer: its rest must not be taken for the next one
                 self._stop()
                 raise
-        if status:
-            text = found.decode()
-            if text.startswith("ModuleNotFoundError"):
-                raise ImportError(
-                    f"reading {path} needs array_record; install it: pip install 'stream-dataloader[tfds]'"
-                )
-            raise StoreError(f"{path}, record {place}: {text}; prepare the dataset anew")
-        return found
+        if isinstance(found, bytes):
+            return found
+        kind, text = found
+        if kind == "ModuleNotFoundError":
+            raise ImportError(f"reading {path} needs array_record; install it: pip install 'stream-dataloader[tfds]'")
+        raise StoreError(f"{path}, record {place}: {kind}: {text}; prepare the dataset anew")
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._child is None:
@@ -96,18 +95,6 @@ class Records:
         """End the child; the next read starts another."""
         with self._lock:
             self._stop()
-
-
-def _read(child: subprocess.Popen[bytes], length: int) -> bytearray:
-    assert child.stdout is not None
-    found = bytearray(length)
-    left = memoryview(found)
-    while left:
-        count: int = child.stdout.readinto(left)  # type: ignore[attr-defined]
-        if not count:
-            raise EOFError
-        left = left[count:]
-    return found
 
 
 def _enlarge(child: subprocess.Popen[bytes]) -> None:

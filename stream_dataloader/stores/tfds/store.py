@@ -78,7 +78,7 @@ class TfdsStore(Store):
             self._reader = EpisodeReader(self.index.features, self.path, self._steps, self._leaf_names)
         return self._reader
 
-    def _record(self, number: int) -> bytearray:
+    def _record(self, number: int) -> bytes:
         shard, place = self.index.find(number)
         records = self._records.setdefault(os.getpid(), Records())
         try:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores.webdataset.decoding import Decoder
 from stream_dataloader.stores.webdataset.members import TarIndex, forget
@@ -40,21 +40,6 @@ def state_of(status: os.stat_result) -> str:
 def version_of(local: str) -> str:
     """What tells a file that was fetched from other versions of it."""
     return os.path.basename(local)
-
-
-@dataclass
-class _Piece:
-    """Some members of a tar that are read together.
-
-    Attributes:
-        start: The first byte.
-        stop: The one behind the last.
-        members: By their numbers in the index.
-    """
-
-    start: int
-    stop: int
-    members: list[int]
 
 
 class Samples:
@@ -94,7 +79,7 @@ class Samples:
         return {name: found[name] if name != KEY else members[KEY][1] for name in self._columns}
 
     def read(self, start: int, out: Any) -> None:
-        for row, (key, members) in enumerate(self._read(start, _rows(out))):
+        for row, (key, members) in enumerate(self._read(start, len(flatten(out)[1][0]))):
             if not isinstance(out, dict) or out.keys() != members.keys():
                 raise StoreError(
                     f"{self._name}: sample {key!r} has {sorted(members)}, and those before it have {sorted(out)}; give "
@@ -116,21 +101,14 @@ class Samples:
         tar, file = self._index.tars[shard], self._opened(shard)
         begin, end = int(tar.first[first]), int(tar.first[first + count])
         wanted = (begin + np.flatnonzero(self._wanted[tar.kind[begin:end]])).tolist()
-        pieces, data = iter(_pieces(tar, wanted)), _Piece(0, 0, [])
-        held = b""
+        contents = _contents(file, tar, wanted)
         for sample in range(first, first + count):
             key = tar.key(sample)
             found: dict[str, tuple[bytes, str]] = {}
-            for member in range(int(tar.first[sample]), int(tar.first[sample + 1])):
-                extension = tar.extensions[int(tar.kind[member])]
-                if not self._wanted[tar.kind[member]]:
-                    continue
-                if not data.members or member > data.members[-1]:
-                    data = next(pieces)
-                    held = file.read(data.start, data.stop - data.start)
-                offset = int(tar.offset[member]) - data.start
-                name = f"{self._name}, {self._index.paths[shard]}: {key}.{extension}"
-                found[extension] = held[offset : offset + int(tar.size[member])], name
+            for kind in tar.kind[int(tar.first[sample]) : int(tar.first[sample + 1])].tolist():
+                if self._wanted[kind]:
+                    name = f"{self._name}, {self._index.paths[shard]}: {key}.{tar.extensions[kind]}"
+                    found[tar.extensions[kind]] = next(contents), name
             self._check(key, found)
             yield key, found
 
@@ -160,27 +138,18 @@ class Samples:
             file.close()
 
 
-def _rows(out: Any) -> int:
-    """How many rows a batch's leaves have."""
-    while isinstance(out, dict):
-        out = next(iter(out.values()))
-    return len(out)
-
-
-def _pieces(tar: TarIndex, members: list[int]) -> Iterator[_Piece]:
-    """Members that lie side by side, as pieces to be read at once."""
-    piece: _Piece | None = None
-    for member in members:
-        start = int(tar.offset[member])
-        stop = start + int(tar.size[member])
-        if piece is None or start - piece.stop > _GAP_BYTES or stop - piece.start > _MOST_AT_ONCE_BYTES:
-            if piece is not None:
-                yield piece
-            piece = _Piece(start, stop, [])
-        piece.stop = stop
-        piece.members.append(member)
-    if piece is not None:
-        yield piece
+def _contents(file: _TarFile, tar: TarIndex, members: list[int]) -> Iterator[bytes]:
+    """What members hold; those that lie side by side are read by one call."""
+    starts = tar.offset[members]
+    spans = list(zip(starts.tolist(), (starts + tar.size[members]).tolist(), strict=True))
+    first = 0
+    for number, (_, stop) in enumerate(spans, 1):
+        begin, after = spans[first][0], spans[number : number + 1]
+        if not after or after[0][0] - stop > _GAP_BYTES or after[0][1] - begin > _MOST_AT_ONCE_BYTES:
+            held = file.read(begin, stop - begin)
+            for one, other in spans[first:number]:
+                yield held[one - begin : other - begin]
+            first = number
 
 
 class _TarFile:

@@ -13,12 +13,13 @@ from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import stamp_of
+from stream_dataloader.stores._base.patterns import matching
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.webdataset.decoding import Decoder
 from stream_dataloader.stores.webdataset.members import TarIndex, keep, load, scan
 from stream_dataloader.stores.webdataset.samples import KEY, Samples, state_of, version_of
-from stream_dataloader.stores.webdataset.shards import find_shards
 from stream_dataloader.stores.webdataset.streams import Streams, rule_of
+from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import check_kind
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
@@ -26,6 +27,7 @@ from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_l
 __all__ = ["WebDatasetStore"]
 
 _FETCHED_AT_ONCE = 8
+_TARS = (".tar", ".tar.gz", ".tgz")
 
 
 class WebDatasetStore(Store):
@@ -124,7 +126,17 @@ class WebDatasetStore(Store):
 
     def _paths(self) -> list[str]:
         """The tars; those of a server are listed once."""
-        found = self._remote or find_shards(self.path, self._shards, self._cache)
+        if self._remote:
+            return self._remote
+        if self._shards is not None:
+            found = [tar for name in self._shards for tar in matching(_joined(self.path, name), self._cache)]
+        elif os.path.isdir(self.path):
+            names = [name for name in os.listdir(self.path) if name.endswith(_TARS) and not name.startswith(".")]
+            if not names:
+                raise StoreError(f"{self.path} has no tars: no name in it ends with .tar; give their folder")
+            found = [os.path.join(self.path, name) for name in sorted(names, key=natural_order)]
+        else:
+            found = list(matching(self.path, self._cache))
         self._remote = found if any(map(is_url, found)) else []
         return found
 
@@ -171,3 +183,9 @@ class WebDatasetStore(Store):
     def _disk_bytes(self) -> int | None:
         paths = self.index.paths
         return None if any(map(is_url, paths)) else sum(os.stat(path).st_size for path in paths)
+
+
+def _joined(path: str, name: str) -> str:
+    if is_url(name) or os.path.isabs(name):
+        return name
+    return f"{path.rstrip('/')}/{name}" if is_url(path) else os.path.join(path, name)
