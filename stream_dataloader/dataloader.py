@@ -23,13 +23,12 @@ from stream_dataloader._loader.settings import WorkerSettings, check_dataset, ch
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import ProgressBar
 from stream_dataloader._ranks.ranks import Ranks
-from stream_dataloader._reading.deferred import Deferred, Turn
-from stream_dataloader._workers.iteration import NEWER_HAS_BEGUN, Output
-from stream_dataloader._workers.running import Kind, Running
+from stream_dataloader._reading.deferred import Begun, Deferred, Turn
+from stream_dataloader._workers.iteration import Output
 from stream_dataloader._workers.starter import Starter
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import StaleIteratorError, StateError, StreamError
+from stream_dataloader.errors import StateError, StreamError
 from stream_dataloader.protocols import CollateFn, PaddingMode, Transport, WorkerMethod
 from stream_dataloader.stats import LoaderStats
 
@@ -168,24 +167,19 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._position = position_of(self.dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
-        self._turn = Turn()  # held while an iterator is read
-        self._asked = self._newest = 0  # iterators asked for; the number of the newest that has begun
 
     def _start_anew(self) -> None:
         """Have a starter of this process, and nothing that is being read."""
-        self._starter = Starter(self._ranks, self._workers, self._max_restarts, self._settings)
-        keep = self.persistent_workers or not self.num_workers
-        output = Output(None, self._destination, self._watch)
-        self._running = Running(self._starter, self._position, output, keep=keep)
+        self._turn = Turn()
+        self._starter = Starter(self._ranks, self._workers, self._max_restarts, self._settings, self._turn)
 
     def _renew_workers(self) -> None:
         self._starter.renew(self._settings)
-        self._running.renew()
 
     def _find_place(self) -> None:
         """Have the rules of this rank, which may be known only now, and workers that read by them."""
         if sum(ranks.find_place() for ranks in self._ranks):  # all of them look
-            self._running.end()
+            self._starter.end()
             self._position.forget_place()
             self._starter.renew(self._settings)
             if self._position.loaded is not None:
@@ -208,8 +202,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         After `load_state_dict` it is that of the epoch to go on with, which may be the one after the one that was
         saved: `for epoch in range(loader.epoch, epochs)` is right either way.
         """
-        if (epoch := self._running.epoch) is not None:
-            return epoch
+        if self._starter.is_reading(self._position):
+            return self._position.number
         self._find_place()
         return self._position.coming_number
 
@@ -238,7 +232,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
         The iterator before, if any, is closed then, and raises from now on. Only one thread at a time may read.
         """
-        return self._when_read(self.collate_fn)
+        return Deferred(functools.partial(self._begin, self.collate_fn), self._turn)
 
     def parts(self) -> Iterator[StreamBatch]:
         """Read the next epoch without regrouping: iterate over each worker's parts, step after step.
@@ -246,21 +240,14 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         A part is a `StreamBatch` of one worker's lanes, for a model with a state for each `worker_id`. `collate_fn` is
         not called. Ranks do not wait for each other: each yields the parts of its own lanes, and their numbers differ.
         """
-        return self._when_read(None, parts=True)
+        return Deferred(functools.partial(self._begin, None, parts=True), self._turn)
 
-    def _when_read(self, collate_fn: CollateFn | None, *, parts: bool = False) -> Iterator[Any]:
-        self._asked += 1
-        return Deferred(functools.partial(self._begin, self._asked, collate_fn, parts=parts), self._turn)
-
-    def _begin(self, number: int, collate_fn: CollateFn | None, *, parts: bool) -> Iterator[Any]:
-        """Begin the next epoch, for the iterator that was the `number`-th to be asked for."""
-        if number < self._newest:
-            raise StaleIteratorError(NEWER_HAS_BEGUN)
+    def _begin(self, collate_fn: CollateFn | None, *, parts: bool = False) -> Begun[Any]:
+        """Begin the next epoch."""
         self._position.warn_of_rest()
         self._find_place()
-        batches = self._running.begin(Kind(collate_fn, parts, self.device))
-        self._newest = number
-        return batches
+        output = Output(collate_fn, parts, self.device, self._destination, self._watch)
+        return self._starter.begin(self._position, output)
 
     def stats(self) -> LoaderStats:
         """What was read since the loader was built, and where the time went: in the trainer's process and in workers.
@@ -323,7 +310,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             StateError: The state belongs to other sources or options, or to groups that this rank does not have; the
                 message says which.
         """
-        with self._turn:
+        self._turn.renew()
+        with self._turn.lock:
             self._load(state)
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -337,7 +325,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
                 if len(states) == 1:
                     raise
                 raise StateError(f"members[{number}]: {error}") from error
-        self._running.end()
+        self._starter.end()
         self._find_place()
         for ranks, member, found, own in zip(self._ranks, self._position.members, loaded, states, strict=True):
             member.load(found, *ranks.resumed(found), own)
@@ -366,7 +354,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {
             "_starter": None,
-            "_running": None,
             "_turn": None,
             "collate_fn": ByValue(self.collate_fn, "collate_fn"),
             "_settings": ByValue(self._settings),
@@ -376,5 +363,4 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self.__dict__.update(state)
         self.collate_fn = state["collate_fn"].value
         self._settings = state["_settings"].value
-        self._turn = Turn()
         self._start_anew()

@@ -1,7 +1,8 @@
 """What `iter()` returns: an iterator that begins an epoch with its first `next`, for one thread at a time.
 
 Guarantees: an iterator that nothing was read from has started no worker, and has taken neither an epoch number nor a
-loaded state. If a second thread reads at the same moment, it gets an error, and the first thread gets its batch. A
+loaded state. Of iterators that share a `Turn` only the newest that has begun is read; the ones before raise, unless
+they had ended. If a second thread reads at the same moment, it gets an error, and the first thread gets its batch. A
 process that was forked meanwhile gets an error too, and whatever it does there changes nothing for the first one.
 """
 
@@ -9,85 +10,128 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from stream_dataloader.errors import ForkedIteratorError
+from stream_dataloader.errors import ForkedIteratorError, StaleIteratorError
 
 Batch = TypeVar("Batch")
 
+#: The iterator over an epoch's batches, and what ends it.
+Begun: TypeAlias = tuple[Iterator[Batch], Callable[[], None]]
+
+_NEWER_HAS_BEGUN = (
+    "a newer iter() of this StreamDataLoader has begun, or a state was loaded, which ended this iteration; to read "
+    "twice at once, build a StreamDataLoader for each"
+)
+
+
+def _nobody() -> None:
+    pass
+
 
 class Turn:
-    """A lock that a thread may take twice. A forked process has it free, though another thread held it."""
+    """Whose turn it is to read: one iterator's, in one thread.
+
+    Attributes:
+        lock: Held while one is read; a thread may take it twice.
+        asked: How many iterators were asked for.
+        newest: The number of the newest that has begun.
+        reader: A reference to the one that may read.
+    """
 
     def __init__(self) -> None:
-        self._of, self._lock = os.getpid(), threading.RLock()
+        self.lock, self._of = threading.RLock(), os.getpid()
+        self.asked = self.newest = 0
+        self.reader: Callable[[], Deferred[Any] | None] = _nobody
 
-    def take(self, *, blocking: bool = True) -> bool:
-        """Whether it is this thread's turn now."""
+    def renew(self) -> None:
+        """In a process that was forked, have the lock free, though another thread held it."""
         if self._of != os.getpid():
-            Turn.__init__(self)
-        return self._lock.acquire(blocking=blocking)
+            self.lock, self._of = threading.RLock(), os.getpid()
 
     def end(self) -> None:
-        """Give back what `take` gave."""
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        self.take()
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
+        """Let nobody read on who has begun."""
+        self.reader = _nobody
 
 
 class Deferred(Generic[Batch]):
     """Begins when the first batch is asked for.
 
     Args:
-        begin: Begins an epoch and returns the iterator over its batches; asked again if it failed.
-        turn: Held while it is read. Iterators of which a new one ends the old share one: the new one waits until the
-            old one has its batch.
+        begin: Begins an epoch; asked again if it failed.
+        turn: Shared by iterators of which a new one ends the old: the new one waits until the old one has its batch.
     """
 
-    def __init__(self, begin: Callable[[], Iterator[Batch]], turn: Turn | None = None) -> None:
+    def __init__(self, begin: Callable[[], Begun[Batch]], turn: Turn | None = None) -> None:
         self._begin, self._turn = begin, turn or Turn()
+        self._turn.asked += 1
+        self._number = self._turn.asked
         self._batches: Iterator[Batch] | None = None
+        self._end: Callable[[], None] | None = None  # None before it begins, and once it has ended
         self._owner = 0  # the process in which it has begun
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        if self._is_foreign():
-            raise ForkedIteratorError(
-                f"this iterator was begun in process {self._owner}, and this is process {os.getpid()}, which was "
-                "forked meanwhile: it cannot read on; call iter() here for an epoch of its own"
-            )
-        if not self._turn.take(blocking=not self._owner):
+        turn = self._turn
+        if self._owner != os.getpid():
+            self._take_first_turn()
+        elif not turn.lock.acquire(blocking=False):
             raise RuntimeError(
                 "another thread is reading from this iterator, or from a newer one; let one thread read, and hand "
                 "batches to others in a queue.Queue, or guard next() with a threading.Lock"
             )
         try:
             if self._batches is None:
-                self._owner = os.getpid()  # from now on, who comes meanwhile hears so
-                try:
-                    self._batches = self._begin()
-                except BaseException:
-                    self._owner = 0
-                    raise
+                self._batches = self._first()
+            elif self._end is not None and turn.reader() is not self:
+                raise StaleIteratorError(_NEWER_HAS_BEGUN)
             return next(self._batches)
+        except StopIteration:
+            self._leave()
+            raise
         finally:
-            self._turn.end()
+            turn.lock.release()
+
+    def _take_first_turn(self) -> None:
+        if self._is_foreign():
+            raise ForkedIteratorError(
+                f"this iterator was begun in process {self._owner}, and this is process {os.getpid()}, which was "
+                "forked meanwhile: it cannot read on; call iter() here for an epoch of its own"
+            )
+        self._turn.renew()
+        self._turn.lock.acquire()
 
     def _is_foreign(self) -> bool:
-        return self._batches is not None and self._owner != os.getpid()
+        return self._batches is not None and self._owner not in (0, os.getpid())
+
+    def _first(self) -> Iterator[Batch]:
+        """Begin."""
+        turn = self._turn
+        if self._number < turn.newest:
+            raise StaleIteratorError(_NEWER_HAS_BEGUN)
+        self._owner = os.getpid()  # from now on, who comes meanwhile hears so
+        try:
+            batches, self._end = self._begin()
+        except BaseException:
+            self._owner = 0
+            raise
+        turn.newest, turn.reader = self._number, weakref.ref(self)
+        return batches
+
+    def _leave(self) -> None:
+        """Nothing more of it is wanted."""
+        end, self._end, self._batches = self._end, None, iter(())
+        if end is not None and self._turn.reader() is self:  # else it was ended as the newer one began
+            self._turn.end()
+            end()
 
     def close(self) -> None:
         """Leave the epoch, or never begin one."""
-        if self._is_foreign():
-            return
-        with self._turn:
-            if (close := getattr(self._batches, "close", None)) is not None:
-                close()
-            self._batches = self._batches or iter(())
+        if not self._is_foreign():
+            self._turn.renew()
+            with self._turn.lock:
+                self._leave()

@@ -22,7 +22,7 @@ from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._reading.begin import read_as_worker, read_here
-from stream_dataloader._reading.deferred import Deferred
+from stream_dataloader._reading.deferred import Begun, Deferred
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.reader import PartReader, unsendable, warn_of_skip
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
@@ -77,9 +77,10 @@ def _refuse_collation(caller: FrameType | None) -> None:
         )
 
 
-def _parts_here(plan: ReadingPlan, table: SessionTable) -> Iterator[StreamBatch]:
+def _parts_here(plan: ReadingPlan, table: SessionTable) -> Begun[StreamBatch]:
     (begin,) = read_here(Reading.alone(plan, Start(table.take_epoch(os.getpid()))))
-    return PlainParts(begin(), sent=False)
+    reader = begin()
+    return PlainParts(reader, sent=False), reader.close
 
 
 def plain_session(worker_id: int, iteration: int) -> SessionKey:

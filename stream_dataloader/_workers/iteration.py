@@ -14,6 +14,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.lane_windows import LaneWindows
@@ -31,25 +33,24 @@ from stream_dataloader._workers.collector import StepCollector
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.errors import StaleIteratorError, StreamError
+from stream_dataloader.errors import StreamError
 from stream_dataloader.protocols import CollateFn
-
-NEWER_HAS_BEGUN = (
-    "a newer iter() of this StreamDataLoader has begun, or a state was loaded, which ended this iteration; to read "
-    "twice at once, build a StreamDataLoader for each"
-)
 
 
 class Output(NamedTuple):
-    """How what is yielded is made.
+    """What an iterator yields, and how that is made.
 
     Attributes:
         collate_fn: Makes it of the lanes' windows; None yields `StreamBatch`es.
+        parts: It is not regrouped, and ranks do not wait for each other.
+        device: Where it is moved to.
         finish: The last touch to it.
         watch: Looks at a first batch of windows that streams cut; None if there is none to look at.
     """
 
     collate_fn: CollateFn | None
+    parts: bool
+    device: torch.device | None
     finish: Callable[[Any], Any]
     watch: FrameWatch | None
 
@@ -68,7 +69,7 @@ class Iteration:
     Attributes:
         epoch: The epoch's number.
         closed: It is over, or was left.
-        stale: A newer iteration of the same loader has begun.
+        output: What it yields.
         ending: Ends what goes on elsewhere; None if nothing does.
     """
 
@@ -83,12 +84,11 @@ class Iteration:
     ) -> None:
         self.epoch = progress.epoch
         self.closed = False
-        self.stale = False
         self._courses = courses
         self._collector = collector
         self._progress = progress
         self._position = position
-        self._output = output
+        self.output = output
         self._tally = tally
         self._watch = output.watch
         members = [course.dataset for course in courses]
@@ -126,21 +126,21 @@ class Iteration:
         if not any(parts) and judge.layout is None and self._needs_layout:
             # nothing was read here yet: as the loaded state has it, or other ranks
             judge.layout = self._position.layout or self._layout_elsewhere()
-        if self._output.collate_fn is None:
+        if self.output.collate_fn is None:
             batch = self._regrouped(self._regrouper, step, parts, slot)
             state_of: Any = self._position.state_of
             batch.remember(functools.partial(state_of, self._progress, self._progress.record(step + 1)))
             self._note_layout()
             self._count(begin, step, parts)
-            return self._output.finish(batch)
+            return self.output.finish(batch)
         windows = self._windows.of(parts, slot)
         self._note_layout()
         self._count(begin, step, parts)
         try:
-            collated = self._output.collate_fn(windows)
+            collated = self.output.collate_fn(windows)
         except StopIteration as error:  # would look like the epoch's end
             raise RuntimeError("collate_fn raised StopIteration") from error
-        return self._output.finish(collated)
+        return self.output.finish(collated)
 
     def _note_layout(self) -> None:
         for course in self._courses:
@@ -187,12 +187,10 @@ class Iteration:
             self._count(begin, step, parts)
             for regrouper, of_worker in regroupers:
                 if any(parts[of_worker]):
-                    yield self._output.finish(self._regrouped(regrouper, step, parts[of_worker], slot))
+                    yield self.output.finish(self._regrouped(regrouper, step, parts[of_worker], slot))
 
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
         """Each reader's part of the next step, None for one that has ended; and the step's slot."""
-        if self.stale:
-            raise StaleIteratorError(NEWER_HAS_BEGUN)
         if self.closed:
             raise StopIteration
         step = self._progress.step
@@ -257,7 +255,7 @@ class Iteration:
         for part in parts:
             if part is not None and part.faults:
                 errors += [(fault.lane, fault.error.unpack()) for fault in part.faults]
-        if self._output.collate_fn is None:
+        if self.output.collate_fn is None:
             try:
                 self._judge.judge(parts, slot)
             except StreamError as misfit:

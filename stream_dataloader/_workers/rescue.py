@@ -40,7 +40,7 @@ class Rescue:
 
     def __init__(
         self,
-        begin: Callable[[Any, Recovery], Feed],
+        begin: Callable[[Any, Recovery], Feed | None],
         members: Sequence[StreamDataset],
         tally: Tally,
         *,

@@ -1,5 +1,11 @@
 """Starts to read: parts come from workers or from this thread, and all ranks begin together.
 
+::
+
+    epochs of their own     iteration 0 |iteration 1 |iteration 2       each begins where its epoch does
+    n batches, kept         iteration 0 ----|-----------|--------       workers, and what they have read ahead, stay
+    n batches, not kept     iteration 0 |iteration 1 |iteration 2       each is resumed where the one before stopped
+
 Guarantee: an iteration that cannot start leaves the loader where it stands, and no part is on its way.
 """
 
@@ -7,19 +13,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from stream_dataloader._advice import Setup
 from stream_dataloader._assembly.slot_writer import SharedSlot
+from stream_dataloader._device import OneAhead
 from stream_dataloader._loader.courses import Course, MembersRecord
 from stream_dataloader._loader.members import AnyPosition
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.settings import WorkerSettings
+from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_here
+from stream_dataloader._reading.deferred import Begun, Turn
 from stream_dataloader._reading.share import NO_RECOVERY, Reading, Recovery, Start
 from stream_dataloader._schedule.progress import Progress
 from stream_dataloader._schedule.rules import deal_members
@@ -45,6 +56,7 @@ class Starter:
         workers: Number of workers of each member; 0 reads in the thread that asks.
         max_restarts: How often new workers may go on in an epoch.
         settings: What workers are started with.
+        turn: Says which iterator is read.
 
     Attributes:
         pool: The workers.
@@ -52,13 +64,16 @@ class Starter:
     """
 
     def __init__(
-        self, ranks: Sequence[Ranks], workers: Sequence[int], max_restarts: int, settings: WorkerSettings
+        self, ranks: Sequence[Ranks], workers: Sequence[int], max_restarts: int, settings: WorkerSettings, turn: Turn
     ) -> None:
         self._ranks = ranks
         self._num_workers = sum(workers)
         self._max_restarts = max_restarts
+        self._turn = turn
         lanes = [own.reading.rules.lanes for own in ranks]
         self._readers = deal_members(lanes, workers, settings.threads_per_worker)
+        self._newest: Callable[[], Iteration | None] = type(None)
+        self._ending: Ending | None = None  # of the newest, which may be gone
         self.tally = Tally(self._readers, shared=self._num_workers > 0)
         self.renew(settings)
 
@@ -69,7 +84,8 @@ class Starter:
     def renew(self, settings: WorkerSettings) -> None:
         """Have other workers for the next iteration; what is being read goes on with those it has."""
         self._settings = settings
-        self._rescue: weakref.ref[Rescue] | None = None  # it holds this
+        self._rescue: Rescue | None = None
+        self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and it on the device
         members, readers, workers, tally = self._members, self._readers, self._num_workers, self.tally
         self.pool: WorkerPool | ThreadPool
         if settings.worker_method == "thread" and workers:
@@ -77,13 +93,64 @@ class Starter:
         else:
             self.pool = WorkerPool(members, readers, workers, tally=tally, **settings.of_processes())
 
-    def start(self, position: AnyPosition, output: Output, *, parts: bool) -> Iteration:
-        """Start the iteration that comes next.
+    def is_reading(self, position: AnyPosition) -> bool:
+        """Whether an epoch is being read: its iterator is there, and has not seen the end."""
+        iteration = self._newest()
+        if iteration is None or self._turn.reader() is None:
+            return False
+        return not iteration.closed or position.end_is_ahead
 
-        Args:
-            position: Where the loader stands; it is told once the iteration has begun.
-            output: How what is yielded is made.
-            parts: It is not regrouped, and ranks do not wait for each other.
+    def begin(self, position: AnyPosition, output: Output) -> Begun[Any]:
+        """Begin to read what comes next: what was kept of a run goes on, anything else that is read ends."""
+        keeps = position.left is not None and (self._settings.persistent_workers or not self._num_workers)
+        if self._kept is not None and self._goes_on(self._kept[0], position, output):
+            iteration, batches = self._kept
+            position.go_on()
+            if self._rescue is not None:
+                self._rescue.begin_epoch()
+            if output.parts:
+                batches = self._on_device(iteration, position)
+        else:
+            self.end()
+            iteration = self._start(position, output)
+            self._newest, self._ending = weakref.ref(iteration), iteration.ending
+            batches = self._on_device(iteration, position)
+        if keeps:
+            self._kept = iteration, batches
+        if position.left is not None and not output.parts:
+            batches = itertools.islice(batches, position.left)
+        return batches, _nothing if keeps else iteration.close
+
+    def _goes_on(self, kept: Iteration, position: AnyPosition, output: Output) -> bool:
+        """Whether the run that was kept can be read on, as it is, for an iterator that yields something."""
+        if not kept.is_own or kept.closed or kept.output != output or not position.goes_on:
+            return False
+        if output.parts and position.is_ahead:  # a part was copied ahead, and is lost
+            return False
+        return not self.pool.died()
+
+    def _on_device(self, iteration: Iteration, position: AnyPosition) -> Iterator[Any]:
+        """What an iteration yields, on the device."""
+        output = iteration.output
+        batches = iteration.parts(position.left) if output.parts else iteration
+        if output.device is None or output.device.type != "cuda":
+            return batches
+        assert position.progress is not None
+        memory = self.pool.memory
+        memory.lock_for(output.device)
+        return OneAhead(batches, output.device, position.progress.hold, memory.release)  # that one copies by itself
+
+    def end(self) -> None:
+        """End what is being read: its iterator raises from now on."""
+        self._turn.end()
+        self._kept = None
+        if (iteration := self._newest()) is not None:
+            iteration.close()
+        elif self._ending is not None:
+            self._ending.now()
+
+    def _start(self, position: AnyPosition, output: Output) -> Iteration:
+        """Start the iteration that comes next; the position is told once it has begun.
 
         Raises:
             StateError: Time steps are wanted, and where it begins they were not counted.
@@ -101,15 +168,15 @@ class Starter:
         rescue: Rescue | None = None
         if not isinstance(self.pool, ThreadPool) and self._num_workers:
             rescue = Rescue(
-                functools.partial(self._begin, courses, whole_windows),
+                functools.partial(_begin_again, weakref.ref(self), courses, whole_windows),
                 self._members,
                 self.tally,
                 most=self._max_restarts,
                 threads=self._settings.threads_per_worker,
             )
-        self._rescue = None if rescue is None else weakref.ref(rescue)
+        self._rescue = rescue
         collector = StepCollector(self._begin(courses, whole_windows), self._readers, rescue)
-        if not parts and not position.goes_on:
+        if not output.parts and not position.goes_on:
             try:
                 for ranks, course in zip(self._ranks, courses, strict=True):
                     if course.ended is None:
@@ -180,14 +247,15 @@ class Starter:
         )
         return dataclasses.replace(self.tally.stats(*self.pool.memory.in_use), setup=setup)
 
-    def lost_workers(self) -> bool:
-        """Whether kept workers died since they were waited for last."""
-        return bool(self.pool.died())
 
-    def go_on(self) -> None:
-        """The iteration that was started last is read on in another epoch."""
-        if self._rescue is not None and (rescue := self._rescue()) is not None:
-            rescue.begin_epoch()
+def _nothing() -> None:
+    pass
+
+
+def _begin_again(starter: Callable[[], Starter | None], *how: Any) -> Feed | None:
+    """Begin to read from a record, unless the loader is gone; a run that is kept holds this, and must not hold it."""
+    found = starter()
+    return None if found is None else found._begin(*how)
 
 
 def _check_counted(place: Snapshot) -> None:

@@ -1,5 +1,6 @@
 """An iterator claims epoch, loaded state and workers with its first `next`; one thread reads it at a time."""
 
+import itertools
 import multiprocessing
 import threading
 import time
@@ -96,6 +97,31 @@ def test_who_looks_at_a_batch_of_a_loaded_state_hears_that_it_is_used_up():
         next(iter(loader))
         loader.set_epoch(5)
         next(iter(loader))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("length", [None, 3])
+def test_to_close_an_older_iterator_leaves_the_newer_as_it_is(options, length):
+    dataset = StreamDataset(LENGTHS, range, 2, "cycle", time_steps=2, seed=0)
+    loader = StreamDataLoader(dataset, batches_per_epoch=length, **options)
+    old, new = iter(loader), iter(loader)
+    next(old)
+    first = next(new).step
+    old.close()
+    assert list(old) == []
+    assert [batch.step for batch in itertools.islice(new, 2)] == [first + 1, first + 2]
+    assert loader.epoch == 1
+
+
+@pytest.mark.parametrize("length", [None, 2])
+def test_an_iterator_that_has_ended_stays_so_when_a_newer_one_begins(length):
+    loader = StreamDataLoader(
+        StreamDataset(LENGTHS, range, 2, "cycle" if length else "zeros", time_steps=2), batches_per_epoch=length
+    )
+    ended = iter(loader)
+    list(ended)
+    next(iter(loader))
+    assert list(ended) == []
 
 
 def test_tqdm_may_ask_twice(monkeypatch):
