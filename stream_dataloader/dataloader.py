@@ -18,7 +18,7 @@ from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._device import Destination, HasDestination
 from stream_dataloader._loader.attributes import TorchAttributes
 from stream_dataloader._loader.kept_length import KeptLength
-from stream_dataloader._loader.members import position_of
+from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.settings import WorkerSettings, check_dataset, check_restarts, workers_of
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import ProgressBar
@@ -28,7 +28,7 @@ from stream_dataloader._workers.iteration import Output
 from stream_dataloader._workers.starter import Starter
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import StateError, StreamError
+from stream_dataloader.errors import StreamError
 from stream_dataloader.protocols import CollateFn, PaddingMode, Transport, WorkerMethod
 from stream_dataloader.stats import LoaderStats
 
@@ -164,7 +164,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             ranks.find_place()
         mode: PaddingMode = next((own.rules.padding_mode for own in members if not own.is_endless), "cycle")
         self._batches_per_epoch = options.batches_per_epoch(batches_per_epoch, mode)
-        self._position = position_of(self.dataset, self._ranks, self._batches_per_epoch)
+        self._position = LoaderPosition(self.dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
 
@@ -202,7 +202,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         After `load_state_dict` it is that of the epoch to go on with, which may be the one after the one that was
         saved: `for epoch in range(loader.epoch, epochs)` is right either way.
         """
-        if self._starter.is_reading(self._position):
+        if self._starter.is_reading:
             return self._position.number
         self._find_place()
         return self._position.coming_number
@@ -316,20 +316,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._position.loaded = None
-        states = self._position.states_of(state)
-        loaded = []
-        for number, (ranks, own) in enumerate(zip(self._ranks, states, strict=True)):
-            try:
-                loaded.append(ranks.load(own))
-            except StateError as error:
-                if len(states) == 1:
-                    raise
-                raise StateError(f"members[{number}]: {error}") from error
+        loaded = self._position.read(state)
         self._starter.end()
         self._find_place()
-        for ranks, member, found, own in zip(self._ranks, self._position.members, loaded, states, strict=True):
-            member.load(found, *ranks.resumed(found), own)
-        self._position.loaded_all(state)
+        self._position.load(state, loaded)
 
     def __len__(self) -> int:
         """Number of batches of the epoch being read, or of the one that `iter()` would begin.

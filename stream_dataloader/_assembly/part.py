@@ -145,10 +145,11 @@ def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: in
         padding_mode: The dataset's.
         lanes: How many lanes they have together.
     """
-    given = [part for part in parts if part is not None]
-    if padding_mode == "drop":
-        return sum([part.lanes_read for part in given]) == lanes
-    return any(part.fresh for part in given)
+    is_fresh, lanes_read = False, 0
+    for part in parts:
+        if part is not None:
+            is_fresh, lanes_read = is_fresh or part.fresh, lanes_read + part.lanes_read
+    return lanes_read == lanes if padding_mode == "drop" else is_fresh
 
 
 def pack(parts: Sequence[Part]) -> list[Any]:

@@ -1,28 +1,44 @@
 """`LoaderPosition`: where a loader stands, from one epoch to the next, as the loader's methods say it.
 
-Which epoch comes and where it begins is decided by `_schedule/position.py`. Here that meets what is read: the progress
-of the epoch that began last, the dataset's own `set_epoch`, streams that were skipped, ends that are known beforehand.
+Which epoch comes and where it begins is decided by `_schedule/position.py`. Here that meets what is read: the epoch
+that began last, its members, the dataset's own `set_epoch`, and ends that are known beforehand. Of members side by side
+those that end begin each epoch anew, and those that never end go on where they stand.
 
-Guarantee: a state tells what was delivered, not what workers have read ahead.
+Guarantee: a state tells what was delivered, not what workers have read ahead, of all members after the same batch.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from stream_dataloader import _options as options
 from stream_dataloader._items.layout import Layout
-from stream_dataloader._items.plain import layout_from_plain, layout_to_plain
-from stream_dataloader._loader.ends import EpochEnds
-from stream_dataloader._ranks.ranks import Ranks, identity_of
-from stream_dataloader._schedule.position import EpochPlace, Position
-from stream_dataloader._schedule.progress import Progress
-from stream_dataloader._schedule.saved_state import LoadedState, plain_epoch, to_plain
-from stream_dataloader._schedule.snapshot import PackedSnapshot, Snapshot
+from stream_dataloader._loader.epoch import Course, Epoch, Record
+from stream_dataloader._loader.member import Member
+from stream_dataloader._ranks.ranks import Ranks, known_count
+from stream_dataloader._reading.share import Start
+from stream_dataloader._schedule.position import EpochStart, Position
+from stream_dataloader._schedule.rules import Reader
+from stream_dataloader._schedule.saved_state import LoadedState
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import FailureLimitError, StreamError
+from stream_dataloader.errors import StateError, StreamError
+from stream_dataloader.members import SideBySide
+
+
+class Place(NamedTuple):
+    """A place in an epoch.
+
+    Attributes:
+        step: The loader's step that comes next.
+        starts: Where each member goes on.
+        over: Which members have ended.
+    """
+
+    step: int
+    starts: tuple[Start, ...]
+    over: tuple[bool, ...]
 
 
 class LoaderPosition:
@@ -30,33 +46,45 @@ class LoaderPosition:
 
     Args:
         dataset: What is read.
-        ranks: Who reads it.
-        length: Number of batches n of an epoch of an endless run; None: epochs are the dataset's.
+        ranks: Who reads it, of each member.
+        length: Number of batches n of an epoch, if what is read has no end; None: epochs are the dataset's.
 
     Attributes:
+        members: The members of the batch.
         loaded: The state that was loaded, as long as it may turn out to be another rank's.
         failures: Errors of streams that were skipped, here.
-        progress: Follows the last epoch that began; None after another one was set or a state was loaded.
-        layout: What the items of that epoch look like, or those of the loaded state; None if that is not known.
+        epoch: The epoch that began last; None after another one was set or a state was loaded.
     """
 
-    def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None = None) -> None:
+    def __init__(self, dataset: StreamDataset | SideBySide, ranks: Sequence[Ranks], length: int | None) -> None:
         self._dataset = dataset
-        self._ranks = ranks
-        self._ends = EpochEnds(dataset, ranks)
-        self._position = Position(length)
+        self._sides = dataset if isinstance(dataset, SideBySide) else None
+        run = None if self._sides is not None else length  # members side by side go on in epochs of their own
+        self.members = tuple(Member(own, of, run) for own, of in zip(dataset.members, ranks, strict=True))
+        self._goes_on = (False,) if self._sides is None else self._sides.endless
+        self._length = length
+        self._position = Position(run)
+        self._resting: dict[int, Start] = {}  # where members stand that go on in the next epoch
         self._requests_heeded = 0  # of the dataset's set_epoch
         self.loaded: Mapping[str, Any] | None = None
         self._resumed_at: int | None = None  # the step at which the last epoch went on from a state
-        self.progress: Progress | None = None
-        self.layout: Layout | None = None
+        self.epoch: Epoch | None = None
         self.failures: list[StreamError] = []
-        self._failed: dict[int, set[int]] = {}  # sources that were skipped, also before a loaded state, by group hosted
+
+    @property
+    def is_side_by_side(self) -> bool:
+        """The batch has members side by side."""
+        return self._sides is not None
 
     @property
     def is_between_epochs(self) -> bool:
         """No epoch is being read."""
-        return self.progress is None or self.progress.over
+        return self.epoch is None or self.epoch.over
+
+    @property
+    def number(self) -> int:
+        """The number of the epoch that began last."""
+        return 0 if self._position.begun is None else self._position.begun.epoch.number
 
     @property
     def coming_number(self) -> int:
@@ -65,30 +93,20 @@ class LoaderPosition:
         return self._position.coming().epoch.number
 
     @property
-    def number(self) -> int:
-        """The number of the epoch that began last."""
-        return 0 if self._position.begun is None else self._position.begun.epoch.number
-
-    @property
     def left(self) -> int | None:
-        """How many batches the epoch that began last has, if its number of batches is set; None if it has an end."""
+        """How many batches the epoch that began last has, if it is part of a run; None if it has an end."""
         return self._position.left
 
     @property
     def goes_on(self) -> bool:
-        """The next iterator goes on with what was read last."""
+        """The next iterator goes on with the run that is being read."""
         self._heed_dataset()
         return self._position.continues
 
     @property
-    def is_ahead(self) -> bool:
-        """A batch was taken that was not handed out yet."""
-        return self.progress is not None and self.progress.is_ahead
-
-    @property
-    def end_is_ahead(self) -> bool:
-        """The epoch's end was seen, and not by the user yet."""
-        return self.progress is not None and self.progress.end_is_ahead
+    def layout(self) -> Layout | None:
+        """What items look like, which all members' do alike; None if that is not known."""
+        return next((member.layout for member in self.members if member.layout is not None), None)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that comes next."""
@@ -99,7 +117,7 @@ class LoaderPosition:
     def _set_epoch(self, epoch: int) -> None:
         self._position.set_epoch(epoch)
         if self._position.length is None:  # a run goes on
-            self.progress = None
+            self._leave()
 
     def _heed_dataset(self) -> None:
         """The dataset's `set_epoch` counts like the loader's; the last call wins."""
@@ -108,127 +126,206 @@ class LoaderPosition:
             self._requests_heeded = count
             self._set_epoch(epoch)
 
-    def coming(self) -> tuple[int, Snapshot | None]:
-        """The epoch, or the run, that is read next, and the place in it where that begins; None at its beginning."""
-        self._heed_dataset()
-        return self._position.coming()[:2]
+    def _rest(self) -> None:
+        """Note where members stand that go on in the next epoch."""
+        if self.epoch is not None:
+            record = self.epoch.record()
+            for number, (course, own) in enumerate(zip(self.epoch.courses, record.members, strict=True)):
+                if course.goes_on and own is not None:
+                    self._resting[number] = course.start(own)
 
-    def begin(self, progress: Progress) -> None:
+    def _leave(self) -> None:
+        self._rest()
+        self.epoch = None
+
+    def _coming(self) -> tuple[EpochStart, Place]:
+        """What comes next, and where that begins."""
+        self._heed_dataset()
+        self._rest()
+        coming = self._position.coming()
+        if coming.place is not None:
+            return coming, coming.place
+        resting = self._resting if self._position.is_by_itself else {}  # endless members begin another one anew, too
+        starts = tuple(resting.get(number, Start(coming.run)) for number in range(len(self.members)))
+        return coming, Place(0, starts, (False,) * len(starts))
+
+    @property
+    def coming_step(self) -> int:
+        """The step where the coming epoch begins."""
+        return self._coming()[1].step
+
+    def coming_epoch(self, readers: Sequence[Reader]) -> Epoch:
+        """What is to be read next; `begin` says that it has begun.
+
+        Args:
+            readers: Who reads which lanes.
+        """
+        coming, place = self._coming()
+        courses = []
+        for number, member in enumerate(self.members):
+            own = [index for index, reader in enumerate(readers) if reader.member == number]
+            over, goes_on = place.over[number], self._goes_on[number]
+            of_member = slice(own[0], own[-1] + 1)
+            courses.append(Course(member, place.starts[number], of_member, ended=over, goes_on=goes_on))
+        return Epoch(coming.run, place.step, courses, None if self._sides is None else self._length)
+
+    def begin(self, epoch: Epoch) -> None:
         """The coming epoch has begun, and the loaded state is used.
 
         Args:
-            progress: Follows it, or the run that it is a part of.
+            epoch: It, or the run that it is a part of.
         """
         continued = self.goes_on
         if (text := self._position.renaming("loader")) is not None:
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
-        step = progress.record().step
-        start = self._position.begin(step, lambda: progress.record().unpack(self._ranks.reading.rules))
-        progress.epochs = self._position.epochs
-        self._resumed_at = None if continued or not start.epoch.delivered else step
-        self.loaded = None
-        self.progress = progress
-        if start.place is None:
-            self.layout = None
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
+        record = epoch.record()
+        start = self._position.begin(record.step, lambda: _place_of(epoch))
+        epoch.epochs = self._position.epochs
+        is_resumed = self._sides is None and start.epoch.delivered and not continued
+        self._resumed_at = record.step if is_resumed else None
+        self.loaded, self.epoch = None, epoch
+        for member, own in zip(self.members, record.members, strict=True):
+            if own is None or not own.step:
+                member.layout = None
 
-    def load(self, loaded: LoadedState, epoch: int, place: Snapshot | None, state: Mapping[str, Any]) -> None:
-        """Go on with an epoch, or a run, from a place in it.
+    def ends(self, epoch: Epoch) -> bool:
+        """Whether an epoch ends before the step that comes next, for which some members have nothing."""
+        ended = [course.ended for course in epoch.courses]
+        return ended[0] if self._sides is None else self._sides.is_end(ended)
 
-        Args:
-            loaded: What the state says.
-            epoch: The epoch.
-            place: Where to go on; None at its beginning.
-            state: The state itself.
-        """
-        self._failed = dict(enumerate(loaded.failures))
-        self._requests_heeded = self._dataset.epoch_request[0]
-        self._position.load(epoch, place, loaded.epoch_place)
-        self.progress = None
-        self.loaded = state
-        self.layout = layout_from_plain(loaded.items)
-
-    def forget_place(self) -> None:
-        """What was loaded, or reached in a run, was of another rank."""
-        self._position.forget_place()
-        self._failed = {}
-        if self._position.length is not None:
-            self.progress = None
-
-    def go_to(self, epoch: int, record: PackedSnapshot | None = None) -> None:
-        """Have an epoch come next from a place in it that was followed; None: from its beginning."""
-        place = record.unpack(self._ranks.reading.rules) if record is not None and record.step else None
-        self._position.load(epoch, place, None)
-        self.progress = None
-
-    def state_dict(self, step: int | None) -> dict[str, Any]:
-        """See `StreamDataLoader.state_dict`."""
-        self._heed_dataset()
-        progress = self.progress
-        if progress is not None and not self._position.was_left:
-            record = progress.record(step)
-            if not (progress.over and record.step == progress.step):
-                return self.state_of(progress, record)
-            step = None
-        run, place, epoch = self._position.coming()
-        if step is not None and step != (begin := 0 if place is None else place.step):
-            raise ValueError(
-                f"the state as of step {step} is not known: epoch {epoch.number} has not begun, and begins at "
-                f"step {begin}"
-            )
-        return self._plain(run, place, epoch)
-
-    def coming_state(self) -> dict[str, Any]:
-        """The state of the epoch that comes next, at its beginning."""
-        return self._plain(*self._position.coming())
-
-    def state_at_beginning(self, epoch: int) -> dict[str, Any]:
-        """The state at the beginning of an epoch."""
-        return self._plain(epoch, None, None)
-
-    def state_of(self, progress: Progress, record: PackedSnapshot) -> dict[str, Any]:
-        """The state at a place in an epoch that was followed; at its end, that of the next one's beginning."""
-        epoch, place = progress.epoch, record.unpack(self._ranks.reading.rules)
-        at = None if progress.epochs is None else progress.epochs.at(record.step)
-        if self._ends.is_end(epoch, place):
-            return self._plain(epoch + 1, None, at)
-        return self._plain(epoch, place, at)
-
-    def _plain(self, epoch: int, place: Snapshot | None, at: EpochPlace | None) -> dict[str, Any]:
-        rules, length = self._ranks.reading.rules, self._position.length
-        failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
-        items = None if self.layout is None else layout_to_plain(self.layout)
-        state = to_plain(rules, epoch, place, identity_of(self._dataset), failed, items)
-        return state if length is None or at is None else state | plain_epoch(at, length)
-
-    def note_failure(self, failure: StreamError) -> None:
+    def note_failure(self, member: Member, failure: StreamError) -> None:
         """A stream was skipped.
 
         Raises:
             FailureLimitError: It was one too many.
         """
         self.failures.append(failure)
-        group = failure.lane // self._ranks.reading.rules.lanes_of_a_group
-        self._failed.setdefault(group, set()).add(failure.source_index)
-        most = self._dataset.max_failures
-        count = len(set().union(*self._failed.values()))
-        if most is not None and count > most:
-            found = "1 source was" if count == 1 else f"{count} sources were"
-            raise FailureLimitError(
-                f"{found} skipped, and max_failures is {most}; the last one: {failure}",
-                **failure.place,
-            ) from failure
+        member.count_failure(failure)
+
+    def read(self, state: Any) -> list[LoadedState]:
+        """What a state says, of each member; nothing changes but what ranks adopt.
+
+        Raises:
+            StateError: It is no state of such a loader, or of one of other members.
+        """
+        if self._sides is None:
+            return [self.members[0].ranks.load(state)]
+        loaded = []
+        for number, (member, own) in enumerate(zip(self.members, self._sides.states_in(state), strict=True)):
+            try:
+                loaded.append(member.ranks.load(own))
+            except StateError as error:
+                raise StateError(f"members[{number}]: {error}") from error
+        return loaded
+
+    def load(self, state: Mapping[str, Any], loaded: Sequence[LoadedState]) -> None:
+        """Go on from a state.
+
+        Args:
+            state: The state.
+            loaded: What it says of each member.
+        """
+        self._requests_heeded = self._dataset.epoch_request[0]
+        starts = tuple(member.load(own) for member, own in zip(self.members, loaded, strict=True))
+        if self._sides is None:
+            run, resume = starts[0]
+            place = None if resume is None else Place(resume.step, starts, (False,))
+        else:
+            run = int(state["epoch"])
+            ended = zip(state["over"], self._goes_on, starts, strict=True)
+            over = tuple(bool(saved) or (not goes_on and start.epoch > run) for saved, goes_on, start in ended)
+            place = Place(int(state["step"]), starts, over)
+        self._position.load(run, place, loaded[0].epoch_place)
+        self._resting, self.epoch, self.loaded = {}, None, state
+
+    def forget_place(self) -> None:
+        """What was loaded, or reached in a run, was of another rank."""
+        self._position.forget_place()
+        self._resting = {}
+        for member in self.members:
+            member.forget_place()
+        if self._position.length is not None or self._sides is not None:
+            self.epoch = None
+
+    def state_dict(self, step: int | None) -> dict[str, Any]:
+        """See `StreamDataLoader.state_dict`."""
+        self._heed_dataset()
+        epoch = self.epoch
+        if epoch is not None and not self._position.was_left:
+            record = epoch.record(step)
+            if not (epoch.over and record.step == epoch.step):
+                return self.state_of(epoch, record)
+            step = None
+        coming, place = self._coming()
+        if step not in (None, place.step):
+            raise ValueError(
+                f"the state as of step {step} is not known: epoch {coming.epoch.number} has not begun, and begins at "
+                f"step {place.step}"
+            )
+        return self._whole(coming.run, place.step, place.over, self.coming_states())
+
+    def coming_states(self) -> list[dict[str, Any]]:
+        """The state of each member where the coming epoch begins."""
+        coming, place = self._coming()
+        return [member.state(start, coming.epoch) for member, start in zip(self.members, place.starts, strict=True)]
+
+    def state_of(self, epoch: Epoch, record: Record) -> dict[str, Any]:
+        """The state at a place in an epoch; at its end, that of the next one's beginning."""
+        at = None if epoch.epochs is None else epoch.epochs.at(record.step)
+        count = None if self._sides is None else self._sure_count(epoch.number)
+        is_end = count is not None and record.step >= count
+        states = []
+        for course, own in zip(epoch.courses, record.members, strict=True):
+            if own is None or (is_end and not course.goes_on):
+                states.append(course.member.state(Start(epoch.number + 1), at))
+            else:
+                states.append(course.member.state_of(course.progress.epoch, own, at))
+        if is_end:
+            return self._whole(epoch.number + 1, 0, [False] * len(states), states)
+        ends = zip(states, self._goes_on, strict=True)
+        over = [not goes_on and state["epoch"] > epoch.number for state, goes_on in ends]  # some know it beforehand
+        return self._whole(epoch.number, record.step, over, states)
+
+    def _whole(self, epoch: int, step: int, over: Sequence[bool], states: list[dict[str, Any]]) -> dict[str, Any]:
+        """A state of all members; of one that is alone, its own."""
+        return states[0] if self._sides is None else self._sides.state(epoch, step, over, states)
+
+    def count(self, epoch: int) -> int:
+        """Number of batches of an epoch.
+
+        Raises:
+            TypeError: It is not known.
+        """
+        steps = [member.ranks.reading.steps_of for member in self.members]
+        return steps[0](epoch) if self._sides is None else self._sides.count(lambda number: steps[number](epoch))
+
+    def _sure_count(self, epoch: int) -> int | None:
+        """The same for members side by side, if no stream may change it; None otherwise."""
+        assert self._sides is not None
+
+        def steps(number: int) -> int:
+            count = known_count(self.members[number].ranks.reading, epoch)
+            if count is None:
+                raise TypeError
+            return count
+
+        try:
+            return self._length or self._sides.count(steps)
+        except TypeError:
+            return None
 
     def warn_of_rest(self) -> None:
         """Tell who looked at a batch of a loaded state that the rest of its epoch is not read as such."""
         self._heed_dataset()
-        progress = self.progress
-        if progress is None or progress.over or self._resumed_at is None or self._position.was_left:
+        epoch = self.epoch
+        if epoch is None or epoch.over or self._resumed_at is None or self._position.was_left:
             return
-        record, length, left = progress.record(), self._position.length, self._position.left
+        record, length, left = epoch.record(), self._position.length, self._position.left
         count = record.step - self._resumed_at
         if left is None:
-            is_used_up = count <= 1 and not self._ends.is_end(progress.epoch, record.unpack(self._ranks.reading.rules))
-            of, then = f"epoch {progress.epoch}", f"reads epoch {progress.epoch + 1} from its beginning"
+            (own,) = record.members
+            is_used_up = count <= 1 and own is not None and not self.members[0].is_end(epoch.number, own)
+            of, then = f"epoch {epoch.number}", f"reads epoch {epoch.number + 1} from its beginning"
         else:
             is_used_up = count == 1 and left > 1
             of, then = f"the {left} that its epoch had left", f"reads the {length} batches behind it"
@@ -238,9 +335,17 @@ class LoaderPosition:
                 f"batch{'' if count == 1 else 'es'} of {of}, and this one {then}; who looks at a batch beforehand "
                 "loads the state again",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on where this one stands."""
-        return self.__dict__ | {"progress": None, "layout": None, "_position": self._position.at_rest()}
+        self._rest()
+        return self.__dict__ | {"epoch": None, "_position": self._position.at_rest()}
+
+
+def _place_of(epoch: Epoch) -> Place:
+    """Where an epoch stands."""
+    record = epoch.record()
+    starts = tuple(course.start(own) for course, own in zip(epoch.courses, record.members, strict=True))
+    return Place(record.step, starts, tuple(own is None for own in record.members))

@@ -18,9 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import NamedTuple
-
-from stream_dataloader._schedule.snapshot import Snapshot
+from typing import Any, NamedTuple
 
 
 class EpochPlace(NamedTuple):
@@ -40,12 +38,12 @@ class EpochStart(NamedTuple):
 
     Attributes:
         run: The number of the epoch that is scheduled; of the endless run, if epochs are n batches of one.
-        place: Where in it; None at its beginning.
+        place: Where in it, which has a `step`; None at its beginning.
         epoch: The epoch, and how many of its batches come before.
     """
 
     run: int
-    place: Snapshot | None
+    place: Any
     epoch: EpochPlace
 
 
@@ -107,13 +105,13 @@ class Position:
         self._unnumbered = False  # the origin has no number of its own: the state was of a run not read in epochs
         self._wanted: int | None = None  # the number that set_epoch gave the coming epoch
         self._first_step = 0  # of the epoch that began last
-        self._reached: Callable[[], Snapshot] | None = None  # where what is read stands
+        self._reached: Callable[[], Any] | None = None  # where what is read stands
 
     def set_epoch(self, number: int) -> None:
         """Set the number of the epoch that comes next."""
         self._wanted = number
 
-    def load(self, run: int, place: Snapshot | None, saved: EpochPlace | None) -> None:
+    def load(self, run: int, place: Any, saved: EpochPlace | None) -> None:
         """Continue from a saved place.
 
         Args:
@@ -165,6 +163,11 @@ class Position:
         return EpochStart(run, place, EpochPlace(epoch.number + 1, 0))
 
     @property
+    def is_by_itself(self) -> bool:
+        """What comes next is what comes if no number was set."""
+        return self.coming() == self._by_itself()
+
+    @property
     def is_set(self) -> bool:
         """`set_epoch` was called for the coming epoch."""
         return self._wanted is not None
@@ -179,7 +182,7 @@ class Position:
         """A state is that of the coming epoch, not that of what was read last."""
         if self._reached is None:
             return True
-        return self._wanted is not None if self.length is None else self.coming() != self._by_itself()
+        return self._wanted is not None if self.length is None else not self.is_by_itself
 
     @property
     def left(self) -> int | None:
@@ -204,7 +207,7 @@ class Position:
             f"go on where another {what} stopped, load its state; set_epoch(0) begins anew"
         )
 
-    def begin(self, step: int, reached: Callable[[], Snapshot]) -> EpochStart:
+    def begin(self, step: int, reached: Callable[[], Any]) -> EpochStart:
         """The coming epoch begins: what was set or loaded is used.
 
         Args:

@@ -9,49 +9,14 @@ Guarantee: following costs next to nothing; a snapshot is unpacked only when one
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 
-from stream_dataloader._schedule.position import EpochsOfRun
 from stream_dataloader._schedule.reservations import Reservations, next_grant
 from stream_dataloader._schedule.rules import NONE, Rules
 from stream_dataloader._schedule.snapshot import LaneReports, PackedSnapshot, Snapshot, beginning, pack_progress
 
-KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many batches ago
 
-
-class HandedOut:
-    """What of an epoch that is followed was handed out.
-
-    Attributes:
-        finished: The epoch's end was seen.
-    """
-
-    finished = False
-    _held = False
-    _end_held = False
-
-    def hold(self, batch: bool, end: bool) -> None:
-        """Say what was followed and not handed out yet: the last batch, the epoch's end."""
-        self._held, self._end_held = batch, end
-
-    @property
-    def is_ahead(self) -> bool:
-        """The last batch was followed and not handed out yet."""
-        return self._held
-
-    @property
-    def end_is_ahead(self) -> bool:
-        """The epoch's end was seen and not handed out yet."""
-        return self.finished and self._end_held
-
-    @property
-    def over(self) -> bool:
-        """The epoch is over for the user too."""
-        return self.finished and not self._end_held
-
-
-class Progress(HandedOut):
+class Progress:
     """Follows an epoch as it is delivered.
 
     Args:
@@ -62,15 +27,15 @@ class Progress(HandedOut):
 
     Attributes:
         epoch: The epoch's number.
-        epochs: The epochs of n batches that the run is read in; None if it is an epoch by itself.
+        step: Number of steps delivered.
+        last: Where the epoch stands.
     """
 
     def __init__(self, rules: Rules, epoch: int, start: Snapshot | None, parts: int) -> None:
         self.epoch = epoch
-        self.epochs: EpochsOfRun | None = None
         self._rules = rules
         start = start or beginning(rules)
-        self._step = start.step
+        self.step = start.step
         self._cursors = list(start.cursors)
         self._missing = dict.fromkeys(start.returned)  # in order, as a dict keeps it
         self._grants = tuple(lane.grant for lane in start.lanes)
@@ -79,16 +44,13 @@ class Progress(HandedOut):
         self._streams = {i: lane.stream for i, lane in enumerate(start.lanes) if lane.stream is not None}
         whole = pack_progress(lane.progress for lane in start.lanes)
         self._lanes: list[bytes] = [whole, *[b""] * (parts - 1)]
-        self._records: deque[PackedSnapshot] = deque(maxlen=KEPT_RECORDS)
         self._keep()
 
     def _keep(self) -> None:
         returned = tuple(self._missing) if self._missing else ()
         lanes = tuple(self._lanes)
-        self._records.append(
-            PackedSnapshot(
-                self._step, tuple(self._cursors), returned, self._grants, self._reserved, lanes, self._streams
-            )
+        self.last = PackedSnapshot(
+            self.step, tuple(self._cursors), returned, self._grants, self._reserved, lanes, self._streams
         )
 
     def advance(self, reports: Sequence[LaneReports | None]) -> None:
@@ -97,7 +59,7 @@ class Progress(HandedOut):
         Args:
             reports: What each part reports; None for a worker that ended before.
         """
-        self._step += 1
+        self.step += 1
         for i, report in enumerate(reports):
             if report is None:
                 continue
@@ -138,27 +100,3 @@ class Progress(HandedOut):
             self._cursors[hosted] = count + 1
         else:
             self._missing.pop(grant, None)
-
-    @property
-    def step(self) -> int:
-        """Number of steps delivered."""
-        return self._step
-
-    def record(self, step: int | None = None) -> PackedSnapshot:
-        """Where the epoch stands, or stood before `step`.
-
-        Raises:
-            ValueError: That is too long ago, or was not delivered yet.
-        """
-        if step is None:
-            step = self._step - self._held
-        record: PackedSnapshot = self._records[-1]
-        if record.step == step:  # nearly always
-            return record
-        for record in reversed(tuple(self._records)):  # another thread may be reading on
-            if record.step == step:
-                return record
-        raise ValueError(
-            f"the state as of step {step} is not known: steps {self._records[0].step} to {self._step} are; save it "
-            "sooner, or ask the batch for it"
-        )

@@ -4,7 +4,6 @@
 with how many threads. `processes` looks after their lives, `pace` decides how many steps a message carries, and
 `torch_quirks` holds what depends on torch's texts. `feed` receives parts, `iteration` makes batches of them, `rescue`
 goes on after a death. Of workers that are threads, `threads` starts them, `exchange` holds their parts, and
-`thread_feed` receives them. `memory` is what batches are put together in. `starter` starts an iteration, `running` is
-what a loader reads now, `stretch` an epoch of n batches. It imports `_device`, `_loader` and what lies below. Open
-`iteration` first, then `pool`.
+`thread_feed` receives them. `memory` is what batches are put together in. `starter` starts an iteration. It imports
+`_device`, `_loader` and what lies below. Open `iteration` first, then `pool`.
 """

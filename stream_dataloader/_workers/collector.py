@@ -1,4 +1,4 @@
-"""Collects the parts of one step from all workers, and goes on with new workers after a death.
+"""Collects the parts of one step from all workers, and continues with new workers after a death.
 
 One FIFO a reader; a step is complete when each reader that has not ended has a part for it::
 
@@ -13,19 +13,14 @@ Guarantee: steps come in order, each once and whole, whoever was faster or died 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from stream_dataloader._assembly.part import Part
-from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._loader.courses import MembersProgress
-from stream_dataloader._schedule.progress import Progress
+from stream_dataloader._loader.epoch import Epoch
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.feed import Feed
+from stream_dataloader._workers.rescue import Rescue
 from stream_dataloader.errors import WorkerDeathError
-
-#: Has new workers go on from a record after a death; None if they may not.
-Restart = Callable[[WorkerDeathError, Any], Feed | None]
 
 
 class StepCollector:
@@ -34,57 +29,60 @@ class StepCollector:
     Args:
         feed: The workers' parts.
         readers: Who reads which lanes.
-        restart: None if no worker can die.
+        rescue: Has new workers go on after a death.
 
     Attributes:
         readers: Who reads which lanes.
+        feed: The workers' parts.
         elsewhere: The feeds of other threads or processes, which have to end.
     """
 
-    def __init__(self, feed: Feed, readers: Sequence[Reader], restart: Restart | None = None) -> None:
+    def __init__(self, feed: Feed, readers: Sequence[Reader], rescue: Rescue) -> None:
         self.readers = readers
-        self._feed = feed
+        self.feed = feed
         self.elsewhere = feed.elsewhere
-        self._restart = restart
+        self._rescue = rescue
         self._forget()
 
     def _forget(self) -> None:
         self._fifos: list[deque[Part]] = [deque() for _ in self.readers]
         self._ended = [False] * len(self.readers)
 
-    def collect(self, progress: Progress | MembersProgress) -> list[Part | None]:
+    def collect(self, epoch: Epoch) -> list[Part | None]:
         """Each reader's part of the step that comes next, None for one that has ended.
 
         Args:
-            progress: Tells the step, and where new workers begin if one dies.
+            epoch: Tells the step, and where new workers begin if one dies.
 
         Raises:
             WorkerError: A worker died and there may be no more restarts, or none delivered in time.
         """
-        while True:
-            try:
-                return [self._next(reader, progress.step) for reader in range(len(self.readers))]
-            except WorkerDeathError as death:
-                self._feed.close()
-                feed = self._restart(death, progress.record(progress.step)) if self._restart else None
-                if feed is None:
-                    raise
-                self.elsewhere[:] = feed.elsewhere
-                self._feed = feed
-                self._forget()
+        parts: list[Part | None] = []
+        while len(parts) < len(self.readers):
+            fifo = self._fifos[len(parts)]
+            if fifo:
+                parts.append(fifo.popleft())
+            elif self._ended[len(parts)]:
+                parts.append(None)
+            else:
+                try:
+                    self._receive(epoch.step)
+                except WorkerDeathError as death:
+                    self._go_on(death, epoch)
+                    parts = []
+        return parts
 
-    def _next(self, reader: int, step: int) -> Part | None:
-        fifo = self._fifos[reader]
-        while not fifo and not self._ended[reader]:
-            for part in self._feed.receive(step):
-                self._fifos[part.reader].append(part)
-                self._ended[part.reader] = part.end or bool(part.faults)
-        return fifo.popleft() if fifo else None
+    def _receive(self, step: int) -> None:
+        for part in self.feed.receive(step):
+            self._fifos[part.reader].append(part)
+            self._ended[part.reader] = part.end or bool(part.faults)
 
-    def slot(self, step: int) -> Slot | None:
-        """See `Feed`."""
-        return self._feed.slot(step)
-
-    def close(self) -> None:
-        """No part is wanted any more."""
-        self._feed.close()
+    def _go_on(self, death: WorkerDeathError, epoch: Epoch) -> None:
+        """Have new workers deliver the step, and nothing more from those before."""
+        self.feed.close()
+        feed = self._rescue.restart(death, epoch.last)
+        if feed is None:
+            raise death
+        self.elsewhere[:] = feed.elsewhere
+        self.feed = feed
+        self._forget()

@@ -40,8 +40,9 @@ class Feed(Protocol):
             WorkerError: A worker died, or none delivered in time.
         """
 
-    def slot(self, step: int) -> Slot | None:
-        """The slot that a step's parts were put into, if there is one; asked for once a step."""
+    @property
+    def slot(self) -> Callable[[int], Slot | None]:
+        """Says which slot a step's parts were put into, if there is one; asked for once a step."""
 
     @property
     def elsewhere(self) -> list[Feed]:
@@ -127,14 +128,10 @@ class WorkerFeed:
         self._watch = watch
         self._crew = watch.crew
         self._method = method
-        self._slot = slot
+        self.slot = slot  # see `Feed`
         self._announce_end = announce_end
         self._replace = replace
         self._leave = leave
-
-    def slot(self, step: int) -> Slot | None:
-        """See `Feed`."""
-        return self._slot(step)
 
     def receive(self, step: int) -> Sequence[Part]:
         """See `Feed`."""

@@ -22,13 +22,14 @@ from stream_dataloader._assembly.lane_windows import LaneWindows
 from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._loader.courses import Course, MembersProgress
-from stream_dataloader._loader.members import AnyPosition, MembersPosition
+from stream_dataloader._loader.epoch import Course, Epoch
+from stream_dataloader._loader.member import Member
+from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.agreement import AgreedSteps
 from stream_dataloader._reading.reader import warn_of_skip
-from stream_dataloader._schedule.progress import Progress
 from stream_dataloader._schedule.rules import Reader
+from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader._workers.collector import StepCollector
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader._workers.tally import Tally, clock
@@ -56,111 +57,95 @@ class Output(NamedTuple):
 
 
 class Iteration:
-    """An iterator over the batches of one epoch.
+    """An iterator over the batches of one epoch, or of a run that is read in epochs.
 
     Args:
-        courses: What is read, of each member of the batch.
+        epoch: It, which is followed as it is delivered.
         collector: The workers' parts.
-        progress: Follows what is delivered.
         position: Where the loader stands.
-        output: How what is yielded is made.
+        output: What is yielded.
         tally: Counts what is handed out.
 
     Attributes:
-        epoch: The epoch's number.
+        epoch: The epoch.
+        output: What is yielded.
         closed: It is over, or was left.
-        output: What it yields.
         ending: Ends what goes on elsewhere; None if nothing does.
     """
 
     def __init__(
-        self,
-        courses: Sequence[Course],
-        collector: StepCollector,
-        progress: Progress | MembersProgress,
-        position: AnyPosition,
-        output: Output,
-        tally: Tally,
+        self, epoch: Epoch, collector: StepCollector, position: LoaderPosition, output: Output, tally: Tally
     ) -> None:
-        self.epoch = progress.epoch
-        self.closed = False
-        self._courses = courses
-        self._collector = collector
-        self._progress = progress
-        self._position = position
+        self.epoch = epoch
         self.output = output
+        self.closed = False
+        self._collector = collector
+        self._position = position
         self._tally = tally
-        self._watch = output.watch
-        members = [course.dataset for course in courses]
-        self._time_steps = members[0].rules.time_steps
-        self._lanes = sum(member.rules.lanes for member in members)
-        self._fill_values = [member.fill_value for member in members]
-        self._marks_ends = all(member.mark_ends for member in members)
-        self._needs_layout = output.collate_fn is None or self._time_steps is not None
-        self._readers = collector.readers
-        self._judge = Judge(self._readers, [member.sources for member in members])
-        self._regrouper = self._regrouper_of(self._readers)
-        self._windows = LaneWindows(self._readers, self._time_steps, self._fill_values, self._judge)
-        self._skipped: set[tuple[int, int]] = set()
+        members = [course.dataset for course in epoch.courses]
+        self._judge = Judge(collector.readers, [member.sources for member in members])
+        self._make: Regrouper | LaneWindows = self._regrouper_of(collector.readers)
+        if output.collate_fn is not None:
+            fill_values = [member.fill_value for member in members]
+            self._make = LaneWindows(collector.readers, members[0].rules.time_steps, fill_values, self._judge)
+        self._noted: Any = ...  # the layout that was noted last
+        self._skipped: set[tuple[Member, int]] = set()
         self._owner = os.getpid()
-        ends = collector.elsewhere or any(isinstance(course.steps, AgreedSteps) for course in courses)
-        self.ending = Ending(self, functools.partial(_end, courses, collector.elsewhere)) if ends else None
+        ends = collector.elsewhere or any(isinstance(course.steps, AgreedSteps) for course in epoch.courses)
+        self.ending = Ending(self, functools.partial(_end, epoch.courses, collector.elsewhere)) if ends else None
 
     def _regrouper_of(self, readers: Sequence[Reader]) -> Regrouper:
+        members = [course.dataset for course in self.epoch.courses]
         return Regrouper(
             readers,
-            self._time_steps,
-            self._fill_values,
+            members[0].rules.time_steps,
+            [member.fill_value for member in members],
             self._judge,
-            mark_ends=self._marks_ends,
-            numbered=isinstance(self._position, MembersPosition),
+            mark_ends=all(member.mark_ends for member in members),
+            numbered=self._position.is_side_by_side,
         )
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        begin, step = clock(), self._progress.step
+        begin, step, output, judge = clock(), self.epoch.step, self.output, self._judge
         parts, slot = self._next_parts()
-        judge = self._judge
-        if not any(parts) and judge.layout is None and self._needs_layout:
+        if judge.layout is None and not any(parts) and self._pads_by_layout:
             # nothing was read here yet: as the loaded state has it, or other ranks
             judge.layout = self._position.layout or self._layout_elsewhere()
-        if self.output.collate_fn is None:
-            batch = self._regrouped(self._regrouper, step, parts, slot)
-            state_of: Any = self._position.state_of
-            batch.remember(functools.partial(state_of, self._progress, self._progress.record(step + 1)))
+        made: Any
+        if isinstance(self._make, Regrouper):
+            made = self._make.batch(step, self.epoch.number, parts, slot)
+            made.remember(functools.partial(self._position.state_of, self.epoch, self.epoch.last))
+            if output.watch is not None and not output.watch.done:
+                output.watch.look(judge.layout, made)
+        else:
+            made = self._make.of(parts, slot)
+        if judge.layout is not self._noted:
             self._note_layout()
-            self._count(begin, step, parts)
-            return self.output.finish(batch)
-        windows = self._windows.of(parts, slot)
-        self._note_layout()
-        self._count(begin, step, parts)
-        try:
-            collated = self.output.collate_fn(windows)
-        except StopIteration as error:  # would look like the epoch's end
-            raise RuntimeError("collate_fn raised StopIteration") from error
-        return self.output.finish(collated)
+        self._tally.batch(begin, step, parts, judge.layout)
+        if output.collate_fn is not None:
+            try:
+                made = output.collate_fn(made)
+            except StopIteration as error:  # would look like the epoch's end
+                raise RuntimeError("collate_fn raised StopIteration") from error
+        return output.finish(made)
+
+    @property
+    def _pads_by_layout(self) -> bool:
+        """Whether padding looks like items; else it is the fill value itself."""
+        return self.output.collate_fn is None or self.epoch.courses[0].dataset.rules.time_steps is not None
 
     def _note_layout(self) -> None:
-        for course in self._courses:
-            layout = course.position.layout = self._judge.layout or course.position.layout
+        self._noted = self._judge.layout
+        for course in self.epoch.courses:
+            layout = course.member.layout = self._judge.layout or course.member.layout
             course.steps.note_layout(layout)
 
     def _layout_elsewhere(self) -> Any:
         """What items look like on other ranks."""
-        return next(course for course in self._courses if course.ended is None).steps.layout()
-
-    def _count(self, begin: int, step: int, parts: Sequence[Part | None]) -> None:
-        self._tally.batch(begin, step, parts, self._judge.layout, self._lanes, self._time_steps)
-
-    def _regrouped(
-        self, regrouper: Regrouper, step: int, parts: Sequence[Part | None], slot: Slot | None
-    ) -> StreamBatch:
-        batch = regrouper.batch(step, self.epoch, parts, slot)
-        if self._watch is not None and self._watch.look(self._judge.layout, batch):
-            self._watch = None
-        return batch
+        return next(course for course in self.epoch.courses if not course.ended).steps.layout()
 
     @property
     def is_own(self) -> bool:
@@ -174,80 +159,91 @@ class Iteration:
             steps: How many steps; None: to the epoch's end.
         """
         regroupers = []
-        for _, group in itertools.groupby(enumerate(self._readers), lambda numbered: numbered[1].worker_id):
+        numbered = enumerate(self._collector.readers)
+        for _, group in itertools.groupby(numbered, lambda numbered: numbered[1].worker_id):
             numbers, readers = zip(*group, strict=True)
             regroupers.append((self._regrouper_of(readers), slice(numbers[0], numbers[-1] + 1)))
-        stop = None if steps is None else self._progress.step + steps
-        while self._progress.step != stop:
-            begin, step = clock(), self._progress.step
+        stop = None if steps is None else self.epoch.step + steps
+        while self.epoch.step != stop:
+            begin, step = clock(), self.epoch.step
             try:
                 parts, slot = self._next_parts()
             except StopIteration:
                 return
-            self._count(begin, step, parts)
+            self._tally.batch(begin, step, parts, self._judge.layout)
             for regrouper, of_worker in regroupers:
                 if any(parts[of_worker]):
-                    yield self.output.finish(self._regrouped(regrouper, step, parts[of_worker], slot))
+                    batch = regrouper.batch(step, self.epoch.number, parts[of_worker], slot)
+                    if self.output.watch is not None and not self.output.watch.done:
+                        self.output.watch.look(self._judge.layout, batch)
+                    yield self.output.finish(batch)
 
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
         """Each reader's part of the next step, None for one that has ended; and the step's slot."""
         if self.closed:
             raise StopIteration
-        step = self._progress.step
+        epoch = self.epoch
+        parts: list[Part | None] | None = None
+        reports: list[LaneReports | None] = []
         try:
-            sent = self._collector.collect(self._progress)
-            parts = self._delivered(step, sent)
+            if epoch.step != epoch.stop:
+                sent = self._collector.collect(epoch)
+                for part in sent:
+                    reports.append(None if part is None else part.reports)
+                parts = self._delivered(sent)
             if parts is not None:
-                slot = self._collector.slot(step) if any(parts) else None
+                slot = self._collector.feed.slot(epoch.step) if any(parts) else None
                 self._raise_first_error(parts, slot)
         except BaseException:
             self.close()
             raise
         if parts is None:
-            self._progress.finished = True
+            epoch.finished = True
             self.close()
             raise StopIteration
-        self._progress.advance([None if part is None else part.reports for part in sent])
+        epoch.advance(reports)
         return parts, slot
 
-    def _delivered(self, step: int, sent: Sequence[Part | None]) -> list[Part | None] | None:
+    def _delivered(self, parts: list[Part | None]) -> list[Part | None] | None:
         """The parts of a step, None for lanes that are padded; None if the epoch ends before it.
 
         Endless members come last: what they have is delivered only where the epoch goes on.
         """
-        parts = list(sent)
-        for course in self._courses:
+        ended = False
+        for course in self.epoch.courses:
             if not course.goes_on:
-                self._take(course, step, parts)
-        if self._position.is_end(step, self._courses):
+                self._take(course, parts)
+                ended = ended or course.ended
+        if ended and self._position.ends(self.epoch):
             return None
-        for course in self._courses:
+        for course in self.epoch.courses:
             if course.goes_on:
-                self._take(course, step, parts)
+                self._take(course, parts)
         return parts
 
-    def _take(self, course: Course, step: int, parts: list[Part | None]) -> None:
+    def _take(self, course: Course, parts: list[Part | None]) -> None:
         """Put what is delivered of a member in place of what its readers sent, or find that it has ended."""
-        own = parts[course.readers]
-        if course.ended is None:
-            self._note_failures(course, own)
-            own = [None if part is None or part.end else part for part in own]
+        own: list[Part | None] = []
+        for part in parts[course.readers]:
+            if part is not None and part.failures and not course.ended:
+                self._note_failures(course.member, part)
+            own.append(None if part is None or part.end else part)
+        if not course.ended:
             rules = course.dataset.rules
-            if not course.steps.delivers(course.progress.step, have_data(own, rules.padding_mode, rules.lanes)):
-                course.ended = step
-        parts[course.readers] = own if course.ended is None else [None] * len(own)
+            has_data = have_data(own, rules.padding_mode, rules.lanes)
+            course.ended = not course.steps.delivers(course.progress.step, has_data)
+        parts[course.readers] = [None] * len(own) if course.ended else own
 
-    def _note_failures(self, course: Course, parts: Sequence[Part | None]) -> None:
-        for part in parts:
-            for report in () if part is None else part.failures:
-                failure = report.unpack()
-                assert isinstance(failure, StreamError)
-                course.position.note_failure(failure)
-                skipped = course.readers.start, failure.source_index
-                if skipped not in self._skipped:
-                    self._skipped.add(skipped)
-                    self._tally.skipped += 1
-                    warn_of_skip(failure)
+    def _note_failures(self, member: Member, part: Part) -> None:
+        for report in part.failures:
+            failure = report.unpack()
+            assert isinstance(failure, StreamError)
+            self._position.note_failure(member, failure)
+            skipped = member, failure.source_index
+            if skipped not in self._skipped:
+                self._skipped.add(skipped)
+                self._tally.skipped += 1
+                warn_of_skip(failure)
 
     def _raise_first_error(self, parts: list[Part | None], slot: Slot | None) -> None:
         """Raise the error of the lowest lane, if there is one."""
@@ -270,7 +266,7 @@ class Iteration:
             self._tally.end()
             if self.ending is not None:
                 self.ending.now()
-            self._collector.close()
+            self._collector.feed.close()
 
 
 def _end(courses: Sequence[Course], feeds: Sequence[Feed]) -> None:

@@ -24,7 +24,7 @@ from stream_dataloader._memory.endings import Ending
 from stream_dataloader._memory.interrupts import deliver
 from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.sessions import SessionKey
-from stream_dataloader._reading.share import NO_RECOVERY, Recovery, Start
+from stream_dataloader._reading.share import Recovery, Start
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers import torch_quirks
 from stream_dataloader._workers.feed import CrewWatch, WorkerFeed
@@ -114,7 +114,7 @@ class WorkerPool:
         self._context: BaseContext | None = self._dataloader.multiprocessing_context  # as the user gave it
         self._method = str((self._context or multiprocessing).get_start_method())
 
-    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery = NO_RECOVERY) -> WorkerFeed:
+    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> WorkerFeed:
         """Start an iteration; the one before must be closed.
 
         Args:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from stream_dataloader._loader.epoch import Record
 from stream_dataloader._reading.share import Recovery
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader._workers.tally import Tally
@@ -40,12 +40,12 @@ class Rescue:
 
     def __init__(
         self,
-        begin: Callable[[Any, Recovery], Feed | None],
+        begin: Callable[[Record, Recovery], Feed | None],
         members: Sequence[StreamDataset],
         tally: Tally,
         *,
         most: int,
-        threads: int = 1,
+        threads: int,
     ) -> None:
         self._begin = begin
         self._members = members
@@ -57,10 +57,10 @@ class Rescue:
         self._killers: dict[tuple[int, int], int] = {}
 
     def begin_epoch(self) -> None:
-        """Deaths are counted anew; what was learned from them stays."""
+        """Resets the number of restarts; keeps the suspects."""
         self._restarts = 0
 
-    def __call__(self, death: WorkerDeathError, record: Any) -> Feed | None:
+    def restart(self, death: WorkerDeathError, record: Record) -> Feed | None:
         """Start workers that go on from a record; None if there were too many deaths already.
 
         Raises:

@@ -22,8 +22,7 @@ from typing import Any
 from stream_dataloader._advice import Setup
 from stream_dataloader._assembly.slot_writer import SharedSlot
 from stream_dataloader._device import OneAhead
-from stream_dataloader._loader.courses import Course, MembersRecord
-from stream_dataloader._loader.members import AnyPosition
+from stream_dataloader._loader.epoch import Epoch, Record
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._memory.endings import Ending
@@ -31,11 +30,10 @@ from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.deferred import Begun, Turn
-from stream_dataloader._reading.share import NO_RECOVERY, Reading, Recovery, Start
-from stream_dataloader._schedule.progress import Progress
+from stream_dataloader._reading.share import NO_RECOVERY, Reading, Recovery
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.saved_state import common
-from stream_dataloader._schedule.snapshot import PackedSnapshot, Snapshot, nothing_left, uncounted_lane
+from stream_dataloader._schedule.snapshot import Snapshot, uncounted_lane
 from stream_dataloader._workers.collector import StepCollector
 from stream_dataloader._workers.feed import Feed, LocalFeed
 from stream_dataloader._workers.iteration import Iteration, Output
@@ -74,7 +72,7 @@ class Starter:
         self._readers = deal_members(lanes, workers, settings.threads_per_worker)
         self._newest: Callable[[], Iteration | None] = type(None)
         self._ending: Ending | None = None  # of the newest, which may be gone
-        self.tally = Tally(self._readers, shared=self._num_workers > 0)
+        self.tally = Tally(self._readers, ranks[0].reading.rules.time_steps, shared=self._num_workers > 0)
         self.renew(settings)
 
     @property
@@ -84,7 +82,7 @@ class Starter:
     def renew(self, settings: WorkerSettings) -> None:
         """Have other workers for the next iteration; what is being read goes on with those it has."""
         self._settings = settings
-        self._rescue: Rescue | None = None
+        self._rescue: Rescue  # of what is read
         self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and it on the device
         members, readers, workers, tally = self._members, self._readers, self._num_workers, self.tally
         self.pool: WorkerPool | ThreadPool
@@ -93,52 +91,51 @@ class Starter:
         else:
             self.pool = WorkerPool(members, readers, workers, tally=tally, **settings.of_processes())
 
-    def is_reading(self, position: AnyPosition) -> bool:
-        """Whether an epoch is being read: its iterator is there, and has not seen the end."""
+    @property
+    def is_reading(self) -> bool:
+        """An epoch is being read: its iterator is there, and has not seen the end."""
         iteration = self._newest()
         if iteration is None or self._turn.reader() is None:
             return False
-        return not iteration.closed or position.end_is_ahead
+        return not iteration.closed or iteration.epoch.end_is_ahead
 
-    def begin(self, position: AnyPosition, output: Output) -> Begun[Any]:
+    def begin(self, position: LoaderPosition, output: Output) -> Begun[Any]:
         """Begin to read what comes next: what was kept of a run goes on, anything else that is read ends."""
         keeps = position.left is not None and (self._settings.persistent_workers or not self._num_workers)
         if self._kept is not None and self._goes_on(self._kept[0], position, output):
             iteration, batches = self._kept
-            position.go_on()
-            if self._rescue is not None:
-                self._rescue.begin_epoch()
+            position.begin(iteration.epoch)
+            self._rescue.begin_epoch()
             if output.parts:
-                batches = self._on_device(iteration, position)
+                batches = self._on_device(iteration, position.left)
         else:
             self.end()
             iteration = self._start(position, output)
             self._newest, self._ending = weakref.ref(iteration), iteration.ending
-            batches = self._on_device(iteration, position)
+            batches = self._on_device(iteration, position.left)
         if keeps:
             self._kept = iteration, batches
         if position.left is not None and not output.parts:
             batches = itertools.islice(batches, position.left)
         return batches, _nothing if keeps else iteration.close
 
-    def _goes_on(self, kept: Iteration, position: AnyPosition, output: Output) -> bool:
+    def _goes_on(self, kept: Iteration, position: LoaderPosition, output: Output) -> bool:
         """Whether the run that was kept can be read on, as it is, for an iterator that yields something."""
         if not kept.is_own or kept.closed or kept.output != output or not position.goes_on:
             return False
-        if output.parts and position.is_ahead:  # a part was copied ahead, and is lost
+        if output.parts and kept.epoch.is_ahead:  # a part was copied ahead, and is lost
             return False
         return not self.pool.died()
 
-    def _on_device(self, iteration: Iteration, position: AnyPosition) -> Iterator[Any]:
-        """What an iteration yields, on the device."""
+    def _on_device(self, iteration: Iteration, left: int | None) -> Iterator[Any]:
+        """What an iteration yields, on the device; parts, of so many batches."""
         output = iteration.output
-        batches = iteration.parts(position.left) if output.parts else iteration
+        batches = iteration.parts(left) if output.parts else iteration
         if output.device is None or output.device.type != "cuda":
             return batches
-        assert position.progress is not None
         memory = self.pool.memory
         memory.lock_for(output.device)
-        return OneAhead(batches, output.device, position.progress.hold, memory.release)  # that one copies by itself
+        return OneAhead(batches, output.device, iteration.epoch.hold, memory.release)  # that one copies by itself
 
     def end(self) -> None:
         """End what is being read: its iterator raises from now on."""
@@ -149,7 +146,7 @@ class Starter:
         elif self._ending is not None:
             self._ending.now()
 
-    def _start(self, position: AnyPosition, output: Output) -> Iteration:
+    def _start(self, position: LoaderPosition, output: Output) -> Iteration:
         """Start the iteration that comes next; the position is told once it has begun.
 
         Raises:
@@ -157,75 +154,58 @@ class Starter:
             RankError: The ranks are not about to read the same, or one did not come.
         """
         begin, whole_windows = clock(), output.collate_fn is not None
-        position.leave()
-        step, over = position.coming_step()
-        courses = [
-            self._course(number, member, step, over=over[number], whole_windows=whole_windows)
-            for number, member in enumerate(position.members)
-        ]
+        epoch = position.coming_epoch(self._readers)
+        for course in epoch.courses:
+            if not whole_windows and course.dataset.rules.time_steps is None and not course.ended:
+                _check_counted(course.start(course.progress.last).resume)
         if self._num_workers and self.pool.owner != os.getpid():  # the loader was built before this process was forked
             self.renew(self._settings)
-        rescue: Rescue | None = None
-        if not isinstance(self.pool, ThreadPool) and self._num_workers:
-            rescue = Rescue(
-                functools.partial(_begin_again, weakref.ref(self), courses, whole_windows),
-                self._members,
-                self.tally,
-                most=self._max_restarts,
-                threads=self._settings.threads_per_worker,
-            )
-        self._rescue = rescue
-        collector = StepCollector(self._begin(courses, whole_windows), self._readers, rescue)
+        self._rescue = Rescue(
+            functools.partial(_begin_again, weakref.ref(self), epoch, whole_windows),
+            self._members,
+            self.tally,
+            most=self._max_restarts,
+            threads=self._settings.threads_per_worker,
+        )
+        collector = StepCollector(self._read(epoch, whole_windows, epoch.last), self._readers, self._rescue)
         if not output.parts and not position.goes_on:
             try:
-                for ranks, course in zip(self._ranks, courses, strict=True):
-                    if course.ended is None:
-                        terms = {} if ranks.alone else common(course.position.coming_state())
-                        course.steps = ranks.begin(course.progress.epoch, course.progress.step, terms)
+                self._meet_ranks(epoch, position)
             except BaseException:
-                for course in courses:
+                for course in epoch.courses:
                     course.steps.close()
-                collector.close()
+                collector.feed.close()
                 raise
         self.tally.begin(begin)
-        return Iteration(courses, collector, position.begin_all(courses), position, output, self.tally)
+        position.begin(epoch)
+        return Iteration(epoch, collector, position, output, self.tally)
 
-    def _course(self, number: int, member: LoaderPosition, step: int, *, over: bool, whole_windows: bool) -> Course:
-        """What is read of a member, from where it stands."""
-        reading, (epoch, place) = self._ranks[number].reading, member.coming()
-        if place is not None and not whole_windows and reading.rules.time_steps is None:
-            _check_counted(place)
-        own = [index for index, reader in enumerate(self._readers) if reader.member == number]
-        progress = Progress(reading.rules, epoch, place, len(own))
-        begin = Start(epoch, nothing_left(reading.rules) if over else place)
-        return Course(reading, member, progress, slice(own[0], own[-1] + 1), step, begin, over=over)
+    def _meet_ranks(self, epoch: Epoch, position: LoaderPosition) -> None:
+        """Begin together with all other ranks."""
+        for number, (ranks, course) in enumerate(zip(self._ranks, epoch.courses, strict=True)):
+            if not course.ended:
+                terms = {} if ranks.alone else common(position.coming_states()[number])
+                course.steps = ranks.begin(course.progress.epoch, course.progress.step, terms)
 
-    def _begin(
-        self,
-        courses: Sequence[Course],
-        whole_windows: bool,
-        record: MembersRecord | PackedSnapshot | None = None,
-        recovery: Recovery = NO_RECOVERY,
-    ) -> Feed:
-        """Begin to read all members, from a record of what was delivered; None: from where their courses begin."""
-        if record is None:
-            starts = [course.begin for course in courses]
-        else:
-            of_members = record.members if isinstance(record, MembersRecord) else (record,)
-            starts = [course.start(record.step, own) for course, own in zip(courses, of_members, strict=True)]
-        local = [number for number, reader in enumerate(self._readers) if reader.worker_id >= self._num_workers]
+    def _read(self, epoch: Epoch, whole_windows: bool, record: Record, recovery: Recovery = NO_RECOVERY) -> Feed:
+        """Begin to read all members, from a record of what was delivered."""
+        starts = []
+        for course, own in zip(epoch.courses, record.members, strict=True):
+            start = course.start(own)
+            if start.resume is not None:  # readers count the loader's steps: those of one step write to one slot
+                start = start._replace(resume=start.resume._replace(step=record.step))
+            starts.append(start)
         others: Feed | None = None
-        if isinstance(self.pool, ThreadPool):
-            others = self.pool.start(starts, whole_windows=whole_windows)
-        elif self._num_workers:
+        if self._num_workers:
             others = self.pool.start(starts, whole_windows=whole_windows, recovery=recovery)
-        if others is not None and not local:
+        members = dict.fromkeys(reader.member for reader in self._readers if reader.worker_id >= self._num_workers)
+        if others is not None and not members:
             return others
         slot = None
-        if len(local) > 1 and others is None:
+        if len(members) > 1 and others is None:
             slot = SharedSlot(self._readers[-1].lanes.stop, whole_windows=whole_windows)
         board, readers = ActivityBoard(self._readers, shared=False), []
-        for member in dict.fromkeys(self._readers[number].member for number in local):
+        for member in members:
             plan, meters = self._members[member].plan(), self.tally.meters
             reading = Reading(
                 plan, starts[member], self._readers, board, meters, member, whole_windows, slot, locally=True
@@ -255,11 +235,11 @@ def _nothing() -> None:
 def _begin_again(starter: Callable[[], Starter | None], *how: Any) -> Feed | None:
     """Begin to read from a record, unless the loader is gone; a run that is kept holds this, and must not hold it."""
     found = starter()
-    return None if found is None else found._begin(*how)
+    return None if found is None else found._read(*how)
 
 
-def _check_counted(place: Snapshot) -> None:
-    if (lane := uncounted_lane(place)) is not None:
+def _check_counted(place: Snapshot | None) -> None:
+    if place is not None and (lane := uncounted_lane(place)) is not None:
         raise StateError(
             f"lane {lane} stands in a stream whose time steps were not counted: the state was saved by a loader with a "
             "collate_fn, which takes windows as they are; load it into a loader with a collate_fn, or read the epoch "

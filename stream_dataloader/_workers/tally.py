@@ -25,6 +25,7 @@ class Tally:
 
     Args:
         readers: Who reads its lanes.
+        time_steps: T; None if streams cut windows.
         shared: They are other processes.
 
     Attributes:
@@ -34,7 +35,8 @@ class Tally:
         restarts: How often workers were started anew.
     """
 
-    def __init__(self, readers: Sequence[Reader], *, shared: bool) -> None:
+    def __init__(self, readers: Sequence[Reader], time_steps: int | None, *, shared: bool) -> None:
+        self._lanes, self._time_steps = readers[-1].lanes.stop, time_steps
         self.meters = Meters([reader.worker_id for reader in readers], shared=shared)
         self.copies = 0
         self.skipped = 0
@@ -57,15 +59,7 @@ class Tally:
         self._wait_ns += self._mark - begin
         self._total_ns += self._mark - begin
 
-    def batch(
-        self,
-        begin: int,
-        step: int,
-        parts: Sequence[Part | None],
-        layout: Layout | None,
-        lanes: int,
-        time_steps: int | None,
-    ) -> None:
+    def batch(self, begin: int, step: int, parts: Sequence[Part | None], layout: Layout | None) -> None:
         """A batch is handed out.
 
         Args:
@@ -73,10 +67,8 @@ class Tally:
             step: Its number.
             parts: What it is made of.
             layout: What its items look like, if that is known.
-            lanes: B.
-            time_steps: T; None if streams cut windows.
         """
-        items = 0
+        items, time_steps = 0, self._time_steps
         longest = time_steps or 0
         for part in parts:
             if part is not None:
@@ -87,7 +79,7 @@ class Tally:
                     longest = part.contents.time_steps
         if layout is not self._layout:
             self._layout, self._item_bytes = layout, 0 if layout is None else _bytes_of(layout)
-        cells = longest * lanes
+        cells = longest * self._lanes
         self._batches += 1
         self._items += items
         self._bytes += items * self._item_bytes

@@ -63,7 +63,7 @@ class ThreadFeed:
     ) -> None:
         self._exchange = exchange
         self._jobs = jobs
-        self._slot = slot
+        self.slot = slot  # see `Feed`
         self._left_alone = left_alone
         self._patience = patience
         self._board = board
@@ -71,10 +71,6 @@ class ThreadFeed:
         self._farewell_seconds = _FAREWELL_SECONDS
         self._tells = True
         self._begin = clock.monotonic()
-
-    def slot(self, step: int) -> Slot | None:
-        """See `Feed`."""
-        return self._slot(step)
 
     def receive(self, step: int) -> Sequence[Part]:
         """See `Feed`."""

@@ -22,7 +22,7 @@ from stream_dataloader._memory.endings import Ending
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.reader import PartReader
-from stream_dataloader._reading.share import Reading, Start
+from stream_dataloader._reading.share import Reading, Recovery, Start
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import Exchange, deliver
 from stream_dataloader._workers.memory import BatchMemory
@@ -76,7 +76,7 @@ class ThreadPool:
         )
         self._ending = Ending(self, functools.partial(_leave, self._threads, self._exchanges))
 
-    def start(self, starts: Sequence[Start], *, whole_windows: bool) -> ThreadFeed:
+    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> ThreadFeed:  # noqa: ARG002
         """Start an iteration; the one before must be closed. See `WorkerPool.start`."""
         if any(not exchange.closed for exchange in self._exchanges):  # Ctrl-C came before anybody had it
             _leave(self._threads, self._exchanges)

@@ -31,8 +31,7 @@ def forget_place(loader: StreamDataLoader[Any]) -> None:
 
     A loader that is shorter than others is begun anew beside them, so that its state may be one of the coming epoch.
     """
-    step, _ = loader._position.coming_step()
-    if step and loader.batches_per_epoch is None:
+    if loader._position.coming_step and loader.batches_per_epoch is None:
         loader._position.forget_place()
 
 

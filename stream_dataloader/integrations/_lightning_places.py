@@ -95,18 +95,16 @@ def _giving(state: State) -> Callable[[], State]:
 
 def _place(loader: StreamDataLoader[Any], ahead: int) -> Callable[[], State] | None:
     """Where a loader stood so many batches ago; None if it has not begun, or not then."""
-    position = loader._position
-    progress = position.progress
-    if progress is None:
+    epoch = loader._position.epoch
+    if epoch is None:
         return None
-    record = progress.record()
+    record = epoch.record()
     if ahead:
         try:
-            record = progress.record(record.step - ahead)
+            record = epoch.record(record.step - ahead)
         except ValueError:  # an iteration before it: the shorter loader of several began anew
             return None
-    state_of: Any = position.state_of
-    return functools.partial(state_of, progress, record)
+    return functools.partial(loader._position.state_of, epoch, record)
 
 
 def of_all_ranks(loader: StreamDataLoader[Any], state: State) -> State:

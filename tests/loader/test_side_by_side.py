@@ -302,7 +302,7 @@ def test_states_of_earlier_batches_are_known():
     batches = [next(iterator) for _ in range(3)]
     assert [batch.state_dict() for batch in batches] == [loader.state_dict(step) for step in (1, 2, 3)]
     assert loader.state_dict() == loader.state_dict(3)
-    with pytest.raises(ValueError, match="known are steps 0 to 3"):
+    with pytest.raises(ValueError, match="steps 0 to 3 are"):
         loader.state_dict(4)
 
 

@@ -14,7 +14,7 @@ def test_grants_that_others_took_and_did_not_deliver_are_saved_to_be_given_again
     rules = StreamDataset(range(9), iter, 2, time_steps=1, deterministic=False).rules
     progress = Progress(rules, 0, None, parts=2)
     progress.advance([reports(), reports((1, 1), (1, 3))])
-    assert progress.record().unpack(rules).returned == (0, 2)
-    assert progress.record().cursors == (4,)
+    assert progress.last.unpack(rules).returned == (0, 2)
+    assert progress.last.cursors == (4,)
     progress.advance([reports((0, 0)), reports()])
-    assert progress.record().unpack(rules).returned == (2,)
+    assert progress.last.unpack(rules).returned == (2,)

@@ -360,7 +360,7 @@ def check(action, *args, **options):
     taken, done = threading.Event(), threading.Event()
 
     def take():  # as a thread does that is in the middle of next()
-        with loader._turn:
+        with loader._turn.lock:
             taken.set()
             done.wait()
 

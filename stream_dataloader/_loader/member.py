@@ -1,0 +1,92 @@
+"""`Member`: what a loader knows of one member of its batch, from one epoch to the next. Most have one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stream_dataloader._items.layout import Layout
+from stream_dataloader._items.plain import layout_from_plain, layout_to_plain
+from stream_dataloader._loader.ends import EpochEnds
+from stream_dataloader._ranks.ranks import Ranks, identity_of
+from stream_dataloader._reading.share import Start
+from stream_dataloader._schedule.position import EpochPlace
+from stream_dataloader._schedule.saved_state import LoadedState, plain_epoch, to_plain
+from stream_dataloader._schedule.snapshot import PackedSnapshot
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import FailureLimitError, StreamError
+
+
+class Member:
+    """A member of a batch.
+
+    Args:
+        dataset: What it reads.
+        ranks: Who else reads it, and what is read here.
+        length: Number of batches n of an epoch of an endless run; None: epochs are the dataset's.
+
+    Attributes:
+        ranks: Who else reads it, and what is read here.
+        layout: What the items of the epoch look like, or those of the loaded state; None if that is not known.
+    """
+
+    def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None) -> None:
+        self.ranks = ranks
+        self.layout: Layout | None = None
+        self._dataset = dataset
+        self._length = length
+        self._ends = EpochEnds(dataset, ranks)
+        self._failed: dict[int, set[int]] = {}  # sources that were skipped, also before a loaded state, by group hosted
+
+    def load(self, loaded: LoadedState) -> Start:
+        """Take up a state; returns where it goes on."""
+        self._failed = dict(enumerate(loaded.failures))
+        self.layout = layout_from_plain(loaded.items)
+        return Start(*self.ranks.resumed(loaded))
+
+    def forget_place(self) -> None:
+        """What was loaded was of another rank."""
+        self._failed = {}
+
+    def is_end(self, epoch: int, record: PackedSnapshot) -> bool:
+        """Whether an epoch is known to have no batch behind a place in it."""
+        return self._ends.is_end(epoch, record.unpack(self.ranks.reading.rules))
+
+    def state_of(self, epoch: int, record: PackedSnapshot, at: EpochPlace | None = None) -> dict[str, Any]:
+        """The state at a place in an epoch; at its end, that of the next one's beginning."""
+        if self.is_end(epoch, record):
+            return self.state(Start(epoch + 1), at)
+        return self.state(Start(epoch, record.unpack(self.ranks.reading.rules)), at)
+
+    def state(self, start: Start, at: EpochPlace | None = None) -> dict[str, Any]:
+        """A place as plain data.
+
+        Args:
+            start: The place.
+            at: Where it is in an epoch of n batches.
+        """
+        rules, length = self.ranks.reading.rules, self._length
+        failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
+        items = None if self.layout is None else layout_to_plain(self.layout)
+        state = to_plain(rules, *start, identity_of(self._dataset), failed, items)
+        return state if length is None or at is None else state | plain_epoch(at, length)
+
+    def count_failure(self, failure: StreamError) -> None:
+        """A stream was skipped.
+
+        Raises:
+            FailureLimitError: It was one too many.
+        """
+        group = failure.lane // self.ranks.reading.rules.lanes_of_a_group
+        self._failed.setdefault(group, set()).add(failure.source_index)
+        most = self._dataset.max_failures
+        count = len(set().union(*self._failed.values()))
+        if most is not None and count > most:
+            found = "1 source was" if count == 1 else f"{count} sources were"
+            raise FailureLimitError(
+                f"{found} skipped, and max_failures is {most}; the last one: {failure}",
+                **failure.place,
+            ) from failure
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        return self.__dict__ | {"layout": None}
