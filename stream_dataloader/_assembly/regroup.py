@@ -6,7 +6,7 @@ Guarantee: the result depends on what the lanes read, not on the workers they we
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,14 +68,23 @@ class Regrouper:
             parts: One a reader; None for one that has ended.
             slot: The step's slot, if it has one.
         """
-        time_steps = self._time_steps or self._longest(parts)
-        if slot is not None and all(part is None or part.contents.in_slot for part in parts):
+        is_in_slot, longest, runs = slot is not None, 0, []
+        for part in parts:
+            if part is not None:
+                is_in_slot = is_in_slot and part.contents.in_slot
+                longest = max(longest, part.contents.time_steps)
+                runs.append(part.contents.runs)
+        self._last_time_steps = longest or self._last_time_steps  # a step without any is as long as the one before
+        time_steps = self._time_steps or self._last_time_steps
+        if is_in_slot:
+            assert slot is not None
             columns = self._in_slot(parts, slot, time_steps)
         else:
-            found = [part and blocks_of(part.contents, slot, lanes) for part, lanes in self._dealt(parts)]
+            found = [
+                part and blocks_of(part.contents, slot, lanes) for part, lanes in zip(parts, self._lanes, strict=True)
+            ]
             columns = self._columns([blocks[0] if blocks else None for blocks in found], time_steps)
         assert self._judge.layout is not None
-        runs = [part.contents.runs for part in parts if part is not None]
         books = Bookkeeping(runs, self._all_lanes, time_steps)
         return StreamBatch.of_checked(
             books,
@@ -92,20 +101,10 @@ class Regrouper:
     def _ends(self, parts: Sequence[Part | None], time_steps: int) -> torch.Tensor:
         """Where streams end; most batches have few ends."""
         ends = np.zeros((time_steps, self._width), np.bool_)
-        for part, lanes in self._dealt(parts):
+        for part, lanes in zip(parts, self._lanes, strict=True):
             for row, t in part.contents.ends if part else ():
                 ends[t, lanes.start - self._first + row] = True
         return torch.from_numpy(ends)
-
-    def _longest(self, parts: Sequence[Part | None]) -> int:
-        """The steps of the longest window; a step without any is as long as the one before."""
-        given = [part.contents.time_steps for part in parts if part]
-        if given:
-            self._last_time_steps = max(given)
-        return self._last_time_steps
-
-    def _dealt(self, parts: Sequence[Part | None]) -> Iterator[tuple[Part | None, range]]:
-        return zip(parts, self._lanes, strict=True)
 
     def _rows(self, lanes: range) -> slice:
         """Where some lanes are in the batch."""
@@ -113,7 +112,7 @@ class Regrouper:
 
     def _in_slot(self, parts: Sequence[Part | None], slot: Slot, time_steps: int) -> list[Any]:
         """The arrays of a slot that holds all parts; only the lanes of readers that have ended are to be padded."""
-        for (part, lanes), fill in zip(self._dealt(parts), self._fills, strict=True):
+        for part, lanes, fill in zip(parts, self._lanes, self._fills, strict=True):
             if part is None:
                 slot.rows(lanes).pad(fill.of(slot.layout))
         if self._width < slot.lanes:  # what one worker put there

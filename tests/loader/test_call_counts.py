@@ -1,0 +1,55 @@
+"""How many calls of its own functions a batch takes: a layer that is added to the way of each batch shows here."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import stream_dataloader
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+PACKAGE = os.path.dirname(stream_dataloader.__file__)
+
+
+def windows(length):
+    for _ in range(length):
+        yield np.ones((16, 8), np.float32)
+
+
+def loader(workers):
+    return StreamDataLoader(StreamDataset([60] * 4, windows, 2), workers)
+
+
+def calls_of(function):
+    """How many functions of the package are called, in this thread, and in how many files they are."""
+    files = []
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            files.append(frame.f_code.co_filename)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return len(files), len(set(files))
+
+
+@pytest.mark.parametrize(("workers", "most"), [(0, 85), (2, 48)])
+def test_a_batch_in_the_middle_of_an_epoch(workers, most):
+    batches = iter(loader(workers))
+    for _ in range(10):
+        next(batches)
+    calls, _ = min(calls_of(lambda: next(batches)) for _ in range(9))  # one that brings no message of several batches
+    assert calls <= most
+
+
+def test_the_first_batch():
+    next(iter(loader(0)))  # what is made once a process
+    batches = iter(loader(0))
+    calls, files = calls_of(lambda: next(batches))
+    assert calls <= 570
+    assert files <= 55
