@@ -16,7 +16,7 @@ import numpy as np
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.rows import Selection, check_lengths, check_row, check_untold
 from stream_dataloader.streams._media.known_file import KnownFile
-from stream_dataloader.streams.array.hdf5 import Hdf5Table, SharedFile, open_file
+from stream_dataloader.streams.array.hdf5 import Hdf5Table, open_file
 
 __all__ = [
     "REMEDY",
@@ -77,11 +77,11 @@ def classes() -> tuple[Any, Any]:
     return h5py.Group, h5py.Dataset
 
 
-def open_tables_of(opened: SharedFile, name: str, group: str, selection: Selection, length: int) -> list[Hdf5Table]:
+def open_tables_of(file: Any, name: str, group: str, selection: Selection, length: int) -> list[Hdf5Table]:
     """Open a stream's datasets.
 
     Args:
-        opened: The file.
+        file: An `h5py.File`.
         name: Of the stream, for errors.
         group: The stream's.
         selection: Which datasets.
@@ -90,7 +90,6 @@ def open_tables_of(opened: SharedFile, name: str, group: str, selection: Selecti
     Raises:
         StoreError: One is missing, has another length, or is none of numbers.
     """
-    file = opened.file
     tables: list[Hdf5Table] = []
     with hdf5_errors(name):
         for leaf in selection.names:
@@ -100,7 +99,7 @@ def open_tables_of(opened: SharedFile, name: str, group: str, selection: Selecti
                 raise StoreError(f"{name} has no dataset {leaf!r}; {REMEDY}")
             if found.file.id != file.id or found.external:
                 raise StoreError(f"{name}: {leaf!r} lies in another file, which is refused; copy it into this one")
-            table = Hdf5Table(opened, name, found)
+            table = Hdf5Table(file, name, found)
             check_row(f"{name}, {leaf}", table.row_shape, table.dtype)
             check_size(f"{name}, {leaf}", found, len(table) * math.prod(table.row_shape) * table.dtype.itemsize)
             tables.append(table)

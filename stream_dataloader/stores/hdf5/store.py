@@ -91,9 +91,8 @@ class Hdf5Store(Store):
         index: Hdf5Index = self.index
         lease, known = self._lease(number), index.files[index.file_of[number]]
         with closed_on_error(lease), known:
-            opened = _Shared(lease.handle)
             tables = open_tables_of(
-                opened, self.name_of(number), index.groups[number], index.selection, int(index.lengths[number])
+                lease.handle, self.name_of(number), index.groups[number], index.selection, int(index.lengths[number])
             )
             return RowSteps(index.selection, [loaded_if_small(table) for table in tables], lease.close, known)
 
@@ -130,16 +129,6 @@ class Hdf5Store(Store):
             for leaf in self.index.selection.names:
                 _check_chunks(lease.handle[self.index.groups[number]][leaf], f"{self.name_of(number)}, {leaf}")
             steps.check()
-
-
-class _Shared:
-    """See `array.hdf5.SharedFile`; the file is given back by the stream."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-
-    def close(self) -> None:
-        """Nothing: the stream's lease is closed after its tables."""
 
 
 def _check_chunks(dataset: Any, name: str) -> None:

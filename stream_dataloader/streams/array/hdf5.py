@@ -13,18 +13,16 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.streams._media.section import closed_on_error
 from stream_dataloader.streams.array.tables import check_rows
 
-__all__ = ["Hdf5Table", "SharedFile", "is_hdf5", "open_file", "open_tables"]
+__all__ = ["Hdf5Table", "is_hdf5", "open_file"]
 
 #: A lane keeps as many unpacked chunks as a row of them takes, up to this.
 _LARGEST_CHUNK_CACHE_BYTES = 64 << 20
@@ -46,28 +44,6 @@ def is_hdf5(path: str) -> bool:
     except ImportError:
         return False
     return bool(h5py.is_hdf5(path))
-
-
-def open_tables(path: str, name: str, datasets: Sequence[str | None]) -> list[Hdf5Table]:
-    """Open some datasets of a file.
-
-    Args:
-        path: The file.
-        name: What it is called in errors.
-        datasets: Their names; None for the only one.
-
-    Returns:
-        One for each; the file is closed with all of them.
-
-    Raises:
-        ImportError: h5py is not installed, or a filter that a dataset needs.
-        OSError: The file cannot be read.
-        ValueError: There is no such dataset, or it has no rows of numbers.
-    """
-    file = open_file(path, name)
-    with closed_on_error(file):
-        opened = _Opened(file, len(datasets))
-        return [Hdf5Table(opened, name, dataset) for dataset in datasets]
 
 
 def open_file(path: str, name: str) -> Any:
@@ -96,38 +72,11 @@ def open_file(path: str, name: str) -> Any:
         raise OSError(f"{name} is not a whole HDF5 file: {_text(error)}; write it anew") from error
 
 
-class SharedFile(Protocol):
-    """An open file that others may use too.
-
-    Attributes:
-        file: An `h5py.File`.
-    """
-
-    file: Any
-
-    def close(self) -> None:
-        """One table less uses it."""
-        ...
-
-
-class _Opened:
-    """A file, closed by the last of those who use it."""
-
-    def __init__(self, file: Any, users: int) -> None:
-        self.file = file
-        self._users = users
-
-    def close(self) -> None:
-        self._users -= 1
-        if not self._users:
-            self.file.close()
-
-
 class Hdf5Table:
     """Rows of one dataset; a `tables.Table`.
 
     Args:
-        opened: The file.
+        file: An `h5py.File`, which stays open.
         name: What it is called in errors.
         dataset: Its name, or an `h5py.Dataset` of the file; None for the only one.
 
@@ -136,10 +85,10 @@ class Hdf5Table:
         ValueError: There is no such dataset, or it has no rows of numbers.
     """
 
-    def __init__(self, opened: SharedFile, name: str, dataset: Any) -> None:
+    def __init__(self, file: Any, name: str, dataset: Any) -> None:
         import h5py
 
-        found = dataset if isinstance(dataset, h5py.Dataset) else _find(h5py, opened.file, name, dataset)
+        found = dataset if isinstance(dataset, h5py.Dataset) else _find(h5py, file, name, dataset)
         dtype = found.dtype  # asked for once: h5py makes it anew each time
         self._name = f"{name}, dataset {found.name}"
         if found.shape is None:
@@ -149,7 +98,6 @@ class Hdf5Table:
         check_rows(found.shape, dtype, self._name)
         _check_filters(h5py, found, self._name)
         self._h5py = h5py
-        self._opened = opened
         self._dataset = _with_room_for_chunks(h5py, found)
         self.dtype: np.dtype[Any] = dtype.newbyteorder("=")
         self.row_shape: tuple[int, ...] = found.shape[1:]
@@ -179,9 +127,7 @@ class Hdf5Table:
             raise OSError(error.errno, what) from error
 
     def close(self) -> None:
-        if self._dataset is not None:
-            self._dataset = None
-            self._opened.close()
+        self._dataset = None
 
 
 def _find(h5py: ModuleType, file: Any, name: str, dataset: str | None) -> Any:

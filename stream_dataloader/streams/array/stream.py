@@ -10,12 +10,13 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stream_dataloader.streams._media.section import check_file, closed_on_error, section_of
+from stream_dataloader.streams._media.section import check_file, section_of
 from stream_dataloader.streams.array.tables import NpyTable, Table, memory_table
-from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
+from stream_dataloader.streams.cache.file_cache import FileCache, open_local
 
 __all__ = ["ArrayStream"]
 
@@ -83,8 +84,10 @@ class ArrayStream:
         """
         whole, first, stop = section_of(source)
         first, start = _index(first, "start"), _index(start, "start")
-        tables, local = self._open(whole)
-        try:
+        with ExitStack() as opened:
+            tables = self._open(whole, opened)
+            for table in tables.values():
+                opened.callback(table.close)
             lengths = {name: len(table) for name, table in tables.items()}
             rows = next(iter(lengths.values()))
             if len(set(lengths.values())) > 1:
@@ -97,10 +100,7 @@ class ArrayStream:
                     f"start is {start}, and the source has {stop - first} rows; give at most that, or see whether it "
                     "has changed"
                 )
-            return Rows(tables, first + start, stop, local)
-        except BaseException:
-            _close(tables, local)
-            raise
+            return Rows(tables, first + start, stop, opened.pop_all())
 
     def length(self, source: Any) -> int:
         """The number of rows of a source, by the file's header; a URL's file is fetched for it.
@@ -108,25 +108,21 @@ class ArrayStream:
         Raises:
             ValueError: As if it was opened, and OSError too.
         """
-        rows = self(source)
-        try:
+        with closing(self(source)) as rows:
             return rows.remaining
-        finally:
-            rows.close()
 
-    def _open(self, whole: Any) -> tuple[dict[Any, Table], LocalFile | None]:
+    def _open(self, whole: Any, opened: ExitStack) -> dict[Any, Table]:
         """The arrays by their keys; `_ALONE` is the key of an array that is an item by itself."""
         if isinstance(whole, (str, os.PathLike)):
-            local = open_local(whole, self.cache)
-            with closed_on_error(local):
-                return self._open_file(local.path, os.fspath(whole)), local
+            local = opened.enter_context(open_local(whole, self.cache))
+            return self._open_file(local.path, os.fspath(whole), opened)
         if isinstance(whole, Mapping):
             if not whole:
                 raise ValueError("the source is an empty mapping; give at least one array")
-            return {key: memory_table(array, f"the source's {key!r}") for key, array in whole.items()}, None
-        return {_ALONE: memory_table(whole, "the source")}, None
+            return {key: memory_table(array, f"the source's {key!r}") for key, array in whole.items()}
+        return {_ALONE: memory_table(whole, "the source")}
 
-    def _open_file(self, path: str, name: str) -> dict[Any, Table]:
+    def _open_file(self, path: str, name: str, opened: ExitStack) -> dict[Any, Table]:
         check_file(path)
         with open(path, "rb") as file:
             head = file.read(len(_HDF5))
@@ -139,26 +135,25 @@ class ArrayStream:
                 f"{name} is a zip archive (.npz, or one of torch.save), which cannot be read row by row; load it once, "
                 "and save its arrays as .npy"
             )
-        from stream_dataloader.streams.array.hdf5 import is_hdf5, open_tables
+        from stream_dataloader.streams.array.hdf5 import Hdf5Table, is_hdf5, open_file
 
         if head == _HDF5 or is_hdf5(path):
-            names = self.dataset
-            if names is not None and not isinstance(names, (str, Mapping)):
-                names = {key: key for key in names}
-            if isinstance(names, Mapping):
-                return dict(zip(names, open_tables(path, name, list(names.values())), strict=True))
-            return {_ALONE: open_tables(path, name, [names])[0]}
+            file, names = opened.enter_context(open_file(path, name)), self.dataset
+            if names is None or isinstance(names, str):
+                return {_ALONE: Hdf5Table(file, name, names)}
+            named = names if isinstance(names, Mapping) else {key: key for key in names}
+            return {key: Hdf5Table(file, name, dataset) for key, dataset in named.items()}
         raise ValueError(f"{name} is neither a .npy nor an HDF5 file: it begins with {head!r}")
 
 
 class Rows:
     """Rows `[position, stop)`, one after the other; a `protocols.ReadsInto`."""
 
-    def __init__(self, tables: dict[Any, Table], position: int, stop: int, local: LocalFile | None) -> None:
+    def __init__(self, tables: dict[Any, Table], position: int, stop: int, opened: ExitStack) -> None:
         self._tables = tables
         self._position = position
         self._stop = stop
-        self._local = local
+        self._opened = opened
         self._alone = tables.get(_ALONE)
 
     @property
@@ -187,19 +182,12 @@ class Rows:
 
     def close(self) -> None:
         """Close the files; what was yielded stays."""
-        tables, self._tables, self._alone, self._position = self._tables, {}, None, self._stop
-        _close(tables, self._local)
+        self._tables, self._alone, self._position = {}, None, self._stop
+        self._opened.close()
 
 
 #: The key of an array that is not one of several.
 _ALONE: Any = object()
-
-
-def _close(tables: Mapping[Any, Table], local: LocalFile | None) -> None:
-    for table in tables.values():
-        table.close()
-    if local is not None:
-        local.close()
 
 
 def _index(value: Any, name: str) -> int:
