@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from stream_dataloader.streams.audio.headers import ReadAudio
-
 __all__ = ["FrameClock"]
 
 
@@ -28,12 +26,13 @@ class FrameClock:
 
     Attributes:
         origin: The first frame's time stamp; None if it has none, or before it.
+        longest_seconds: The longest frame.
     """
 
     def __init__(self, tick_seconds: float) -> None:
         self._tick_seconds = tick_seconds
         self._last: _Read | None = None
-        self._longest_seconds = 0.0
+        self.longest_seconds = 0.0
         self.origin: int | None = None
 
     @property
@@ -48,7 +47,7 @@ class FrameClock:
     def add(self, frame: Any) -> None:
         """Count a frame."""
         rate = int(frame.sample_rate)
-        self._longest_seconds = max(self._longest_seconds, frame.samples / rate)
+        self.longest_seconds = max(self.longest_seconds, frame.samples / rate)
         if frame.pts is not None:
             self._last = _Read(frame.pts, frame.samples, rate)
         elif self._last is not None:  # a frame without a time stamp follows directly
@@ -75,14 +74,3 @@ class FrameClock:
             return None
         pts, samples, rate = self._last
         return (pts - self.origin) * self._tick_seconds + samples / rate
-
-    def read_in_all(self, decoded_seconds: float) -> ReadAudio | None:
-        """How much was read; None without time stamps.
-
-        Args:
-            decoded_seconds: The length of all samples, with those that were sought past.
-        """
-        length = self.seconds_read()
-        if length is None or self.origin is None:
-            return None
-        return ReadAudio(length, max(decoded_seconds, self.origin_seconds + length), self._longest_seconds)

@@ -81,7 +81,8 @@ class AudioDecoder:
             self.channels = int(first.layout.nb_channels)
             if self.rate < 1 or self.channels < 1:
                 raise ValueError(f"{self._path}: nothing in its audio stream {self._index} can be decoded")
-            self.layout = layout_name(first.layout)
+            self._own = self.rate, first.layout.name, self.channels
+            self.layout = layout_name(self.channels, first.layout.name)
             self.start_seconds = self._clock.origin_seconds
 
     def _open(self) -> None:
@@ -127,8 +128,7 @@ class AudioDecoder:
         Raises:
             ValueError: There should be more.
         """
-        read = self._clock.read_in_all(decoded_seconds)
-        check_audio_not_cut(str(self._path), self._container, self._stream, read)
+        check_audio_not_cut(str(self._path), self._container, self._stream, self._clock, decoded_seconds)
 
     def pieces(self) -> Iterator[Samples]:
         """Pieces `(C, n)` from the sample that `seek` returned on, each following on the one before.
@@ -138,8 +138,7 @@ class AudioDecoder:
         """
         if self._first is None:
             return
-        own = self.rate, self.layout, self.channels
-        latest = own  # the kind of the frame before
+        own = latest = self._own  # `latest` is the kind of the frame before
         converter: Converter | None = None
         for frame in itertools.chain((self._first,), self._frames):
             yield from self._silence_before(frame)
@@ -148,11 +147,14 @@ class AudioDecoder:
                 piece = as_float(frame)
             except ValueError as error:
                 raise ValueError(f"{self._place()}: {error}") from error
-            kind = int(frame.sample_rate), layout_name(frame.layout), len(piece)
+            kind = frame.sample_rate, frame.layout.name, len(piece)
             if kind != latest:  # rate or channels change in mid-stream, as broadcasts do
                 if converter is not None:
                     yield from converter.end()
-                converter = None if kind == own else _converter_between(kind, own)
+                converter = None
+                if kind != own:
+                    layouts = layout_name(kind[2], kind[1]), self.layout
+                    converter = Converter((kind[0], own[0]), layouts, (kind[2], own[2]))
                 latest = kind
             if converter is None:
                 yield piece
@@ -264,7 +266,7 @@ class AudioDecoder:
         if self._on_corrupt == "raise":
             place = f"{self._place()}: {what}"
             try:
-                check_audio_not_cut(str(self._path), self._container, self._stream, None)
+                check_audio_not_cut(str(self._path), self._container, self._stream)
             except ValueError as cut:
                 raise ValueError(f"{place}; {cut}") from cut
             raise ValueError(f"{place}; repair the file, or give on_corrupt='keep' (silence there) or 'drop'")
@@ -272,8 +274,3 @@ class AudioDecoder:
     def close(self) -> None:
         """Close the file; also a second time."""
         self._container.close()
-
-
-def _converter_between(kind: tuple[int, str, int], own: tuple[int, str, int]) -> Converter:
-    """From one rate, layout and number of channels to another."""
-    return Converter((kind[0], own[0]), (kind[1], own[1]), (kind[2], own[2]))

@@ -12,31 +12,17 @@ import os
 import re
 import struct
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from stream_dataloader.streams._media.container import check_not_cut
+from stream_dataloader.streams.audio.clock import FrameClock
 
-__all__ = ["ReadAudio", "check_audio_not_cut", "declared_samples"]
+__all__ = ["check_audio_not_cut", "declared_samples"]
 
 _COUNTING = ("wav", "w64", "aiff", "au", "flac")  # their headers count samples, and are right unless they say zero
 _OPEN_WAV_BYTES = 0x7FFF0000  # programs that write to a pipe put this size, or a larger one, as they know none
 _OGG_PAGE_BYTES = 65307  # the longest page: 27 + 255 + 255 * 255 (RFC 3533, 6)
 _PRIMING_SECONDS = 0.1  # counted by some muxers, but not handed out: Opus has up to 80 ms (RFC 7845, 4.6)
-
-
-class ReadAudio(NamedTuple):
-    """How much was read of a stream, in seconds.
-
-    Attributes:
-        length: From the first frame to the end of the last one, by their time stamps.
-        end: When the last one ends, by its time stamp; or the length of all samples if that is more (time starts again
-            in Ogg files that were joined).
-        frame: The longest frame.
-    """
-
-    length: float
-    end: float
-    frame: float
 
 
 def declared_samples(path: str, container: Any, stream: Any) -> int | None:
@@ -52,14 +38,18 @@ def declared_samples(path: str, container: Any, stream: Any) -> int | None:
     return int(samples) if samples.denominator == 1 else None
 
 
-def check_audio_not_cut(path: str, container: Any, stream: Any, read: ReadAudio | None) -> None:
+def check_audio_not_cut(
+    path: str, container: Any, stream: Any, clock: FrameClock | None = None, decoded_seconds: float = 0.0
+) -> None:
     """Check that audio that was read to its end is as long as its file says.
 
     Args:
         path: The file.
         container: The file, opened.
         stream: What was read.
-        read: How much was read; None if it was not read to its end, or has no time stamps.
+        clock: Where reading has got to; None if that is not the end.
+        decoded_seconds: The length of all samples, with those that were sought past: more than the time stamps say
+            where time starts again (in Ogg files that were joined).
 
     Raises:
         ValueError: There should be more.
@@ -72,12 +62,13 @@ def check_audio_not_cut(path: str, container: Any, stream: Any, read: ReadAudio 
         last = max((entries[i].pos + entries[i].size for i in range(max(0, len(entries) - 8), len(entries))), default=0)
     if last is not None and last > size + 1:  # a byte of padding may be left out
         raise ValueError(f"{path} is cut off: it has {size} bytes, and its header declares audio up to byte {last}")
-    if read is None:
+    length = None if clock is None else clock.seconds_read()
+    if clock is None or length is None:
         return
-    end = _end_seconds(container, stream)
-    if end is not None and end - read.end > 2 * read.frame + _PRIMING_SECONDS:
+    end, read_to = _end_seconds(container, stream), max(decoded_seconds, clock.origin_seconds + length)
+    if end is not None and end - read_to > 2 * clock.longest_seconds + _PRIMING_SECONDS:
         raise ValueError(
-            f"{path} is cut off or damaged: its audio was read up to {read.end:.3f} s, and lasts to {end:.3f} s by its "
+            f"{path} is cut off or damaged: its audio was read up to {read_to:.3f} s, and lasts to {end:.3f} s by its "
             "own account; repair the file, or give on_corrupt='keep' or 'drop' for what there is"
         )
     rate = stream.codec_context.sample_rate
@@ -87,10 +78,9 @@ def check_audio_not_cut(path: str, container: Any, stream: Any, read: ReadAudio 
         wanted, tolerated = float(stream.duration * stream.time_base), 3 * 1152 / rate
     else:
         return
-    if wanted - read.length > tolerated:
+    if wanted - length > tolerated:
         raise ValueError(
-            f"{path} is cut off or damaged: {read.length:.3f} s of audio were read, and its header declares "
-            f"{wanted:.3f} s"
+            f"{path} is cut off or damaged: {length:.3f} s of audio were read, and its header declares {wanted:.3f} s"
         )
 
 

@@ -48,25 +48,20 @@ def as_float(frame: Any) -> Samples:
     Raises:
         ValueError: It has a sample format that is not known.
     """
-    count, planes = frame.samples, frame.planes
-    name = frame.format.name
-    if name == "fltp" and len(planes) <= _PLANES:  # what most decoders give
-        samples: Samples = np.empty((len(planes), count), np.float32)
-        for channel, plane in enumerate(planes):
-            samples[channel] = np.frombuffer(plane, np.float32, count)
-        return samples
-    channels = frame.layout.nb_channels
+    name, planes, count = frame.format.name, frame.planes, frame.samples
+    planar = name.endswith("p")
+    channels = len(planes) if planar else frame.layout.nb_channels
     if (found := _SAMPLE_TYPES.get(name.removesuffix("p"))) is None:
         raise ValueError(f"its samples have format {name!r}, and {', '.join(_SAMPLE_TYPES)} can be read")
     dtype, scale, offset = found
-    samples = np.empty((channels, count), np.float32)
-    if name.endswith("p"):
-        if channels > _PLANES:
-            raise ValueError(f"it has {channels} channels in planes of their own, and {_PLANES} can be read")
+    samples: Samples = np.empty((channels, count), np.float32)
+    if not planar:
+        samples[:] = np.frombuffer(planes[0], dtype, count * channels).reshape(count, channels).T
+    elif channels > _PLANES:
+        raise ValueError(f"it has {channels} channels in planes of their own, and {_PLANES} can be read")
+    else:
         for channel, plane in enumerate(planes):
             samples[channel] = np.frombuffer(plane, dtype, count)
-    else:
-        samples[:] = np.frombuffer(planes[0], dtype, count * channels).reshape(count, channels).T
     if scale != 1.0:
         samples *= np.float32(scale)
     if offset:
@@ -74,12 +69,10 @@ def as_float(frame: Any) -> Samples:
     return samples
 
 
-def layout_name(layout: Any) -> str:
+def layout_name(count: int, name: str = "") -> str:
     """FFmpeg's name for a layout of channels; the usual one for their number if the file has none."""
-    count: int = layout.nb_channels
-    if layout.name == f"{count} channels" and count < len(_LAYOUTS):
-        return _LAYOUTS[count]
-    name: str = layout.name
+    if name in ("", f"{count} channels"):
+        return _LAYOUTS[count] if count < len(_LAYOUTS) else f"{count} channels"
     return name
 
 

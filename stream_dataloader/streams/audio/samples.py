@@ -84,7 +84,6 @@ class SampleReader:
         stream: int = 0,
         on_corrupt: OnCorrupt = "raise",
     ) -> None:
-        self._path = path
         self._may_be_cut = on_corrupt != "raise"
         self._decoder = AudioDecoder(path, stream, on_corrupt)
         with closed_on_error(self):
@@ -94,19 +93,17 @@ class SampleReader:
             self.start = round(start * self.rate) if isinstance(start, float) else int(start)
             self.length: int | None = None
             self._ratio = Fraction(self.rate, self._decoder.rate)
-            self._converter = self._converter_to(self.rate, self.channels)
+            layouts = self._decoder.layout, layout_name(self.channels)
+            try:
+                self._converter = Converter(
+                    (self._decoder.rate, self.rate), layouts, (self._decoder.channels, self.channels)
+                )
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
             input_start, skipped = restart(self.start + offset, self._ratio)
             self._pieces = self._pieces_from(input_start)
             self._buffer = _Buffer(self.channels, skipped)
             self._error: Exception | None = None
-
-    def _converter_to(self, rate: int, channels: int) -> Converter:
-        decoder = self._decoder
-        layouts = decoder.layout, layout_name(_Channels(channels))
-        try:
-            return Converter((decoder.rate, rate), layouts, (decoder.channels, channels))
-        except ValueError as error:
-            raise ValueError(f"{self._path}: {error}") from error
 
     def _pieces_from(self, start: int) -> Iterator[Samples]:
         """Decoded pieces from an input sample on, each following on the one before."""
@@ -212,11 +209,3 @@ class _Buffer:
         held = min(count, len(self))
         self._head += held
         self._skipped += count - held
-
-
-class _Channels:
-    """A layout of so many channels, as far as `layout_name` looks at it."""
-
-    def __init__(self, count: int) -> None:
-        self.nb_channels = count
-        self.name = f"{count} channels"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Real
@@ -18,7 +19,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.flags import check_choices, check_flags
 from stream_dataloader.streams._media.opencv import check_opencv
-from stream_dataloader.streams._media.picture import AvConverter, Picture
+from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
@@ -153,10 +154,6 @@ class VideoStream:
         whole_number("start", start, "give the number of the first item wanted", 0)
         local, selection = self.open(source)
         with closed_on_error(local):
-            if self.backend == "opencv":
-                from stream_dataloader.streams.video.opencv import CapturedVideo
-
-                return CapturedVideo(self.picture, selection, start, local)
             return OpenVideo(self, selection, start, local)
 
     def length(self, source: Any) -> int | None:
@@ -169,12 +166,8 @@ class VideoStream:
         if self.on_corrupt != "raise":
             return None
         local, selection = self.open(source)
-        with local:
-            reader = FrameReader(local.path, self.stream)
-            try:
-                return selection.length(reader)
-            finally:
-                reader.close()
+        with local, closing(FrameReader(local.path, self.stream)) as reader:
+            return selection.length(reader)
 
     def open(self, source: Any) -> tuple[LocalFile, Selection]:
         """Make the file local; returns it, and which of its frames are the source's items."""
@@ -206,19 +199,22 @@ class OpenVideo:
         self._local = local
         self._options, self._selection = options, selection
         self.reader = self._opened()
-        aspect = self.reader.stream.sample_aspect_ratio
-        self._converter = AvConverter(options.picture, float(aspect or 1))
+        self._converter = self.reader.converter(options.picture)
         chosen = selection.frames(self.reader, start)
         by_device = options.device is not None and options.device_fallback
         self._frames = self._or_by_cpu(chosen, start) if by_device else chosen
         if options.picture.size is None and start:
-            self._set_size(options, selection)
+            self._set_size()
         self._with_times = options.with_times
         self._error: Exception | None = None
 
-    def _opened(self, *, by_cpu: bool = False) -> FrameReader:
-        """The video, by the decoder that was asked for, or by the CPU's where that is to be."""
+    def _opened(self, *, by_cpu: bool = False) -> Any:
+        """The video, by the decoder that was asked for, or by the CPU's where that is to be: a `FrameReader`."""
         options, path = self._options, self._selection.section.path
+        if options.backend == "opencv":
+            from stream_dataloader.streams.video.opencv import CaptureReader
+
+            return CaptureReader(path)
         device = None if by_cpu else options.device
         try:
             return FrameReader(path, options.stream, options.on_corrupt, device)
@@ -242,15 +238,12 @@ class OpenVideo:
         self.reader = self._opened(by_cpu=True)
         yield from self._selection.frames(self.reader, start + read)
 
-    def _set_size(self, options: VideoStream, selection: Chosen) -> None:
+    def _set_size(self) -> None:
         """Take the size from the source's first frame, also where reading begins at another one."""
-        reader = FrameReader(selection.section.path, options.stream, options.on_corrupt)
-        try:
-            for frame, _ in selection.frames(reader):
+        with closing(self._opened(by_cpu=True)) as reader:
+            for frame, _ in self._selection.frames(reader):
                 self._converter.empty(frame)
                 break
-        finally:
-            reader.close()
 
     def beside(self, frame: Any, _moment: Any) -> dict[str, Any]:
         """An item's other values, beside its frame."""
