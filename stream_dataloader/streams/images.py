@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from stream_dataloader.streams._media.flags import check_choices
+from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.names import DIGITS, natural_order
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
@@ -95,7 +96,7 @@ class ImageFolderStream:
     def _picture(self) -> Picture:
         return Picture(self.size, self.layout, self.color, self.dtype, self.fit, self.upright)
 
-    def __call__(self, source: Any, *, start: int = 0) -> _Images:
+    def __call__(self, source: Any, *, start: int = 0) -> PictureItems:
         """Open one source.
 
         Args:
@@ -110,7 +111,26 @@ class ImageFolderStream:
         paths = self._paths(source)
         if not 0 <= start <= len(paths):
             raise ValueError(f"start is {start}, and {_named(source)} has {len(paths)} items")
-        return _Images(paths, start, self._picture(), self.on_corrupt)
+        converter = ArrayConverter(self._picture())
+        return PictureItems(self._images(paths, start, converter), converter)
+
+    def _images(self, paths: list[str], start: int, converter: ArrayConverter) -> Iterator[tuple[Any, None]]:
+        """The images `paths[start:]`, decoded."""
+        if self.size is None and 0 < start < len(paths):
+            converter.empty(self._read(paths, 0))  # the source's first image decides the size
+        for position in range(start, len(paths)):
+            yield self._read(paths, position), None
+
+    def _read(self, paths: list[str], position: int) -> Any:
+        for kept in range(position, -1, -1):
+            try:
+                return _decode(paths[kept], gray=self.color == "gray", upright=self.upright)
+            except ValueError as error:
+                if self.on_corrupt == "raise":
+                    raise
+                if not kept:
+                    raise ValueError(f"{error}; and there is no image before it to be kept") from error
+        raise AssertionError(f"position {position}")
 
     def length(self, source: Any) -> int:
         """The number of items, by listing the folder; raises what opening the source would."""
@@ -125,57 +145,6 @@ class ImageFolderStream:
         if stop > len(paths) or start > stop:
             raise ValueError(f"images {start} to {stop} were asked for, and {path} has {len(paths)}")
         return paths[start : stop : self.frame_step]
-
-
-class _Images:
-    """The images `paths[position:]`, one after the other; a `protocols.ReadsInto`."""
-
-    def __init__(self, paths: list[str], position: int, picture: Picture, on_corrupt: str) -> None:
-        self._paths = paths
-        self._position = position
-        self._keep = on_corrupt == "keep"
-        self._converter = ArrayConverter(picture)
-        self._gray, self._upright = picture.color == "gray", picture.upright
-        self._sized = picture.size is not None or position == 0  # else the source's first image decides
-
-    def __iter__(self) -> Iterator[Any]:
-        while self._position < len(self._paths):
-            image = self._next()
-            out = self._converter.empty(image)
-            self._converter.write(image, out)
-            self._position += 1
-            yield out
-
-    def read_into(self, out: Any) -> int:
-        """Write the next images to `out`; see `protocols.ReadsInto`."""
-        count = min(len(out), len(self._paths) - self._position)
-        for place in range(count):
-            try:
-                self._converter.write(self._next(), out[place])
-            except (OSError, ValueError):
-                if place:
-                    return place  # the next call finds the same error
-                raise
-            self._position += 1
-        return count
-
-    def _next(self) -> Any:
-        """The image at `position`, decoded."""
-        if not self._sized:
-            self._converter.empty(self._read(0))
-            self._sized = True
-        return self._read(self._position)
-
-    def _read(self, position: int) -> Any:
-        for kept in range(position, -1, -1):
-            try:
-                return _decode(self._paths[kept], gray=self._gray, upright=self._upright)
-            except ValueError as error:
-                if not self._keep:
-                    raise
-                if not kept:
-                    raise ValueError(f"{error}; and there is no image before it to be kept") from error
-        raise AssertionError(f"position {position}")
 
 
 def _decode(path: str, *, gray: bool, upright: bool) -> Any:

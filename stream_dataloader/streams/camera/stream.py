@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from stream_dataloader.streams._media.flags import check_choices
+from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, Picture
 from stream_dataloader.streams._media.section import closed_on_error
@@ -161,34 +162,21 @@ class CameraStream:
         return _Live(reader, converter, self.items == "dict")
 
 
-class _Live:
-    """Frames as items, as they come in; a `protocols.ReadsInto`."""
+class _Live(PictureItems):
+    """Frames as items, as they come in."""
 
     def __init__(self, reader: LiveReader, converter: Any, dicts: bool) -> None:
-        self._reader = reader
-        self._converter = converter
+        super().__init__(_frames(reader), converter, at_once=1)
         self._dicts = dicts
         self.close = weakref.finalize(self, reader.close)
 
-    def __iter__(self) -> Iterator[Any]:
-        while (frame := self._reader.get()) is not None:
-            picture = self._converter.empty(frame.image)
-            self._converter.write(frame.image, picture)
-            yield {"frame": picture, **_numbers(frame)} if self._dicts else picture
-
-    def read_into(self, out: Any) -> int:
-        """Write the next frame to `out`; see `protocols.ReadsInto`."""
-        if (frame := self._reader.get()) is None:
-            return 0
-        pictures = out["frame"] if self._dicts else out
-        self._converter.write(frame.image, pictures[0])
-        for name, value in _numbers(frame).items() if self._dicts else ():
-            out[name][0] = value
-        return 1
+    def beside(self, frame: Any, moment: Frame) -> dict[str, Any]:  # noqa: ARG002 - of other kinds of pictures
+        return {name: kind(getattr(moment, name)) for name, kind in _NUMBERS.items()} if self._dicts else {}
 
 
-def _numbers(frame: Frame) -> dict[str, Any]:
-    return {name: kind(getattr(frame, name)) for name, kind in _NUMBERS.items()}
+def _frames(reader: LiveReader) -> Iterator[tuple[Any, Frame]]:
+    while (frame := reader.get()) is not None:
+        yield frame.image, frame
 
 
 def _address(source: Any) -> int | str:

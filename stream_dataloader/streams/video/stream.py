@@ -6,7 +6,6 @@ it is reached, by reading or by seeking, in any container; a video that is damag
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -18,6 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.flags import check_choices, check_flags
+from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.opencv import check_opencv
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import (
@@ -192,21 +192,19 @@ class Chosen(Protocol):
         ...
 
 
-class OpenVideo:
-    """An open video; a `protocols.ReadsInto`."""
+class OpenVideo(PictureItems):
+    """An open video."""
 
     def __init__(self, options: VideoStream, selection: Chosen, start: int, local: LocalFile) -> None:
         self._local = local
         self._options, self._selection = options, selection
         self.reader = self._opened()
-        self._converter = self.reader.converter(options.picture)
         chosen = selection.frames(self.reader, start)
         by_device = options.device is not None and options.device_fallback
-        self._frames = self._or_by_cpu(chosen, start) if by_device else chosen
+        self._chosen = self._or_by_cpu(chosen, start) if by_device else chosen
+        super().__init__(self._chosen, self.reader.converter(options.picture))
         if options.picture.size is None and start:
             self._set_size()
-        self._with_times = options.with_times
-        self._error: Exception | None = None
 
     def _opened(self, *, by_cpu: bool = False) -> Any:
         """The video, by the decoder that was asked for, or by the CPU's where that is to be: a `FrameReader`."""
@@ -245,40 +243,14 @@ class OpenVideo:
                 self._converter.empty(frame)
                 break
 
-    def beside(self, frame: Any, _moment: Any) -> dict[str, Any]:
-        """An item's other values, beside its frame."""
-        if not self._with_times:
+    def beside(self, frame: Any, moment: Any) -> dict[str, Any]:  # noqa: ARG002 - of `AudioVisualStream`
+        """When the frame is shown, if that is wanted."""
+        if not self._options.with_times:
             return {}
         return {"pts_seconds": self.reader.seconds(frame), "is_key": bool(frame.key_frame)}
 
-    def __iter__(self) -> Iterator[Any]:
-        for frame, moment in self._frames:
-            picture = self._converter.empty(frame)
-            self._converter.write(frame, picture)
-            beside = self.beside(frame, moment)
-            del frame  # so that the decoder uses its memory again: what it makes of damaged data depends on that
-            yield {"frame": picture, **beside} if beside else picture
-
-    def read_into(self, out: Any) -> int:
-        """Write the next frames to `out`; see `protocols.ReadsInto`."""
-        if self._error is not None:
-            raise self._error
-        pictures = out["frame"] if isinstance(out, dict) else out
-        count = 0
-        try:
-            for row, (frame, moment) in enumerate(itertools.islice(self._frames, len(pictures))):
-                self._converter.write(frame, pictures[row])
-                for name, value in self.beside(frame, moment).items():
-                    out[name][row] = value
-                count = row + 1
-        except Exception as error:
-            if not count:
-                raise
-            self._error = error  # this call returns what was read before; the next one raises
-        return count
-
     def close(self) -> None:
         """Close the file."""
-        self._frames.close()
+        self._chosen.close()
         self.reader.close()
         self._local.close()

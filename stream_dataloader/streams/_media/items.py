@@ -1,0 +1,73 @@
+"""Pictures as items: what all streams of pictures do with what they decode.
+
+Guarantee: a picture is converted straight into its place, in the batch or in an item. What was read before an error is
+handed out, and from then on the error is raised.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter
+
+__all__ = ["PictureItems"]
+
+
+class PictureItems:
+    """Pictures, one after the other; a `protocols.ReadsInto`.
+
+    Args:
+        frames: What is decoded, each with what `beside` makes an item's other values of.
+        converter: What writes the pictures.
+        at_once: The most that one call of `read_into` waits for.
+    """
+
+    def __init__(
+        self,
+        frames: Iterator[tuple[Any, Any]],
+        converter: AvConverter | ArrayConverter,
+        at_once: int = sys.maxsize,
+    ) -> None:
+        self._frames = frames
+        self._converter = converter
+        self._at_once = at_once
+        self._error: Exception | None = None
+
+    def beside(self, frame: Any, moment: Any) -> dict[str, Any]:  # noqa: ARG002 - of subclasses
+        """An item's other values, by their names; without any, an item is the picture alone."""
+        return {}
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._error is not None:
+            raise self._error
+        try:
+            for frame, moment in self._frames:
+                picture = self._converter.empty(frame)
+                self._converter.write(frame, picture)
+                beside = self.beside(frame, moment)
+                del frame  # so that the decoder uses its memory again: what it makes of damaged data depends on that
+                yield {"frame": picture, **beside} if beside else picture
+        except Exception as error:
+            self._error = error
+            raise
+
+    def read_into(self, out: Any) -> int:
+        """Write the next pictures to `out`; see `protocols.ReadsInto`."""
+        if self._error is not None:
+            raise self._error
+        pictures = out["frame"] if isinstance(out, dict) else out
+        count = 0
+        try:
+            for frame, moment in itertools.islice(self._frames, min(len(pictures), self._at_once)):
+                self._converter.write(frame, pictures[count])
+                for name, value in self.beside(frame, moment).items():
+                    out[name][count] = value
+                count += 1
+        except Exception as error:
+            self._error = error
+            if not count:
+                raise
+        return count
