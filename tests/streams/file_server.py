@@ -93,27 +93,17 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content[half:])
 
     def answer_without_a_length(self, content):
-        """Its end is marked by nothing but that the connection closes; or with `"more"` there is more than was told."""
+        """Its end is marked by nothing but that the connection closes."""
         self.close_connection = True
         self.send_response(200)
-        ending = server_ending(self) if self.command == "GET" else len(content)
-        if ending == "more":
-            self.send_header("Content-Length", str(len(content) // 2))
         self.send_header("Connection", "close")
-        if ending == "more":  # in one packet with its head: a client that has all it was told looks no further
-            self.wfile.write(b"".join(self._headers_buffer) + b"\r\n" + content)
-            return
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(content[:ending])
+            endings = self.server.endings
+            self.wfile.write(content[: endings.pop(0) if endings else None])
 
     def log_message(self, *args):
         pass
-
-
-def server_ending(handler):
-    """Where the next answer to GET ends: before a byte, or at its end."""
-    return handler.server.endings.pop(0) if handler.server.endings else None
 
 
 @contextmanager

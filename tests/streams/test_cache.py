@@ -524,18 +524,6 @@ def test_a_body_whose_end_nothing_marks_is_believed_when_two_agree(server, cache
         cache.open(server.put("b.bin", b"a" * 1000))
 
 
-def test_a_body_longer_than_its_content_length_is_tried_again(server, cache):
-    url = server.put("a.bin", b"a" * 1000)
-    server.endings = ["more", "more"]
-    assert read(cache, url) == b"a" * 1000
-    server.endings = ["more"] * 9
-    with pytest.raises(
-        ConnectionError, match=r"could not be fetched \(4 tries.* longer than its Content-Length"
-    ) as caught:
-        cache.open(server.put("b.bin", b"b" * 1000))
-    assert len(str(caught.value)) < 400
-
-
 def test_a_server_that_is_gone_is_an_error_after_four_tries_or_the_copy_is_read(cache, caplog):
     with serving() as server:
         url = server.put("a.bin", b"abc")

@@ -28,8 +28,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def final_error(url: str, error: Exception) -> Exception | None:
     """The error to raise for a failed try; None if another try may help."""
     chain = list(_chain(error))
-    if any(_is_no_http(link) for link in chain):  # aiohttp gives it a status of 400, which no server has sent
-        return None
     statuses = [getattr(link, "status", None) for link in chain]
     status = next((status for status in statuses if isinstance(status, int)), None)
     if any(isinstance(link, OSError) and link.errno in _OURS and link.filename for link in chain) or (
@@ -67,12 +65,6 @@ def _is_of_the_network(error: BaseException) -> bool:
     return bool(botocore) and isinstance(error, (botocore.HTTPClientError, botocore.ConnectionError))  # type: ignore[union-attr]
 
 
-def _is_no_http(error: BaseException) -> bool:
-    """Whether the server's answer breaks the rules of HTTP, such as a body longer than its Content-Length."""
-    exceptions = sys.modules.get("aiohttp.http_exceptions")
-    return exceptions is not None and isinstance(error, exceptions.HttpProcessingError)
-
-
 def timed_out(error: Exception) -> bool:
     """Whether a time limit ended the try."""
     return any(isinstance(link, (TimeoutError, asyncio.TimeoutError)) for link in _chain(error))
@@ -82,6 +74,4 @@ def text_of(error: Exception) -> str:
     """The first cause of an error, in one line."""
     chain = list(_chain(error))
     root, text = chain[-1], " ".join(str(chain[-1]).split())
-    if _is_no_http(root):  # its message quotes all that arrived
-        text = f"the answer is not what HTTP allows, or longer than its Content-Length ({text[:80]} ...)"
     return f"{type(root).__name__}: {text}" if text else type(root).__name__
