@@ -62,6 +62,8 @@ class SampleReader:
             `"drop"` decode from the beginning, and take what there is of a file that is cut off.
 
     Attributes:
+        decoder: What reads the file.
+        buffer: The samples that were read and not dropped yet.
         rate: Samples a second of what is read.
         channels: How many of what is read.
         start: `start`, as the number of a sample.
@@ -85,51 +87,37 @@ class SampleReader:
         on_corrupt: OnCorrupt = "raise",
     ) -> None:
         self._may_be_cut = on_corrupt != "raise"
-        self._decoder = AudioDecoder(path, stream, on_corrupt)
+        self.decoder = AudioDecoder(path, stream, on_corrupt)
         with closed_on_error(self):
-            self.rate = rate or self._decoder.rate
-            self.channels = channels or self._decoder.channels
-            self.start_seconds = self._decoder.start_seconds
+            self.rate = rate or self.decoder.rate
+            self.channels = channels or self.decoder.channels
+            self.start_seconds = self.decoder.start_seconds
             self.start = round(start * self.rate) if isinstance(start, float) else int(start)
             self.length: int | None = None
-            self._ratio = Fraction(self.rate, self._decoder.rate)
-            layouts = self._decoder.layout, layout_name(self.channels)
+            self._ratio = Fraction(self.rate, self.decoder.rate)
+            layouts = self.decoder.layout, layout_name(self.channels)
             try:
                 self._converter = Converter(
-                    (self._decoder.rate, self.rate), layouts, (self._decoder.channels, self.channels)
+                    (self.decoder.rate, self.rate), layouts, (self.decoder.channels, self.channels)
                 )
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
             input_start, skipped = restart(self.start + offset, self._ratio)
             self._pieces = self._pieces_from(input_start)
-            self._buffer = _Buffer(self.channels, skipped)
+            self.buffer = Buffer(self.channels, skipped)
             self._error: Exception | None = None
 
     def _pieces_from(self, start: int) -> Iterator[Samples]:
         """Decoded pieces from an input sample on, each following on the one before."""
-        position = self._decoder.seek(start)
-        for piece in self._decoder.pieces():
+        position = self.decoder.seek(start)
+        for piece in self.decoder.pieces():
             skipped = min(max(0, start - position), piece.shape[1])
             position += piece.shape[1]
             if skipped < piece.shape[1]:
                 yield piece[:, skipped:]
         if not self._may_be_cut:
-            self._decoder.check_not_cut(position / self._decoder.rate)
+            self.decoder.check_not_cut(position / self.decoder.rate)
         self.length = output_length(position, self._ratio)
-
-    @property
-    def says_how_many(self) -> bool:
-        """Whether the format tells the number of samples, so that none at all may be right."""
-        return self._decoder.says_how_many
-
-    @property
-    def samples(self) -> Samples:
-        """What is in the buffer: `(channels, n)`, not to be kept."""
-        return self._buffer.samples
-
-    def __len__(self) -> int:
-        """How many samples are in the buffer."""
-        return len(self._buffer)
 
     def fill(self, wanted: int) -> None:
         """Read until the buffer has so many samples, or to the end.
@@ -137,7 +125,7 @@ class SampleReader:
         Raises:
             ValueError, OSError: What comes next cannot be read; what came before is in the buffer.
         """
-        while len(self._buffer) < wanted and self.length is None:
+        while len(self.buffer) < wanted and self.length is None:
             if self._error is not None:
                 raise self._error
             try:
@@ -148,18 +136,14 @@ class SampleReader:
             else:
                 made = self._converter.end() if piece is None else self._converter.push(piece)
             for samples in made:
-                self._buffer.append(samples)
-
-    def drop(self, count: int) -> None:
-        """Leave out the next samples, whether they were read or not."""
-        self._buffer.drop(count)
+                self.buffer.append(samples)
 
     def close(self) -> None:
         """Close the file; also a second time."""
-        self._decoder.close()
+        self.decoder.close()
 
 
-class _Buffer:
+class Buffer:
     """Samples that were read and not dropped yet, in one piece of memory, so that windows may overlap.
 
     ::
@@ -180,12 +164,15 @@ class _Buffer:
 
     @property
     def samples(self) -> Samples:
+        """They, `(channels, n)`; not to be kept."""
         return self._memory[:, self._head : self._tail]
 
     def __len__(self) -> int:
+        """How many there are."""
         return self._tail - self._head
 
     def append(self, samples: Samples) -> None:
+        """Add samples at the end."""
         skipped = min(self._skipped, samples.shape[1])
         self._skipped -= skipped
         count = samples.shape[1] - skipped
@@ -206,6 +193,7 @@ class _Buffer:
         self._tail = held
 
     def drop(self, count: int) -> None:
+        """Leave out the next samples, whether they were read or not."""
         held = min(count, len(self))
         self._head += held
         self._skipped += count - held
