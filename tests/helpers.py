@@ -1,8 +1,10 @@
 """What many tests need: how many random cases to run, and the batches of a loader as plain lists."""
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -68,3 +70,17 @@ def soon(happened):
     while not happened() and time.monotonic() < deadline:
         time.sleep(0.01)
     return happened()
+
+
+def run_trainer(script, folder, *arguments, ranks=2):
+    """What each rank of a program of `tests/trainers` wrote down."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    subprocess.run(
+        [sys.executable, *launcher, ROOT / "tests" / "trainers" / script, folder / "seen", *map(str, arguments)],
+        check=True,
+        timeout=PATIENCE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+    )
+    return [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(ranks)]

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import warnings
 
 import numpy as np
@@ -158,25 +157,6 @@ def test_a_batch_outlives_its_loader_and_workers():
     assert kept[:, :, 0].tolist() == [[0, 1000, 2000, 3000], [1, 1001, 2001, 3001]]
 
 
-def test_another_thread_may_hold_a_batch():
-    held, seen = threading.Event(), threading.Event()
-    result = []
-
-    def keep(data):
-        held.set()
-        seen.wait()
-        result.append(data[:, 0, 0].tolist())
-
-    iterator = iter(loader_of())
-    thread = threading.Thread(target=keep, args=(next(iterator).data,))
-    thread.start()
-    held.wait()
-    list(iterator)
-    seen.set()
-    thread.join()
-    assert result == [[0, 1]]
-
-
 def test_a_forked_process_that_ends_gives_back_nothing_of_the_parents():
     iterator = iter(loader_of((2000,) * 4))
     kept = next(iterator).data
@@ -317,7 +297,9 @@ def test_collate_fn_gets_views_into_the_slot():
 @pytest.mark.parametrize(
     "item", [lambda buffer: buffer, lambda buffer: {"x": buffer, "name": "a"}], ids=["array", "dict"]
 )
-@pytest.mark.parametrize("options", [{"transport": "queue"}, {}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"transport": "queue"}, {}, {"worker_method": "thread", "prefetch_factor": 5}], ids=str
+)
 def test_windows_for_a_collate_fn_may_be_one_buffer(item, options):
     def windows(n):
         buffer = np.zeros((2, 3))

@@ -168,28 +168,6 @@ def test_segments_start_with_the_value_of_a_recurrent_state_and_give_back_what_i
         assert not differing(batch, batch.unflatten_lanes(outputs), 3.0)
 
 
-def test_segments_that_begin_at_starts_only_run_from_lane_to_lane():
-    batches = batches_of("packed")
-    wrong = 0
-    for batch in batches:
-        starts = batch.is_start.T.reshape(-1).nonzero().flatten().tolist()
-        cut = torch.tensor([*dict.fromkeys([0, *starts]), LANES * STEPS])
-        outputs, _ = varlen(batch.flatten_lanes(batch.data), cut, None)
-        wrong += differing(batch, batch.unflatten_lanes(outputs)) > 0
-    assert wrong > len(batches) / 2
-
-
-def test_a_reset_at_t_0_alone_is_wrong_in_packed_windows():
-    h, wrong = torch.zeros(LANES), 0
-    for batch in batches_of("packed"):
-        h, outputs = h * ~batch.reset, []
-        for x in batch.data:
-            h = 0.9 * h + x
-            outputs.append(h)
-        wrong += differing(batch, torch.stack(outputs))
-    assert wrong
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @ALL_WINDOWS
 def test_attention_looks_at_its_own_stream_in_the_window_and_never_at_padding(windows, causal):

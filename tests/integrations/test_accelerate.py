@@ -1,17 +1,14 @@
 """Accelerate, the real package: ends of epochs, devices, skipping, and checkpoints in mid-epoch."""
 
+import functools
 import importlib.util
 import itertools
-import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from cases import key
-from helpers import PATIENCE, ROOT
+from helpers import run_trainer
 
 from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDataset, get_stream_info, side_by_side
 
@@ -148,24 +145,43 @@ def test_an_error_is_raised_after_the_batch_before_it(accelerator_of):
     assert ours.state_dict()["step"] == 2
 
 
-@pytest.mark.parametrize("known", [False, True])
+def stretches(collate_fn=None, length=5):
+    """Epochs of n batches."""
+    return StreamDataLoader(loader(padding_mode="cycle").dataset, 0, collate_fn, batches_per_epoch=length)
+
+
+KINDS = {
+    "unknown": loader,
+    "known": functools.partial(loader, known=True),
+    "beside": functools.partial(loader, beside=True),
+    "known, beside": functools.partial(loader, known=True, beside=True),
+    "stretches": stretches,
+}
+
+
 @pytest.mark.parametrize("collate_fn", [None, windows])
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_checkpoint_goes_on_at_the_next_batch(accelerator_of, tmp_path, known, collate_fn, beside):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_goes_on_at_the_next_batch(accelerator_of, tmp_path, kind, collate_fn):
+    from stream_dataloader.integrations.accelerate import prepare
+
     def told(batch):
         return batch.tolist() if collate_fn else key(batch)
 
     def run(stop=None, folder=None, *, script_counts=False):
         """The batches of three epochs, of those that are left, or of those before a checkpoint was saved."""
-        accelerator = accelerator_of()
-        ours = prepared(accelerator, known=known, collate_fn=collate_fn, beside=beside)
+        accelerator = accelerator_of(gradient_accumulation_steps=2)
+        ours = prepare(accelerator, KINDS[kind](collate_fn=collate_fn))
         first = 0
         if folder is not None:
             accelerator.load_state(str(folder))
             first = int((folder / "epoch").read_text()) if script_counts else ours.epoch
         seen = []
         for epoch in range(first, 3):
+            if kind == "stretches":
+                ours.set_epoch(epoch)
             for batch in ours:
+                if kind == "stretches":
+                    assert (ours.epoch, ours.end_of_dataloader) == (epoch, ours.step == 5)
                 seen.append(told(batch))
                 if len(seen) == stop:
                     accelerator.save_state(str(tmp_path / f"{stop}"))
@@ -173,10 +189,11 @@ def test_a_checkpoint_goes_on_at_the_next_batch(accelerator_of, tmp_path, known,
                     return seen
         return seen
 
-    whole = run()
-    one = sum(1 for _ in loader())
-    assert len(whole) > 2 * one
-    for stop in (1, 5, one - 1, one, one + 1):
+    plain = KINDS[kind](collate_fn=collate_fn)
+    whole = [told(batch) for _ in range(3) for batch in plain]
+    assert run() == whole
+    one = sum(1 for _ in KINDS[kind]())
+    for stop in (1, one - 1, one, one + 1, 2 * one):
         head = run(stop)
         for script_counts in (False, True):
             assert head + run(folder=tmp_path / f"{stop}", script_counts=script_counts) == whole, stop
@@ -303,42 +320,36 @@ def test_torchs_own_loader_does_in_one_process(accelerator_of):
     assert [key(batch) for batch in accelerator.prepare(plain)] == [key(batch) for batch in loader()]
 
 
-def run_ranks(ranks, folder, *arguments):
-    """What each rank read and did."""
-    command = [sys.executable]
-    if ranks > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    script = ROOT / "tests" / "trainers" / "accelerate_prepared.py"
-    subprocess.run(
-        [*command, script, folder / "seen", *map(str, arguments)],
-        check=True,
-        timeout=PATIENCE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        cwd=folder,
-        capture_output=True,
-    )
-    return [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(ranks)]
+def items_of(ranks):
+    """The items that all ranks together read in epoch 0 for the first time."""
+    tables = [table for seen in ranks for epoch, _, *table in seen if epoch == 0]
+    rows = [row for table in tables for row in zip(*table, strict=True)]
+    return sorted((s, p) for row in rows for s, p, m in zip(*row, strict=True) if m)
+
+
+ALL = [(i, j) for i, length in enumerate([9, 14, 3, 12, 8, 7, 11, 5, 2, 6]) for j in range(length)]
+
+
+def test_a_loader_that_accelerate_prepares_itself_shards_nothing_again(tmp_path):
+    path = tmp_path / "state.pt"
+    whole = run_trainer("accelerate_two.py", tmp_path, path, 10**6)
+    assert len(whole[0]) == len(whole[1]) > 5
+    assert items_of(whole) == ALL
+    head = run_trainer("accelerate_two.py", tmp_path, path, 4)
+    tail = run_trainer("accelerate_two.py", tmp_path, path, 0)
+    assert [mine + rest for mine, rest in zip(head, tail, strict=True)] == whole
 
 
 def test_two_processes_go_on_from_one_checkpoint(tmp_path):
-    whole = run_ranks(2, tmp_path, tmp_path / "none", 10**6, "model")
+    whole = run_trainer("accelerate_prepared.py", tmp_path, tmp_path / "none", 10**6, "model")
     batches = [[entry[1] for entry in seen if entry[0] == 0] for seen, *_ in whole]
     assert batches[0] == batches[1]
     assert len(batches[0]) % 3, "not the case that is meant"
     assert whole[0][1] == whole[1][1]
     assert whole[0][2] == whole[1][2]
-    read = sorted(
-        (s, p)
-        for seen, *_ in whole
-        for epoch, _, *table in seen
-        if epoch == 0
-        for rows in zip(*table, strict=True)
-        for s, p, m in zip(*rows, strict=True)
-        if m
-    )
-    assert read == [(i, j) for i, length in enumerate([9, 14, 3, 12, 8, 7, 11, 5, 2, 6]) for j in range(length)]
-    head = run_ranks(2, tmp_path, tmp_path / "state", 3, "model")  # gradients are not saved
-    tail = run_ranks(2, tmp_path, tmp_path / "state", 0, "model")
+    assert items_of(seen for seen, *_ in whole) == ALL
+    head = run_trainer("accelerate_prepared.py", tmp_path, tmp_path / "state", 3, "model")
+    tail = run_trainer("accelerate_prepared.py", tmp_path, tmp_path / "state", 0, "model")
     for rank in range(2):
         assert head[rank][0] + tail[rank][0] == whole[rank][0]
         assert head[rank][1] + tail[rank][1] == whole[rank][1]
@@ -348,52 +359,13 @@ def test_two_processes_go_on_from_one_checkpoint(tmp_path):
 
 
 def test_one_process_goes_on_where_two_stopped(tmp_path):
-    head = run_ranks(2, tmp_path, tmp_path / "state", 3, "no model")
-    whole = run_ranks(1, tmp_path, tmp_path / "none", 10**6, "no model")
-    tail = run_ranks(1, tmp_path, tmp_path / "state", 0, "no model")
+    head = run_trainer("accelerate_prepared.py", tmp_path, tmp_path / "state", 3, "no model")
+    whole = run_trainer("accelerate_prepared.py", tmp_path, tmp_path / "none", 10**6, "no model", ranks=1)
+    tail = run_trainer("accelerate_prepared.py", tmp_path, tmp_path / "state", 0, "no model", ranks=1)
     assert [entry[:2] for entry in head[0][0]] == [entry[:2] for entry in whole[0][0][:3]]
     assert tail[0][0] == whole[0][0][3:]
     assert [mine + other for mine, other in zip(head[0][3], head[1][3], strict=True)] == whole[0][3][:3]
     assert tail[0][3] == whole[0][3][3:]
-
-
-@pytest.mark.parametrize("collate_fn", [None, windows])
-def test_epochs_of_n_batches_are_counted_and_gone_on_with(accelerator_of, tmp_path, collate_fn):
-    from stream_dataloader.integrations.accelerate import prepare
-
-    def told(batch):
-        return batch.tolist() if collate_fn else key(batch)
-
-    def run(stop=None, folder=None, *, script_counts=False):
-        accelerator = accelerator_of(gradient_accumulation_steps=2)
-        bare = loader(collate_fn=collate_fn, padding_mode="cycle")
-        ours = prepare(accelerator, StreamDataLoader(bare.dataset, 0, collate_fn, batches_per_epoch=5))
-        assert len(ours) == 5
-        first = 0
-        if folder is not None:
-            accelerator.load_state(str(folder))
-            first = int((folder / "epoch").read_text()) if script_counts else ours.epoch
-        seen = []
-        for epoch in range(first, 3):
-            ours.set_epoch(epoch)
-            for batch in ours:
-                assert ours.epoch == epoch
-                assert ours.end_of_dataloader == (ours.step == 5)
-                seen.append(told(batch))
-                if len(seen) == stop:
-                    accelerator.save_state(str(tmp_path / f"{stop}"))
-                    (tmp_path / f"{stop}" / "epoch").write_text(str(epoch))
-                    return seen
-            assert ours.epoch == epoch + 1
-        return seen
-
-    endless = loader(collate_fn=collate_fn, padding_mode="cycle")
-    whole = [told(batch) for batch in itertools.islice(endless, 15)]
-    assert run() == whole
-    for stop in (1, 4, 5, 6, 10, 14):
-        head = run(stop)
-        for script_counts in (False, True):
-            assert head + run(folder=tmp_path / f"{stop}", script_counts=script_counts) == whole, stop
 
 
 @pytest.mark.parametrize("length", [1, 4])
@@ -401,7 +373,7 @@ def test_a_loop_over_n_batches_that_is_left_loses_none(accelerator_of, length):
     from stream_dataloader.integrations.accelerate import prepare
 
     whole = [key(batch) for batch in itertools.islice(loader(padding_mode="cycle"), 20)]
-    ours = prepare(accelerator_of(), StreamDataLoader(loader(padding_mode="cycle").dataset, batches_per_epoch=length))
+    ours = prepare(accelerator_of(), stretches(length=length))
     seen = []
     for stop in (2, 1, 4, 3):
         for batch in ours:

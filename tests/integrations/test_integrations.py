@@ -1,166 +1,107 @@
-"""Trainers of other projects resume with the loader's state: Lightning and Accelerate, the real packages."""
+"""Trainers of other projects take the loader as it is: Lightning, Accelerate, transformers, Ray, torchdata."""
 
-import json
-import os
 import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
-from cases import key
 from helpers import PATIENCE, ROOT
 
-from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.recurrent import RecurrentState
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings are theirs
-
-TRAINERS = ROOT / "tests" / "trainers"
-EXAMPLES = ROOT / "examples"
-LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5]
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings are theirs
 
 
-def open_stream(length):
-    source = get_stream_info().source_index
-    return iter([np.full(3, 100 * source + i, np.float32) for i in range(length)])
+def loader(workers=0):
+    return StreamDataLoader(StreamDataset([6, 4, 5], lambda n: map(float, range(n)), 2, time_steps=2), workers)
 
 
-def loader(workers=2, **options):
-    return StreamDataLoader(
-        StreamDataset(LENGTHS, open_stream, 2, time_steps=3, shuffle=True, seed=0, **options), workers
-    )
-
-
-def test_lightning_goes_on_at_the_next_batch(tmp_path):
+def test_lightning_overfits_on_the_first_batches_and_seeds_workers(tmp_path, monkeypatch):
     lightning = pytest.importorskip("lightning.pytorch")
-    from stream_dataloader.integrations.lightning import ExactResume
+    seen = []
 
     class Model(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.seen = torch.nn.Linear(3, 1), []
-
         def training_step(self, batch, index):
-            self.seen.append(key(batch))
-            return self.layer(batch.data).square().mean()
+            seen.append((batch.epoch, batch.step))
+            return self.layer(batch.data.float().unsqueeze(-1)).mean()
+
+        def configure_model(self):
+            self.layer = torch.nn.Linear(1, 1)
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 1e-6)
 
-        def on_train_batch_end(self, outputs, batch, index):
-            if len(self.seen) == self.stop:
-                self.trainer.save_checkpoint(self.path)
-                raise KeyboardInterrupt  # the run is cut off
-
-    def fit(stop=None, checkpoint=None, path=None, **options):
-        model = Model()
-        model.stop, model.path = stop, path
-        trainer = lightning.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[ExactResume()],
-            default_root_dir=tmp_path,
-        )
-        try:
-            trainer.fit(model, loader(**options), ckpt_path=checkpoint)
-        except (KeyboardInterrupt, SystemExit):
-            assert stop
-        return model.seen
-
-    for options in ({}, {"lengths": LENGTHS}):
-        whole = fit(**options)
-        batches = len(list(loader(**options)))
-        assert len(whole) > batches > 8
-        for stop in (1, 5, batches + 2):
-            path = tmp_path / f"{stop}.ckpt"
-            head = fit(stop, path=path, **options)
-            assert head == whole[:stop]
-            assert head + fit(checkpoint=path, **options) == whole, (stop, options)
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")  # as seed_everything(workers=True) does
+    ours = loader(2)
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        overfit_batches=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(Model(), ours)
+    assert seen == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert ours.worker_init_fn.func.__name__ == "pl_worker_init_function"
 
 
-def test_accelerate_leaves_the_loader_whole_and_resumes_it(tmp_path):
+def test_accelerate_refuses_to_take_the_loader_apart():
     accelerate = pytest.importorskip("accelerate")
-    expected = [key(batch) for batch in loader()]
+    with pytest.raises(AttributeError, match=r"no drop_last: .*load_state_dict\(\), or use itertools.islice"):
+        accelerate.skip_first_batches(loader(), 1)
+    with pytest.raises(AttributeError, match="no sampler: it reads streams"):
+        accelerate.Accelerator(cpu=True).prepare_data_loader(loader())
+
+
+def test_transformers_finds_no_sampler():
+    utilities = pytest.importorskip("transformers.trainer_pt_utils")
+    assert utilities.get_dataloader_sampler(loader()) is None
+
+
+def build():
+    accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
-    first = accelerator.prepare(loader())
-    assert type(first) is StreamDataLoader
-    accelerator.register_for_checkpointing(first)
-    head = []
-    for batch in first:
-        head.append(key(batch))
-        if len(head) == 4:
-            accelerator.save_state(str(tmp_path / "state"))
-            break
-    other = accelerate.Accelerator(cpu=True)
-    second = other.prepare(loader(workers=0))
-    other.register_for_checkpointing(second)
-    other.load_state(str(tmp_path / "state"))
-    assert head + [key(batch) for batch in second] == expected
+    accelerator._custom_objects.clear()  # they outlive an Accelerator of the same process
+    dataset = StreamDataset([9, 7, 5, 4], range, 2, time_steps=2, seed=0)
+    loader, carry = accelerator.prepare(StreamDataLoader(dataset)), RecurrentState(batch_dim=1)
+    assert type(loader) is StreamDataLoader
+    accelerator.register_for_checkpointing(loader, carry)
+    return accelerator, loader, carry
 
 
-def on_two_ranks(script, folder, *arguments):
-    """What each rank read, batch after batch."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run(
-        [*command, TRAINERS / script, folder / "seen", *map(str, arguments)],
-        check=True,
-        timeout=PATIENCE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        cwd=folder,
-        capture_output=True,
-    )
-    return [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
+@pytest.mark.slow
+def test_accelerate_saves_and_loads_a_carried_state(tmp_path):
+    torch.manual_seed(0)
+    gru = torch.nn.GRU(1, 3)
+
+    def step(batch, carry):
+        output, state = gru(batch.data[..., None].float(), carry.before(batch))
+        carry.after(batch, state)
+        return output.detach()
+
+    accelerator, loader, carry = build()
+    whole = []
+    for batch in loader:
+        whole.append(step(batch, carry))
+        if batch.step == 2:
+            accelerator.save_state(tmp_path)
+    accelerator, loader, carry = build()
+    accelerator.load_state(tmp_path)
+    rest = [step(batch, carry) for batch in loader]
+    assert len(rest) == 4
+    assert all(map(torch.equal, rest, whole[3:]))
 
 
-def items_of(epoch, ranks):
-    """The items that all ranks together read in an epoch for the first time."""
-    return sorted(
-        (s, p)
-        for seen in ranks
-        for number, _, *table in seen
-        if number == epoch
-        for rows in zip(*table, strict=True)
-        for s, p, m in zip(*rows, strict=True)
-        if m
-    )
-
-
-ALL = [(i, j) for i, length in enumerate([9, 14, 3, 12, 8, 7, 11, 5, 2, 6]) for j in range(length)]
-
-
-@pytest.mark.parametrize("known", ["known", "unknown"])
-def test_lightning_ddp_reads_all_on_equal_steps_and_goes_on(tmp_path, known):
-    pytest.importorskip("lightning.pytorch")
-    path = tmp_path / "state.ckpt"
-    whole = on_two_ranks("lightning_ddp.py", tmp_path, path, 10**6, known)
-    assert len(whole[0]) == len(whole[1]) > 10
-    assert items_of(0, whole) == items_of(1, whole) == ALL
-    head = on_two_ranks("lightning_ddp.py", tmp_path, path, 5, known)
-    tail = on_two_ranks("lightning_ddp.py", tmp_path, path, 0, known)
-    assert [mine + rest for mine, rest in zip(head, tail, strict=True)] == whole
-
-
-def test_accelerate_with_two_processes_shards_nothing_again(tmp_path):
-    pytest.importorskip("accelerate")
-    path = tmp_path / "state.pt"
-    whole = on_two_ranks("accelerate_two.py", tmp_path, path, 10**6)
-    assert len(whole[0]) == len(whole[1]) > 5
-    assert items_of(0, whole) == ALL
-    head = on_two_ranks("accelerate_two.py", tmp_path, path, 4)
-    tail = on_two_ranks("accelerate_two.py", tmp_path, path, 0)
-    assert [mine + rest for mine, rest in zip(head, tail, strict=True)] == whole
-
-
+@pytest.mark.slow
 def test_ray_train_goes_on_after_a_failure():
     pytest.importorskip("ray.train")
-    result = subprocess.run(
-        [sys.executable, EXAMPLES / "ray_train.py"], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
+    command = [sys.executable, ROOT / "examples" / "ray_train.py"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
     lines = re.findall(r"epoch (\d), rank (\d): (\d+) batches, (\d+) items", result.stdout)
     assert sorted((epoch, rank) for epoch, rank, _, _ in lines) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
     assert len({batches for _, _, batches, _ in lines}) == 1

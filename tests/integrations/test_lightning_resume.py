@@ -1,5 +1,6 @@
 """A run of Lightning that goes on from any checkpoint trains on what a run without a break does: the real package."""
 
+import itertools
 import logging
 import os
 import subprocess
@@ -65,38 +66,33 @@ def ends_of(make):
     return [sum(counts_of(make)[: e + 1]) for e in range(3)]
 
 
-@kinds_of_loader
-@pytest.mark.parametrize("validation", [None, VALIDATION], ids=["alone", "validated"])
-def test_from_each_step(tmp_path, make, validation):
-    checkpoint = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=1, save_top_k=-1)
-    check_each(make, tmp_path, checkpoint, range(1, ALL + 1), validation=validation)
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_of_members_side_by_side_from_each_step(tmp_path, known):
-    checkpoint = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=1, save_top_k=-1)
-    check_each(lambda: beside(known), tmp_path, checkpoint, range(1, ALL + 1), validation=VALIDATION)
-
-
-@kinds_of_loader
-@pytest.mark.parametrize("validation", [None, VALIDATION], ids=["alone", "validated"])
-def test_from_an_epochs_end(tmp_path, make, validation):
-    checkpoint = ModelCheckpoint(tmp_path / "saved", "{step}", save_top_k=-1)  # as Lightning does by default
-    check_each(make, tmp_path, checkpoint, ends_of(make), validation=validation)
-
-
-@kinds_of_loader
-def test_from_after_a_validation(tmp_path, make):
-    checkpoint = ModelCheckpoint(tmp_path / "saved", "{step}", save_top_k=-1, save_on_train_epoch_end=False)
-    check_each(make, tmp_path, checkpoint, ends_of(make), validation=VALIDATION)
-
-
-@kinds_of_loader
-def test_from_after_a_validation_within_an_epoch(tmp_path, make):
-    checkpoint = ModelCheckpoint(tmp_path / "saved", "{step}", save_top_k=-1)
+def within_epochs(make):
     begins = zip([0, *ends_of(make)], counts_of(make), strict=False)
-    after = [begin + n for begin, count in begins for n in range(2, count + 1, 2)]
-    check_each(make, tmp_path, checkpoint, after, validation=VALIDATION, val_check_interval=2)
+    return [begin + n for begin, count in begins for n in range(2, count + 1, 2)]
+
+
+#: When a checkpoint is written; after how many batches that is; options of the run.
+WRITTEN = {
+    "each step": ({"every_n_train_steps": 1}, lambda make: range(1, ALL + 1), {}),
+    "each step, validated": ({"every_n_train_steps": 1}, lambda make: range(1, ALL + 1), {"validation": VALIDATION}),
+    "an epoch's end": ({}, ends_of, {}),
+    "an epoch's end, validated": ({}, ends_of, {"validation": VALIDATION}),
+    "a validation": ({"save_on_train_epoch_end": False}, ends_of, {"validation": VALIDATION}),
+    "within epochs": ({}, within_epochs, {"validation": VALIDATION, "val_check_interval": 2}),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "written"),
+    [
+        *itertools.product(LOADERS.values(), WRITTEN),
+        *itertools.product([beside, lambda: beside(known=False)], ["each step, validated"]),
+    ],
+)
+def test_from_each_checkpoint_that_is_written(tmp_path, make, written):
+    when, expected, options = WRITTEN[written]
+    checkpoint = ModelCheckpoint(tmp_path / "saved", "{step}", save_top_k=-1, **when)
+    check_each(make, tmp_path, checkpoint, expected(make), **options)
 
 
 @kinds_of_loader
@@ -259,6 +255,18 @@ def test_from_hooks_of_the_second_epoch(tmp_path, hook):
     assert head.trained[: len(head.trained) - (hook == "on_before_zero_grad")] + tail.trained == whole.trained
 
 
+def check_tails(make, tmp_path, model=Model, every=1, **options):
+    """Resume from checkpoints of a run, every so many steps: each goes on with what came then."""
+    whole = fit(make(), tmp_path, [StreamEpochs()], model=model(), **options)
+    save = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=every, save_top_k=-1)
+    fit(make(), tmp_path, [StreamEpochs(), save], model=model(), **options)
+    paths = paths_in(tmp_path / "saved")
+    assert len(paths) == len(whole.trained) // every
+    for before, path in enumerate(paths, 1):
+        tail = fit(make(), tmp_path, [StreamEpochs()], model=model(), checkpoint=path, **options)
+        assert tail.trained == whole.trained[every * before :], path
+
+
 def first_leaf(windows):
     return torch.stack(windows, 1)
 
@@ -275,13 +283,7 @@ def test_a_loader_with_a_collate_fn(tmp_path, known):
         plain = loader(known)
         return StreamDataLoader(plain.dataset, collate_fn=first_leaf)
 
-    whole = fit(make(), tmp_path, [StreamEpochs()], model=Collated())
-    save = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=3, save_top_k=-1)
-    fit(make(), tmp_path, [StreamEpochs(), save], model=Collated())
-    for path in paths_in(tmp_path / "saved"):
-        tail = fit(make(), tmp_path, [StreamEpochs()], model=Collated(), checkpoint=path)
-        assert len(tail.trained) % 3 == 0
-        assert tail.trained == whole.trained[ALL - len(tail.trained) :]
+    check_tails(make, tmp_path, Collated, every=3)
 
 
 @pytest.mark.parametrize(
@@ -297,13 +299,7 @@ def test_several_loaders(tmp_path, mode, known):
     def make():
         return CombinedLoader({"a": loader(known[0]), "b": loader(known[1], seed=1)}, mode)
 
-    whole = whole_run(make, tmp_path)
-    save = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=1, save_top_k=-1)
-    fit(make(), tmp_path, [StreamEpochs(), save])
-    paths = paths_in(tmp_path / "saved")
-    assert len(paths) == len(whole.trained)
-    for before, path in enumerate(paths, 1):
-        assert resumed(make, tmp_path, path).trained == whole.trained[before:], before
+    check_tails(make, tmp_path)
 
 
 @kinds_of_loader
@@ -331,13 +327,7 @@ def test_where_loaders_are_made_anew_each_epoch(tmp_path, make):
         def train_dataloader(self):
             return make()
 
-    options = {"reload_dataloaders_every_n_epochs": 1}
-    whole = fit(None, tmp_path, [StreamEpochs()], model=Making(), **options)
-    save = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=1, save_top_k=-1)
-    fit(None, tmp_path, [StreamEpochs(), save], model=Making(), **options)
-    for before, path in enumerate(paths_in(tmp_path / "saved"), 1):
-        tail = fit(None, tmp_path, [StreamEpochs()], model=Making(), checkpoint=path, **options)
-        assert tail.trained == whole.trained[before:], before
+    check_tails(lambda: None, tmp_path, Making, reload_dataloaders_every_n_epochs=1)
 
 
 def other_loader():
@@ -429,13 +419,7 @@ def test_a_step_that_takes_the_iterator(tmp_path):
             batch, index, _ = next(dataloader_iter)
             return super().training_step(batch, index)
 
-    whole = fit(loader(), tmp_path, [StreamEpochs()], model=Taking(), validation=VALIDATION)
-    assert len(whole.trained) == ALL
-    save = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=2, save_top_k=-1)
-    fit(loader(), tmp_path, [StreamEpochs(), save], model=Taking(), validation=VALIDATION)
-    for before, path in enumerate(paths_in(tmp_path / "saved"), 1):
-        tail = fit(loader(), tmp_path, [StreamEpochs()], model=Taking(), checkpoint=path, validation=VALIDATION)
-        assert tail.trained == whole.trained[2 * before :], path
+    check_tails(loader, tmp_path, Taking, every=2, validation=VALIDATION)
 
 
 @pytest.mark.slow

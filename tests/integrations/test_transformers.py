@@ -2,16 +2,12 @@
 
 import importlib.util
 import itertools
-import json
-import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from helpers import PATIENCE, ROOT
+from helpers import run_trainer
 
 from stream_dataloader import StateError, StreamDataLoader, StreamDataset, get_stream_info, side_by_side
 
@@ -386,23 +382,9 @@ def test_model_inputs_take_what_forward_names():
         ModelInputs(fields={"x": "mask"})(batch)
 
 
-def run_ranks(folder, *arguments, ranks=2):
-    """What each of some ranks read, and carried."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    subprocess.run(
-        [*command, ROOT / "tests" / "trainers" / "hf_trainer_two.py", folder / "seen", *map(str, arguments)],
-        check=True,
-        timeout=PATIENCE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        cwd=folder,
-        capture_output=True,
-    )
-    return [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(ranks)]
-
-
 def test_two_ranks_read_all_and_go_on_from_one_checkpoint(tmp_path):
     lengths = [9, 14, 3, 12, 8, 7, 11, 5, 2, 6]
-    whole = run_ranks(tmp_path, tmp_path / "whole", 10**6)
+    whole = run_trainer("hf_trainer_two.py", tmp_path, tmp_path / "whole", 10**6)
     assert len(whole[0]) == len(whole[1]) > 10
     read = [
         int(x)
@@ -415,10 +397,10 @@ def test_two_ranks_read_all_and_go_on_from_one_checkpoint(tmp_path):
     items = [100 * i + j for i, length in enumerate(lengths) for j in range(length)]
     assert set(read) == set(items)
     assert len(read) >= 2 * len(items), "two epochs, whole"
-    head = run_ranks(tmp_path, tmp_path / "stopped", 4)
-    tail = run_ranks(tmp_path, tmp_path / "stopped", 0)
+    head = run_trainer("hf_trainer_two.py", tmp_path, tmp_path / "stopped", 4)
+    tail = run_trainer("hf_trainer_two.py", tmp_path, tmp_path / "stopped", 0)
     assert [mine + rest for mine, rest in zip(head, tail, strict=True)] == whole
-    (alone,) = run_ranks(tmp_path, tmp_path / "stopped", 0, ranks=1)  # one rank has the lanes of both
+    (alone,) = run_trainer("hf_trainer_two.py", tmp_path, tmp_path / "stopped", 0, ranks=1)
     assert [seen[2] for seen in alone] == [one[2] + other[2] for one, other in zip(*tail, strict=True)]
 
 

@@ -194,6 +194,7 @@ def test_each_leaf_can_have_its_own_fill_value(workers, transport, time_steps, w
         (-1, r"fill_value=-1 does not fit item\['valid'\], which is bool \(2,\).*a dict with one for each leaf"),
         ({"valid": -1}, r"fill_value\['valid'\]=-1 does not fit item\['valid'\]"),
         ({"half": 1e6}, r"fill_value\['half'\]=1000000.0 does not fit item\['half'\], which is float16"),
+        ({"half": np.zeros(3)}, "broadcast"),
         ({"vaild": 1}, r"fill_value has the keys \['vaild'\], and item only has \['half', 'valid'\]"),
         ({"valid": {"x": 1}}, r"fill_value\['valid'\] is \{'x': 1\}, and item\['valid'\] has no keys"),
     ],

@@ -24,144 +24,57 @@ def lengths_read():
 READ = lengths_read()
 
 
-def fresh(loader, hold):
-    return 0
+def read(batches, hold, count=None):
+    """Take so many batches, or all, of an iterator that is held."""
+    hold.append(batches)
+    return list(itertools.islice(batches, count))
 
 
-def asked_for_and_not_begun(loader, hold):
-    hold.append(iter(loader))
-    return 0
-
-
-def in_the_loop(loader, hold):
-    hold.append(iter(loader))
-    next(hold[-1])
-    return 0
-
-
-def on_the_last_batch(loader, hold):
-    hold.append(iter(loader))
-    list(itertools.islice(hold[-1], READ[0]))
-    return 0
-
-
-def exhausted_and_held(loader, hold):
-    hold.append(iter(loader))
-    list(hold[-1])
-    return 1
-
-
-def exhausted_parts_and_held(loader, hold):
-    hold.append(loader.parts())
-    list(hold[-1])
-    return 1
-
-
-def left(loader, hold):
-    next(iter(loader))
-    return 1
-
-
-def closed(loader, hold):
-    hold.append(iter(loader))
-    next(hold[-1])
-    hold[-1].close()
-    return 1
-
-
-def set_before(loader, hold):
-    loader.set_epoch(3)
-    return 3
-
-
-def set_on_the_dataset(loader, hold):
-    loader.set_epoch(3)
-    loader.dataset.set_epoch(2)
-    return 2
-
-
-def set_while_one_is_read(loader, hold):
-    in_the_loop(loader, hold)
-    loader.set_epoch(4)
-    return 0
-
-
-def set_while_one_is_held_that_has_ended(loader, hold):
-    exhausted_and_held(loader, hold)
-    loader.dataset.set_epoch(4)
-    return 4
-
-
-def loaded_in_mid_epoch(loader, hold):
+def load(loader, epoch, count=1):
+    """Load what another one saved in an epoch, after so many batches."""
     other = loader_of()
-    other.set_epoch(2)
-    next(iter(other))
-    in_the_loop(loader, hold)
+    other.set_epoch(epoch)
+    list(itertools.islice(other, count))
     loader.load_state_dict(other.state_dict())
-    return 2  # the whole of it
 
 
-def resumed_in_mid_epoch(loader, hold):
-    loaded_in_mid_epoch(loader, hold)
-    hold.append(iter(loader))
-    next(hold[-1])
-    return 2
+#: What happens to a loader, and the epoch that its length is then of; `hold` keeps iterators.
+CASES = {
+    "fresh": (0, lambda loader, hold: None),
+    "asked for and not begun": (0, lambda loader, hold: hold.append(iter(loader))),
+    "in the loop": (0, lambda loader, hold: read(iter(loader), hold, 1)),
+    "on the last batch": (0, lambda loader, hold: read(iter(loader), hold, READ[0])),
+    "exhausted and held": (1, lambda loader, hold: read(iter(loader), hold)),
+    "exhausted parts and held": (1, lambda loader, hold: read(loader.parts(), hold)),
+    "left": (1, lambda loader, hold: next(iter(loader))),
+    "closed": (1, lambda loader, hold: (read(iter(loader), hold, 1), hold[-1].close())),
+    "set before": (3, lambda loader, hold: loader.set_epoch(3)),
+    "set on the dataset": (2, lambda loader, hold: (loader.set_epoch(3), loader.dataset.set_epoch(2))),
+    "set while one is read": (0, lambda loader, hold: (read(iter(loader), hold, 1), loader.set_epoch(4))),
+    "set while an ended one is held": (4, lambda loader, hold: (read(iter(loader), hold), loader.set_epoch(4))),
+    "loaded in mid-epoch": (2, lambda loader, hold: (read(iter(loader), hold, 1), load(loader, 2))),
+    "resumed in mid-epoch": (2, lambda loader, hold: (load(loader, 2), read(iter(loader), hold, 1))),
+    "loaded at an end": (1, lambda loader, hold: load(loader, 0, READ[0])),
+    "loaded and another set": (5, lambda loader, hold: (load(loader, 2), loader.set_epoch(5))),
+    "a newer one has begun": (1, lambda loader, hold: (read(iter(loader), hold, 1), read(iter(loader), hold, 1))),
+}
 
 
-def loaded_at_an_end(loader, hold):
-    other = loader_of()
-    list(itertools.islice(other, READ[0]))
-    loader.load_state_dict(other.state_dict())
-    return 1
+def check_len(loader, case):
+    (epoch, happens), hold = CASES[case], []
+    happens(loader, hold)
+    assert len(loader) == READ[epoch]
 
 
-def loaded_and_another_set(loader, hold):
-    loaded_in_mid_epoch(loader, hold)
-    loader.set_epoch(5)
-    return 5
-
-
-def a_newer_one_has_begun(loader, hold):
-    in_the_loop(loader, hold)
-    hold.append(iter(loader))
-    next(hold[-1])
-    return 1
-
-
-CASES = [
-    fresh,
-    asked_for_and_not_begun,
-    in_the_loop,
-    on_the_last_batch,
-    exhausted_and_held,
-    exhausted_parts_and_held,
-    left,
-    closed,
-    set_before,
-    set_on_the_dataset,
-    set_while_one_is_read,
-    set_while_one_is_held_that_has_ended,
-    loaded_in_mid_epoch,
-    resumed_in_mid_epoch,
-    loaded_at_an_end,
-    loaded_and_another_set,
-    a_newer_one_has_begun,
-]
-
-
-@pytest.mark.parametrize("happens", CASES)
-def test_len_is_of_the_epoch_that_is_read_or_comes(happens):
+@pytest.mark.parametrize("case", CASES)
+def test_len_is_of_the_epoch_that_is_read_or_comes(case):
     assert len(set(READ)) == 6
-    loader, hold = loader_of(), []  # the iterators that are still there
-    epoch = happens(loader, hold)
-    assert len(loader) == READ[epoch]
+    check_len(loader_of(), case)
 
 
-@pytest.mark.parametrize("happens", [case for case in CASES if case is not closed])
-def test_so_it_is_where_batches_are_copied_ahead(happens, cuda):  # noqa: F811
-    loader, hold = loader_of(device="cuda"), []
-    epoch = happens(loader, hold)
-    assert len(loader) == READ[epoch]
+@pytest.mark.parametrize("case", [case for case in CASES if case != "closed"])
+def test_so_it_is_where_batches_are_copied_ahead(case, cuda):  # noqa: F811
+    check_len(loader_of(device="cuda"), case)
 
 
 def test_ranks_have_one_len():
@@ -173,8 +86,8 @@ def test_ranks_have_one_len():
 
 
 def test_epochs_of_n_batches_have_n_whatever_happens():
-    for happens in CASES:
-        if "loaded" not in happens.__name__ and "resumed" not in happens.__name__:
+    for case, (_, happens) in CASES.items():
+        if "loaded" not in case and "resumed" not in case:
             dataset = CASE.dataset(padding_mode="cycle", lengths=LENGTHS)
             loader, hold = StreamDataLoader(dataset, batches_per_epoch=READ[0]), []
             happens(loader, hold)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from cases import cells, key
-from helpers import START_METHODS, random_cases
+from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from serial_model import serial_batches
@@ -216,33 +216,12 @@ def test_batches_are_those_of_the_serial_model(case, mark_ends):
 
 
 @random_cases(30)
-@given(cases(factories=("start", "write")), st.integers(1, 3))
-@pytest.mark.filterwarnings("ignore:num_workers is")
-def test_workers_give_the_same_batches(case, num_workers):
-    alone = [key(batch) for batch in StreamDataLoader(case.dataset())]
-    assert [key(batch) for batch in StreamDataLoader(case.dataset(), num_workers)] == alone
-
-
-@pytest.mark.parametrize("method", START_METHODS)
-def test_any_start_method_gives_the_same_batches(method):
-    alone = [key(batch) for batch in StreamDataLoader(Case().dataset())]
-    loader = StreamDataLoader(Case().dataset(), 2, multiprocessing_context=method)
-    assert [key(batch) for batch in loader] == alone
-
-
-@random_cases(30)
 @given(cases())
 def test_it_resumes_exactly_in_the_middle_of_any_section(case):
     def loader(num_workers):
         return StreamDataLoader(case.dataset(), num_workers)
 
     check_resume(loader, num_workers=(0,))
-
-
-@pytest.mark.parametrize("factory", ["start", "write"])
-def test_it_resumes_exactly_with_workers(factory):
-    case = Case([7, 0, 12, 2], factory=factory)
-    assert check_resume(lambda workers: StreamDataLoader(case.dataset(), workers), num_workers=(0, 1, 2)) > 8
 
 
 class Passes:
@@ -286,18 +265,6 @@ def test_borders_move_from_epoch_to_epoch_and_stay_where_they_are_fixed():
     first, second, third = starts(jitter=True)
     assert first != second != third
     assert starts(jitter=False)[0] == starts(jitter=False)[2]
-
-
-def test_a_section_is_opened_at_its_first_item():
-    opened = []
-
-    def watched(source, *, start=0):
-        opened.append(start)
-        yield from starting(source, start=start)
-
-    dataset = StreamDataset([(0, 12)], watched, 1, time_steps=2, sections=sections([12], 4, jitter=False))
-    list(StreamDataLoader(dataset))
-    assert opened == [0, 4, 8]
 
 
 def test_a_stream_is_told_of_its_section_and_draws_for_it():
@@ -517,10 +484,6 @@ def test_a_loaded_seed_cuts_as_it_did():
     assert [key(batch) for batch in loader] == [key(batch) for batch in StreamDataLoader(first.dataset())]
 
 
-def test_states_of_datasets_without_sections_say_nothing_of_them():
-    assert "sections" not in StreamDataLoader(Case().dataset(sections=None)).state_dict()
-
-
 def test_the_datasets_own_lengths_will_do():
     case = Case()
     own = case.dataset(sections=sections(None, case.steps), lengths=case.lengths)
@@ -542,12 +505,3 @@ def test_the_datasets_own_lengths_will_do():
 def test_sections_that_do_not_fit_are_refused(options, error, text):
     with pytest.raises(error, match=text):
         Case().dataset(**options)
-
-
-def test_torchs_own_loader_reads_sections_too():
-    import torch
-
-    case = Case(lanes=2)
-    parts = list(torch.utils.data.DataLoader(case.dataset(), batch_size=None, num_workers=2))
-    read = [cell[:2] for part in parts for lane in cells(part) for cell in lane if cell]
-    assert sorted(read) == [(source, p) for source, length in enumerate(case.lengths) for p in range(length)]

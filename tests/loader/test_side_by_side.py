@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from stream_dataloader import (
     ItemError,
-    StaleIteratorError,
     StateError,
     StreamDataLoader,
     StreamDataset,
@@ -179,12 +178,6 @@ def test_len_is_exact_where_the_lengths_are_known(case):
         assert len(list(iterator)) == max(count - 1, 0)
 
 
-def test_an_iterator_that_has_ended_stays_so():
-    loader = side_by_side([(StreamDataset([1, 0], range, 2, "drop", time_steps=1), 2)])
-    iterator = iter(loader)
-    assert [list(iterator), list(iterator)] == [[], []]
-
-
 @random_cases(150)
 @given(cases(), st.data())
 def test_it_resumes_exactly_after_any_batch(case, data):
@@ -225,17 +218,6 @@ def test_it_resumes_exactly_after_any_batch(case, data):
 TWO = Case([Member([9, 4, 6, 3], 2), Member([2, 5, 1, 4], 3, "cycle", "packed", cut=True)])
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, [2, 0], [0, 3]])
-@pytest.mark.parametrize("keep", [False, True])
-def test_any_number_of_workers_gives_the_same_batches(num_workers, keep):
-    alone = TWO.loader()
-    expected = [key(batch) for _ in range(3) for batch in alone]
-    loader = TWO.loader(num_workers, persistent_workers=keep and 0 not in np.atleast_1d(num_workers))
-    assert [key(batch) for _ in range(3) for batch in loader] == expected
-    del loader
-    assert soon(lambda: not multiprocessing.active_children())
-
-
 def test_a_state_goes_to_another_number_of_workers():
     iterator = iter(loader := TWO.loader(2))
     next(iterator)
@@ -245,14 +227,6 @@ def test_a_state_goes_to_another_number_of_workers():
     other.load_state_dict(state)
     assert [key(batch) for batch in other] == rest
     assert [key(batch) for batch in other] == [key(batch) for batch in loader]  # the endless member goes on, too
-
-
-def test_workers_are_numbered_over_all_members():
-    loader = TWO.loader([2, 3])
-    batch = next(iter(loader))
-    assert loader.num_workers == 5
-    assert batch.worker_id.tolist() == [0, 1, 2, 3, 4]
-    assert side_by_side([(d, 6) for d in TWO.datasets()], 4).num_workers == 4
 
 
 def test_an_endless_run_is_cut_into_epochs_of_n_batches():
@@ -271,15 +245,6 @@ def test_an_endless_run_is_cut_into_epochs_of_n_batches():
         assert [key(batch)[:-2] for _ in range(2) for batch in other] == run[step : 6 + step // 3 * 3]
 
 
-def test_an_older_iterator_that_has_not_begun_does_not_end_the_newer():
-    loader = TWO.loader()
-    older, newer = iter(loader), iter(loader)
-    next(newer)
-    with pytest.raises(StaleIteratorError):
-        next(older)
-    next(newer)
-
-
 def test_an_endless_member_goes_on_after_a_break():
     loader, run = TWO.loader(), iter(StreamDataLoader(TWO.datasets()[1]))
     for count in (1, 3, 2):
@@ -295,24 +260,6 @@ def test_a_set_epoch_begins_there_and_the_coming_one_changes_nothing():
     assert second == [key(batch) for _ in range(2) for batch in other][len(first) :]
     loader.set_epoch(0)
     assert [key(batch) for batch in loader] == first
-
-
-def test_states_of_earlier_batches_are_known():
-    iterator = iter(loader := TWO.loader())
-    batches = [next(iterator) for _ in range(3)]
-    assert [batch.state_dict() for batch in batches] == [loader.state_dict(step) for step in (1, 2, 3)]
-    assert loader.state_dict() == loader.state_dict(3)
-    with pytest.raises(ValueError, match="steps 0 to 3 are"):
-        loader.state_dict(4)
-
-
-def test_a_newer_iterator_ends_the_older():
-    loader = TWO.loader()
-    older = iter(loader)
-    next(older)
-    next(iter(loader))
-    with pytest.raises(StaleIteratorError):
-        next(older)
 
 
 def test_ranks_share_every_member():

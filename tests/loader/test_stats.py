@@ -28,9 +28,9 @@ def loader_of(workers=0, lanes=3, time_steps=4, open_stream=open_slowly, sources
     return StreamDataLoader(dataset, workers, **(loader or {}))
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_counts_are_those_of_the_batches(workers):
-    loader = loader_of(workers)
+@pytest.mark.parametrize(("workers", "method"), [(0, "process"), (1, "process"), (3, "process"), (3, "thread")])
+def test_counts_are_those_of_the_batches(workers, method):
+    loader = loader_of(workers, loader={"worker_method": method})
     batches = [(batch.mask.sum().item(), batch.mask.numel()) for batch in loader]
     stats = loader.stats()
     assert stats.batches == len(batches)

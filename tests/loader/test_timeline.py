@@ -107,8 +107,7 @@ def fonts():
     visualize.Timeline((), 1, 1, 1, (range(1),)).save(io.BytesIO())
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("lanes", [8, 128])
+@pytest.mark.parametrize(("theme", "lanes"), [("light", 8), ("dark", 128)])
 def test_a_picture_is_written(tmp_path, theme, lanes, fonts):
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 60, 3 * lanes).tolist()

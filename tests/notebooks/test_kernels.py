@@ -38,7 +38,6 @@ SCALED = "[[[0, 2, 4], [0, 2, 0]]]"
 #: By name: a cell, and what it prints.
 CASES = {
     "function": ("print(read(open_scaled, method))", SCALED),
-    "lambda": ("print(read(lambda length: map(scaled, range(length)), method))", SCALED),
     "closure": (
         """
 def opening(by):
@@ -86,16 +85,6 @@ for batch in loader_of(words, method):
     print([[type(word) is Word and word.text for word in row] for row in batch.data])
 """,
         "[['0', '0'], ['1', '1'], ['2', False]]",
-    ),
-    "dataset class": (
-        """
-class Scaled(StreamDataset):
-    def __init__(self, lengths):
-        super().__init__(lengths, open_scaled, 2, time_steps=3)
-loader = StreamDataLoader(Scaled([3, 2]), workers, multiprocessing_context=method)
-print([batch.data.T.tolist() for batch in loader])
-""",
-        SCALED,
     ),
     "torch's loader": (
         """
@@ -195,7 +184,8 @@ def started_anew(tmp_path_factory):
     return run_cases(["forkserver", "spawn"], tmp_path_factory.mktemp("anew"))
 
 
-METHODS = ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))]
+METHODS = ["fork", "forkserver", "spawn"]
+pytestmark = pytest.mark.slow  # a kernel takes seconds to start
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -25,6 +25,9 @@ def test_its_links_lead_somewhere():
     assert [target for target in targets if not (TUTORIAL.parent / target).exists()] == []
 
 
+slow = pytest.mark.slow  # it takes seconds to run
+
+
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
     done = tmp_path_factory.mktemp("tutorial") / "done.ipynb"
@@ -34,11 +37,13 @@ def executed(tmp_path_factory):
     return [output for cell in nbformat.read(done, 4).cells for output in cell.get("outputs", [])]
 
 
+@slow
 def test_it_runs_without_error_or_warning(executed):
     assert [output.evalue for output in executed if output.output_type == "error"] == []
     assert [output.text for output in executed if output.get("name") == "stderr"] == []
 
 
+@slow
 def test_it_shows_what_it_says(executed):
     printed = "".join(output.text for output in executed if output.get("name") == "stdout")
     assert "the same as without it: True" in printed

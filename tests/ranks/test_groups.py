@@ -85,13 +85,6 @@ def test_a_group_reads_what_it_would_alone_whoever_hosts_it(drawn, data):
                     assert not any(cell and cell[2] for lane in batch[rows] for cell in lane)
 
 
-@random_cases(25)
-@given(shared_cases(), st.integers(1, 3))
-def test_workers_make_no_difference_to_groups(drawn, workers):
-    expected = [key(batch) for batch in loader_of(*drawn)]
-    assert [key(batch) for batch in loader_of(*drawn, workers)] == expected
-
-
 @random_cases(EXAMPLES)
 @given(shared_cases(), st.data())
 @pytest.mark.filterwarnings("ignore:ranks cannot agree")

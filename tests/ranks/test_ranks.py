@@ -95,18 +95,6 @@ def test_what_ranks_do_not_share_is_an_error_on_all_of_them(ranks, odd, reason):
     assert all(len(found) == 3 for found in ranks.run(3, read_with, 3, same(3, lengths=[3, 4, 5, 5]), {}))
 
 
-def test_epochs_of_different_numbers_are_an_error(ranks):
-    for failed in ranks.run(2, other_epoch, failing=True):
-        assert failed.kind == "RankError"
-        assert "rank 1 has epoch 3, and rank 0 0" in failed.message
-
-
-def other_epoch(rank):
-    loader = StreamDataLoader(Case([3] * 4).dataset(), process_group=rank_processes._groups[2])
-    loader.set_epoch(3 * rank)
-    return list(loader)
-
-
 @pytest.mark.parametrize("mode", ["zeros", "data"])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_rank_without_an_item_pads_what_others_read(ranks, known, mode):
@@ -199,12 +187,6 @@ def test_first_come_first_served_reads_all_on_equal_steps(ranks):
             if mask
         ]
         assert sorted(items) == [(i, j) for i, length in enumerate(lengths) for j in range(length)]
-
-
-def test_an_endless_epoch_needs_no_agreement(ranks):
-    options = same(3, lengths=[3, 4, 5, 1], padding_mode="cycle")
-    found = ranks.run(3, read_with, 3, options, {}, 50)
-    assert [len(batches) for batches in found] == [50] * 3
 
 
 @pytest.mark.slow

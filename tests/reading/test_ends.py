@@ -10,7 +10,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from cases import Case, Counting, cases
+from cases import Case, Counting
 from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,6 @@ from stream_dataloader import (
     ItemError,
     LengthError,
     ReadError,
-    StreamBatch,
     StreamDataLoader,
     StreamDataset,
     StreamError,
@@ -56,24 +55,6 @@ def check_marks(batches, lengths):
 # In all modes
 
 
-@random_cases(200)
-@given(
-    cases(max_streams=10, max_length=7, max_lanes=4, modes=("zeros", "data", "drop", "cycle")),
-    st.booleans(),
-    st.booleans(),
-)
-def test_all_other_fields_are_those_without_marks(case, known, deterministic):
-    case.lengths[0] = max(1, case.lengths[0])
-    options = {"deterministic": deterministic} | ({"lengths": case.lengths} if known else {})
-    with_marks, without = (
-        list(itertools.islice(StreamDataLoader(case.dataset(**options | {"mark_ends": mark_ends})), 20))
-        for mark_ends in (True, False)
-    )
-    assert all(batch.is_last is None for batch in without)
-    assert list(map(without_ends, with_marks)) == list(map(batch_key, without))
-    check_marks(with_marks, case.lengths)
-
-
 class Windows:
     """Streams that cut windows, of which any may have no steps; of which kind depends on the source's list."""
 
@@ -107,18 +88,12 @@ def test_windows_that_streams_cut_are_marked_at_their_last_step(cuts, lanes, pad
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
-@pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop"])
-def test_workers_mark_what_one_process_marks(padding_mode, transport):
+def test_workers_mark_windows_that_streams_cut_as_one_process_does(transport):
     windows = [(i, [3] * (i % 4) + [0] * (i % 3) + [1 + i % 3]) for i in range(9)]
-    for make in (
-        lambda: CASE.dataset(padding_mode=padding_mode, mark_ends=True),
-        lambda: CASE.dataset(padding_mode=padding_mode, mark_ends=True, windows="packed", time_steps=1),
-        lambda: StreamDataset(windows, Windows(), 4, padding_mode, seed=0, mark_ends=True),
-    ):
-        expected = [batch_key(batch) for batch in StreamDataLoader(make())]
-        for workers, prefetch_factor in ((2, 1), (3, 4)):
-            loader = StreamDataLoader(make(), workers, transport=transport, prefetch_factor=prefetch_factor)
-            assert [batch_key(batch) for batch in loader] == expected
+    dataset = StreamDataset(windows, Windows(), 4, "data", seed=0, mark_ends=True)
+    expected = [batch_key(batch) for batch in StreamDataLoader(dataset)]
+    dataset.set_epoch(0)
+    assert [batch_key(batch) for batch in StreamDataLoader(dataset, 3, transport=transport)] == expected
 
 
 def test_lanes_in_groups_and_parts_have_their_marks():
@@ -499,16 +474,6 @@ def test_the_field_goes_wherever_a_batch_goes():
         assert other.is_last.dtype == torch.bool
     batch.is_last[:] = True  # a user's own memory
     assert batch.to("meta").is_last.device.type == "meta"
-
-
-def test_without_marks_the_field_is_none():
-    batch = next(iter(StreamDataLoader(StreamDataset([2, 3], range, 2, time_steps=2))))
-    for other in (batch, batch.to(torch.bfloat16), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):
-        assert other.is_last is None
-    fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.name != "is_last"}
-    assert StreamBatch(**fields).is_last is None
-    with pytest.raises(ValueError, match=r"is_last must be of mask's shape \(2, 2\), and is \(3,\)"):
-        StreamBatch(**fields, is_last=torch.zeros(3, dtype=torch.bool))
 
 
 def test_a_part_that_was_sent_is_asked_for_its_ends_first():

@@ -53,21 +53,10 @@ def test_parts_are_those_of_the_batches(case, workers, prefetch_factor):
     check_parts(list(plain(case.dataset(), workers, **options)), batches, workers)
 
 
-@pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("padding_mode", "persistent"), [("zeros", False), ("data", True), ("drop", True)])
 @pytest.mark.parametrize("method", START_METHODS)
 def test_epochs_count_on_early_breaks_included(padding_mode, persistent, method):
-    case = Case(
-        CASE.lengths,
-        lanes=4,
-        time_steps=3,
-        windows="aligned",
-        padding_mode=padding_mode,
-        lookahead=1,
-        shuffle=True,
-        seed=1,
-        jitter=True,
-    )
+    case = Case(CASE.lengths, 4, 3, padding_mode=padding_mode, shuffle=True, seed=1, jitter=True)
     loader = StreamDataLoader(case.dataset())
     epochs = [list(loader) for _ in range(4)]
     parts = plain(case.dataset(), 2, persistent_workers=persistent, multiprocessing_context=method)

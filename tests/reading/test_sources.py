@@ -53,10 +53,6 @@ def test_packed_sources_are_a_sequence_of_equal_sources(sources):
         packed[len(sources)]
 
 
-def test_sources_may_hold_lambdas():
-    assert PackedSources([lambda: 3])[0]() == 3
-
-
 def growth_by_reading_all(_):
     """Bytes of its own that a worker adds by looking at every source."""
     sources, process = get_worker_info().dataset.sources, psutil.Process()

@@ -3,13 +3,10 @@
 import collections
 import functools
 import os
-import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from stream_dataloader import StreamDataLoader, StreamDataset, interleave
@@ -88,73 +85,10 @@ class Noted:
         self.factory.enter()
 
 
-class ListedByHand(Sequence):
-    """A sequence that makes its sources by code of the user's."""
-
-    def __init__(self, factory):
-        self.factory = factory
-
-    def __len__(self):
-        return SOURCES
-
-    def __getitem__(self, index):
-        self.factory.enter()
-        return index
-
-
 EXPECTED = {source: [source * 100 + i for i in range(ITEMS)] for source in range(SOURCES)}
 
 
 # The four that were found
-
-
-@WORKERS
-def test_streams_may_share_a_scratch_buffer(workers):
-    scratch = np.zeros(64, np.int64)
-
-    def through_scratch(source):
-        for i in range(ITEMS):
-            scratch[:] = source * 100 + i
-            time.sleep(0.0005)
-            yield scratch.copy()[0]
-
-    assert read(through_scratch, workers) == EXPECTED
-
-
-@WORKERS
-def test_a_pool_of_one_connection_a_lane_is_enough(workers):
-    pool = queue.Queue()
-    for _ in range(LANES // max(workers, 1)):
-        pool.put(object())
-
-    def connected(source):
-        connection = pool.get_nowait()  # which would hang
-        try:
-            for i in range(ITEMS):
-                time.sleep(0.0005)
-                yield source * 100 + i
-        finally:
-            pool.put(connection)
-
-    assert read(connected, workers) == EXPECTED
-
-
-@WORKERS
-def test_a_generator_may_keep_a_sqlite_connection(workers, tmp_path):
-    path = tmp_path / "items.db"
-    with sqlite3.connect(path) as filled:
-        filled.execute("create table items (source int, value int)")
-        filled.executemany("insert into items values (?, ?)", [(s, v) for s in EXPECTED for v in EXPECTED[s]])
-    filled.close()
-
-    def selected(source):
-        connection = sqlite3.connect(path)
-        for (value,) in connection.execute("select value from items where source = ? order by value", (source,)):
-            time.sleep(0.0005)
-            yield value
-        connection.close()
-
-    assert read(selected, workers) == EXPECTED
 
 
 @WORKERS

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 import typing
 
 import pytest
@@ -112,11 +111,6 @@ def test_what_is_kept_is_no_view_of_what_the_model_returned():
 def test_a_given_state_begins_each_stream():
     for given in (torch.tensor([[10.0]]), lambda batch: torch.full((len(batch), 1), 10.0)):
         assert run(RecurrentState(given, batch_dim=0), loader_of([5, 2, 4])) == [[12, 12], [14, 12], [15, 14]]
-
-
-def test_a_function_of_the_batch_sees_it():
-    carry = RecurrentState(lambda batch: 100.0 * batch.source[0][:, None], batch_dim=0)
-    assert run(carry, loader_of([5, 2, 4])) == [[2, 102], [4, 202], [5, 204]]
 
 
 def test_a_learnt_state_gets_the_gradient_of_the_streams_that_start():
@@ -349,15 +343,6 @@ def test_a_new_epoch_begins_anew_also_after_one_was_left():
     run(carry, [next(iter(loader))])
     first = run(carry, loader)
     assert first == run(carry, loader) == [[2, 2], [4, 2], [5, 4]]
-
-
-def test_endless_lanes_go_on():
-    loader = loader_of([5, 2, 4], padding_mode="cycle", seed=0)
-    carry = RecurrentState(batch_dim=0)
-    for batch in itertools.islice(loader, 30):
-        state = counted(batch, carry.before(batch))
-        carry.after(batch, state)
-        assert state.flatten().tolist() == (batch.position.max(0).values + 1).tolist()
 
 
 def test_states_go_on_over_the_borders_of_epochs_of_n_batches():

@@ -114,16 +114,3 @@ def test_each_streams_outputs_are_those_of_the_stream_fed_alone(windows, form, w
         for index, length in enumerate(LENGTHS):
             carried = torch.stack([outputs[name][index, t] for t in range(length)])
             torch.testing.assert_close(carried, alone(model, index), **CLOSE)
-
-
-@torch.no_grad()
-def test_a_state_carried_over_starts_would_be_found():
-    """The comparison above can fail: with no reset it does."""
-    model, _ = models("aligned")["gru"]
-    state, wrong = None, 0
-    for batch in StreamDataLoader(StreamDataset(range(len(LENGTHS)), open_maps, 5, time_steps=4)):
-        output, state = model(batch.data, state, batch.is_start, None)
-        for t, row in (batch.source >= 0).nonzero().tolist():
-            index, position = int(batch.source[t, row]), int(batch.position[t, row])
-            wrong += not torch.allclose(output[t, row], alone(model, index)[position], **CLOSE)
-    assert wrong > len(LENGTHS)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.recurrent import RecurrentState
@@ -55,40 +54,10 @@ def test_a_state_is_carried_by_micro_batches_however_lanes_are_split():
         data = batch.data["x"].double()
         expected, state = gru(data, whole.before(batch))
         whole.after(batch, state)
-        outputs = []
-        for micro in batch.split_lanes(splits[batch.step % len(splits)]):
+        for micro in batch.split_lanes(splits[batch.step % len(splits)])[:: 1 - 2 * (batch.step % 2)]:  # in any order
             output, state = gru(micro.data["x"].double(), split.before(micro))
             split.after(micro, state)
-            outputs.append(output)
-        torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=0, atol=1e-9)
-
-
-def test_lanes_may_come_in_any_order():
-    gru, carry, other = nn.GRU(1, 3).double(), RecurrentState(batch_dim=1), RecurrentState(batch_dim=1)
-    for batch in batches_of():
-        expected, state = gru(batch.data["x"].double(), carry.before(batch))
-        carry.after(batch, state)
-        for micro in reversed(batch.split_lanes(2 + batch.step % 3)):
-            output, state = gru(micro.data["x"].double(), other.before(micro))
-            other.after(micro, state)
             torch.testing.assert_close(output, expected[:, micro.lane], rtol=0, atol=1e-9)
-
-
-def test_parts_of_torchs_own_dataloader_can_be_split_and_carried():
-    gru, carry, outputs = nn.GRU(1, 3).double(), RecurrentState(batch_dim=1), {}
-    dataset = batches_of().dataset
-    for part in DataLoader(dataset, batch_size=None, num_workers=2):
-        for micro in part.split_lanes(2):
-            output, state = gru(micro.data["x"].double(), carry.before(micro))
-            carry.after(micro, state)
-            real = micro.source >= 0
-            places = zip(micro.source[real].tolist(), micro.position[real].tolist(), strict=True)
-            outputs.update(zip(places, output[real], strict=True))
-    assert len(outputs) == 28
-    for index, length in enumerate([7, 3, 5, 1, 4, 2, 6]):
-        alone, _ = gru(torch.stack([item["x"] for item in open_items(length)]).double())
-        found = torch.stack([outputs[index, t] for t in range(length)])
-        torch.testing.assert_close(found, alone, rtol=0, atol=1e-9)
 
 
 def test_micro_batches_of_a_moved_batch_keep_their_flags_in_host_memory():

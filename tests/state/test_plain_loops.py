@@ -14,7 +14,7 @@ from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 
 LENGTHS = [7, 12, 3, 9, 5, 8, 4, 11]
 pytestmark = [
-    pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 0), (0, 2)]),
+    pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2)]),
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
 ]
 

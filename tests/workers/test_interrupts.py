@@ -132,7 +132,8 @@ def test_what_goes_at_the_programs_end_goes_in_silence():
         import signal, sys
         from stream_dataloader import StreamDataLoader, StreamDataset
         loaders = [StreamDataLoader(StreamDataset([range(9)] * 2, iter, 2, time_steps=2), 2, **options)
-                   for options in ({}, {"persistent_workers": True}, {"worker_method": "thread"})]
+                   for options in ({}, {"persistent_workers": True}, {"worker_method": "thread"},
+                                   {"worker_method": "thread", "persistent_workers": True})]
         held = [iter(loader) for loader in loaders]
         print([next(iterator).step for iterator in held])
     """
@@ -144,4 +145,4 @@ def test_what_goes_at_the_programs_end_goes_in_silence():
         timeout=PATIENCE,
         check=False,
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[0, 0, 0]\n", "")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[0, 0, 0, 0]\n", "")

@@ -208,7 +208,7 @@ def test_what_cannot_be_pickled_is_named(method):
 
 def test_timeout_does_not_count_while_workers_start():
     loader = StreamDataLoader(
-        StreamDataset([2], range, 1, time_steps=1), 1, timeout=1, worker_init_fn=lambda _: time.sleep(2.5)
+        StreamDataset([2], range, 1, time_steps=1), 1, timeout=1, worker_init_fn=lambda _: time.sleep(1.5)
     )
     assert len(list(loader)) == 2
 

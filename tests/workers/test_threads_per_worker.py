@@ -4,7 +4,6 @@ import collections
 import itertools
 import json
 import os
-import random
 import signal
 import sys
 import threading
@@ -13,20 +12,16 @@ import time
 import numpy as np
 import pytest
 import torch
-from cases import Case, cases, key
-from helpers import FOREVER, FULL, PATIENCE, START_METHODS, random_cases, soon
-from hypothesis import given
-from hypothesis import strategies as st
-from worker_streams import ITEMS, Broken, failing, keys_with_a_kill, kill_one, odd
+from cases import Case, key
+from helpers import FOREVER, PATIENCE, START_METHODS, soon
+from worker_streams import Broken
 
 from stream_dataloader import (
     StreamDataLoader,
     StreamDataset,
-    StreamError,
     WorkerDeathError,
     WorkerTimeoutError,
     get_stream_info,
-    side_by_side,
 )
 from stream_dataloader._assembly.part import Contents, Part
 from stream_dataloader._reading.activity import ActivityBoard
@@ -50,62 +45,6 @@ def with_threads(dataset, workers=1, threads=2, **options):
 
 
 # The same batches
-
-
-@random_cases(300, 6)
-@given(
-    cases(max_streams=14), st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=2, max_size=3), st.data()
-)
-def test_any_place_is_resumed_by_other_numbers_of_workers_and_threads(case, given_counts, data):
-    expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
-    found, state = [], None
-    for last, (workers, threads) in zip([*[False] * len(given_counts), True], [*given_counts, (1, 3)], strict=True):
-        loader = with_threads(case.dataset(), workers, threads)
-        if state is not None:
-            loader.load_state_dict(state)
-        iterator = iter(loader)
-        found += [key(batch) for batch in itertools.islice(iterator, None if last else data.draw(st.integers(0, 4)))]
-        state = json.loads(json.dumps(loader.state_dict())) if len(found) < len(expected) else state
-        iterator.close()
-        if len(found) == len(expected):
-            break
-    assert found == expected
-
-
-@pytest.mark.parametrize("windows", ["aligned", pytest.param("packed", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("padding_mode", ["zeros", "data", pytest.param("drop", marks=pytest.mark.slow)])
-def test_every_field_and_part_is_that_of_one_thread(padding_mode, windows):
-    case = Case(CASE.lengths, 7, 3, windows, padding_mode, 2, shuffle=True, seed=7, jitter=True, mark_ends=True)
-
-    def read(threads):
-        loader = with_threads(case.dataset(), 2, threads, persistent_workers=True)
-        batches = [key(batch, worker_id=True) for batch in loader]
-        return batches, [(part.worker, key(part)) for part in loader.parts()]
-
-    assert read(3) == read(1)
-
-
-WINDOWS = {
-    "window": lambda n, i: np.full((1 + n % 3, 2), n + i),
-    "window of objects": lambda n, i: {"name": ["a"] * (1 + n % 2), "n": [i] * (1 + n % 2)},
-}
-
-
-@pytest.mark.parametrize("transport", ["shared_memory", pytest.param("queue", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("collate_fn", [None, pytest.param(list, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", [*ITEMS, *WINDOWS])
-def test_all_kinds_of_items_come_as_from_one_thread(kind, collate_fn, transport):
-    def read(n):
-        for i in range(n):
-            yield (ITEMS | WINDOWS)[kind](n, i)
-
-    def told(threads):
-        time_steps = None if kind in WINDOWS else 2
-        dataset = StreamDataset([5, 2, 3, 4, 1, 2], read, 4, time_steps=time_steps)
-        loader = with_threads(dataset, 1, threads, collate_fn=collate_fn, transport=transport)
-        return [repr(getattr(batch, "data", batch)) for batch in loader]
-
-    assert told(3) == told(1)
 
 
 @pytest.mark.any_start_method
@@ -136,14 +75,6 @@ def test_an_endless_run_in_epochs_of_n_batches():
         return [key(batch) for _ in range(3) for batch in loader]
 
     assert read(1, 3) == read(2, 1)
-
-
-def test_members_side_by_side_have_threads_too():
-    def read(**options):
-        members = [(CASE.dataset(), 3), (CASE.dataset(seed=9), 2)]
-        return [batch.data.tolist() for batch in side_by_side(members, **options)]
-
-    assert read(num_workers=2, threads_per_worker=2) == read()
 
 
 # Threads and streams
@@ -190,10 +121,11 @@ class LoggedStream:
 
 @pytest.mark.parametrize("steps", [pytest.param(None, id="whole"), pytest.param(1, id="left early")])
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_stream_is_opened_read_and_closed_in_the_one_thread_of_its_lane(keep, steps, tmp_path):
+@pytest.mark.parametrize("options", [{"threads_per_worker": 2}, {"worker_method": "thread"}], ids=str)
+def test_a_stream_is_opened_read_and_closed_in_the_one_thread_of_its_lane(options, keep, steps, tmp_path):
     log = Logged(tmp_path / "log")
     dataset = StreamDataset(range(20), log, 7, time_steps=2)
-    loader = with_threads(dataset, 2, 2, persistent_workers=keep)
+    loader = StreamDataLoader(dataset, 2, persistent_workers=keep, **options)
     for _ in range(2):
         iterator = iter(loader)
         for _batch in itertools.islice(iterator, steps):
@@ -214,17 +146,6 @@ def test_a_stream_is_opened_read_and_closed_in_the_one_thread_of_its_lane(keep, 
         assert len({place for _, *place in map(tuple, seen) for place in [tuple(place)]}) <= 2, "one an epoch"
     workers = {lane: {worker for worker, _ in seen} for (lane, _), seen in threads_of_lanes.items()}
     assert workers == {reader_lane: {r.worker_id} for r in deal_lanes(7, 2) for reader_lane in r.lanes}
-
-
-def test_each_lane_belongs_to_one_thread_and_a_worker_has_no_more_than_lanes(tmp_path):
-    log = Logged(tmp_path / "log")
-    list(with_threads(StreamDataset(range(9), log, 3, time_steps=2), 2, 9))
-    threads = collections.defaultdict(set)
-    for _, _, pid, thread, lane, _ in log.read():
-        if lane is not None:
-            threads[lane].add((pid, thread))
-    assert all(len(seen) == 1 for seen in threads.values())
-    assert len(set().union(*threads.values())) == 3
 
 
 MEETING = threading.Barrier(2)
@@ -257,57 +178,7 @@ def test_worker_init_fn_runs_once_in_each_process_and_threads_keep_torch_to_one_
     assert begun == []
 
 
-def test_random_draws_of_streams_are_the_same_in_any_thread():
-    def read(n):
-        info = get_stream_info()
-        for position in range(6):
-            assert get_stream_info() is info
-            assert info.source_index == n
-            yield np.array([info.rng.integers(1 << 30), info.rng_at(position).integers(1 << 30)])
-
-    dataset = StreamDataset(range(12), read, 4, time_steps=2, seed=5)
-    assert [b.data.tolist() for b in with_threads(dataset, 1, 4)] == [
-        b.data.tolist() for b in StreamDataLoader(dataset)
-    ]
-
-
 # What goes wrong
-
-
-def told(threads, dataset):
-    found = []
-    try:
-        for batch in with_threads(dataset, 2, threads):
-            found.append(batch.step)
-    except StreamError as error:
-        return len(found), type(error), str(error), error.source_index, error.position, error.lane, error.worker_id
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        failing((2, 5), Broken, "what"),
-        failing((3, 0), Broken, "what"),
-        odd,
-        lambda n: [0, 1] if n else ["a"],
-        lambda n: iter([lambda: n]) if n == 2 else iter([n]),
-    ],
-    ids=["reading", "opening", "one shape", "one kind", "pickled"],
-)
-def test_errors_come_at_their_own_step_with_the_same_text(read):
-    one, three = (told(threads, StreamDataset(range(6), read, 6, time_steps=1)) for threads in (1, 3))
-    assert three == one
-    assert one is not None
-
-
-@pytest.mark.filterwarnings("ignore:skipped the rest")
-def test_broken_streams_are_skipped_as_by_one_thread():
-    def read(threads):
-        read_stream = failing((2, 5), Broken, "what")
-        loader = with_threads(StreamDataset(range(7), read_stream, 3, time_steps=2, on_error="skip"), 1, threads)
-        return [key(batch) for batch in loader], [str(failure) for failure in loader.failures]
-
-    assert read(3) == read(1)
 
 
 @pytest.mark.slow
@@ -376,32 +247,6 @@ def test_a_death_names_what_each_thread_did():
     assert death.value.suspects == {(0, 20), (3, 23)}
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", pytest.param("queue", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_new_workers_go_on_bit_for_bit(transport, persistent):
-    case = Case(CASE.lengths, 5, 2, shuffle=True, seed=4, jitter=True)
-    expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
-    options = {"transport": transport, "persistent_workers": persistent, "max_restarts": 3}
-    loader = with_threads(case.dataset(), 2, 2, **options)
-    found = []
-    for batch in loader:
-        found.append(key(batch))
-        if batch.step in (2, 9):
-            kill_one()
-    assert found == expected
-    assert loader.stats().restarts >= 1
-    assert {key(batch)[-1] for batch in loader} == {1}, "the next epoch is read as ever"
-
-
-@pytest.mark.slow
-def test_kills_at_random_moments_lose_and_double_nothing():
-    case = Case(CASE.lengths, 5, 2, shuffle=True, seed=4, jitter=True)
-    rng, expected = random.Random(0), [key(batch) for batch in StreamDataLoader(case.dataset())]
-    for _ in range(40 if FULL else 6):
-        loader = with_threads(case.dataset(), rng.randint(1, 3), rng.randint(2, 4), max_restarts=9)
-        assert keys_with_a_kill(loader, rng.uniform(0, 0.2)) == expected
-
-
 @pytest.mark.filterwarnings("ignore:skipped the rest")
 @pytest.mark.parametrize("on_error", ["skip", "raise"])
 def test_of_several_threads_sources_only_the_one_that_kills_is_blamed(on_error):
@@ -463,29 +308,6 @@ def test_an_epoch_left_while_a_thread_is_busy_does_not_spoil_the_next():
         iterator.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "reason"),
-    [
-        ({"threads_per_worker": 0}, ValueError, "threads_per_worker is 0, and must be at least 1"),
-        ({"threads_per_worker": 1.5}, TypeError, "threads_per_worker must be an integer"),
-        ({"threads_per_worker": True}, TypeError, "threads_per_worker must be an integer"),
-        (
-            {"num_workers": 0, "threads_per_worker": 2},
-            ValueError,
-            "num_workers is 0, so there is no .* pass num_workers=1",
-        ),
-        (
-            {"worker_method": "thread", "threads_per_worker": 2},
-            ValueError,
-            "num_workers counts them; leave threads_per_",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused_with_a_remedy(options, error, reason):
-    with pytest.raises(error, match=reason):
-        StreamDataLoader(CASE.dataset(), **{"num_workers": 2} | options)
-
-
 # Without processes
 
 
@@ -510,15 +332,6 @@ def in_threads(*readers):
     return InThreads(readers, Exchange(len(readers), ROOM))
 
 
-def test_steps_are_of_all_threads_that_have_not_ended_and_each_closes_what_it_read():
-    readers = Reader(3), Reader(1), Reader(2)
-    steps = in_threads(*readers)
-    assert [[part.step for part in parts] for parts in steps] == [[0, 0, 0], [1, 1], [2]]
-    steps.close()
-    assert len({reader.closed_by for reader in readers}) == 3
-    assert threading.current_thread() not in {reader.closed_by for reader in readers}
-
-
 @pytest.mark.parametrize("windows", ["aligned", "packed"])
 def test_readers_that_take_turns_in_one_thread_do_not_wait_for_each_other(windows):
     dataset = Case(CASE.lengths, 5, 3, windows).dataset()
@@ -529,18 +342,6 @@ def test_readers_that_take_turns_in_one_thread_do_not_wait_for_each_other(window
     steps = InTurn(read_as_worker(reading, dataset.session_table, session, 0))
     assert sum(part.items for parts in steps for part in parts) == sum(CASE.lengths)
     steps.close()
-
-
-@pytest.mark.parametrize("ending", [SystemExit(3), Broken("of a policy"), KeyboardInterrupt()])
-def test_what_ends_a_thread_is_raised_in_place_of_its_part(ending):
-    endless, ends = Reader(10**9), Reader(4, ending)
-    steps = in_threads(endless, ends)
-    assert [len(next(steps)) for _ in range(4)] == [2] * 4
-    with pytest.raises(type(ending)):
-        next(steps)
-    steps.close()
-    assert endless.read <= 4 + ROOM + 1
-    assert None not in (endless.closed_by, ends.closed_by)
 
 
 def test_threads_that_cannot_be_started_leave_none_behind(monkeypatch):
@@ -582,21 +383,3 @@ def test_stats_have_a_row_a_worker_and_a_trace_one_a_thread(tmp_path):
     assert len(rows) == len(set(rows.values())) == 9
     assert {"trainer", "worker 0, thread 0", "worker 1, thread 1, ahead"} <= set(rows.values())
     assert {event["tid"] for event in events if event["ph"] == "X"} <= set(rows)
-
-
-def test_a_board_tells_of_all_threads_of_a_worker_and_only_of_that_which_exits():
-    board = ActivityBoard(deal_lanes(4, 2, 2), shared=False)
-    board.reading[:] = [1, 2, 3, 0]
-    board.working[:] = [1, 2, 0, 0]
-    board.opening[1] = 4
-    assert board.suspects(0) == {(0, 0), (1, 1), (3, -1)}
-    assert board.suspects(1) == frozenset()
-    assert (board.is_reading(0), board.is_reading(1)) == (True, False)
-    assert board.describe(1, ["abcd"], repr) == "with source 2 ('c') open"
-    assert board.describe(0, ["abcd"], repr) == (
-        "in lane 0, step 0, reading source 0 ('a'), with source 0 ('a') open, and "
-        "in lane 1, step 0, reading source 1 ('b'), opening source 3 ('d'), with source 1 ('b') open"
-    )
-    board.exiting[1] = -4
-    assert board.suspects(0) == {(3, -1)}
-    assert board.describe(0, ["abcd"], repr).startswith("in lane 1, step 0, between two sources, opening source 3")

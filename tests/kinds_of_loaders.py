@@ -1,0 +1,89 @@
+"""Every kind of loader there is, small enough to be read again and again."""
+
+import numpy as np
+
+from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, interleave, sections, side_by_side
+
+LENGTHS = [5, 0, 3, 9, 1, 7, 2, 6, 4, 8, 3, 5]
+GROUPS = [list(range(5)), list(range(5, 12)), list(range(12, 15)), list(range(15, 24)), list(range(24, 30))]
+
+
+class Counted:
+    """A stream with a state of its own."""
+
+    def __init__(self, length):
+        self._length, self._next = length, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._next == self._length:
+            raise StopIteration
+        self._next += 1
+        return self._next - 1
+
+    def state_dict(self):
+        return {"next": self._next}
+
+    def load_state_dict(self, state):
+        self._next = state["next"]
+
+
+def windows(length):
+    for begin in range(0, length, 2):
+        yield np.arange(begin, min(begin + 2, length))
+
+
+def dataset(open_stream=range, lengths=LENGTHS, **options):
+    defaults = {"batch_size": 4, "time_steps": 2, "shuffle": True, "seed": 3}
+    return StreamDataset(lengths, open_stream, **(defaults | options))
+
+
+def with_lengths(**options):
+    return StreamDataset(LENGTHS, range, batch_size=4, time_steps=2, shuffle=True, seed=3, lengths=LENGTHS, **options)
+
+
+def mixed(exhausted):
+    halves = [dataset(lengths=LENGTHS[:7]), dataset(lengths=LENGTHS[7:])]
+    return interleave(halves, weights=[1, 2], exhausted=exhausted, seed=5)
+
+
+def endless(lengths=LENGTHS):
+    return dataset(lengths=lengths, padding_mode="cycle")
+
+
+def sampler(**options):
+    return LaneBatchSampler(GROUPS, 3, 2, shuffle=True, seed=7, **options)
+
+
+#: How each kind of loader is built, with a loader's options.
+KINDS = {
+    "aligned": lambda **way: StreamDataLoader(dataset(), **way),
+    "packed": lambda **way: StreamDataLoader(dataset(windows="packed"), **way),
+    "windows of the stream's own": lambda **way: StreamDataLoader(dataset(windows, time_steps=None), **way),
+    "no reservations": lambda **way: StreamDataLoader(dataset(lookahead=0), **way),
+    "data": lambda **way: StreamDataLoader(dataset(padding_mode="data", lookahead=2), **way),
+    "drop": lambda **way: StreamDataLoader(dataset(padding_mode="drop"), **way),
+    "cycle": lambda **way: StreamDataLoader(endless(), **way),
+    "in mid-epoch of n batches": lambda **way: StreamDataLoader(endless(), **way, batches_per_epoch=3),
+    "between epochs of n batches": lambda **way: StreamDataLoader(endless(), **way, batches_per_epoch=4),
+    "two groups": lambda **way: StreamDataLoader(dataset(), **way, groups=2),
+    "known lengths": lambda **way: StreamDataLoader(with_lengths(schedule="balanced"), **way),
+    "known lengths, two groups": lambda **way: StreamDataLoader(with_lengths(), **way, groups=2),
+    "streams with states": lambda **way: StreamDataLoader(dataset(Counted), **way),
+    "sections": lambda **way: StreamDataLoader(dataset(sections=sections(LENGTHS, 3)), **way),
+    "mixed, dropped": lambda **way: StreamDataLoader(mixed("drop"), **way),
+    "mixed, repeated": lambda **way: StreamDataLoader(mixed("repeat"), **way),
+    "side by side": lambda **way: side_by_side([(dataset(), 2), (endless(LENGTHS[3:]), 2)], **way),
+    "sampler": lambda **_: sampler(padding_mode="zeros"),
+    "sampler in mid-epoch of n batches": lambda **_: sampler(batches_per_epoch=3),
+    "sampler between epochs of n batches": lambda **_: sampler(batches_per_epoch=4),
+}
+
+
+def plain(batch):
+    if isinstance(batch, list):
+        return [[int(index), index.lane, index.t, index.is_start, index.mask] for index in batch]
+    fields = (batch.data, batch.source, batch.position, batch.mask, batch.is_start)
+    return [field.tolist() for field in fields]

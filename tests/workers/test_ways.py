@@ -1,0 +1,163 @@
+"""Whoever reads, processes, threads, or threads of processes: the same batches, parts, failures and errors."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from cases import Case, cases, key
+from helpers import START_METHODS, random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+from kinds_of_loaders import KINDS, plain
+from worker_streams import ITEMS, Broken, failing, odd
+
+from stream_dataloader import ItemError, OpenError, ReadError, StreamDataLoader, StreamDataset, get_stream_info
+
+pytestmark = pytest.mark.filterwarnings("ignore:num_workers is")
+
+LENGTHS = [14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9]
+PROCESSES = {"num_workers": 2}
+WAYS = {
+    "threads": {"num_workers": 2, "worker_method": "thread"},
+    "threads of processes": {"num_workers": 2, "threads_per_worker": 3},
+}
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("windows", ["aligned", pytest.param("packed", marks=slow)])
+@pytest.mark.parametrize("padding_mode", ["zeros", "data", pytest.param("drop", marks=slow)])
+def test_every_field_and_part_is_that_of_processes(padding_mode, windows, way):
+    case = Case(LENGTHS, 7, 3, windows, padding_mode, 2, shuffle=True, seed=7, jitter=True, mark_ends=True)
+
+    def read(options):
+        loader = StreamDataLoader(case.dataset(), persistent_workers=True, **options)
+        batches = [key(batch, worker_id=True) for batch in loader]
+        return batches, [(part.worker, key(part)) for part in loader.parts()]
+
+    assert read(WAYS[way]) == read(PROCESSES)
+
+
+@pytest.mark.parametrize("way", [PROCESSES, WAYS["threads"]], ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "sampler" not in kind])
+def test_batches_of_every_kind_of_loader_do_not_depend_on_who_reads(kind, way):
+    def read(**options):
+        loader = KINDS[kind](**options)
+        return [plain(batch) for _ in range(2) for batch in itertools.islice(loader, 9)]
+
+    assert read(**way) == read()
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize("kind", ["sections", "mixed, repeated", "side by side"])
+def test_nor_on_how_processes_start(kind, method):
+    found, expected = KINDS[kind](num_workers=2, multiprocessing_context=method), KINDS[kind]()
+    assert [plain(batch) for batch in found] == [plain(batch) for batch in expected]
+
+
+def legs():
+    """Ways and numbers; processes are seldom drawn, as they take long."""
+    threads = st.builds(lambda n: {"num_workers": n, "worker_method": "thread"}, st.integers(1, 4))
+    processes = st.builds(
+        lambda n, m: {"num_workers": n, "threads_per_worker": m}, st.integers(1, 3), st.integers(1, 4)
+    )
+    return st.one_of(threads, threads, threads, st.just({}), processes)
+
+
+@random_cases(800, 25)
+@given(cases(max_streams=14), st.lists(legs(), min_size=2, max_size=4), st.data())
+def test_any_place_is_resumed_in_another_way_by_another_number(case, ways, data):
+    expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
+    found, state = [], None
+    for last, options in enumerate(ways, 1 - len(ways)):
+        loader = StreamDataLoader(case.dataset(), **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        found += [key(batch) for batch in itertools.islice(iterator, data.draw(st.integers(0, 4)) if last else None)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        iterator.close()
+        if len(found) == len(expected):
+            break
+    assert found == expected
+
+
+WINDOWS = {
+    "window": lambda n, i: np.full((1 + n % 3, 2), n + i),
+    "window of objects": lambda n, i: {"name": ["a"] * (1 + n % 2), "n": [i] * (1 + n % 2)},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("collate_fn", [None, list])
+@pytest.mark.parametrize("kind", [*ITEMS, *WINDOWS])
+def test_all_kinds_of_items_come_as_without_workers(kind, collate_fn, way):
+    def stream(n):
+        for i in range(n):
+            yield (ITEMS | WINDOWS)[kind](n, i)
+
+    def read(**options):
+        dataset = StreamDataset([5, 2, 3, 4, 1, 2], stream, 4, time_steps=None if kind in WINDOWS else 2)
+        loader = StreamDataLoader(dataset, collate_fn=collate_fn, **options)
+        return [repr(getattr(batch, "data", batch)) for batch in loader]
+
+    expected = read()
+    assert read(**WAYS[way]) == expected
+    if way == "threads of processes" and collate_fn is None:
+        assert read(**WAYS[way], transport="queue") == expected
+
+
+def drawing(n):
+    info = get_stream_info()
+    for position in range(6):
+        assert get_stream_info() is info
+        assert info.source_index == n
+        yield np.array([info.rng.integers(1 << 30), info.rng_at(position).integers(1 << 30)])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_random_draws_of_streams_are_the_same_in_any_thread(way):
+    def read(**options):
+        dataset = StreamDataset(range(12), drawing, 4, time_steps=2, seed=5)
+        return [batch.data.tolist() for batch in StreamDataLoader(dataset, **options)]
+
+    assert read(**WAYS[way]) == read()
+
+
+#: What breaks, and how.
+BREAKING = {
+    "reading": (failing((2, 5), Broken, "what"), ReadError),
+    "opening": (failing((3, 0), Broken, "what"), ReadError),
+    "no stream": (lambda n: n, OpenError),
+    "one shape": (odd, ItemError),
+    "one kind": (lambda n: [0, 1] if n else ["a"], ItemError),
+    "cannot be sent": (lambda n: iter([lambda: n]) if n == 2 else iter([n]), ItemError),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("what", BREAKING)
+def test_errors_come_at_their_own_step_with_the_same_text(what, way):
+    if (what, way) == ("cannot be sent", "threads"):
+        return  # which send nothing
+    read, kind = BREAKING[what]
+
+    def told(options):
+        steps, dataset = [], StreamDataset(range(6), read, 6, time_steps=1)
+        with pytest.raises(kind) as error:
+            steps.extend(batch.step for batch in StreamDataLoader(dataset, **options))
+        return steps, type(error.value), str(error.value), vars(error.value)
+
+    assert told(WAYS[way]) == told(PROCESSES)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:skipped the rest")
+def test_broken_streams_are_skipped_as_by_processes(way):
+    def read(options):
+        stream = failing((2, 5), Broken, "what")
+        loader = StreamDataLoader(StreamDataset(range(7), stream, 3, time_steps=2, on_error="skip"), **options)
+        return [key(batch) for batch in loader], [str(failure) for failure in loader.failures]
+
+    assert read(WAYS[way]) == read(PROCESSES)
