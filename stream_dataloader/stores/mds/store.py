@@ -108,9 +108,9 @@ class MdsStore(Store):
         stamp = self._state()
         with self._cache.open(path) as local:
             found = read_index(local.path, path, self._folder)
-            copy = os.path.basename(local.path) if is_url(path) else ""
+            stamp = stamp or os.path.basename(local.path)
         return MdsIndex(
-            self._folder, found, self._stream, self._columns, self._decoding, self._classes, self._cache, copy, stamp
+            self._folder, found, self._stream, self._columns, self._decoding, self._classes, self._cache, stamp
         )
 
     def close(self) -> None:

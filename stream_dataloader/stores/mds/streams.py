@@ -118,8 +118,7 @@ class MdsIndex:
         decoding: Options of `encoding_of`.
         classes: See `structure.from_json`.
         cache: Where shards and tables are kept.
-        copy: What the cache calls index.json, if it was fetched.
-        stamp: See `Shards`.
+        stamp: See `Shards`; of a URL, what the cache calls index.json.
 
     Attributes:
         found: index.json.
@@ -142,7 +141,6 @@ class MdsIndex:
         decoding: Mapping[str, bool],
         classes: dict[str, type],
         cache: FileCache,
-        copy: str,
         stamp: str,
     ) -> None:
         self.found = found
@@ -155,7 +153,8 @@ class MdsIndex:
         self.structure, self.columns = self._items(columns, classes)
         self.firsts: NDArray[np.int64] = np.cumsum([0, *(shard.samples for shard in found.shards)])
         hashed = all(shard.raw.hashes for shard in found.shards)
-        version = hashlib.sha256(f"{found.digest} {'' if hashed else copy}".encode()).hexdigest()[:16]
+        replaceable = not hashed and is_url(folder)
+        version = hashlib.sha256(f"{found.digest} {stamp if replaceable else ''}".encode()).hexdigest()[:16]
         self.shards = Shards(folder, found, version, cache, stamp)
         self.table, self.lengths = self._streams(version)
         self._count = len(self.firsts) - 1 if self.table is None else len(self.table.starts)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.pictures import Pictures
 from stream_dataloader.stores.parquet.columns import item_of, write_to
@@ -43,13 +42,12 @@ class RowSteps:
         columns = self._rows.columns
         if not isinstance(out, Mapping) or set(out) != set(columns):
             raise StoreError(f"{self._name} has columns {columns}, and room was given for {shorten(out)}")
-        structure, leaves = flatten(out)
         done = 0
-        for group, row, count in self._pieces(self._first + start, len(leaves[0])):
-            here = unflatten(structure, iter([leaf[done : done + count] for leaf in leaves]))
+        for group, row, count in self._pieces(self._first + start, _count_of(out)):
             for name, column in group.columns.items():
+                place = _part(out[name], done, done + count)
                 write_to(
-                    here[name], column, row, count, self._decoder(), f"{self._name}, {group.file.name}, column {name!r}"
+                    place, column, row, count, self._decoder(), f"{self._name}, {group.file.name}, column {name!r}"
                 )
             done += count
 
@@ -58,7 +56,7 @@ class RowSteps:
         stop = row + count
         while row < stop:
             if self._group is None or not self._group.first <= row < self._group.stop:
-                self._group = self._rows.groups.at(row)
+                self._group = self._rows.at(row)
             group = self._group
             here = min(stop, group.stop) - row
             with group.file.held_while_read:
@@ -72,3 +70,15 @@ class RowSteps:
 
     def close(self) -> None:
         self._group = None
+
+
+def _count_of(out: Any) -> int:
+    while isinstance(out, Mapping):
+        out = next(iter(out.values()))
+    return len(out)
+
+
+def _part(out: Any, start: int, stop: int) -> Any:
+    if isinstance(out, Mapping):
+        return {name: _part(child, start, stop) for name, child in out.items()}
+    return out[start:stop]

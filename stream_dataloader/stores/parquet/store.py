@@ -128,9 +128,7 @@ class ParquetStore(Store):
         return str(self.index.key(self._check_number(number)))
 
     def metadata(self, number: int) -> Mapping[str, Any]:
-        index: Rows = self.index
-        self._check_number(number)
-        return {"file": index.files[index.file_of(index.group_of(int(index.start[number])))].name} if len(index) else {}
+        return {"file": self.index.file_of(self._check_number(number)).name}
 
     def _metadata(self) -> Mapping[str, Any]:
         return {"files": len(self.index.files), "row_groups": len(self.index.first) - 1}
