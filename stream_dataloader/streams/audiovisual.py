@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from stream_dataloader.streams._media.container import frame_rate
-from stream_dataloader.streams._media.section import closed_on_error
+from stream_dataloader.streams._media.section import check_numbers, closed_on_error
 from stream_dataloader.streams.audio.resample import Samples
-from stream_dataloader.streams.audio.samples import SampleReader, check_numbers
+from stream_dataloader.streams.audio.samples import READER_NUMBERS, SampleReader
 from stream_dataloader.streams.cache.file_cache import LocalFile
 from stream_dataloader.streams.video.selection import Selection
 from stream_dataloader.streams.video.stream import OpenVideo, VideoStream
@@ -60,7 +60,8 @@ class AudioVisualStream:
     stream: int = 0
 
     def __post_init__(self) -> None:
-        check_numbers(self, samples=", or None for as many as fit between two frames")
+        remedy = "give 1 or more, or None for as many as fit between two frames"
+        check_numbers(self, samples=(remedy, 1), **READER_NUMBERS)
         if self.video.backend != "av":
             raise ValueError(f'backend is {self.video.backend!r}, which reads no sound; use VideoStream(backend="av")')
 

@@ -4,14 +4,12 @@ import gc
 import os
 import threading
 import time
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import h5py
 import numpy as np
 import pytest
 import torch
+from file_server import serving
 
 from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
 from stream_dataloader.protocols import ReadsInto
@@ -144,28 +142,13 @@ class TestHdf5SideBySide(StreamContract):
         return ArrayStream(dataset=request.param)
 
 
-@contextmanager
-def served(directory):
-    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *args: None})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=directory))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 class TestOverHttp(StreamContract):
     @pytest.fixture
     def sources(self, tmp_path):
-        (tmp_path / "far").mkdir()
-        saved(tmp_path / "far" / "a.npy", TABLE)
-        stored(tmp_path / "far" / "b.h5", rows=TABLE)
-        with served(tmp_path / "far") as url:
-            yield [f"{url}/a.npy", (f"{url}/a.npy", 3, 9), f"{url}/b.h5"]
+        files = saved(tmp_path / "a.npy", TABLE), stored(tmp_path / "b.h5", rows=TABLE)
+        with serving() as server:
+            npy, hdf5 = (server.put(file.name, file.read_bytes()) for file in files)
+            yield [npy, (npy, 3, 9), hdf5]
 
     @pytest.fixture
     def open_stream(self, tmp_path):

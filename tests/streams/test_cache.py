@@ -1,6 +1,7 @@
 """Remote files through the local cache: real servers on loopback, real processes, some of them killed."""
 
 import gc
+import io
 import logging
 import multiprocessing
 import os
@@ -684,15 +685,10 @@ def test_s3_that_is_gone_is_an_error_after_four_tries(bucket, cache):
 
 def tables(server, count=6):
     for index in range(count):
-        array = np.full((5, 2), index, np.float32)
-        path = f"{index}.npy"
-        server.put(path, b"\x93NUMPY\x01\x00" + _header(array) + array.tobytes())
+        file = io.BytesIO()
+        np.save(file, np.full((5, 2), index, np.float32))
+        server.put(f"{index}.npy", file.getvalue())
     return [f"{server.url}/{index}.npy" for index in range(count)]
-
-
-def _header(array):
-    text = f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': {array.shape}, }}".ljust(117) + "\n"
-    return len(text).to_bytes(2, "little") + text.encode()
 
 
 @pytest.mark.parametrize("method", START_METHODS)

@@ -20,6 +20,7 @@ __all__ = [
     "Section",
     "check_file",
     "check_kind",
+    "check_numbers",
     "closed_on_error",
     "is_section",
     "section_of",
@@ -97,6 +98,23 @@ def whole_number(name: str, value: Any, remedy: str, least: int, most: float = m
     if not least <= number <= most:
         raise ValueError(f"{name} is {number}; {remedy}")
     return number
+
+
+def check_numbers(options: Any, **allowed: tuple[str, int] | tuple[str, int, int]) -> None:
+    """Check a dataclass's options that are whole numbers, and make ints of them, also where it is frozen.
+
+    Args:
+        options: The dataclass. A value of None is left alone where it is the default.
+        **allowed: By an option's name, the remedy, the least value, and the most if there is one.
+
+    Raises:
+        TypeError: One is no whole number.
+        ValueError: One is too low or too high.
+    """
+    for name, limits in allowed.items():
+        value = getattr(options, name)
+        if value is not None or getattr(type(options), name, 0) is not None:
+            object.__setattr__(options, name, whole_number(name, value, *limits))
 
 
 @contextmanager

@@ -7,44 +7,28 @@ holds what windows are cut from.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error, whole_number
+from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
 from stream_dataloader.streams.audio.decoding import AudioDecoder
 from stream_dataloader.streams.audio.resample import Converter, Samples, layout_name, output_length, restart
 
-__all__ = ["SampleReader", "check_numbers"]
+__all__ = ["READER_NUMBERS", "SampleReader"]
 
 _HIGHEST_RATE = 768_000
+
+#: What `check_numbers` is to allow for the options of a `SampleReader`.
+READER_NUMBERS: dict[str, Any] = {
+    "rate": (f"give 1 to {_HIGHEST_RATE} samples a second, or None for the file's", 1, _HIGHEST_RATE),
+    "channels": ("give 1 or more, or None for the file's", 1),
+    "stream": ("streams are numbered from 0", 0),
+}
+
 _FIRST_BUFFER_SAMPLES = 1 << 15
-
-
-def check_numbers(options: Any, **others: str) -> None:
-    """Check a dataclass's `rate`, `channels` and `stream`, and make ints of them, as `SampleReader` takes them.
-
-    Args:
-        options: The dataclass, which may be frozen. A value of None is left alone where it is the default.
-        **others: More options that must be 1 or more: by their name, what None means, or "" if it may not be None.
-
-    Raises:
-        TypeError: One is no whole number.
-        ValueError: One is too low or too high.
-    """
-    rates = f"give 1 to {_HIGHEST_RATE} samples a second, or None for the file's"
-    for name, remedy, least, most in (
-        *((name, f"give 1 or more{none}", 1, math.inf) for name, none in others.items()),
-        ("rate", rates, 1, _HIGHEST_RATE),
-        ("channels", "give 1 or more, or None for the file's", 1, math.inf),
-        ("stream", "streams are numbered from 0", 0, math.inf),
-    ):
-        value = getattr(options, name)
-        if value is not None or getattr(type(options), name, 0) is not None:
-            object.__setattr__(options, name, whole_number(name, value, remedy, least, most))
 
 
 class SampleReader:

@@ -21,13 +21,14 @@ from stream_dataloader.streams._media.flags import check_choices, check_flags
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
+    check_numbers,
     closed_on_error,
     section_of,
     whole_number,
 )
 from stream_dataloader.streams.audio.headers import declared_samples
 from stream_dataloader.streams.audio.resample import Samples, output_length
-from stream_dataloader.streams.audio.samples import SampleReader, check_numbers
+from stream_dataloader.streams.audio.samples import READER_NUMBERS, SampleReader
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
 
 __all__ = ["AudioStream"]
@@ -91,7 +92,8 @@ class AudioStream:
 
     def __post_init__(self) -> None:
         check_flags(type(self), vars(self))
-        check_numbers(self, window="", hop=", or None for window")
+        at_least_one = {"window": ("give 1 or more", 1), "hop": ("give 1 or more, or None for window", 1)}
+        check_numbers(self, **at_least_one, **READER_NUMBERS)
         check_choices(self, on_corrupt=get_args(OnCorrupt))
 
     def __call__(self, source: Any, *, start: int = 0) -> _Windows:

@@ -125,10 +125,7 @@ class FrameReader:
             ValueError: A frame cannot be decoded, or the file is cut.
         """
         if start == 0:
-            if self._begun:
-                self._reopen()
-            self._begun = True
-            return self._decoded(self._packets_from_key())
+            return self._decoded(_from_key(self._packets_from_start()))
         time = self.time_of(start)
         if time is None and self.count() is not None and self.on_corrupt == "raise":
             return iter(())
@@ -144,7 +141,6 @@ class FrameReader:
             yield first
             yield from frames
         else:  # the decoder gives frames other time stamps than the packets have, so the index is of no use
-            self._begun = True
             yield from itertools.islice(self.frames(), start, None)
 
     def frames_from(self, time: int) -> Iterator[Any]:
@@ -162,7 +158,7 @@ class FrameReader:
                 self._container.seek(target, stream=self.stream, backward=True)
             except av.error.FFmpegError:
                 break
-            packets = self._packets_from_key()
+            packets = _from_key(self._packets())
             first = next(packets, None)
             # The packet is compared with the index by its checksum, too. With a wrong time stamp, every frame from
             # there on would be taken for another one, and nobody would notice.
@@ -176,24 +172,22 @@ class FrameReader:
         """Read the packets from the beginning, as the index did, and decode from the last key frame before `time`."""
         key = self._known.key_before(time) if self._ticks is None else None
         if key is not None:
-            self._reopen()
-            self._begun = True
             packets = itertools.dropwhile(
-                lambda packet: packet is not None and not (packet.is_keyframe and packet.pts == key), self._packets()
+                lambda packet: packet is not None and not (packet.is_keyframe and packet.pts == key),
+                self._packets_from_start(),
             )
             first = next(packets, None)
             if first is not None:
                 return self._decoded(itertools.chain([first], packets), sought=True)
-        self._begun = True
         return self.frames()
 
-    def _reopen(self) -> None:
-        self.close()
-        self._open()
-
-    def _packets_from_key(self) -> Iterator[Any]:
-        """Packets from a key frame on: nothing before it can be decoded."""
-        return itertools.dropwhile(lambda packet: packet is not None and not packet.is_keyframe, self._packets())
+    def _packets_from_start(self) -> Iterator[Any]:
+        """All packets; the file is opened anew if it was read before."""
+        if self._begun:
+            self.close()
+            self._open()
+        self._begun = True
+        return self._packets()
 
     def _packets(self) -> Iterator[Any]:
         """Packets, then None, which makes the decoder return the frames that it still holds."""
@@ -285,3 +279,8 @@ class FrameReader:
         if self.on_corrupt == "raise":
             remedy = 'use on_corrupt="keep" or "drop" to go on, or on_error="skip" to leave the video'
             raise ValueError(f"{self._path}: {what}; {remedy}") from error
+
+
+def _from_key(packets: Iterator[Any]) -> Iterator[Any]:
+    """Packets from a key frame on: nothing before it can be decoded."""
+    return itertools.dropwhile(lambda packet: packet is not None and not packet.is_keyframe, packets)

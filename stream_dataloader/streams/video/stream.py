@@ -23,6 +23,7 @@ from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
+    check_numbers,
     closed_on_error,
     is_section,
     section_of,
@@ -103,11 +104,9 @@ class VideoStream:
         check_flags(type(self), vars(self))
         object.__setattr__(self, "picture", Picture(self.size, self.layout, self.color, self.dtype, self.fit))
         object.__setattr__(self, "dtype", self.picture.dtype)
-        for name, remedy, least in (
-            ("frame_step", "give 1 for every frame, or more", 1),
-            ("stream", "streams are numbered from 0", 0),
-        ):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), remedy, least))
+        check_numbers(
+            self, frame_step=("give 1 for every frame, or more", 1), stream=("streams are numbered from 0", 0)
+        )
         if self.fps is not None and not (isinstance(self.fps, Real) and 0 < self.fps < math.inf):
             raise ValueError(f"fps is {self.fps!r}; give a rate above 0, or None for the video's own frames")
         _, start, stop = section_of(("", self.start, self.stop))
