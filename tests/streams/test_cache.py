@@ -59,7 +59,7 @@ def wait_for_part(server, cache):
 def stored(cache):
     """What is in the cache, by name."""
     paths = pathlib.Path(cache.directory).glob("*/*")
-    return sorted(path.name.partition("-")[2] or path.name for path in paths if path.name not in ("lock", "failed"))
+    return sorted(path.name.partition("-")[2] or path.name for path in paths if path.name != "lock")
 
 
 def run(target, *args):
@@ -543,21 +543,21 @@ def test_a_server_that_is_silent_is_an_error_in_time(server, cache):
         FileCache(directory=cache.directory, timeout_seconds=0.5).open(url)
 
 
-def fail_at_once(together, cache, url):
+def fail_in_turn(together, cache, url):
     together.wait()
-    with pytest.raises(ConnectionError, match=r"/a\.bin could not be fetched .*500"):
+    with pytest.raises(ConnectionError):
         cache.open(url)
 
 
-def test_who_waited_for_one_who_failed_fails_as_well(server, cache):
+def test_who_waited_for_one_who_failed_tries_too(server, cache):
     server.always, url = 500, server.put("a.bin", b"a")
     together = Together()
-    processes = [run(fail_at_once, together, cache, url) for _ in range(4)]
-    together.begin(4)
-    assert join(*processes) == [0] * 4
-    assert len(server.requests) == 4  # tries
+    processes = [run(fail_in_turn, together, cache, url) for _ in range(3)]
+    together.begin(3)
+    assert join(*processes) == [0] * 3
     server.always = None
     assert read(cache, url) == b"a"
+    assert len(os.listdir(cache.directory)) == 1
 
 
 # packages

@@ -6,16 +6,13 @@ either right, or recognised as unfinished.
 A directory, one for each URL::
 
     files/5f1c.../lock                  held while fetching; its mtime is when the server was last asked
-                  failed                why the last try failed, for those who waited for it
                   part                  what has arrived so far
                   09af...-clip.mp4      the file, with its version; locked (shared) by readers; atime is its last use
 """
 
 from __future__ import annotations
 
-import builtins
 import glob
-import json
 import os
 import time
 import weakref
@@ -65,7 +62,6 @@ class CacheEntry:
         self._directory = directory
         self._name = name
         self._lock = os.path.join(directory, "lock")
-        self._failed = os.path.join(directory, "failed")
         self.part = os.path.join(directory, "part")
 
     def locked(self) -> FileLock:
@@ -138,25 +134,6 @@ class CacheEntry:
     def note_check(self) -> None:
         """The server was asked just now."""
         os.utime(self._lock)
-        with suppress(FileNotFoundError):
-            os.unlink(self._failed)
-
-    def note_failure(self, error: Exception) -> None:
-        """Record why fetching failed: processes that wait fail too, instead of each trying in turn."""
-        kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
-        text = str(error.args[1] if isinstance(error, OSError) and len(error.args) > 1 else error)
-        with suppress(OSError), open(self._failed, "w") as file:
-            json.dump({"kind": kind, "text": text, "time": time.time()}, file)
-
-    def raise_failure(self, since: float) -> None:
-        """Raise the error of the process that this one waited for, if it failed after `since`."""
-        try:
-            with open(self._failed) as file:
-                noted = json.load(file)
-        except (OSError, ValueError):
-            return
-        if noted["time"] > since:
-            raise getattr(builtins, noted["kind"])(noted["text"])
 
 
 def stored_files(directory: str) -> Iterator[tuple[int, int, str]]:
@@ -178,9 +155,8 @@ def delete_file(path: str) -> bool:
     with fetching:
         gone = _unlink(path)
         with suppress(OSError):
-            if set(os.listdir(directory)) <= {"lock", "failed"}:
-                for name in os.listdir(directory):
-                    os.unlink(os.path.join(directory, name))
+            if os.listdir(directory) == ["lock"]:
+                os.unlink(os.path.join(directory, "lock"))
                 os.rmdir(directory)
         return gone
 

@@ -16,7 +16,6 @@ import hashlib
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -129,8 +128,7 @@ class FileCache:
             name: What it is; another file has another name.
             version: Letters and digits that tell what it is made of; one of another version is made anew.
             size: How many bytes it will have at most.
-            make: Writes it to a path. Called in one process; the others wait, and raise the builtin error that is
-                nearest to its error.
+            make: Writes it to a path. Called in one process; the others wait, and call theirs only if it raised.
         """
         entry = self._entry(name)
 
@@ -167,20 +165,14 @@ class FileCache:
         return self._once(entry, held, lambda: self._fetched(entry, url))
 
     def _once(self, entry: CacheEntry, held: Callable[[], LocalFile | None], get: Callable[[], LocalFile]) -> LocalFile:
-        """The file that an entry holds; else one process gets it, and those that wait have it, or its error."""
+        """The file that an entry holds; else one process gets it, and those that wait have it, or try in turn."""
         if (file := held()) is not None:
             return file
-        began = time.time()
         with entry.locked():
             if (file := held()) is not None:
                 return file
-            entry.raise_failure(began)
-            try:
-                self._sweep()
-                return get()
-            except (OSError, ValueError) as error:
-                entry.note_failure(error)
-                raise
+            self._sweep()
+            return get()
 
     def _fetched(self, entry: CacheEntry, url: str) -> LocalFile:
         """The file, fetched if it is missing or has changed; the entry is locked."""
