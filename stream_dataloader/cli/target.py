@@ -50,9 +50,6 @@ class Target:
         Raises:
             FoundWrong: A file cannot be read, is damaged, or is something else.
         """
-        if self.kind == "store":
-            found = self.open_stream.lengths
-            return None if found is None else found.tolist()
         lengths = []
         for source in self.sources:
             try:

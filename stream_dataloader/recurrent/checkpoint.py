@@ -43,26 +43,20 @@ class Carried(NamedTuple):
     last: npt.NDArray[np.int64]
 
 
-def of_store(store: LaneStore, order: LaneOrder, node: Node | None) -> Carried | None:
-    """All that is kept; None if that is nothing."""
+def as_state(store: LaneStore, order: LaneOrder, node: Node | None, rank: int, world_size: int) -> dict[str, Any]:
+    """All that is kept, as a state: numbers, names and tensors of its own."""
     lanes = store.lanes
     piece = store.get(lanes)
-    if piece is None or node is None:
-        return None
-    return Carried(piece, node, order.last(lanes))
-
-
-def as_state(carried: Carried | None, rank: int, world_size: int) -> dict[str, Any]:
-    """A state: numbers, names and tensors of its own."""
-    state: dict[str, Any] = {"version": VERSION, "rank": rank, "world_size": world_size}
-    if carried is None:
-        return state | {name: [] for name in ROWS} | {"lanes": [], "structure": None, "dims": [], "leaves": []}
-    return state | {
-        "lanes": carried.piece.lanes.tolist(),
-        **dict(zip(ROWS, carried.last.tolist(), strict=True)),
-        "structure": to_plain(carried.node),
-        "dims": list(carried.piece.dims),
-        "leaves": [leaf.detach().clone() for leaf in carried.piece.leaves],
+    known = order.last(lanes).tolist()  # of no lane, if nothing is kept
+    return {
+        "version": VERSION,
+        "rank": rank,
+        "world_size": world_size,
+        "lanes": lanes.tolist(),
+        **dict(zip(ROWS, known, strict=True)),
+        "structure": None if piece is None or node is None else to_plain(node),
+        "dims": [] if piece is None else list(piece.dims),
+        "leaves": [] if piece is None else [leaf.detach().clone() for leaf in piece.leaves],
     }
 
 

@@ -23,7 +23,7 @@ from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.burn_in import BurnIn, BurnInAt
-from stream_dataloader.recurrent.checkpoint import LoadedLanes, as_state, of_rank, of_store
+from stream_dataloader.recurrent.checkpoint import LoadedLanes, as_state, of_rank
 from stream_dataloader.recurrent.finite import error_of, told_of
 from stream_dataloader.recurrent.initial import Initial
 from stream_dataloader.recurrent.layout import Layout, compare, described, dims_of, layout_for, layout_of
@@ -264,7 +264,7 @@ class RecurrentState:
                 "be saved; save after a call of after() that returned True"
             )
         node = None if self._layout is None else self._layout.node
-        return as_state(of_store(self._store, self._order, node), *self.place)
+        return as_state(self._store, self._order, node, *self.place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; what was kept is forgotten.

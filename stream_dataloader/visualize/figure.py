@@ -19,6 +19,7 @@ _THEMES = {
     "light": {"ground": "#ffffff", "ink": "#222222", "padding": "#d9d9d9", "mark": "#000000", "grid": "#ffffff"},
     "dark": {"ground": "#16181d", "ink": "#e6e6e6", "padding": "#3a3d45", "mark": "#ffffff", "grid": "#16181d"},
 }
+_BAR = 0.84  # of a lane's height
 _DARK_COLOURS = {"#0072B2", "#009E73", "#D55E00"}  # on which white letters are read best
 
 
@@ -56,15 +57,14 @@ def _drawn(timeline: Assignment, theme: str, sources: Sequence[Any] | None) -> A
     left = 0.125 if several else 0.075
     axes = figure.add_axes((left, 0.62 / height, 0.985 - left, 1 - 1.14 / height), facecolor=tone["ground"])
     width = max(timeline.steps * timeline.time_steps, 1)
-    for lane in range(timeline.lanes):
-        axes.add_patch(_bar(0, lane, width, tone["padding"]))
-    colours = _colours(timeline.segments)
-    for segment in timeline.segments:
-        axes.add_patch(_bar(segment.begin, segment.lane, segment.stop - segment.begin, colours[segment]))
+    axes.barh(range(timeline.lanes), width, _BAR, color=tone["padding"])
+    colours, segments = _colours(timeline.segments), timeline.segments
+    lanes, lengths = [one.lane for one in segments], [one.stop - one.begin for one in segments]
+    axes.barh(lanes, lengths, _BAR, [one.begin for one in segments], color=list(map(colours.__getitem__, segments)))
+    for segment in segments:
         if segment.starts:
-            axes.plot(
-                [segment.begin] * 2, [segment.lane - 0.42, segment.lane + 0.42], color=tone["mark"], linewidth=1.6
-            )
+            top, bottom = segment.lane - _BAR / 2, segment.lane + _BAR / 2
+            axes.vlines(segment.begin, top, bottom, color=tone["mark"], linewidth=1.6)
         _label(axes, segment, colours[segment], width, row_inches, sources)
     _edges(axes, timeline, width, tone)
     if several:
@@ -75,12 +75,6 @@ def _drawn(timeline: Assignment, theme: str, sources: Sequence[Any] | None) -> A
     )
     axes.set_title(title, color=tone["ink"], fontsize=10, loc="left")
     return figure
-
-
-def _bar(begin: int, lane: int, length: int, colour: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((begin, lane - 0.42), length, 0.84, facecolor=colour, edgecolor="none")
 
 
 def _colours(segments: Sequence[Segment]) -> dict[Segment, str]:
