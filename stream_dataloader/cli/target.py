@@ -150,16 +150,10 @@ def find_target(options: argparse.Namespace, media: Collection[str] = ()) -> Tar
 
 
 def _store_at(path: str) -> str | None:
-    """The format of the store that lies at a path; None if it is no store. A folder may be named as a store is.
-
-    Raises:
-        FileNotFoundError: There is nothing.
-    """
+    """The format of the store that lies at a path; None if it is no store. A folder may be named as a store is."""
     try:
         found = format_of(path)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist; give a folder of media, a list of paths, or a store") from None
-    except (StoreError, NotADirectoryError):
+    except (StoreError, FileNotFoundError, NotADirectoryError):
         return None
     return found if found in FORMATS else None
 
