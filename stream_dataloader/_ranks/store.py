@@ -42,6 +42,7 @@ class StoreUse:
     those that are not in use are kept.
 
     Attributes:
+        idle: Connections that work, for whoever needs one next.
         past: The keys of epochs that are over here, by peers.
         lock: For what threads share here of the meetings of ranks, which follows.
         calls: Those of this rank that are not answered, by peers: a nonce, and what it stands for.
@@ -51,25 +52,13 @@ class StoreUse:
     """
 
     def __init__(self) -> None:
-        self._idle: list[Store] = []
+        self.idle: list[Store] = []
         self.past: dict[str, deque[set[str]]] = {}
         self.lock = threading.Lock()
         self.calls: dict[str, dict[str, Any]] = {}
         self.invitations: list[Any] = []
         self.starts: dict[str, int] = {}
         self.numbers: dict[str, int] = {}
-
-    def take(self, store: Store) -> Store:
-        """A connection of its own, on which a wait keeps nobody else waiting."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            connection: Store = cast(Any, store).clone()
-            return connection
-
-    def give_back(self, connection: Store) -> None:
-        """Keep a connection that works for the next."""
-        self._idle.append(connection)
 
 
 _uses: weakref.WeakKeyDictionary[Store, StoreUse] = weakref.WeakKeyDictionary()
@@ -99,7 +88,12 @@ class StoreConnection:
     def __init__(self, store: Store, prefix: str, patience: float, world_size: int) -> None:
         self._own = _can_be_cloned(store)  # else the connection is the training's too, and must not be waited on
         self.use = use_of(store)
-        self._bare = self.use.take(store) if self._own else store
+        self._bare = store
+        if self._own:
+            try:
+                self._bare = self.use.idle.pop()
+            except IndexError:
+                self._bare = cast(Any, store).clone()
         self.move(prefix)
         self.patience = patience
         self._world_size = world_size
@@ -117,7 +111,7 @@ class StoreConnection:
     def hang_up(self) -> None:
         """Leave the connection to others; what it last did succeeded."""
         if self._own:
-            self.use.give_back(self._bare)
+            self.use.idle.append(self._bare)
 
     def has(self, key: str) -> bool:
         """Whether a key was set."""
