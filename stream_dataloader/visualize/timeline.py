@@ -138,9 +138,8 @@ def timeline(
 class _Counted:
     """A stream of so many items without data."""
 
-    def __init__(self, length: int, windows: bool, start: int) -> None:
-        self._left = length - start
-        self._item = np.zeros((1, 1) if windows else 1, bool)
+    def __init__(self, count: int, item: np.ndarray[Any, Any]) -> None:
+        self._left, self._item = count, item
 
     def __iter__(self) -> Iterator[Any]:
         while self._left > 0:
@@ -154,17 +153,6 @@ class _Counted:
         return count
 
 
-class _Counting:
-    """Opens streams by their lengths."""
-
-    def __init__(self, lengths: Sequence[int], windows: bool) -> None:
-        self._lengths = lengths
-        self._windows = windows
-
-    def __call__(self, source: int, *, start: int = 0) -> _Counted:
-        return _Counted(self._lengths[source], self._windows, start)
-
-
 def _of_lengths(dataset: StreamDataset, steps: int | None, workers: int, epoch: int) -> Timeline:
     rules = dataset.rules
     if steps is None and rules.padding_mode == "cycle":
@@ -174,12 +162,12 @@ def _of_lengths(dataset: StreamDataset, steps: int | None, workers: int, epoch: 
     lengths = plan.lists.lengths.tolist()
     if min(lengths, default=0) < 0:
         raise ValueError("the lengths of some sources are not known; give batches to draw what was read")
-    counting = SourceList(
-        range(len(lengths)),
-        _Counting(lengths, rules.time_steps is None),
-        open_early=False,
-        lengths=plan.lists.lengths,
-    )
+    item = np.zeros((1, 1) if rules.time_steps is None else 1, bool)
+
+    def counted(source: int, *, start: int = 0) -> _Counted:
+        return _Counted(lengths[source] - start, item)
+
+    counting = SourceList(range(len(lengths)), counted, open_early=False, lengths=plan.lists.lengths)
     plan = dataclasses.replace(plan, lists=SourceLists([counting]), fill_value=0, retries=0, mark_ends=False)
     time_steps, runs = rules.time_steps or 1, []
     (begin,) = read_here(Reading.alone(plan, Start(epoch)))
