@@ -123,25 +123,32 @@ def test_iterating_leaves_torchs_generator_alone():
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("workers", WORKERS)
 def test_streams_are_opened_once_and_closed_when_done_and_when_left(workers, early, tmp_path):
-    def read(n):
-        (tmp_path / f"open{n}").touch(exist_ok=False)
-        try:
-            yield from range(n)
-        finally:
-            (tmp_path / f"closed{n}").touch()
+    def loader(folder):  # one each: what was being opened early when a loop was left is opened, and closed, soon
+        folder.mkdir()
 
-    def marks(kind):
-        return {path.name.removeprefix(kind) for path in tmp_path.glob(f"{kind}*")}
+        def read(n):
+            (folder / f"open{n}").touch(exist_ok=False)
+            try:
+                yield from range(n)
+            finally:
+                (folder / f"closed{n}").touch()
 
-    dataset = StreamDataset(range(1, 20), read, 3, time_steps=2, open_early=early)
-    for _ in StreamDataLoader(dataset, workers):
+        return StreamDataLoader(StreamDataset(range(1, 20), read, 3, time_steps=2, open_early=early), workers)
+
+    def marks(folder, kind):
+        return {path.name.removeprefix(kind) for path in folder.glob(f"{kind}*")}
+
+    left, read_whole = tmp_path / "left", tmp_path / "whole"
+    for _ in loader(left):
         break
-    assert marks("open")
-    assert marks("open") == marks("closed") or ((workers or early) and soon(lambda: marks("open") == marks("closed")))
-    for path in tmp_path.iterdir():
-        path.unlink()
-    list(StreamDataLoader(dataset, workers))
-    assert marks("open") == marks("closed") == {str(n) for n in range(1, 20)}
+    assert marks(left, "open")
+
+    def are_closed():
+        return marks(left, "open") == marks(left, "closed")
+
+    assert are_closed() or ((workers or early) and soon(are_closed))
+    list(loader(read_whole))
+    assert marks(read_whole, "open") == marks(read_whole, "closed") == {str(n) for n in range(1, 20)}
 
 
 def test_calls_on_one_stream_never_overlap_with_early_opening():
