@@ -143,7 +143,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self.collate_fn = collate_fn
         if collate_fn is not None:
             options.check_callable("collate_fn", collate_fn, "a function of the list of windows, or None")
-        self._settings = WorkerSettings.checked(
+        self._settings = WorkerSettings(
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             multiprocessing_context=multiprocessing_context,
@@ -153,8 +153,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             transport=transport,
             worker_method=worker_method,
             threads_per_worker=threads_per_worker,
-            num_workers=self.num_workers,
         )
+        self._settings.check_threads(self.num_workers)
         self._destination = Destination(device, self._settings.pin_memory)
         self._max_restarts = check_restarts(max_restarts, self._settings.worker_method)
         self._watch = FrameWatch() if members[0].rules.time_steps is None else None

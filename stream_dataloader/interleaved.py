@@ -8,6 +8,7 @@ See `_schedule.mix` for the order of the draws.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -149,20 +150,10 @@ def _lookahead(dataset: StreamDataset) -> int | None:
     return None if by_schedule else dataset.rules.lookahead
 
 
+_IN_RULES = ("padding_mode", "time_steps", "windows", "deterministic")
 _OPTION_OF: dict[str, Callable[[StreamDataset], Any]] = {
-    "batch_size": lambda dataset: dataset.batch_size,
-    "padding_mode": lambda dataset: dataset.rules.padding_mode,
-    "fill_value": lambda dataset: dataset.fill_value,
-    "time_steps": lambda dataset: dataset.rules.time_steps,
-    "windows": lambda dataset: dataset.rules.windows,
-    "deterministic": lambda dataset: dataset.rules.deterministic,
-    "lookahead": _lookahead,
-    "on_error": lambda dataset: dataset.on_error,
-    "max_failures": lambda dataset: dataset.max_failures,
-    "retries": lambda dataset: dataset.retries,
-    "retry_on": lambda dataset: dataset.retry_on,
-    "mark_ends": lambda dataset: dataset.mark_ends,
-}
+    name: operator.attrgetter(f"rules.{name}" if name in _IN_RULES else name) for name in SharedOptions.__annotations__
+} | {"lookahead": _lookahead}
 
 
 def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOptions:

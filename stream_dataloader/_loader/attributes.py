@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
-from stream_dataloader._loader.settings import WorkerSettings, check_init
+from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader.protocols import WorkerMethod
 
 
@@ -99,7 +99,6 @@ class TorchAttributes:
 
     @worker_init_fn.setter
     def worker_init_fn(self, function: Callable[[int], Any] | None) -> None:
-        check_init(function)
         self._settings = dataclasses.replace(self._settings, worker_init_fn=function)
         self._renew_workers()
 

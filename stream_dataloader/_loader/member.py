@@ -1,17 +1,24 @@
-"""`Member`: what a loader knows of one member of its batch, from one epoch to the next. Most have one."""
+"""`Member`: what a loader knows of one member of its batch, from one epoch to the next. Most have one.
+
+Guarantee: a place is taken for an epoch's end only where the lengths of streams say so beforehand.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._items.plain import layout_from_plain, layout_to_plain
-from stream_dataloader._loader.ends import EpochEnds
-from stream_dataloader._ranks.ranks import Ranks, identity_of
+from stream_dataloader._ranks.ranks import Ranks, identity_of, known_count
 from stream_dataloader._reading.share import Start
+from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.position import EpochPlace
+from stream_dataloader._schedule.rest import has_rest
+from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.saved_state import LoadedState, plain_epoch, to_plain
+from stream_dataloader._schedule.sections import Cuts, lengths_in
 from stream_dataloader._schedule.snapshot import PackedSnapshot
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import FailureLimitError, StreamError
@@ -35,7 +42,7 @@ class Member:
         self.layout: Layout | None = None
         self._dataset = dataset
         self._length = length
-        self._ends = EpochEnds(dataset, ranks)
+        self._order: tuple[Rules, int, Order] | None = None  # of the epoch whose end was asked for last
         self._failed: dict[int, set[int]] = {}  # sources that were skipped, also before a loaded state, by group hosted
 
     def load(self, loaded: LoadedState) -> Start:
@@ -50,7 +57,20 @@ class Member:
 
     def is_end(self, epoch: int, record: PackedSnapshot) -> bool:
         """Whether an epoch is known to have no batch behind a place in it."""
-        return self._ends.is_end(epoch, record.unpack(self.ranks.reading.rules))
+        reading, lengths = self.ranks.reading, self._dataset.lengths
+        if lengths is None or (lengths < 0).any():
+            return False
+        count = functools.partial(known_count, reading, epoch)  # for all ranks, if no stream can change it
+        if not self.ranks.alone:
+            steps = count()
+            return steps is not None and record.step >= steps
+        rules, scheduled = reading.rules, reading.scheduled_lengths
+        if self._order is None or self._order[:2] != (rules, epoch):
+            self._order = rules, epoch, Order(rules, epoch, scheduled)
+        starts = scheduled.starts(epoch) if isinstance(scheduled, Cuts) else None
+        known = lengths_in(scheduled, epoch)
+        assert known is not None
+        return not has_rest(record.unpack(rules), rules, self._order[2], known, count, starts)
 
     def state_of(self, epoch: int, record: PackedSnapshot, at: EpochPlace | None = None) -> dict[str, Any]:
         """The state at a place in an epoch; at its end, that of the next one's beginning."""
@@ -89,4 +109,4 @@ class Member:
             ) from failure
 
     def __getstate__(self) -> Mapping[str, Any]:
-        return self.__dict__ | {"layout": None}
+        return self.__dict__ | {"layout": None, "_order": None}

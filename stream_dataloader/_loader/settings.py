@@ -1,4 +1,4 @@
-"""`WorkerSettings`: what workers are started with, checked."""
+"""`WorkerSettings`: what workers are started with, checked; and what else a loader is given that is to be checked."""
 
 from __future__ import annotations
 
@@ -28,52 +28,49 @@ class WorkerSettings:
     worker_method: WorkerMethod
     threads_per_worker: int
 
-    @classmethod
-    def checked(
-        cls,
-        *,
-        prefetch_factor: Any,
-        persistent_workers: Any,
-        multiprocessing_context: Any,
-        worker_init_fn: Any,
-        timeout: Any,
-        pin_memory: Any,
-        transport: Any,
-        worker_method: Any,
-        threads_per_worker: Any,
-        num_workers: int,
-    ) -> WorkerSettings:
-        """The settings that these options make.
+    def __post_init__(self) -> None:
+        """Check them all.
 
         Raises:
             ValueError: A value is out of range or unknown, or is for processes, and workers are threads.
             TypeError: A value is of the wrong type.
         """
-        if prefetch_factor is not None:
-            prefetch_factor = options.integer("prefetch_factor", prefetch_factor, 1, 1 << 16)
-        check_init(worker_init_fn)
-        worker_method = options.choice("worker_method", worker_method, WorkerMethod)
-        transport = options.choice("transport", transport, Transport)
-        if worker_method == "thread":
-            check_for_threads(multiprocessing_context, transport)
-        return cls(
-            prefetch_factor=prefetch_factor,
-            persistent_workers=options.flag("persistent_workers", persistent_workers),
-            multiprocessing_context=options.check_context(multiprocessing_context),
-            worker_init_fn=worker_init_fn,
-            timeout=options.seconds("timeout", timeout),
-            pin_memory=options.flag("pin_memory", pin_memory),
-            transport=transport,
-            worker_method=worker_method,
-            threads_per_worker=check_threads(threads_per_worker, worker_method, num_workers),
-        )
+        options.choice("worker_method", self.worker_method, WorkerMethod)
+        options.choice("transport", self.transport, Transport)
+        options.check_context(self.multiprocessing_context)
+        if self.worker_init_fn is not None:
+            options.check_callable("worker_init_fn", self.worker_init_fn, "a function of the worker's id, or None")
+        if self.worker_method == "thread":
+            _check_for_threads(self.multiprocessing_context, self.transport)
+        checked: dict[str, int] = {
+            name: options.flag(name, getattr(self, name)) for name in ("persistent_workers", "pin_memory")
+        }
+        if self.prefetch_factor is not None:
+            checked["prefetch_factor"] = options.integer("prefetch_factor", self.prefetch_factor, 1, 1 << 16)
+        threads = options.integer("threads_per_worker", self.threads_per_worker, 1)
+        vars(self).update(checked, timeout=options.seconds("timeout", self.timeout), threads_per_worker=threads)
 
-    def of_processes(self) -> dict[str, Any]:
-        """Those that processes are started with."""
-        return {n: value for n, value in vars(self).items() if n not in ("worker_method", "threads_per_worker")}
+    def check_threads(self, num_workers: int) -> None:
+        """Refuse several threads where there are no worker processes.
+
+        Raises:
+            ValueError: There are none.
+        """
+        number = self.threads_per_worker
+        if number > 1 and self.worker_method == "thread":
+            raise ValueError(
+                f'threads_per_worker is {number}, and worker_method="thread" has workers that are threads themselves: '
+                "num_workers counts them; leave threads_per_worker out and raise num_workers, or leave worker_method "
+                "out"
+            )
+        if number > 1 and not num_workers:
+            raise ValueError(
+                f"threads_per_worker is {number}, and num_workers is 0, so there is no worker to have threads; pass "
+                'num_workers=1 or more, or worker_method="thread" with num_workers for threads of this process'
+            )
 
 
-def check_for_threads(multiprocessing_context: Any, transport: Transport) -> None:
+def _check_for_threads(multiprocessing_context: Any, transport: Transport) -> None:
     """Refuse what is for processes.
 
     Raises:
@@ -89,27 +86,6 @@ def check_for_threads(multiprocessing_context: Any, transport: Transport) -> Non
             'transport is "queue", which is a way between processes, and worker_method="thread" starts none: threads '
             "write into the batch's memory; leave out one of them"
         )
-
-
-def check_threads(threads_per_worker: Any, worker_method: WorkerMethod, num_workers: int) -> int:
-    """`threads_per_worker`, which is for worker processes.
-
-    Raises:
-        ValueError: It is below 1, or above, and there are no worker processes.
-        TypeError: It is no integer.
-    """
-    number = options.integer("threads_per_worker", threads_per_worker, 1)
-    if number > 1 and worker_method == "thread":
-        raise ValueError(
-            f'threads_per_worker is {number}, and worker_method="thread" has workers that are threads themselves: '
-            f"num_workers counts them; leave threads_per_worker out and raise num_workers, or leave worker_method out"
-        )
-    if number > 1 and not num_workers:
-        raise ValueError(
-            f"threads_per_worker is {number}, and num_workers is 0, so there is no worker to have threads; pass "
-            'num_workers=1 or more, or worker_method="thread" with num_workers for threads of this process'
-        )
-    return number
 
 
 def check_restarts(max_restarts: Any, worker_method: WorkerMethod) -> int:
@@ -160,13 +136,3 @@ def workers_of(given: Any, dataset: StreamDataset | SideBySide) -> list[int]:
         return [options.num_workers(number, own) for number, own in zip(given, lanes, strict=True)]
     count = options.integer("num_workers", given, 0)
     return [min(own, max(1, round(count * own / sum(lanes)))) if count else 0 for own in lanes]
-
-
-def check_init(worker_init_fn: Any) -> None:
-    """Refuse what a worker cannot call.
-
-    Raises:
-        TypeError: It is not callable, and not None.
-    """
-    if worker_init_fn is not None:
-        options.check_callable("worker_init_fn", worker_init_fn, "a function of the worker's id, or None")

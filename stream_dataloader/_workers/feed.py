@@ -22,6 +22,7 @@ from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._workers.packets import Unanswered
 from stream_dataloader._workers.processes import Crew
 from stream_dataloader._workers.sealed import Arrived
+from stream_dataloader._workers.staff import Staff
 from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
 
 LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
@@ -111,7 +112,7 @@ class WorkerFeed:
         slot: Leases a step's slot.
         announce_end: Announces its end to them.
         replace: Called when the workers are no more: the pool needs others.
-        leave: Has workers that are not kept end.
+        staff: The workers, if they are not kept, and end.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class WorkerFeed:
         slot: Callable[[int], Slot | None],
         announce_end: Callable[[], None],
         replace: Callable[[], None],
-        leave: Callable[[], None],
+        staff: Staff | None,
     ) -> None:
         self._iterator = iterator
         self._watch = watch
@@ -131,7 +132,7 @@ class WorkerFeed:
         self.slot = slot  # see `Feed`
         self._announce_end = announce_end
         self._replace = replace
-        self._leave = leave
+        self._staff = staff
 
     def receive(self, step: int) -> Sequence[Part]:
         """See `Feed`."""
@@ -206,7 +207,8 @@ class WorkerFeed:
     def close(self) -> None:
         """See `Feed`. Workers that are not kept end."""
         self._announce_end()
-        self._leave()
+        if self._staff is not None:
+            self._staff.leave()
 
 
 class CrewWatch:

@@ -12,9 +12,9 @@ import torch
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._notices import log_warned
 from stream_dataloader._workers.tally import Tally
-from stream_dataloader.protocols import Transport
 
 
 class BatchMemory:
@@ -23,8 +23,7 @@ class BatchMemory:
     Args:
         lanes: Lanes of the batch, B.
         messages: See `SlotPool`.
-        transport: `"queue"`: there are none. `"shared_memory"`: to do without is an error.
-        pin_memory: Whether they are to be page-locked, where there is CUDA.
+        settings: Say by which transport batches come, and whether slots are to be page-locked, where there is CUDA.
         tally: Where to count copies.
         otherwise: What is done with batches without slots, in words.
     """
@@ -33,16 +32,14 @@ class BatchMemory:
         self,
         lanes: int,
         messages: int,
-        *,
-        transport: Transport,
-        pin_memory: bool,
-        tally: Tally | None,
+        settings: WorkerSettings,
+        tally: Tally,
         otherwise: str = "sent through torch's queue",
     ) -> None:
         self._lanes = lanes
         self._messages = messages
-        self._transport = transport
-        self._pin_memory = pin_memory
+        self._transport = settings.transport
+        self._pin_memory = settings.pin_memory
         self._tally = tally
         self._otherwise = otherwise
         self._device: torch.device | None = None
@@ -120,8 +117,7 @@ class BatchMemory:
             return None
         copies = leases.copies
         slot = leases.lease(session, step, whole_windows=whole_windows)
-        if self._tally is not None:
-            self._tally.copies += leases.copies - copies
+        self._tally.copies += leases.copies - copies
         if slot is None and leases.pool.refused and self._transport != "queue":
             self._do_without("it could not be made large enough")
         return slot

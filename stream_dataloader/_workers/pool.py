@@ -13,13 +13,14 @@ import itertools
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._memory.interrupts import deliver
 from stream_dataloader._notices import log_warned
@@ -38,7 +39,6 @@ from stream_dataloader._workers.staff import Staff
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader._workers.worker import WorkerParts
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.protocols import Transport
 
 _pool_numbers = itertools.count(1)
 
@@ -49,11 +49,9 @@ class WorkerPool:
     Args:
         members: What they read: the dataset of each member of the batch.
         readers: Who reads which lanes.
-        num_workers: How many workers there are; 0 only checks the options.
-        transport: How batches come from workers; see `StreamDataLoader`.
-        pin_memory: Whether shared memory is to be page-locked, where there is CUDA.
+        num_workers: How many workers there are; 0 only checks the settings.
+        settings: What they are started with.
         tally: Where to count what is done.
-        options: Further options of torch's `DataLoader`.
 
     Attributes:
         owner: The process that built it.
@@ -65,28 +63,21 @@ class WorkerPool:
         members: Sequence[StreamDataset],
         readers: Sequence[Reader],
         num_workers: int,
-        *,
-        worker_init_fn: Callable[[int], Any] | None,
-        transport: Transport,
-        pin_memory: bool,
+        settings: WorkerSettings,
         tally: Tally,
-        **options: Any,
     ) -> None:
         self.owner = os.getpid()
         self._members = members
         self._num_workers = num_workers
-        self._patience: float = options.pop("timeout", 0)
-        self._options = options
-        self._init = WorkerInit(worker_init_fn) if num_workers else None
+        self._settings = settings
+        self._init = WorkerInit(settings.worker_init_fn) if num_workers else None
         self._mailbox = Mailbox(num_workers)
         # one worker may be asked for all messages that are on their way, once the others have ended
-        messages = (options.get("prefetch_factor") or 2) * num_workers + 2
+        messages = (settings.prefetch_factor or 2) * num_workers + 2
         pace = Pace(num_workers, messages)
         key = SessionKey(self.owner, -next(_pool_numbers), 0)
         self._parts = WorkerParts(members, readers, self._mailbox, pace, key, tally.meters)
-        self.memory = BatchMemory(
-            readers[-1].lanes.stop, messages, transport=transport, pin_memory=pin_memory, tally=tally
-        )
+        self.memory = BatchMemory(readers[-1].lanes.stop, messages, settings, tally)
         self._staff = Staff()  # kept, so that a death between two iterations is noticed
         self._ending: Ending | None = None
         self._engage()
@@ -109,7 +100,9 @@ class WorkerPool:
             collate_fn=_as_it_is,
             worker_init_fn=self._init,
             generator=torch.Generator().manual_seed(self._members[0].rules.seed),  # leaves the global one alone
-            **self._options,
+            prefetch_factor=self._settings.prefetch_factor,
+            persistent_workers=self._settings.persistent_workers,
+            multiprocessing_context=self._settings.multiprocessing_context,
         )
         self._context: BaseContext | None = self._dataloader.multiprocessing_context  # as the user gave it
         self._method = str((self._context or multiprocessing).get_start_method())
@@ -122,7 +115,7 @@ class WorkerPool:
             whole_windows: Pass on windows that the streams cut as they are.
             recovery: What is different after a worker died.
         """
-        if not self._dataloader.persistent_workers and self._staff.iterator is not None:
+        if not self._settings.persistent_workers and self._staff.iterator is not None:
             self._hire()  # an interrupt came before anybody had them
         self._replace_unfit(starts)
         if self._staff.crew is None:
@@ -141,17 +134,16 @@ class WorkerPool:
             functools.partial(self.memory.slot, self.memory.leases, session, whole_windows),
             functools.partial(self._mailbox.close, session),
             self._hire,
-            (lambda: None) if self._dataloader.persistent_workers else self._staff.leave,
+            None if self._settings.persistent_workers else self._staff,
         )
 
     def died(self) -> dict[int, str]:
         """Which kept workers died, and how."""
         crew = self._staff.crew
-        return crew.died(or_ended=True) if crew is not None and self._dataloader.persistent_workers else {}
+        return crew.died(or_ended=True) if crew is not None and self._settings.persistent_workers else {}
 
     def _replace_unfit(self, starts: Sequence[Start]) -> None:
         """Have new workers where those that are kept cannot read what is wanted."""
-        persistent = self._dataloader.persistent_workers
         if died := self.died():
             assert self._staff.crew is not None
             text = f"{'; '.join(died.values())} between two epochs; all workers are started anew"
@@ -159,9 +151,9 @@ class WorkerPool:
             warnings.warn(text, stacklevel=5)
             self._staff.crew.kill()
             self._hire()
-        elif persistent and any(start != (starts[0].epoch, None) for start in starts):
+        elif self._settings.persistent_workers and any(start != (starts[0].epoch, None) for start in starts):
             self._hire()  # only workers that start now learn where to begin
-        if not persistent and self.memory.unfit:
+        if not self._settings.persistent_workers and self.memory.unfit:
             self._hire()  # items have changed: new workers, and slots that fit them
 
     def _iterate(self, session: int) -> tuple[Iterator[Arrived] | None, CrewWatch]:
@@ -170,13 +162,13 @@ class WorkerPool:
             self._init.folder = torch_quirks.shared_folder()
             self._init.forked = self._method == "fork"
         staff = self._staff
-        if staff.packets is None or not self._dataloader.persistent_workers:
+        if staff.packets is None or not self._settings.persistent_workers:
             staff.packets = PacketContext(self._context or multiprocessing.get_context(self._method))
         packets = staff.packets
         self._dataloader.multiprocessing_context = packets
         crew = Crew(self._mailbox, session, packets.processes)
         packets.watch = watch = CrewWatch(
-            crew, self._parts.board, self._patience, [own.sources for own in self._members]
+            crew, self._parts.board, self._settings.timeout, [own.sources for own in self._members]
         )
         iterator: Iterator[Arrived] | None = None
         with starting(self._method) as interrupts:

@@ -84,12 +84,9 @@ class Starter:
         self._settings = settings
         self._rescue: Rescue  # of what is read
         self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and it on the device
-        members, readers, workers, tally = self._members, self._readers, self._num_workers, self.tally
-        self.pool: WorkerPool | ThreadPool
-        if settings.worker_method == "thread" and workers:
-            self.pool = ThreadPool(members, readers, workers, settings, tally)
-        else:
-            self.pool = WorkerPool(members, readers, workers, tally=tally, **settings.of_processes())
+        in_threads = settings.worker_method == "thread" and self._num_workers
+        kind: type[ThreadPool | WorkerPool] = ThreadPool if in_threads else WorkerPool
+        self.pool = kind(self._members, self._readers, self._num_workers, settings, self.tally)
 
     @property
     def is_reading(self) -> bool:

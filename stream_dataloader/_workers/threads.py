@@ -69,9 +69,8 @@ class ThreadPool:
         self.memory = BatchMemory(
             readers[-1].lanes.stop,
             self._ahead + 2,  # the parts that wait, and those that are read and taken
-            transport=settings.transport,
-            pin_memory=settings.pin_memory,
-            tally=tally,
+            settings,
+            tally,
             otherwise="put together in new memory each time",
         )
         self._ending = Ending(self, functools.partial(_leave, self._threads, self._exchanges))
