@@ -134,8 +134,7 @@ class ThreadFeed:
         if self._exchange.closed:
             return
         self._exchange.close()
-        is_own = _here.exchange is self._exchange  # garbage is collected in any thread: this one cannot wait for itself
-        deadline = 0.0 if is_own else clock.monotonic() + self._farewell_seconds
+        deadline = clock.monotonic() + self._farewell_seconds
         try:
             for job in self._jobs:
                 job.done.wait(max(deadline - clock.monotonic(), 0))
@@ -143,7 +142,7 @@ class ThreadFeed:
             stuck = [number for number, job in enumerate(self._jobs) if not job.done.is_set()]
             if stuck:
                 self._left_alone()
-        if stuck and self._tells and not is_own:
+        if stuck and self._tells:
             text = (
                 f"{'; '.join(f'worker {n} (a thread) is still {self._doing(n)}' for n in stuck)}, "
                 f"{self._farewell_seconds:g} s after the epoch was left; a thread cannot be ended: it is left alone, "
@@ -151,15 +150,3 @@ class ThreadFeed:
             )
             log_warned(text)
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
-class _Here(threading.local):
-    exchange: Exchange | None = None
-
-
-_here = _Here()
-
-
-def work_for(exchange: Exchange | None) -> None:
-    """Say that this thread is one of those that read for an exchange."""
-    _here.exchange = exchange

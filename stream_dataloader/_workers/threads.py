@@ -27,7 +27,7 @@ from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import Exchange, deliver
 from stream_dataloader._workers.memory import BatchMemory
 from stream_dataloader._workers.tally import Tally
-from stream_dataloader._workers.thread_feed import Job, ThreadFeed, work_for
+from stream_dataloader._workers.thread_feed import Job, ThreadFeed
 from stream_dataloader.dataset import StreamDataset
 
 WorkerInit: TypeAlias = Callable[[int], Any] | None
@@ -175,7 +175,6 @@ class _Thread:
 def _work(number: int, init: WorkerInit, tasks: SimpleQueue[_Task | None]) -> None:
     while (task := tasks.get()) is not None:
         job, exchange, begin = task
-        work_for(exchange)
         try:
             if not exchange.closed:
                 if init is not None:
@@ -188,5 +187,4 @@ def _work(number: int, init: WorkerInit, tasks: SimpleQueue[_Task | None]) -> No
         finally:
             job.begun.set()
             job.done.set()
-            work_for(None)
         del task, exchange, begin
