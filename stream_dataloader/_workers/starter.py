@@ -98,23 +98,23 @@ class Starter:
 
     def begin(self, position: LoaderPosition, output: Output) -> Begun[Any]:
         """Begin to read what comes next: what was kept of a run goes on, anything else that is read ends."""
-        keeps = position.left is not None and (self._settings.persistent_workers or not self._num_workers)
-        if self._kept is not None and self._goes_on(self._kept[0], position, output):
-            iteration, batches = self._kept
+        kept = self._kept
+        if kept is not None and self._goes_on(kept[0], position, output):
+            iteration = kept[0]
             position.begin(iteration.epoch)
             self._rescue.begin_epoch()
-            if output.parts:
-                batches = self._on_device(iteration, position.left)
         else:
             self.end()
-            iteration = self._start(position, output)
+            kept, iteration = None, self._start(position, output)
             self._newest, self._ending = weakref.ref(iteration), iteration.ending
-            batches = self._on_device(iteration, position.left)
+        left = position.left
+        batches = self._on_device(iteration, left) if kept is None or output.parts else kept[1]
+        if left is None:
+            return batches, iteration.close
+        keeps = self._settings.persistent_workers or not self._num_workers
         if keeps:
             self._kept = iteration, batches
-        if position.left is not None and not output.parts:
-            batches = itertools.islice(batches, position.left)
-        return batches, _nothing if keeps else iteration.close
+        return batches if output.parts else itertools.islice(batches, left), _nothing if keeps else iteration.close
 
     def _goes_on(self, kept: Iteration, position: LoaderPosition, output: Output) -> bool:
         """Whether the run that was kept can be read on, as it is, for an iterator that yields something."""
