@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from helpers import soon
 
 from stream_dataloader import StreamDataLoader, StreamDataset, interleave
 from stream_dataloader.streams import (
@@ -86,9 +87,6 @@ class Noted:
 
 
 EXPECTED = {source: [source * 100 + i for i in range(ITEMS)] for source in range(SOURCES)}
-
-
-# The four that were found
 
 
 @WORKERS
@@ -194,6 +192,26 @@ def test_a_function_or_a_partial_of_a_declared_one_may_be_opened_early():
 
 def test_lookahead_0_opens_nothing_early():
     assert not opened_early(Declared(expected=False), 1, lookahead=0, open_early=True)
+
+
+def test_a_stream_that_is_being_opened_early_when_the_epoch_is_left_is_closed():
+    begun, opened, closed = threading.Event(), [], []
+
+    def open_stream(source):
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            time.sleep(0.1)
+        opened.append(source)
+        try:
+            yield from range(ITEMS)
+        finally:
+            closed.append(source)
+
+    batches = iter(StreamDataLoader(StreamDataset(range(40), open_stream, 2, time_steps=1, open_early=True)))
+    next(batches)
+    assert begun.wait(60)
+    batches.close()
+    assert soon(lambda: sorted(closed) == sorted(opened))
 
 
 @pytest.mark.parametrize("wrong", [1, "yes", 0])
