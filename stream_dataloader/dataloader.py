@@ -176,6 +176,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def _renew_workers(self) -> None:
         self._starter.renew(self._settings)
 
+    def _dismiss_workers(self) -> None:
+        """End what is being read, and the workers; they are gone when this returns."""
+        self._starter.dismiss()
+
     def _find_place(self) -> None:
         """Have the rules of this rank, which may be known only now, and workers that read by them."""
         if sum(ranks.find_place() for ranks in self._ranks):  # all of them look

@@ -82,10 +82,14 @@ class WorkerPool:
         self._ending: Ending | None = None
         self._engage()
 
-    def _hire(self) -> None:
-        """Have other workers than those that there are, which end."""
+    def dismiss(self) -> None:
+        """End the workers that there are, and wait for that."""
         if self._ending is not None:
             self._ending.now()
+
+    def _hire(self) -> None:
+        """Have other workers than those that there are, which end."""
+        self.dismiss()
         self._staff = Staff()
         self._engage()
 

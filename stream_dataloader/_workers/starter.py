@@ -88,6 +88,12 @@ class Starter:
         kind: type[ThreadPool | WorkerPool] = ThreadPool if in_threads else WorkerPool
         self.pool = kind(self._members, self._readers, self._num_workers, settings, self.tally)
 
+    def dismiss(self) -> None:
+        """End what is being read, and wait for the end of worker processes."""
+        self.end()
+        if isinstance(self.pool, WorkerPool):
+            self.pool.dismiss()
+
     @property
     def is_reading(self) -> bool:
         """An epoch is being read: its iterator is there, and has not seen the end."""

@@ -11,8 +11,7 @@ from stream_dataloader.cli.arguments import DONE, PROBLEM, natural, say, say_jso
 from stream_dataloader.cli.probe import Probe, probe
 from stream_dataloader.cli.target import Target, add_lanes, add_target, dataset_of, find_target
 from stream_dataloader.stores import Store, StoreInfo
-from stream_dataloader.stores._packing.progress import Bar
-from stream_dataloader.stores._packing.report import size_text
+from stream_dataloader.stores._packing.report import Bar, size_text
 from stream_dataloader.visualize import timeline
 
 HELP = "tell what a store or a folder of media holds"

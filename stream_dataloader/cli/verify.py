@@ -8,7 +8,7 @@ from stream_dataloader import stores
 from stream_dataloader.cli.arguments import DONE, PROBLEM, say, say_json
 from stream_dataloader.cli.option_values import with_options
 from stream_dataloader.cli.target import add_output
-from stream_dataloader.stores._packing.progress import Bar
+from stream_dataloader.stores._packing.report import Bar
 
 HELP = "read all of a store and compare checksums"
 

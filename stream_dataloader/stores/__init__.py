@@ -22,10 +22,10 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.formats import FORMATS, check_options, format_of
 from stream_dataloader.stores._base.patterns import plain_path
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
-from stream_dataloader.stores._packing.driver import pack
-from stream_dataloader.stores._packing.report import PackReport
 
 if TYPE_CHECKING:
+    from stream_dataloader.stores._packing.driver import pack
+    from stream_dataloader.stores._packing.report import PackReport
     from stream_dataloader.stores.hdf5 import Hdf5Store
     from stream_dataloader.stores.lerobot import LeRobotStore
     from stream_dataloader.stores.lmdb import LmdbStore
@@ -71,11 +71,13 @@ _MODULES = {
     "MdsWriter": "mds",
     "MemmapStore": "memmap",
     "NpyStore": "npy",
+    "PackReport": "_packing.report",
     "ParquetStore": "parquet",
     "TensorDictStore": "tensordict",
     "TfdsStore": "tfds",
     "WebDatasetStore": "webdataset",
     "ZarrStore": "zarr",
+    "pack": "_packing.driver",
 }
 
 

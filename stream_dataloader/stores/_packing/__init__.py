@@ -1,7 +1,7 @@
-"""Packing: streams of any kind become a store, by several processes, in one piece or not at all.
+"""Packing: a loader whose workers each write a part of a store, whole or not at all.
 
-`driver` is `stores.pack`, `given` what there is to pack, `run` has it packed, `ledger` decides who packs what (pure),
-`journal` knows what is packed already, `folder` is the place where it is done, `crew` the processes, `worker` what runs
-in them, `items` one stream's time steps, `space` says whether the disk will do, and `progress` and `report` tell of it.
-It imports `_base`, `_items`, `_memory`, `errors`, `stream_info` and the lock of `streams.cache`. Open `driver` first.
+`driver` is `stores.pack`, `given` what there is to pack. The loader reads one report a stream: `writer` packs the
+stream, of whose steps `items` tells, where the loader opens it. `journal` knows what is packed already, `folder` is the
+place where it is done, `space` says whether the disk will do, and `report` tells of it. It stands above the loader,
+which it imports. Open `driver` first.
 """

@@ -11,24 +11,27 @@ import errno
 import hashlib
 import importlib
 import inspect
+import json
+import multiprocessing
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, Literal
 
 from stream_dataloader._items.content import hash_content
-from stream_dataloader.errors import StoreError, StreamError, WorkerDeathError
+from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import ErrorReport, StoreError, StreamError, WorkerDeathError, shorten
 from stream_dataloader.stores._base.formats import FORMATS, check_options
-from stream_dataloader.stores._base.packing import Packer
-from stream_dataloader.stores._packing.crew import context_of
+from stream_dataloader.stores._base.packing import Packer, StreamRecord
 from stream_dataloader.stores._packing.folder import PartialFolder
 from stream_dataloader.stores._packing.given import Given, given_of
 from stream_dataloader.stores._packing.journal import Journal
-from stream_dataloader.stores._packing.report import PackReport
-from stream_dataloader.stores._packing.run import ErrorChoice, Run
-from stream_dataloader.stores._packing.space import disk_bytes
-from stream_dataloader.stores._packing.worker import Job
+from stream_dataloader.stores._packing.report import PackReport, Progress
+from stream_dataloader.stores._packing.space import SpaceWatch, disk_bytes
+from stream_dataloader.stores._packing.writer import Packed, StreamPacker, close_part
 
 __all__ = ["pack"]
 
@@ -36,6 +39,12 @@ _ANEW = "Give what it was begun with, or delete that folder to begin anew"
 
 #: Errors that mean a full disk: no space, the quota, the largest file that is allowed.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+#: How many messages a worker may be ahead of one that packs a long stream.
+_AHEAD = 64
+_MOST_RESTARTS = 100
+
+ErrorChoice = Literal["raise", "skip"]
 
 
 def pack(
@@ -70,8 +79,8 @@ def pack(
         format: `"memmap"`, `"mds"` or `"lmdb"`.
         transform: Applied to each time step, in the worker.
         num_workers: Processes that read and write; 0: this one does.
-        on_error: What to do about a stream that cannot be opened or read, does not fit the others, or whose worker died
-            twice: `"raise"`; `"skip"`: the store goes without it; or a callable that is given the `StreamError`, in
+        on_error: What to do about a stream that cannot be opened or read, does not fit the others, or kills its
+            workers: `"raise"`; `"skip"`: the store goes without it; or a callable that is given the `StreamError`, in
             this process, and returns one of the two. Called again after an interrupt, `pack` tries skipped streams
             again.
         progress: True shows a bar, None does on a terminal, False does not. Or a function that is called with how many
@@ -116,38 +125,181 @@ def pack(
         raise ValueError(f"on_error is {on_error!r}; use 'raise', 'skip' or a function of the error")
     if not isinstance(num_workers, int) or num_workers < 0:
         raise ValueError(f"num_workers is {num_workers!r}; give 0 or more")
-    context = context_of(multiprocessing_context)
+    if isinstance(multiprocessing_context, str):
+        multiprocessing.get_context(multiprocessing_context)  # says so if there is none of that name
     if metadata is None and given.store is not None and "metadata" in inspect.signature(packer_class).parameters:
         metadata = given.store.info().metadata
     if metadata is not None:
         options["metadata"] = dict(metadata)
     with PartialFolder(path) as folder:
         header = _header(given, format, options, seed)
-        with contextlib.closing(Journal(folder.journal, header, _ANEW)) as journal:
-            if journal.is_new or not os.path.isdir(folder.store):
-                if journal.entries:
-                    raise StoreError(f"{folder.partial} tells of streams that are gone; delete it and pack anew")
-                folder.begin_anew()
-            try:
-                packer = packer_class(folder.store, **options)
-            except BaseException:
-                if not journal.entries and not journal.parts:
-                    os.unlink(folder.journal)  # nothing was packed with these options
-                raise
-            job = Job(packer, given.open_stream, transform, given.windowed, int(journal.header["_seed"]))
-            before = len(journal.entries)
-            run = Run(given, folder, journal, job, on_error, num_workers, context, progress)
-            with _telling_how_to_go_on(given, folder, journal):
-                run.pack()
-                records = run.finish(packer)
-                if verify:
-                    _verify(folder, format)
-                size = disk_bytes(folder.store)
-                folder.publish()
+        journal = Journal(folder.journal, header, _ANEW)
+        if journal.is_new or not os.path.isdir(folder.store):
+            if journal.entries:
+                raise StoreError(f"{folder.partial} tells of streams that are gone; delete it and pack anew")
+            folder.begin_anew()
+        try:
+            packer = packer_class(folder.store, **options)
+        except BaseException:
+            if journal.is_new:
+                os.unlink(folder.journal)  # nothing was packed with these options
+            raise
+        before = len(journal.entries)
+        with _telling_how_to_go_on(given, folder, journal):
+            run = _Run(given, folder, journal, packer, on_error, progress)
+            if journal.finishing is None:
+                run.pack(transform, num_workers, multiprocessing_context)
+            records = run.finish()
+            if verify:
+                _verify(folder, format)
+            size = disk_bytes(folder.store)
+            folder.publish()
     steps = sum(record.steps for record in records)
     skipped = tuple(sorted(run.skipped, key=lambda error: error.source_index))
     seconds = time.perf_counter() - began
     return PackReport(folder.path, format, len(records), steps, size, seconds, before, skipped)
+
+
+class _Run:
+    """One run of packing: a loader reads what is not packed, and its workers write it.
+
+    Args:
+        given: What to pack.
+        folder: Where.
+        journal: What is packed already.
+        packer: Writes the format.
+        on_error: See `pack`.
+        progress: See `pack`.
+
+    Attributes:
+        skipped: Why streams were skipped.
+    """
+
+    def __init__(
+        self,
+        given: Given,
+        folder: PartialFolder,
+        journal: Journal,
+        packer: Packer,
+        on_error: ErrorChoice | Callable[[StreamError], ErrorChoice],
+        progress: bool | Callable[[int, int], Any] | None,
+    ) -> None:
+        self._given = given
+        self._folder = folder
+        self._journal = journal
+        self._packer = packer
+        self._on_error = on_error
+        self._progress = Progress(progress, os.path.basename(folder.path), len(journal.entries), len(given))
+        self._told: set[int] = set()
+        self.skipped: list[StreamError] = []
+
+    def pack(self, transform: Callable[[Any], Any] | None, num_workers: int, context: BaseContext | str | None) -> None:
+        """Pack all streams that are not packed."""
+        given, journal = self._given, self._journal
+        to_do = [number for number in range(len(given)) if number not in journal.entries]
+        for number in to_do:
+            _check_metadata(given, number)
+        lengths = [-1] if given.lengths is None else [int(given.lengths[number]) for number in to_do]
+        self._space = SpaceWatch(self._folder, len(to_do), sum(lengths) if min(lengths, default=0) >= 0 else None)
+        try:
+            while left := len(given) - len(journal.entries) - len(self.skipped):
+                # a second time if a worker died after it had packed, before the disk held that
+                ended = {*journal.entries, *(error.source_index for error in self.skipped)}
+                factory = StreamPacker(given, self._packer, transform, self._folder.journal, ended)
+                loader = self._loader(factory, min(num_workers, left), context)
+                try:
+                    self._read(loader)
+                finally:
+                    loader._dismiss_workers()
+                    close_part(self._folder.journal)
+                    journal.look()
+                if left == len(given) - len(journal.entries) - len(self.skipped):
+                    raise StoreError(f"workers packed streams, and died before the disk held one of {left:,}")
+        finally:
+            self._progress.close()
+
+    def _loader(self, factory: StreamPacker, workers: int, context: BaseContext | str | None) -> StreamDataLoader[Any]:
+        given = self._given
+        dataset = StreamDataset(
+            given.sources,
+            factory,
+            max(1, workers),
+            seed=int(self._journal.header["_seed"]),
+            deterministic=False,
+            on_error="skip" if self._on_error != "raise" else "raise",
+            retries=given.retries,
+            retry_on=given.retry_on,
+            fingerprint="packed",
+        )
+        options: dict[str, Any] = {}
+        if workers:
+            options = {
+                "prefetch_factor": _AHEAD,
+                "persistent_workers": True,
+                "multiprocessing_context": context,
+                "max_restarts": _MOST_RESTARTS,
+                "transport": "queue",
+            }
+        return StreamDataLoader(dataset, workers, list, rank=0, world_size=1, **options)
+
+    def _read(self, loader: StreamDataLoader[Any]) -> None:
+        """Have a loader pack streams."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)  # the report tells it
+            skipped = 0
+            for reports in loader:
+                for failure in loader.failures[skipped:]:
+                    self._decide(failure)
+                skipped = len(loader.failures)
+                self._hear(reports)
+            for failure in loader.failures[skipped:]:
+                self._decide(failure)
+            if (
+                loader.num_workers
+            ):  # the second epoch finishes the parts: each worker has a lane, and begins a stream in it
+                self._hear(next(iter(loader)))
+
+    def _hear(self, reports: list[Any]) -> None:
+        for report in reports:
+            if isinstance(report, ErrorReport):
+                raise report.unpack()
+            if isinstance(report, Packed) and report.number not in self._told:
+                self._told.add(report.number)
+                self._space.steps_read += report.steps
+                self._space.packed += 1
+                self._progress.read(report.steps, report.bytes)
+                self._progress.finished()
+        self._space.look()
+
+    def _decide(self, error: StreamError) -> None:
+        choice = self._on_error(error) if callable(self._on_error) else self._on_error
+        if choice == "raise":
+            raise error
+        if choice != "skip":
+            raise ValueError(f"on_error returned {choice!r} for {error}; return 'raise' or 'skip'")
+        self.skipped.append(error)
+        self._progress.finished()
+
+    def finish(self) -> list[StreamRecord]:
+        """Make a store of what is packed."""
+        given, journal = self._given, self._journal
+        if self.skipped and not journal.entries:
+            raise StoreError(f"none of {len(given)} streams could be packed; {self.skipped[0]}") from self.skipped[0]
+        journal.begin_finish(error.source_index for error in self.skipped)
+        records = [
+            StreamRecord(number, given.keys[number], entry.steps, entry.place, given.metadata(number))
+            for number, entry in sorted(journal.entries.items())
+        ]
+        self._packer.finish(records)
+        return records
+
+
+def _check_metadata(given: Given, number: int) -> None:
+    try:
+        json.dumps(dict(given.metadata(number)))
+    except (TypeError, ValueError) as error:
+        source = shorten(given.sources[number])
+        raise TypeError(f"the metadata of source {number} ({source}) cannot be kept as JSON: {error}") from None
 
 
 def _packer(format: str) -> Callable[..., Packer]:
@@ -186,7 +338,7 @@ def _telling_how_to_go_on(given: Given, folder: PartialFolder, journal: Journal)
     """Have errors say what is kept, and what to do."""
 
     def kept() -> str:
-        journal.look_again()
+        journal.look()
         return (
             f"{len(journal.entries):,} of {len(given):,} streams are packed, in {folder.partial}: pack again and it "
             "goes on there, or delete that folder"

@@ -3,8 +3,8 @@
 ::
 
     clips.store.partial/
-        lock        held by the process that packs; tells which
-        workers     held by its workers, shared
+        lock        held by the process that packs, and its workers; tells which
+        layout      what the items of all streams look like
         journal     what is packed so far
         store/      what will be clips.store
 
@@ -28,6 +28,7 @@ from stream_dataloader.streams.cache.file_lock import FileLock, lock
 __all__ = ["PartialFolder"]
 
 _PATIENCE_SECONDS = 20.0
+_HOST = socket.gethostname()
 
 
 class PartialFolder:
@@ -39,7 +40,7 @@ class PartialFolder:
     Attributes:
         store: What the store is written to.
         journal: The file of the journal.
-        workers: The file that workers lock.
+        layout: The file that says what items look like.
 
     Raises:
         FileExistsError: There is something at the path.
@@ -53,21 +54,15 @@ class PartialFolder:
         self.partial = f"{self.path}.partial"
         self.store = os.path.join(self.partial, "store")
         self.journal = os.path.join(self.partial, "journal")
-        self.workers = os.path.join(self.partial, "workers")
+        self.layout = os.path.join(self.partial, "layout")
         self._lock_path = os.path.join(self.partial, "lock")
         self._lock: FileLock | None = None
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """What forked workers must not keep open."""
-        return () if self._lock is None else (self._lock.fd,)
 
     def __enter__(self) -> PartialFolder:
         self._refuse_what_exists()
         self._lock = self._locked()
         try:
             self._refuse_what_exists()
-            self._wait_for_workers()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -80,7 +75,7 @@ class PartialFolder:
             return
         if not os.path.exists(self.journal):  # nothing is kept
             shutil.rmtree(self.store, ignore_errors=True)
-            for path in (self.workers, self._lock_path):
+            for path in (self.layout, self._lock_path):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
             with contextlib.suppress(OSError):
@@ -97,45 +92,32 @@ class PartialFolder:
             )
 
     def _locked(self) -> FileLock:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             os.makedirs(self.partial, exist_ok=True)
-            try:
-                held = lock(self._lock_path, wait=False, create=True)
-            except FileNotFoundError:  # another process has just removed the folder
-                continue
-            if held is None:
-                raise StoreError(
-                    f"{self.path} is being packed by another process{self._holder()}; wait for it, or choose another "
-                    "path"
-                )
-            text = f"process {os.getpid()} of {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-            os.truncate(held.fd, 0)
-            os.pwrite(held.fd, text.encode(), 0)
-            return held
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed the folder
+                if (held := lock(self._lock_path, wait=False, create=True)) is not None:
+                    break
+                holder = self._holder()
+                if time.monotonic() > deadline or not holder or not _has_gone(holder):
+                    raise StoreError(
+                        f"{self.path} is being packed by another process ({holder}); wait for it, or choose another "
+                        "path"
+                    )
+                time.sleep(0.02)  # workers of a process that was killed end within a second or so
+        os.truncate(held.fd, 0)
+        os.pwrite(held.fd, f"process {os.getpid()} of {_HOST}, since {time.strftime('%Y-%m-%d %H:%M:%S')}".encode(), 0)
+        return held
 
     def _holder(self) -> str:
-        try:
-            with open(self._lock_path, encoding="utf-8") as file:
-                text = file.read(200)
-        except OSError:
-            return ""
-        return f" ({text})" if text else ""
-
-    def _wait_for_workers(self) -> None:
-        """Workers of a process that was killed end within a second or so."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while (alone := lock(self.workers, wait=False, create=True)) is None:
-            if time.monotonic() > deadline:
-                raise StoreError(
-                    f"workers of a process that packed {self.path} and was killed are still alive, after "
-                    f"{_PATIENCE_SECONDS:.0f} s; end them"
-                )
-            time.sleep(0.02)
-        alone.close()
+        with open(self._lock_path, encoding="utf-8") as file:
+            return file.read(200)
 
     def begin_anew(self) -> None:
         """Remove what is there of a store, of which no journal tells."""
         shutil.rmtree(self.store, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.layout)
         os.makedirs(self.store)
 
     def free_bytes(self) -> int:
@@ -157,3 +139,17 @@ class PartialFolder:
             ) from error
         sync_folder(os.path.dirname(os.path.abspath(self.path)))
         os.unlink(self.journal)
+
+
+def _has_gone(holder: str) -> bool:
+    """Whether the process that a lock's file names is one of this machine, and no more."""
+    words = holder.replace(",", "").split()
+    if words[3:4] != [_HOST]:
+        return False
+    try:
+        os.kill(int(words[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stream_dataloader._items.content import hash_content
+from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
 from stream_dataloader.stores._base.store import Store
 
@@ -21,34 +23,30 @@ class Given:
 
     Attributes:
         sources: Their sources, by number.
-        open_stream: Opens one.
-        keys: Their names, each another; None: `key` makes them.
+        factory_of: What opens a stream, by its number.
+        keys: Their names, each another.
         metadata: What is known of each.
-        lengths: Time steps of each, as far as they are known; None: of none.
+        lengths: Time steps of each, -1 where that is not known; None: of none.
         windowed: Items are windows of several time steps, which are to be taken apart.
         seed: Of their random generators; None: nobody said.
         store: Where they come from, if that is a store.
-        factory: Tells what opens a stream, by its number; None: what opens all.
+        retries: How often a stream is opened again where it broke.
+        retry_on: For which exceptions.
     """
 
     sources: Sequence[Any]
-    open_stream: Callable[..., Any]
+    factory_of: Callable[[int], Callable[[Any], Any]]
     keys: Sequence[str]
     metadata: Callable[[int], Mapping[str, Any]]
-    lengths: Any
+    lengths: Sequence[int] | None
     windowed: bool
     seed: int | None
     store: Store | None
-    factory: Callable[[int], Any]
+    retries: int
+    retry_on: Any
 
     def __len__(self) -> int:
         return len(self.sources)
-
-    def length(self, number: int) -> int | None:
-        """How many time steps a stream has to have; None if only reading tells."""
-        if self.lengths is None or self.windowed or (found := int(self.lengths[number])) < 0:
-            return None
-        return found
 
     def fingerprint(self) -> str:
         """Tells one list of sources, with other names, from another."""
@@ -72,16 +70,9 @@ def given_of(
         TypeError: It is neither a dataset nor a pair, or the factory cannot be called.
         ValueError: Names or metadata are not as many as streams, or two streams have one name.
     """
-    windowed, seed, lengths = False, None, None
-    factory: Callable[[int], Any] = _none
-    if hasattr(streams, "sources") and hasattr(streams, "open_stream") and not isinstance(streams, tuple):
-        sources, open_stream = streams.sources, streams.open_stream
-        rules = getattr(streams, "rules", None)
-        windowed = rules is not None and rules.time_steps is None
-        seed = getattr(rules, "seed", None)
-        lengths = getattr(streams, "lengths", None)
-        if len(sources) and callable(of := getattr(streams, "factory_of", None)) and of(0) is not open_stream:
-            factory = of  # several datasets put together
+    factory_of: Callable[[int], Any]
+    if isinstance(streams, StreamDataset):
+        sources, open_stream, factory_of = streams.sources, streams.open_stream, streams.factory_of
     else:
         try:
             sources, open_stream = streams
@@ -90,29 +81,35 @@ def given_of(
                 f"streams is {shorten(streams, 80)}; give a StreamDataset, or a pair (sources, open_stream) such as "
                 "stores.open returns"
             ) from None
+        factory_of = functools.partial(_always, open_stream)
     if not callable(open_stream):
         raise TypeError(f"open_stream is {shorten(open_stream, 80)}; give a function that opens one source")
     if isinstance(sources, (str, bytes, os.PathLike)):
         raise TypeError(f"sources is {shorten(sources, 80)}, which is one source; give a list of them")
     sources = sources if isinstance(sources, Sequence) else list(sources)
     store = open_stream if isinstance(open_stream, Store) else None
+    rules = getattr(streams, "rules", None)
+    lengths = getattr(streams, "lengths", None)
+    windowed = rules is not None and rules.time_steps is None
     if store is not None and lengths is None and store.lengths is not None:
         lengths = [store.length(source) for source in sources]
     return Given(
         sources,
-        open_stream,
+        factory_of,
         _keys(sources, keys, store),
         _metadata(sources, metadata, store),
-        lengths,
+        None if windowed else lengths,
         windowed,
-        seed,
+        getattr(rules, "seed", None),
         store,
-        factory,
+        getattr(streams, "retries", 0),
+        getattr(streams, "retry_on", Exception),
     )
 
 
-def _none(_: int) -> None:
-    """The same factory opens all."""
+def _always(open_stream: Callable[[Any], Any], _: int) -> Callable[[Any], Any]:
+    """What opens each stream, if it is the same for all."""
+    return open_stream
 
 
 def _keys(sources: Sequence[Any], given: Any, store: Store | None) -> Sequence[str]:

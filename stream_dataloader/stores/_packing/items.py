@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._items.structure import Misfit, flatten
@@ -21,93 +21,75 @@ from stream_dataloader.errors import (
     StreamError,
     shorten,
 )
-from stream_dataloader.stream_info import StreamInfo, run_as
+from stream_dataloader.stream_info import get_stream_info
 
-__all__ = ["Items", "Task", "bytes_of_step"]
+__all__ = ["Items"]
 
 _END = object()
 
 
-class Task(NamedTuple):
-    """A stream to pack.
-
-    Attributes:
-        number: Its number.
-        source: What it is opened from.
-        key: Its name.
-        length: How many steps it has to have; None if nobody said.
-        factory: What opens it, if that is not what opens the others.
-    """
-
-    number: int
-    source: Any
-    key: str
-    length: int | None = None
-    factory: Any = None
-
-
 class Items(Iterator[Any]):
-    """The time steps of one stream.
+    """The time steps of the stream that the loader has opened here; a context, which closes the stream.
 
     Args:
-        task: The stream.
+        source: What it is opened from.
         open_stream: Opens it.
         transform: Applied to each time step; None: they are packed as they are.
         windowed: The stream yields windows of several steps.
-        info: What `get_stream_info` tells meanwhile.
-        tick: Called at each step that was read, with their number and the step; may raise to end it all.
+        length: How many steps it has to have; negative if nobody said.
 
     Attributes:
         steps: How many were read.
+        step_bytes: What one takes, about.
     """
 
     def __init__(
         self,
-        task: Task,
+        source: Any,
         open_stream: Callable[[Any], Any],
         transform: Callable[[Any], Any] | None,
+        *,
         windowed: bool,
-        info: StreamInfo,
-        tick: Callable[[int, Any], None],
+        length: int,
     ) -> None:
-        self._task = task
+        self._source = source
         self._open_stream = open_stream
         self._transform = transform
         self._windowed = windowed
-        self._info = info
-        self._tick = tick
+        self._length = length
+        self._info = get_stream_info()
         self._opened: Any = None
         self._iterator: Any = None
         self._rest: Iterator[Any] = iter(())
         self._error: StreamError | None = None
-        self.steps = 0
+        self.steps = self.step_bytes = 0
 
     def __enter__(self) -> Items:
-        self._before = run_as(self._info)
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._close()
-        finally:
-            run_as(self._before)
+        iterator, opened = self._iterator, self._opened
+        for closable in (iterator,) if iterator is opened else (iterator, opened):
+            if callable(close := getattr(closable, "close", None)):
+                try:
+                    close()
+                except Exception as error:
+                    told = f"closing the stream of source {self._info.source_index} ({shorten(self._source)}) raised"
+                    warnings.warn(f"{told} {shorten(error)}", RuntimeWarning, stacklevel=2)
 
     def __next__(self) -> Any:
         item = self._next()
         if item is _END:
-            length = self._task.length
-            if length is not None and length != self.steps:
-                raise self._failed(
-                    LengthError, f"the stream has {self.steps} steps, and lengths says {length}; correct lengths="
-                )
+            self._check_length()
             raise StopIteration
         if self._transform is not None:
             try:
                 item = self._transform(item)
             except Exception as error:
                 raise self._failed(ReadError, f"transform raised {shorten(error, 2000)}") from error
+        if not self.steps:
+            self.step_bytes = _bytes_of(item)
         self.steps += 1
-        self._tick(1, item)
         return item
 
     @property
@@ -126,14 +108,14 @@ class Items(Iterator[Any]):
                 ItemError, f"the stream's read_into returned {shorten(count)}; return a number from 0 to {most}"
             )
         if not count:
-            length = self._task.length
-            if length is not None and length != self.steps:
-                raise self._failed(
-                    LengthError, f"the stream has {self.steps} steps, and lengths says {length}; correct lengths="
-                )
+            self._check_length()
         self.steps += count
-        self._tick(count, None)
         return count
+
+    def _check_length(self) -> None:
+        if self._length >= 0 and self._length != self.steps:
+            told = f"the stream has {self.steps} steps, and lengths says {self._length}; correct lengths="
+            raise self._failed(LengthError, told)
 
     def _next(self) -> Any:
         """The next step, or `_END`."""
@@ -157,7 +139,7 @@ class Items(Iterator[Any]):
 
     def _open(self) -> None:
         try:
-            self._opened = (self._task.factory or self._open_stream)(self._task.source)
+            self._opened = self._open_stream(self._source)
         except Exception as error:
             raise self._failed(OpenError, f"open_stream raised {shorten(error, 2000)}") from error
         try:
@@ -177,7 +159,7 @@ class Items(Iterator[Any]):
         return None
 
     def _failed(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:
-        number, source = self._task.number, shorten(self._task.source)
+        number, source = self._info.source_index, shorten(self._source)
         step = max(self.steps - handed_out, 0)
         self._error = kind(
             f"source {number} ({source}), step {step}: {what}",
@@ -188,21 +170,6 @@ class Items(Iterator[Any]):
             worker_id=self._info.worker_id,
         )
         return self._error
-
-    def _close(self) -> None:
-        iterator, opened = self._iterator, self._opened
-        self._iterator = self._opened = None
-        for closable in (iterator,) if iterator is opened else (iterator, opened):
-            try:
-                if callable(close := getattr(closable, "close", None)):
-                    close()
-            except Exception as error:
-                warnings.warn(
-                    f"closing the stream of source {self._task.number} ({shorten(self._task.source)}) raised "
-                    f"{shorten(error)}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
 
 
 def _steps_of(window: Any) -> Iterator[Any]:
@@ -217,7 +184,7 @@ def _steps_of(window: Any) -> Iterator[Any]:
     )
 
 
-def bytes_of_step(item: Any) -> int:
+def _bytes_of(item: Any) -> int:
     """What a time step's leaves take, about."""
     return sum(
         int(getattr(leaf, "nbytes", 0)) or (len(leaf) if isinstance(leaf, (str, bytes)) else 8)

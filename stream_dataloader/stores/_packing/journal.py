@@ -7,12 +7,13 @@ A text file, one line an entry, each with its checksum::
     90ab12cd {"stream": [7, 120, place]}   stream 7 has 120 steps, and lies there
     34ef56a7 {"finishing": [2, 9]}         all streams are in it but these, which were skipped
 
-Guarantee: an entry is on the disk when `add` returns. What a power failure left of the last lines is dropped: the
-streams that they told of are packed again.
+Guarantee: an entry is on the disk when `append` returns, in any process. A line that a power failure damaged is passed
+over: the streams that it told of are packed again.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import zlib
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 from stream_dataloader.errors import StoreError
 
-__all__ = ["Entry", "Journal"]
+__all__ = ["Entry", "Journal", "append", "begin_part"]
 
 _VERSION = 1
 
@@ -44,9 +45,9 @@ class Journal:
 
     Attributes:
         entries: The streams that are packed, by number.
-        parts: How many parts were begun.
         finishing: The streams that were skipped, once all others are packed; None before.
         header: As it was when packing was begun.
+        is_new: Nothing was packed before.
 
     Raises:
         StoreError: The journal is of something else.
@@ -54,86 +55,67 @@ class Journal:
 
     def __init__(self, path: str, header: Mapping[str, Any], remedy: str) -> None:
         self.entries: dict[int, Entry] = {}
-        self.parts = 0
         self.finishing: list[int] | None = None
         self.header: Mapping[str, Any] = {"version": _VERSION, **header}
         self._path = path
-        size = self._read()
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        os.ftruncate(self._file, size)
-        os.lseek(self._file, size, os.SEEK_SET)
-        self.is_new = not size
-        if not size:
-            self._write([{"header": self.header}])
+        found = _entries_of(path)
+        self.is_new = len(found) < 2
+        if not found or "header" not in found[0]:
+            with open(path, "wb"):
+                append(path, [{"header": self.header}])
             return
-        wanted = {"version": _VERSION, **header}
-        changed = [name for name in wanted if self.header.get(name) != wanted[name] and not name.startswith("_")]
-        if changed:
-            self.close()
+        self.header, wanted = found[0]["header"], self.header
+        if changed := [name for name in wanted if self.header.get(name) != wanted[name] and not name.startswith("_")]:
             told = "; ".join(f"{name} was {self.header.get(name)}, and is {wanted[name]}" for name in changed)
             raise StoreError(f"{os.path.dirname(path)} holds what was packed with something else: {told}. {remedy}")
+        self.look()
 
-    def look_again(self) -> None:
-        """Take in what the file has: an interrupt may come after that was written, and before it was noted here."""
-        self._read()
-
-    def _read(self) -> int:
-        """Take in what is there; the size of what is whole."""
-        try:
-            with open(self._path, "rb") as file:
-                lines = file.read().split(b"\n")
-        except FileNotFoundError:
-            return 0
-        size = 0
-        for number, line in enumerate(lines[:-1]):
-            entry = _parse(line)
-            if entry is None or (number == 0) != ("header" in entry):
-                break
-            self._take(entry)
-            size += len(line) + 1
-        return size
-
-    def _take(self, entry: Mapping[str, Any]) -> None:
-        if "header" in entry:
-            self.header = entry["header"]
-        elif "part" in entry:
-            self.parts = max(self.parts, entry["part"] + 1)
-        elif "stream" in entry:
-            found = Entry(*entry["stream"])
-            self.entries[found.number] = found
-        else:
-            self.finishing = list(entry["finishing"])
-
-    def add(self, entries: Iterable[Entry]) -> None:
-        """Enter streams."""
-        entries = list(entries)
-        if entries:
-            self._write([{"stream": list(entry)} for entry in entries])
-            self.entries.update((entry.number, entry) for entry in entries)
-
-    def begin_part(self) -> int:
-        """The number of a new part, which none had before."""
-        self._write([{"part": self.parts}])
-        self.parts += 1
-        return self.parts - 1
+    def look(self) -> None:
+        """Take in what was entered since."""
+        for entry in _entries_of(self._path):
+            if "stream" in entry:
+                stream = Entry(*entry["stream"])
+                self.entries[stream.number] = stream
+            elif "finishing" in entry:
+                self.finishing = list(entry["finishing"])
 
     def begin_finish(self, skipped: Iterable[int]) -> None:
         """Enter that the store is about to be finished, without some streams."""
         if self.finishing is None:
             self.finishing = sorted(skipped)
-            self._write([{"finishing": self.finishing}])
+            append(self._path, [{"finishing": self.finishing}])
 
-    def _write(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        text = memoryview(b"".join(map(_line, entries)))
-        while text:
-            text = text[os.write(self._file, text) :]
-        os.fsync(self._file)
 
-    def close(self) -> None:
-        """Close the file; what was entered stays."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+def append(path: str, entries: Iterable[Mapping[str, Any]]) -> None:
+    """Enter something in the journal at a path, from any process."""
+    with open(path, "ab", buffering=0) as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)  # freed with the file
+        _append(file, entries)
+
+
+def begin_part(path: str) -> int:
+    """The number of a new part, which none had before, entered in the journal at a path."""
+    with open(path, "ab", buffering=0) as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        number = 1 + max((entry["part"] for entry in _entries_of(path) if "part" in entry), default=-1)
+        _append(file, [{"part": number}])
+    return number
+
+
+def _append(file: Any, entries: Iterable[Mapping[str, Any]]) -> None:
+    text = memoryview(b"\n" + b"".join(map(_line, entries)))  # what was cut off before is a line of its own
+    while text:
+        text = text[file.write(text) :]
+    os.fsync(file.fileno())
+
+
+def _entries_of(path: str) -> list[Mapping[str, Any]]:
+    """What was entered in the journal at a path, and is whole."""
+    try:
+        with open(path, "rb") as file:
+            return [entry for line in file.read().split(b"\n") if (entry := _parse(line)) is not None]
+    except FileNotFoundError:
+        return []
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:

@@ -10,43 +10,13 @@ import errno
 import os
 import time
 import warnings
-from typing import NamedTuple
 
 from stream_dataloader.stores._packing.folder import PartialFolder
 from stream_dataloader.stores._packing.report import size_text
 
-__all__ = ["LOOKED_SECONDS", "Estimate", "SpaceWatch", "disk_bytes", "estimate"]
+__all__ = ["SpaceWatch", "disk_bytes"]
 
 LOOKED_SECONDS = 2.0
-
-
-class Estimate(NamedTuple):
-    """What the rest takes.
-
-    Attributes:
-        bytes: On the disk.
-        sure: It follows from lengths that are known, not from how long other streams were.
-    """
-
-    bytes: int
-    sure: bool
-
-
-def estimate(used: int, steps: int, steps_left: int | None, streams: int, streams_left: int) -> Estimate | None:
-    """What the rest takes on the disk; None if nothing tells.
-
-    Args:
-        used: What was written so far.
-        steps: Time steps that were read for it, of streams that are not finished too.
-        steps_left: Time steps of the rest; None if their number is not known.
-        streams: How many streams were packed.
-        streams_left: How many are left.
-    """
-    if steps_left is not None and steps and used:
-        return Estimate(used * steps_left // steps, sure=True)
-    if streams and used:
-        return Estimate(used * streams_left // streams, sure=False)
-    return None
 
 
 def disk_bytes(folder: str) -> int:
@@ -71,7 +41,7 @@ class SpaceWatch:
 
     Attributes:
         packed: How many streams were packed since.
-        steps_read: How many time steps were read for it, of streams that are not finished too.
+        steps_read: How many time steps were read for it.
     """
 
     def __init__(self, folder: PartialFolder, streams: int, steps: int | None) -> None:
@@ -94,16 +64,16 @@ class SpaceWatch:
             return
         self._looked = time.monotonic()
         used = disk_bytes(self._folder.store) - self._used_before
-        steps_left = None if self._steps is None else self._steps - self.steps_read
-        needed = estimate(used, self.steps_read, steps_left, self.packed, self._streams - self.packed)
-        free = self._folder.free_bytes()
-        if needed is None or needed.bytes <= free:
+        done, left = self.packed, self._streams - self.packed
+        if self._steps is not None:
+            done, left = self.steps_read, self._steps - self.steps_read
+        if not done or used * left // done <= (free := self._folder.free_bytes()):
             return
         text = (
-            f"the streams that are left take about {size_text(needed.bytes)}, and the disk of {self._folder.partial} "
-            f"has {size_text(free)} free"
+            f"the streams that are left take about {size_text(used * left // done)}, and the disk of "
+            f"{self._folder.partial} has {size_text(free)} free"
         )
-        if needed.sure:
+        if self._steps is not None:
             raise OSError(errno.ENOSPC, text)
         if not self._has_warned:
             self._has_warned = True
