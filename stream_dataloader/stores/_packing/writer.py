@@ -36,7 +36,7 @@ class Packed(NamedTuple):
 class StreamPacker:
     """A factory of streams for a loader: to read one packs a stream, and yields the report.
 
-    In the second epoch, each that is opened finishes its worker's part.
+    In the second epoch, each that is opened finishes its worker's part, and does not end.
 
     Args:
         given: The streams.
@@ -67,6 +67,8 @@ class StreamPacker:
         info = get_stream_info()
         if info.epoch:
             yield self._close()
+            while True:  # so that no lane takes a second stream, and each takes one
+                yield None
         elif info.source_index not in self._ended:
             yield self._pack(info.source_index, source)
 
