@@ -27,7 +27,7 @@ from stream_dataloader._schedule.step_count import count_steps, steps_of_groups
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
-from stream_dataloader.sectioning import Sections
+from stream_dataloader.sectioning import Sections, check_sections
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -144,16 +144,10 @@ class StreamDataset(IterableDataset[StreamBatch]):
     ) -> None:
         super().__init__()
         if not isinstance(sources, SourceLists):
-            given = SourceList.checked(
-                sources,
-                open_stream,
-                open_early=open_early,
-                lengths=lengths,
-                sections=sections,
-                time_steps=time_steps,
-                fingerprint=fingerprint,
+            sections = check_sections(sections, time_steps)
+            sources = SourceLists(
+                [SourceList.checked(sources, open_stream, open_early, lengths, sections, fingerprint)]
             )
-            sources = SourceLists((given,))
         self.source_lists = lists = sources  # of `interleave` those of several datasets
         self.weights = (1.0,) if lists.mix is None else lists.mix.weights  # of the datasets that it is made of
         seed = int(torch.randint(2**62, ()).item()) if seed is None else options.integer("seed", seed, 0)

@@ -22,30 +22,26 @@ _LEAST_SIDE = 8  # pixels; a smaller array is rather a table
 
 
 class FrameWatch:
-    """Warns if the first batch looks like pictures.
+    """Warns if the first batch looks like pictures."""
 
-    Attributes:
-        done: A batch was looked at.
-    """
+    _done = False
 
-    def __init__(self) -> None:
-        self.done = False
-
-    def look(self, layout: Layout | None, batch: StreamBatch) -> bool:
-        """Look at a batch; whether there is no more to look at.
+    def look(self, layout: Layout | None, batch: StreamBatch) -> None:
+        """Look at a batch, if none was looked at before.
 
         Args:
             layout: Of the windows that it is made of.
             batch: The batch; nothing may have been read for it here, but by another rank.
         """
+        if self._done:
+            return
         steps = (batch.source >= 0).sum(0)
         read = steps[steps > 0]
-        if layout is not None and len(read) and not self.done:
-            self.done = True
+        if layout is not None and len(read):
+            self._done = True
             problem = seems_forgotten(layout, batch.time_steps)
             if problem is not None and (read == batch.time_steps).all():
                 warnings.warn(problem, stacklevel=5)
-        return self.done
 
 
 def seems_forgotten(layout: Layout, time_steps: int) -> str | None:

@@ -107,27 +107,6 @@ def _end_all() -> None:
         ending.now()
 
 
-class WeakItems(Generic[T]):
-    """A set of objects that it does not keep."""
-
-    def __init__(self) -> None:
-        self._refs: set[weakref.ref[T]] = set()
-
-    def add(self, item: T) -> None:
-        """Have an object in it for as long as there is one."""
-        self._refs.add(weakref.ref(item, self._refs.discard))
-
-    def discard(self, item: T) -> None:
-        """Have an object in it no longer."""
-        self._refs.discard(weakref.ref(item))
-
-    def __contains__(self, item: object) -> bool:
-        return weakref.ref(item) in self._refs
-
-    def __iter__(self) -> Iterator[T]:
-        return iter([item for ref in tuple(self._refs) if (item := ref()) is not None])
-
-
 class WeakKeys(Generic[Key, T]):
     """A value for each of several objects that it does not keep."""
 
@@ -148,6 +127,20 @@ class WeakKeys(Generic[Key, T]):
 
     def __setitem__(self, key: Key, value: T) -> None:
         self._values[weakref.ref(key, self._values.pop)] = value
+
+
+class WeakItems(WeakKeys[Key, bool]):
+    """A set of objects that it does not keep."""
+
+    def add(self, item: Key) -> None:
+        """Have an object in it for as long as there is one."""
+        self[item] = True
+
+    def __contains__(self, item: Key) -> bool:
+        return self.get(item) is not None
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter([item for item, _ in self.items()])
 
 
 class WeakValues(Generic[Key, T]):

@@ -31,7 +31,7 @@ from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._schedule.sections import Cut, Cuts
 from stream_dataloader.protocols import StreamFactory
-from stream_dataloader.sectioning import Sections, check_sections, described
+from stream_dataloader.sectioning import Sections, described
 
 _LOOKED_AT = 1024  # sources of a sequence that makes them, for a fingerprint
 
@@ -58,15 +58,7 @@ class SourceList:
 
     @classmethod
     def checked(
-        cls,
-        sources: Any,
-        open_stream: Any,
-        *,
-        open_early: Any,
-        lengths: Any,
-        sections: Any,
-        time_steps: Any,
-        fingerprint: Any,
+        cls, sources: Any, open_stream: Any, open_early: Any, lengths: Any, sections: Sections | None, fingerprint: Any
     ) -> SourceList:
         """The list that these options make.
 
@@ -76,7 +68,6 @@ class SourceList:
         """
         options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
         packed = sources_of(options.check_sources(sources))
-        sections = check_sections(sections, time_steps)
         if sections is not None:
             lengths = sections.resolve(lengths)
         lengths = options.check_lengths(lengths, len(packed))

@@ -103,7 +103,7 @@ def declares_early(code: object) -> bool:
 
 #: Readers by the identity of what they read from: not each iterator may be referred to weakly.
 _readers: WeakValues[int, Any] = WeakValues()
-_begun: WeakItems[Generator[Any, Any, Any]] = WeakItems()
+_begun: WeakItems[Any] = WeakItems()  # generators
 
 
 def why_not_own(iterator: Iterator[Any], reader: Any) -> str:

@@ -138,8 +138,8 @@ class PlainParts:
             raise StopIteration
         self._judge.judge([part], None)
         batch = self._regrouper.batch(part.step, self._queue.epoch, [part], None)
-        if self._watch is not None and self._watch.look(self._judge.layout, batch):
-            self._watch = None
+        if self._watch is not None:
+            self._watch.look(self._judge.layout, batch)
         if not self._sent:
             return batch
         try:

@@ -48,12 +48,17 @@ class Exchange:
         self._ready = threading.Condition(lock)
         self._room = threading.Condition(lock)
 
-    def put(self, worker: int, part: Part) -> bool:
-        """Hand over a worker's next part, and wait until there is room for another; False if none is wanted."""
+    def put(self, worker: int, part: Part | None) -> bool:
+        """Hand over a worker's next part, and wait until there is room for another; False if none is wanted.
+
+        Args:
+            part: It; None: no further part comes.
+        """
         read = self._read[worker]
-        last = part.end or bool(part.faults)
+        last = part is None or part.end or bool(part.faults)
         with self._ready:
-            read.append(part)
+            if part is not None:
+                read.append(part)
             self._ended[worker] = last
             if self._step_is_ready():
                 self._ready.notify()
@@ -73,13 +78,6 @@ class Exchange:
             self._ready.notify()
             while not self.closed:
                 self._room.wait()
-
-    def end(self, worker: int) -> None:
-        """Say that no further part of a worker comes."""
-        with self._ready:
-            self._ended[worker] = True
-            if self._step_is_ready():
-                self._ready.notify()
 
     def _step_is_ready(self) -> bool:
         """Whether all workers that have not ended have a part, or one has failed."""
@@ -124,7 +122,7 @@ def deliver(worker: int, reader: PartReader, exchange: Exchange) -> None:
         for part in reader:
             if not exchange.put(worker, part):
                 return
-        exchange.end(worker)
+        exchange.put(worker, None)
     except BaseException as error:
         exchange.fail(worker, error)
     finally:

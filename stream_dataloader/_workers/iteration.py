@@ -118,7 +118,7 @@ class Iteration:
         if isinstance(self._make, Regrouper):
             made = self._make.batch(step, self.epoch.number, parts, slot)
             made.remember(functools.partial(self._position.state_of, self.epoch, self.epoch.last))
-            if output.watch is not None and not output.watch.done:
+            if output.watch is not None:
                 output.watch.look(judge.layout, made)
         else:
             made = self._make.of(parts, slot)
@@ -174,7 +174,7 @@ class Iteration:
             for regrouper, of_worker in regroupers:
                 if any(parts[of_worker]):
                     batch = regrouper.batch(step, self.epoch.number, parts[of_worker], slot)
-                    if self.output.watch is not None and not self.output.watch.done:
+                    if self.output.watch is not None:
                         self.output.watch.look(self._judge.layout, batch)
                     yield self.output.finish(batch)
 

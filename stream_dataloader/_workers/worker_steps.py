@@ -86,13 +86,10 @@ class InThreads:
     def close(self) -> None:
         """As `InTurn`."""
         self._exchange.close()
-        self._wait(_FAREWELL_SECONDS if self._failed else None)
+        self.wait(_FAREWELL_SECONDS if self._failed else None)
 
-    def wait(self) -> None:
-        """Wait until all streams are closed, also those that hang."""
-        self._wait(None)
-
-    def _wait(self, seconds: float | None) -> None:
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until all streams are closed, for some time; None: also those that hang."""
         deadline = None if seconds is None else clock.monotonic() + seconds
         for thread in self._threads:
             if thread is not threading.current_thread():  # garbage is collected in any thread
