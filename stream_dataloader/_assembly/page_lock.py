@@ -46,6 +46,7 @@ import torch
 
 from stream_dataloader._memory.copies import devices_copied_to, note_copy_to, streams_copied_on
 
+cuda: Any = torch.cuda  # of which not all has types
 _PORTABLE = 1  # cudaHostRegisterPortable: locked for all devices, not only the one that is current
 
 
@@ -55,13 +56,9 @@ class PendingCopies:
     Known are the loader's own copies, and those on a stream that is its device's current one where the memory is let
     go. A user who copies on another stream must hold the batch until that copy is done; so must one who moves single
     tensors, not a batch, to a device that is not the current one.
-
-    Args:
-        backend: `torch.cuda`, or a stand-in.
     """
 
-    def __init__(self, backend: Any = torch.cuda) -> None:
-        self._backend = backend
+    def __init__(self) -> None:
         self._waiting: deque[tuple[list[Any] | None, Callable[[], Any]]] = deque()
 
     def free_after(self, free: Callable[[], Any]) -> None:
@@ -77,18 +74,17 @@ class PendingCopies:
 
     def _events(self) -> list[Any] | None:
         """An event behind all that was begun so far, on each device in use; None while a graph is captured."""
-        backend = self._backend
-        if not backend.is_initialized():
+        if not cuda.is_initialized():
             return []
         numbers = devices_copied_to()
-        current = backend.current_device()
-        if current not in numbers and _is_in_use(backend, current):
+        current = cuda.current_device()
+        if current not in numbers and _is_in_use(current):
             note_copy_to(current)
             numbers |= {current}
-        if current in numbers and backend.is_current_stream_capturing():  # to ask this creates a context, too
+        if current in numbers and cuda.is_current_stream_capturing():  # to ask this creates a context, too
             return None
-        streams = {backend.current_stream(number) for number in numbers} | streams_copied_on()
-        return [_recorded(backend, stream) for stream in streams]
+        streams = {cuda.current_stream(number) for number in numbers} | streams_copied_on()
+        return list(map(_recorded, streams))
 
     @property
     def waiting(self) -> int:
@@ -127,15 +123,15 @@ class PendingCopies:
                 free()
 
 
-def _is_in_use(backend: Any, number: int) -> bool:
+def _is_in_use(number: int) -> bool:
     try:
-        return bool(backend.memory_reserved(number))
+        return bool(cuda.memory_reserved(number))
     except RuntimeError:  # an allocator that does not count
         return True
 
 
-def _recorded(backend: Any, stream: Any) -> Any:
-    event = backend.Event()
+def _recorded(stream: Any) -> Any:
+    event = cuda.Event()
     event.record(stream)
     return event
 
@@ -148,26 +144,23 @@ class LockedPages(np.ndarray[Any, Any]):
     """
 
 
-def lock_pages(
-    memory: Any, copies: PendingCopies, device: torch.device | None = None, backend: Any = torch.cuda
-) -> LockedPages | None:
+def lock_pages(memory: Any, copies: PendingCopies, device: torch.device | None = None) -> LockedPages | None:
     """Have the driver lock memory; None, with a warning, if it refuses.
 
     Args:
         memory: A mapping.
         copies: What may be reading it when it is given back.
         device: The device that will read it, whose context is used; None: the current one.
-        backend: `torch.cuda`, or a stand-in.
 
     Returns:
         The memory, which is locked for as long as this array, or one over it, is there.
     """
     array: LockedPages = LockedPages(len(memory), np.uint8, memory)
-    address, runtime = array.ctypes.data, backend.cudart()
-    with backend.device(device):
+    address, runtime = array.ctypes.data, cuda.cudart()
+    with cuda.device(device):
         status = int(runtime.cudaHostRegister(address, array.nbytes, _PORTABLE))
         if status:
-            _clear_last_error(backend)
+            _clear_last_error()
     if status:
         warnings.warn(
             f"the CUDA driver would not lock the loader's shared memory (cudaHostRegister: error {status}, "
@@ -188,7 +181,7 @@ def _unlock(runtime: Any, address: int, copies: PendingCopies, owner: int, _mapp
         runtime.cudaHostUnregister(address)
 
 
-def _clear_last_error(backend: Any) -> None:
+def _clear_last_error() -> None:
     """Have torch's check of a kernel read, and so clear, the error that a call left behind."""
     with contextlib.suppress(RuntimeError):
-        torch.ones(1, device=torch.device("cuda", backend.current_device()))
+        torch.ones(1, device=torch.device("cuda", cuda.current_device()))
