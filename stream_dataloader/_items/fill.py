@@ -65,10 +65,8 @@ class FillValue:
 
     def __init__(self, fill_value: Any) -> None:
         self._value = fill_value
-        self._fills: dict[Layout, Fills] = {}
-        self._latest: tuple[Layout, Fills] | None = (
-            None  # it is asked for each step, and a layout's hash is worked out anew
-        )
+        # by the id of a layout, whose hash is worked out anew each time
+        self._fills: dict[int, tuple[Layout, Fills]] = {}
 
     def of(self, layout: Layout) -> Fills:
         """What pads each leaf.
@@ -76,18 +74,15 @@ class FillValue:
         Raises:
             ValueError: It is no number, has other keys than the items, does not broadcast, or does not fit a dtype.
         """
-        if self._latest is not None and self._latest[0] is layout:
-            return self._latest[1]
-        fills = self._fills.get(layout)
-        if fills is None:
+        known = self._fills.get(id(layout))
+        if known is None:
             values = _spread(self._value, layout.structure, "fill_value", "item")
             fills = [
                 self._for_leaf(name, value, named, spec, path)
                 for (name, value, named), spec, path in zip(values, layout.specs, layout.paths, strict=True)
             ]
-            self._fills[layout] = fills
-        self._latest = layout, fills
-        return fills
+            known = self._fills[id(layout)] = layout, fills
+        return known[1]
 
     @staticmethod
     def _for_leaf(name: str, value: Any, named: bool, spec: Spec, path: str) -> np.ndarray[Any, Any] | None:

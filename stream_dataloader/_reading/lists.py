@@ -183,14 +183,13 @@ class SourceLists:
         Args:
             seed: What cuts are drawn with.
         """
-        return Cuts(self._cuts, seed) if self._is_cut else None
-
-    @property
-    def _is_cut(self) -> bool:
-        return any(one.sections is not None for one in self.lists)
+        return Cuts(cuts, seed) if (cuts := self._cuts) else None
 
     @property
     def _cuts(self) -> list[Cut]:
+        """How each list is cut; nothing if every source is read whole."""
+        if all(one.sections is None for one in self.lists):
+            return []
         return [one.cut(first) for one, first in zip(self.lists, self.starts, strict=True)]
 
     @cached_property
@@ -208,7 +207,7 @@ class SourceLists:
     @property
     def described_sections(self) -> str | None:
         """How sources are cut, for saved states; None if they are read whole."""
-        return "; ".join(map(described, self._cuts)) if self._is_cut else None
+        return "; ".join(map(described, self._cuts)) or None
 
     def __reduce__(self) -> tuple[Any, ...]:
         factories = {id(one.open_stream): ByValue(one.open_stream, "open_stream") for one in self.lists}

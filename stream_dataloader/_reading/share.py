@@ -15,7 +15,7 @@ from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.meters import Meters
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.source_queue import SourceQueue
-from stream_dataloader._schedule.rules import Reader, deal_lanes
+from stream_dataloader._schedule.rules import Reader, deal_members
 from stream_dataloader._schedule.snapshot import Snapshot
 
 
@@ -81,7 +81,7 @@ class Reading:
     @classmethod
     def alone(cls, plan: ReadingPlan, start: Start | None, num_workers: int = 0) -> Reading:
         """The reading of a dataset by itself, which no loader looks at."""
-        readers = deal_lanes(plan.rules.lanes, num_workers)
+        readers = deal_members([plan.rules.lanes], [num_workers])
         board, meters = ActivityBoard(readers, shared=False), Meters(range(len(readers)), shared=False)
         return cls(plan, start, readers, board, meters, locally=not num_workers)
 

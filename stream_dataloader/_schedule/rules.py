@@ -93,25 +93,11 @@ class Reader(NamedTuple):
     member: int = 0
 
 
-def deal_lanes(batch_size: int, num_workers: int, threads_per_worker: int = 1) -> tuple[Reader, ...]:
-    """Who reads which lanes, in lane order.
+def deal_members(lanes: Sequence[int], workers: Sequence[int], threads_per_worker: int = 1) -> tuple[Reader, ...]:
+    """Who reads which lanes of a batch, in lane order, where each of its members has lanes, and workers, of its own.
 
     Lanes are dealt to workers, and then each worker's to its threads: which worker reads a lane depends on no number of
     threads. A worker has no more threads than lanes.
-
-    Example:
-        >>> [(reader.worker_id, list(reader.lanes)) for reader in deal_lanes(6, 2, 2)]
-        [(0, [0, 1]), (0, [2]), (1, [3, 4]), (1, [5])]
-    """
-    return tuple(
-        Reader(worker_id, lanes)
-        for worker_id, owned in enumerate(_cut(range(batch_size), num_workers))
-        for lanes in _cut(owned, threads_per_worker)
-    )
-
-
-def deal_members(lanes: Sequence[int], workers: Sequence[int], threads_per_worker: int = 1) -> tuple[Reader, ...]:
-    """The same where each member of a batch has lanes, and workers, of its own.
 
     Workers are processes, or threads, that are numbered over all members. A member without any is read where batches
     are asked for; it counts as a worker behind those.
@@ -121,6 +107,8 @@ def deal_members(lanes: Sequence[int], workers: Sequence[int], threads_per_worke
         workers: How many workers each has.
 
     Example:
+        >>> [(reader.worker_id, list(reader.lanes)) for reader in deal_members([6], [2], 2)]
+        [(0, [0, 1]), (0, [2]), (1, [3, 4]), (1, [5])]
         >>> [(reader.worker_id, list(reader.lanes), reader.member) for reader in deal_members([1, 3], [0, 2])]
         [(2, [0], 0), (0, [1, 2], 1), (1, [3], 1)]
     """
@@ -129,9 +117,9 @@ def deal_members(lanes: Sequence[int], workers: Sequence[int], threads_per_worke
     first, local = 0, sum(min(own, width) for own, width in zip(workers, lanes, strict=True))
     for member, (begin, width, count) in enumerate(zip(begins, lanes, workers, strict=False)):
         number = first if count else local
-        for reader in deal_lanes(width, count, threads_per_worker if count else 1):
-            own = range(begin + reader.lanes.start, begin + reader.lanes.stop)
-            found.append(Reader(number + reader.worker_id, own, member))
+        for worker_id, owned in enumerate(_cut(range(begin, begin + width), count), number):
+            threads = _cut(owned, threads_per_worker if count else 1)
+            found += [Reader(worker_id, own, member) for own in threads]
         first, local = first + min(count, width), local + (not count)
     return tuple(found)
 

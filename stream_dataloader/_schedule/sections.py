@@ -139,15 +139,6 @@ class Cuts:
         """How many sections there are, empty ones too; the same in every epoch."""
         return int(self._firsts[-1])
 
-    @property
-    def lists(self) -> tuple[Cut, ...]:
-        """How each list is cut."""
-        return self._lists
-
-    def sizes(self) -> list[int]:
-        """How many of them each list has."""
-        return [int(cut.counts.sum()) for cut in self._lists]
-
     def source(self, number: int) -> int:
         """The index of the source that a section is of."""
         return int(np.searchsorted(self._firsts, number, side="right")) - 1

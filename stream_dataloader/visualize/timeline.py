@@ -27,7 +27,7 @@ from stream_dataloader._html.page import page, preformatted
 from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.lists import SourceList, SourceLists
 from stream_dataloader._reading.share import Reading, Start
-from stream_dataloader._schedule.rules import deal_lanes
+from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
@@ -236,7 +236,7 @@ def _continues(segment: Segment, last: Segment) -> bool:
 
 def _workers(lanes: int, workers: int) -> tuple[range, ...]:
     """The lanes of each worker that has some."""
-    return tuple(reader.lanes for reader in deal_lanes(lanes, workers))
+    return tuple(reader.lanes for reader in deal_members([lanes], [workers]))
 
 
 def _ranges(owners: np.ndarray[Any, Any]) -> tuple[range, ...]:

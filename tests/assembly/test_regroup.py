@@ -19,12 +19,12 @@ from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slot_writer import PooledSlots, SlotWriter
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._items.layout import Layout
-from stream_dataloader._schedule.rules import deal_lanes
+from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport
 
 TIME_STEPS = 3
-READERS = deal_lanes(3, 2)  # two workers: lanes 0 and 1, and lane 2
+READERS = deal_members([3], [2])  # two workers: lanes 0 and 1, and lane 2
 LANES = [reader.lanes for reader in READERS]
 SOURCES = [f"source {i}" for i in range(9)]
 REPORTS = LaneReports((), b"", {})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset, split_batch_size
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.rules import deal_lanes
+from stream_dataloader._schedule.rules import deal_members
 
 
 @given(st.integers(1, 50), st.integers(0, 60), st.integers(1, 60))
@@ -18,12 +18,12 @@ def test_lanes_are_split_evenly_and_in_order(batch_size, num_workers, threads):
     assert sum(sizes) == batch_size
     assert len(sizes) == max(1, min(batch_size, num_workers))
     assert max(sizes) - min(sizes) <= 1
-    readers = deal_lanes(batch_size, num_workers, threads)
+    readers = deal_members([batch_size], [num_workers], threads)
     assert [lane for reader in readers for lane in reader.lanes] == list(range(batch_size))
     for worker, size in enumerate(sizes):
         lanes = [len(reader.lanes) for reader in readers if reader.worker_id == worker]
-        assert lanes == split_batch_size(size, threads), "a worker has the same lanes for any number of threads"
-    assert len(deal_lanes(batch_size, num_workers)) == len(sizes)
+        assert lanes == split_batch_size(size, threads if num_workers else 1), "a worker has the same lanes for any number of threads"
+    assert len(deal_members([batch_size], [num_workers])) == len(sizes)
 
 
 @random_cases(500)

@@ -29,7 +29,7 @@ from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.meters import Meters
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import Reading, Start
-from stream_dataloader._schedule.rules import deal_lanes
+from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader._workers import worker_steps
 from stream_dataloader._workers.exchange import Exchange
@@ -145,7 +145,7 @@ def test_a_stream_is_opened_read_and_closed_in_the_one_thread_of_its_lane(option
         assert whats.count("open") == whats.count("close") <= 2
         assert len({place for _, *place in map(tuple, seen) for place in [tuple(place)]}) <= 2, "one an epoch"
     workers = {lane: {worker for worker, _ in seen} for (lane, _), seen in threads_of_lanes.items()}
-    assert workers == {reader_lane: {r.worker_id} for r in deal_lanes(7, 2) for reader_lane in r.lanes}
+    assert workers == {reader_lane: {r.worker_id} for r in deal_members([7], [2]) for reader_lane in r.lanes}
 
 
 MEETING = threading.Barrier(2)
@@ -336,7 +336,7 @@ def in_threads(*readers):
 def test_readers_that_take_turns_in_one_thread_do_not_wait_for_each_other(windows):
     dataset = Case(CASE.lengths, 5, 3, windows).dataset()
     session = SessionKey(os.getpid(), -1_000_000, 1)
-    readers = deal_lanes(5, 1, 3)
+    readers = deal_members([5], [1], 3)
     board, meters = ActivityBoard(readers, shared=False), Meters([0, 0, 0], shared=False)
     reading = Reading(dataset.plan(), Start(0), readers, board, meters)
     steps = InTurn(read_as_worker(reading, dataset.session_table, session, 0))
