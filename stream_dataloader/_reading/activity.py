@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from stream_dataloader._memory.fields import Carver, SharedFields
 from stream_dataloader._schedule.rules import Reader
+from stream_dataloader.errors import shorten
 
 
 class Activity(NamedTuple):
@@ -17,12 +18,16 @@ class Activity(NamedTuple):
 
     Attributes:
         time: What it worked on, as step * lanes + lane, with lanes as the schedule has them; -1 if nothing.
+        step: The step of that.
+        lane: The lane, as the batch has it.
         source: The source that is open in that lane, -1 if none is.
         opening: The source that is being opened, -1 if none is.
         open: All sources that are open in its lanes.
     """
 
     time: int
+    step: int
+    lane: int
     source: int
     opening: int
     open: tuple[int, ...]
@@ -71,21 +76,16 @@ class ActivityBoard(SharedFields):
         return [self._doing(number) for number in [number for number in own if self.exiting[number]] or own]
 
     def _doing(self, number: int) -> Activity:
-        time = int(self.working[number]) - 1
-        source = int(self.reading[self._place(number, time)[1]]) - 1 if time >= 0 else -1
+        reader, time = self._readers[number], int(self.working[number]) - 1
+        of_member = [other.lanes for other in self._readers if other.member == reader.member]
+        step, lane = divmod(time, of_member[-1].stop - of_member[0].start)
+        lane += of_member[0].start
+        source = int(self.reading[lane]) - 1 if time >= 0 else -1
         opening, exiting = int(self.opening[number]) - 1, int(self.exiting[number])
         if exiting:
             source, opening = (exiting - 1, -1) if exiting > 0 else (-1, -exiting - 1)
-        lanes = self._readers[number].lanes
-        open_sources = tuple(int(self.reading[lane]) - 1 for lane in lanes if self.reading[lane])
-        return Activity(time, source, opening, open_sources)
-
-    def _place(self, number: int, time: int) -> tuple[int, int]:
-        """The step of a reader's time, and the lane of the batch."""
-        member = self.member(self._readers[number].worker_id)
-        own = [reader.lanes for reader in self._readers if reader.member == member]
-        step, lane = divmod(time, own[-1].stop - own[0].start)
-        return step, own[0].start + lane
+        open_sources = tuple(int(self.reading[lane]) - 1 for lane in reader.lanes if self.reading[lane])
+        return Activity(time, step, lane, source, opening, open_sources)
 
     def member(self, worker: int) -> int:
         """The member that a worker reads for."""
@@ -99,32 +99,29 @@ class ActivityBoard(SharedFields):
         """Whom to blame if a worker died; see `Activity`."""
         return frozenset().union(*(activity.suspects for activity in self.doing(worker)))
 
-    def describe(self, worker: int, sources: Sequence[Sequence[Any]], name: Any) -> str:
+    def describe(self, worker: int, sources: Sequence[Sequence[Any]]) -> str:
         """What a worker does, in words.
 
         Args:
             worker: Its number.
             sources: Those of each member.
-            name: Makes a short text of a source.
         """
-        own = [number for number, reader in enumerate(self._readers) if reader.worker_id == worker]
 
         def named(index: int) -> str:
             try:
-                return f"{index} ({name(sources[self.member(worker)][index])})"
+                return f"{index} ({shorten(sources[self.member(worker)][index], 80)})"
             except Exception:  # it cannot be unpickled
                 return f"{index}"
 
-        def told(activity: Activity) -> str:
-            words = []
+        words = []
+        for activity in self.doing(worker):
+            parts = []
             if activity.time >= 0:
-                step, lane = self._place(own[0], activity.time)
                 at = f"reading source {named(activity.source)}" if activity.source >= 0 else "between two sources"
-                words.append(f"in lane {lane}, step {step}, {at}")
+                parts.append(f"in lane {activity.lane}, step {activity.step}, {at}")
             if activity.opening >= 0:
-                words.append(f"opening source {named(activity.opening)}")
+                parts.append(f"opening source {named(activity.opening)}")
             if activity.open:
-                words.append(f"with source{'s' * (len(activity.open) > 1)} {', '.join(map(named, activity.open))} open")
-            return ", ".join(words)
-
-        return ", and ".join(filter(None, map(told, self.doing(worker)))) or "without a source"
+                parts.append(f"with source{'s' * (len(activity.open) > 1)} {', '.join(map(named, activity.open))} open")
+            words.append(", ".join(parts))
+        return ", and ".join(filter(None, words)) or "without a source"

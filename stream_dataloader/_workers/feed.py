@@ -8,7 +8,6 @@ Guarantee: a worker that ends, or does not deliver, is an error that says which 
 
 from __future__ import annotations
 
-import functools
 import time as clock
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -269,4 +268,4 @@ class CrewWatch:
 
     def doing(self, worker: int) -> str:
         """What a worker is doing, or did last."""
-        return self.board.describe(worker, self._sources, functools.partial(shorten, limit=80))
+        return self.board.describe(worker, self._sources)

@@ -6,7 +6,6 @@ No thread can be ended from outside: one that does not come to an end in time is
 
 from __future__ import annotations
 
-import functools
 import threading
 import time as clock
 import warnings
@@ -122,7 +121,7 @@ class ThreadFeed:
         )
 
     def _doing(self, worker: int) -> str:
-        return self._board.describe(worker, self._sources, functools.partial(shorten, limit=80))
+        return self._board.describe(worker, self._sources)
 
     @property
     def elsewhere(self) -> list[Feed]:

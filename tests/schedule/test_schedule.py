@@ -22,7 +22,9 @@ def test_lanes_are_split_evenly_and_in_order(batch_size, num_workers, threads):
     assert [lane for reader in readers for lane in reader.lanes] == list(range(batch_size))
     for worker, size in enumerate(sizes):
         lanes = [len(reader.lanes) for reader in readers if reader.worker_id == worker]
-        assert lanes == split_batch_size(size, threads if num_workers else 1), "a worker has the same lanes for any number of threads"
+        assert lanes == split_batch_size(size, threads if num_workers else 1), (
+            "a worker has the same lanes for any number of threads"
+        )
     assert len(deal_members([batch_size], [num_workers])) == len(sizes)
 
 
