@@ -140,62 +140,27 @@ class Opener:
         return self._open(reservation.lane, grant)
 
     def _open(self, lane: int, grant: int) -> OpenedStream | None:
-        return None if grant == NONE else self._open_grant(self._queue.order.grant(grant), lane, None, None)
+        return None if grant == NONE else self.open_at(self._queue.order.grant(grant), lane)
 
     def source(self, grant: int) -> int:
         """The source that a grant stands for."""
         number = self._queue.order[grant].source
         return number if self._plan.cuts is None else self._plan.cuts.source(number)
 
-    def open_at(self, grant: int, lane: int, items: int, state: Any) -> OpenedStream:
-        """Open a stream that was being read before where it stood; see `OpenedStream.open`."""
-        return self._open_grant(grant, lane, items, state)
-
-    def _open_grant(self, grant: int, lane: int, items: int | None, state: Any) -> OpenedStream:
+    def open_at(self, grant: int, lane: int, items: int | None = None, state: Any = None) -> OpenedStream:
         """Open the stream of a grant for a lane, at an item, with the stream's state there or None.
 
         Args:
             items: How many items of the source come before; None: it is read from where it begins.
         """
-        plan = self._plan
-        number, epoch, repeat, fresh = self._queue.order[grant]
-        section = plan.section(number, epoch)
-        index, measured = section.source, section.stop >= 0
-        kind: Callable[..., OpenedStream] = OpenedStream
-        if measured:
-            assert plan.lists.lengths is not None
-            length, cut = int(plan.lists.lengths[index]), plan.cuts is not None
-            kind = functools.partial(MeasuredStream, section=section, length=length, cut=cut)
-        place = (section.start, section.stop) if measured and plan.cuts is not None else (0, None)
-        info = StreamInfo(index, epoch, lane, self._share.reader.worker_id, plan.rules.seed, repeat, *place)
-        factory = plan.lists.of(index).open_stream
-        stream_of = functools.partial(
-            kind,
-            info,
-            fresh,
-            factory=factory,
-            retries=plan.retries,
-            retry_on=plan.retry_on,
-            retried=self._retried,
-            grant=grant,
-        )
-        try:
-            stream: OpenedStream = stream_of(plan.lists.sources[index])
-        except Exception as error:
-            stream = stream_of("?")
-            failure = stream.error(OpenError, f"the source cannot be had: {shorten(error)}")
-            failure.__cause__ = error
-            stream.fail(failure)
+        stream = self._unopened(grant, lane, items)
+        if stream.has_item:  # an error
             return stream
-        stream.items = stream.begin if items is None else items
-        if self._killers.get(index) == -1:
-            stream.fail(stream.error(OpenError, "workers died again and again over opening it"))
-            return stream
-        board, number, begin = self._board, self._share.number, clock()
+        index, board, number, begin = stream.info.source_index, self._board, self._share.number, clock()
         board.opening[number] = index + 1
         try:
             stream.open(stream.items, state)
-            if is_start_ignored(factory, stream):
+            if is_start_ignored(self._plan.lists.of(index).open_stream, stream):
                 stream.fail(stream.error(OpenError, IGNORES_START))
         except BaseException as error:
             if not isinstance(error, Exception):  # sys.exit() in the factory, or before the first item
@@ -207,6 +172,35 @@ class Opener:
             self._meter.opened(begin, index, ahead=ahead)
             if (seconds := (clock() - begin) / 1e9) >= _SLOW_SECONDS:
                 self._tell_of_slow(stream, seconds, ahead=ahead)
+        return stream
+
+    def _unopened(self, grant: int, lane: int, items: int | None) -> OpenedStream:
+        """The stream of a grant before it is opened; it fails if that cannot be, or may not be."""
+        plan = self._plan
+        kind: Callable[..., OpenedStream] = OpenedStream
+        failure: Exception | None = None
+        number, epoch, repeat, fresh = self._queue.order[grant]
+        section = plan.section(number, epoch)
+        index, measured = section.source, section.stop >= 0
+        if measured:
+            assert plan.lists.lengths is not None
+            length, cut = int(plan.lists.lengths[index]), plan.cuts is not None
+            kind = functools.partial(MeasuredStream, section=section, length=length, cut=cut)
+        place = (section.start, section.stop) if measured and plan.cuts is not None else (0, None)
+        info = StreamInfo(index, epoch, lane, self._share.reader.worker_id, plan.rules.seed, repeat, *place)
+        try:
+            source = plan.lists.sources[index]
+        except Exception as error:
+            source, failure = "?", error
+        options = {"retries": plan.retries, "retry_on": plan.retry_on, "retried": self._retried, "grant": grant}
+        stream = kind(info, fresh, source, plan.lists.of(index).open_stream, **options)
+        stream.items = stream.begin if items is None else items
+        if failure is not None:
+            found = stream.error(OpenError, f"the source cannot be had: {shorten(failure)}")
+            found.__cause__ = failure
+            stream.fail(found)
+        elif self._killers.get(index) == -1:
+            stream.fail(stream.error(OpenError, "workers died again and again over opening it"))
         return stream
 
     def _tell_of_slow(self, stream: OpenedStream, seconds: float, *, ahead: bool) -> None:

@@ -180,14 +180,16 @@ def from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedStat
         StateError: It is no state, one of another dataset, or without a group; says how they differ.
     """
     try:
-        return _from_plain(state, rules, identity)
+        _check(state, rules, identity)
+        return _from_plain(state, rules.groups)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it") from error
 
 
-def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedState:
+def _check(state: Any, rules: Rules, identity: SourceIdentity) -> None:
+    """Refuse a state of other sources or options."""
     groups = rules.groups
     if groups_of(state) != groups.total:
         raise StateError(f"the state is of {state['groups']} groups, and the loader has {groups.total}")
@@ -213,6 +215,9 @@ def _from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedSta
             f"the state was saved with other lengths (fingerprint {state['lengths']}, here {identity.lengths}), which "
             "decide who reads what; pass the lengths that it was saved with"
         )
+
+
+def _from_plain(state: Mapping[str, Any], groups: Groups) -> LoadedState:
     hosted = range(groups.first, groups.first + groups.count)
     if missing := missing_groups(state, groups):
         raise StateError(
