@@ -472,6 +472,8 @@ def test_the_field_goes_wherever_a_batch_goes():
     ):
         assert torch.equal(other.is_last, batch.is_last)
         assert other.is_last.dtype == torch.bool
+    with pytest.raises(ValueError, match=r"is_last must be of mask's shape"):
+        dataclasses.replace(batch, is_last=torch.zeros(3, dtype=torch.bool))
     batch.is_last[:] = True  # a user's own memory
     assert batch.to("meta").is_last.device.type == "meta"
 
