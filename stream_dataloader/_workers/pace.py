@@ -1,9 +1,9 @@
 """How many steps one message from a worker carries: one, or several where steps are cheap.
 
-A message takes some 50 microseconds, often more than the step that it carries. All workers of
-a session put the same steps into their n-th messages. The first worker to begin a message decides how many, by how long
-the last ones took. So messages keep the order that single steps have, and a worker that waits for another one waits for
-a message that was requested earlier.
+A message takes some 50 microseconds, often more than the step that it carries. All workers of a session put the same
+steps into their n-th messages. The first worker to begin a message decides how many, by how long the last ones took. So
+messages keep the order that single steps have: a worker that waits for another one waits for a message that was
+requested earlier, and a fast worker is ahead of a slow one by no more than the messages that may be on their way.
 
 Guarantee: no batch depends on it. A message takes a few milliseconds to fill, or carries one step, unless steps
 suddenly get slower. If a worker has threads, which read ahead, slow steps may also come two in a message.
@@ -86,14 +86,12 @@ class MessageSizes(Iterator[int]):
         pace: What the workers share.
         session: The session's number.
         worker: The worker's number.
-        together: All workers put the same steps into their n-th messages; needed if they wait for each other.
     """
 
-    def __init__(self, pace: Pace, session: int, worker: int, *, together: bool) -> None:
+    def __init__(self, pace: Pace, session: int, worker: int) -> None:
         self._pace = pace
         self._session = session
         self._worker = worker
-        self._together = together
         self._steps = 1  # of the message before
         self._number = 0  # of the message that comes next
         self.filled(0.0, 1)
@@ -104,10 +102,6 @@ class MessageSizes(Iterator[int]):
         self._pace.most[self._worker] = min(most_steps, MOST_STEPS_A_MESSAGE)
 
     def __next__(self) -> int:
-        own, pace = self._worker, self._pace
-        if self._together:
-            self._steps = pace.agreed(self._session, self._number, self._steps)
-        else:
-            self._steps = steps_of_next(self._steps, float(pace.seconds[own]), int(pace.most[own]))
+        self._steps = self._pace.agreed(self._session, self._number, self._steps)
         self._number += 1
         return self._steps

@@ -105,9 +105,7 @@ class WorkerParts(IterableDataset[Any]):
         if self._mailbox.closed(session):
             return
         with contextlib.closing(self._steps(session, worker_id)) as read:
-            sizes = MessageSizes(
-                self._pace, session, worker_id, together=any(m.rules.deterministic for m in self._members)
-            )
+            sizes = MessageSizes(self._pace, session, worker_id)
             for count in sizes:
                 begin = clock.monotonic()
                 steps = list(itertools.islice(read, count))

@@ -89,3 +89,22 @@ def test_so_many_messages_are_read_ahead(shape, most, prefetch):
         assert read[0] <= batch.step + 1 + (prefetch + 1) * most
     if most > 1:
         assert read[0] > batch.step + 1 + prefetch
+
+
+def test_a_fast_worker_does_not_run_away_from_a_slow_one():
+    read = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # what is forked shares it
+
+    def open_stream(source):
+        for i in range(100_000 if source == 0 else 60):
+            if source == 0:
+                read[0] = i + 1
+            else:
+                time.sleep(0.01)
+            yield np.array([source, i])
+
+    dataset = StreamDataset([0, 1], open_stream, 2, time_steps=1, deterministic=False)
+    loader = StreamDataLoader(dataset, 2, multiprocessing_context="fork", transport="shared_memory")
+    for batch in loader:
+        assert read[0] < batch.step + 1000
+        if batch.step == 50:
+            break

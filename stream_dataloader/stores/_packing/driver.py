@@ -42,7 +42,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: How many messages a worker may be ahead of one that packs a long stream.
 _AHEAD = 64
-_MOST_RESTARTS = 100
+_MOST_RESTARTS = 8
 
 ErrorChoice = Literal["raise", "skip"]
 
