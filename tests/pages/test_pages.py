@@ -50,7 +50,14 @@ FILES = [*ROOT.glob("*"), *(path for part in PARTS for path in (ROOT / part).rgl
 NAMED = re.compile(r"`((?:[\w.-]+/)+|[\w./-]+\.(?:py|md|yml|toml|svg|cff))`")
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/ARCHITECTURE.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "CONTRIBUTING.md",
+        "docs/ARCHITECTURE.md",
+        *(f"docs/internals/{name}.md" for name in ("item", "state", "death", "epoch")),
+    ],
+)
 def test_files_and_folders_that_contributors_are_sent_to_exist(page):
     there = [f"/{path.relative_to(ROOT).as_posix()}{'/' * path.is_dir()}" for path in FILES]
     named = set(re.findall(r"`((?:[\w.-]+/)+|[\w./-]+\.(?:py|md|yml|toml|svg|cff))`", (ROOT / page).read_text())) - {
