@@ -72,7 +72,8 @@ class StreamEpochs(Callback):
             return
         self._resume = self._prepared = None
         self._places = Places()
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        own: Any = trainer  # for its types, it has no callbacks
+        callbacks: list[Any] = own.callbacks
         callbacks.remove(self)
         callbacks.insert(0, self)
         internals.call_before_first_fetch(trainer, functools.partial(self._prepare, trainer))
