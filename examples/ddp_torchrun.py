@@ -12,6 +12,7 @@ go on from the last checkpoint.
 """
 
 import argparse
+import gc
 import os
 import zlib
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def main() -> None:
-    """Train for one epoch, or what is left of it."""
+    """Join the other ranks, train, and leave them."""
     parser = argparse.ArgumentParser(description="Trains on several ranks with torchrun.")
     parser.add_argument(
         "--checkpoint",
@@ -93,6 +94,13 @@ def main() -> None:
     options = parser.parse_args()
 
     join_ranks()
+    train(options)  # the model goes with it, before its process group: torch may hang the other way round
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train for one epoch, or what is left of it."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -141,8 +149,8 @@ def main() -> None:
             break
     else:
         parameters = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-        print(f"rank {rank} of {world_size}: done, parameters sum to {parameters.sum():.4f}", flush=True)
-    dist.destroy_process_group()
+        # one write: ranks print at the same time
+        print(f"rank {rank} of {world_size}: done, parameters sum to {parameters.sum():.4f}\n", end="", flush=True)
 
 
 if __name__ == "__main__":
