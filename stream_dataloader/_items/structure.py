@@ -60,6 +60,8 @@ def children_of(item: Any) -> Parts | None:
         return kind, tuple(range(len(item))), list(item)
     if isinstance(item, tuple) and hasattr(kind, "_fields"):
         return kind, tuple(kind._fields), list(item)
+    if not hasattr(kind, "__dataclass_fields__"):  # in a compiled model, no call that torch cannot see through
+        return None
     names = _dataclass_fields(kind)
     return None if names is None else (kind, names, [getattr(item, name) for name in names])
 
