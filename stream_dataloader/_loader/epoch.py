@@ -92,20 +92,20 @@ class Epoch:
 
     def __init__(self, number: int, step: int, courses: Sequence[Course], stop: int | None = None) -> None:
         self.number = number
-        self.step = step
         self.courses = courses
         self.stop = stop
         self.epochs: EpochsOfRun | None = None
         self.finished = self.is_ahead = self._end_held = False
         self._records: deque[Record] = deque(maxlen=_KEPT_RECORDS)
-        self._keep()
+        self._keep(step)
 
-    def _keep(self) -> None:
+    def _keep(self, step: int) -> None:
         members: list[PackedSnapshot | None] = []
         for course in self.courses:
             members.append(None if course.ended else course.progress.last)
-        self.last = Record(self.step, tuple(members))
+        self.last = Record(step, tuple(members))
         self._records.append(self.last)
+        self.step = step  # the last, as Ctrl-C may come between any two lines: the step's record is there
 
     def advance(self, reports: Sequence[Any]) -> None:
         """Follow one more step.
@@ -113,11 +113,10 @@ class Epoch:
         Args:
             reports: What each part reports; None for a reader that ended before.
         """
-        self.step += 1
         for course in self.courses:
             if not course.ended:
                 course.progress.advance(reports[course.readers])
-        self._keep()
+        self._keep(self.step + 1)
 
     def hold(self, batch: bool, end: bool) -> None:
         """Say what was taken and not handed out yet: the last batch, the epoch's end."""

@@ -194,6 +194,7 @@ class Iteration:
             if parts is not None:
                 slot = self._collector.feed.slot(epoch.step) if any(parts) else None
                 self._raise_first_error(parts, slot)
+                epoch.advance(reports)
         except BaseException:
             self.close()
             raise
@@ -201,7 +202,6 @@ class Iteration:
             epoch.finished = True
             self.close()
             raise StopIteration
-        epoch.advance(reports)
         return parts, slot
 
     def _delivered(self, parts: list[Part | None]) -> list[Part | None] | None:

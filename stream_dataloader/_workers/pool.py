@@ -78,7 +78,6 @@ class WorkerPool:
         key = SessionKey(self.owner, -next(_pool_numbers), 0)
         self._parts = WorkerParts(members, readers, self._mailbox, pace, key, tally.meters)
         self.memory = BatchMemory(readers[-1].lanes.stop, messages, settings, tally)
-        self._staff = Staff()  # kept, so that a death between two iterations is noticed
         self._ending: Ending | None = None
         self._engage()
 
@@ -90,12 +89,12 @@ class WorkerPool:
     def _hire(self) -> None:
         """Have other workers than those that there are, which end."""
         self.dismiss()
-        self._staff = Staff()
         self._engage()
 
     def _engage(self) -> None:
+        staff = Staff()
         if self._num_workers:
-            self._ending = Ending(self, self._staff.leave)
+            self._ending = Ending(self, staff.leave)
             self.memory.forget()
         self._dataloader: DataLoader[Any] = DataLoader(
             self._parts,
@@ -110,6 +109,7 @@ class WorkerPool:
         )
         self._context: BaseContext | None = self._dataloader.multiprocessing_context  # as the user gave it
         self._method = str((self._context or multiprocessing).get_start_method())
+        self._staff = staff  # the last: if this is interrupted, the ones before are known to have left
 
     def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> WorkerFeed:
         """Start an iteration; the one before must be closed.
@@ -119,8 +119,9 @@ class WorkerPool:
             whole_windows: Pass on windows that the streams cut as they are.
             recovery: What is different after a worker died.
         """
-        if not self._settings.persistent_workers and self._staff.iterator is not None:
-            self._hire()  # an interrupt came before anybody had them
+        staff = self._staff
+        if staff.left if self._settings.persistent_workers else staff.iterator is not None:
+            self._hire()  # an interrupt came before anybody had them, or while they left
         self._replace_unfit(starts)
         if self._staff.crew is None:
             self._parts.board.clear()

@@ -23,16 +23,19 @@ class Staff:
         crew: The workers, once they are started.
         packets: What passes between them and this process.
         iterator: torch's.
+        left: Their end has begun.
     """
 
     def __init__(self) -> None:
         self.crew: Crew | None = None
         self.packets: PacketContext | None = None
         self.iterator: Any = None
+        self.left = False
         self._turn = threading.Lock()
 
     def leave(self) -> None:
         """End the workers, and wait for that: not longer than for one that hangs."""
+        self.left = True
         if threading.current_thread() is not threading.main_thread():
             self._leave()
         elif self.iterator is not None:

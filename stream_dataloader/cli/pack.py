@@ -25,8 +25,6 @@ EXAMPLES = """\
   stream-dataloader pack list.txt out.store --kind images --on-error skip
   stream-dataloader pack clips.store clips.mds --format mds --option compression=zstd"""
 
-_WRITTEN = [name for name, one in FORMATS.items() if one.packer is not None]
-
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""

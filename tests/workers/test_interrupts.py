@@ -1,5 +1,6 @@
 """What a signal's handler raises arrives in the user's code, wherever the loader was hit."""
 
+import itertools
 import random
 import signal
 import subprocess
@@ -7,12 +8,16 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import FULL, PATIENCE, ROOT
 
+import stream_dataloader
 from stream_dataloader import StreamDataLoader, StreamDataset
+
+LIBRARY = str(Path(stream_dataloader.__file__).parent)
 
 WAYS = {
     "0": {},
@@ -108,6 +113,45 @@ def test_none_is_lost_at_the_edges(way, at, signals):
             iterator.close()
 
     assert all(signals.survives(work, 0.03) for _ in range(60 if FULL else 6))
+
+
+def interrupted(loader, line):
+    """Whether a third `next` was interrupted, before the given line of the library's code that it runs."""
+    iterator, lines = iter(loader), itertools.count()
+    next(iterator), next(iterator)
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.startswith(LIBRARY):
+            return None
+        if event == "line" and next(lines) == line:
+            raise Arrived
+        return trace
+
+    sys.settrace(trace)
+    try:
+        next(iterator)
+    except Arrived:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_a_state_may_be_saved_wherever_a_batch_was_interrupted():
+    def loader():
+        return StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2))
+
+    expected = [batch.data.tolist() for batch in loader()]
+    for line in itertools.count(step=1 if FULL else 3):
+        broken, going_on = loader(), loader()
+        if not interrupted(broken, line):
+            break
+        going_on.load_state_dict(broken.state_dict())
+        assert [batch.data.tolist() for batch in going_on] in (expected[2:], expected[3:]), f"before line {line}"
+        assert [batch.data.tolist() for batch in broken] in (expected[2:], expected[3:], expected), (
+            f"before line {line}"
+        )
+    assert line > 50
 
 
 @pytest.mark.parametrize("way", ["1", "kept"])

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import importlib
 import inspect
+import itertools
 import json
 import multiprocessing
 import os
@@ -247,16 +248,13 @@ class _Run:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)  # the report tells it
             skipped = 0
-            for reports in loader:
+            for reports in itertools.chain(loader, [[]]):  # the last streams may be skipped behind the last reports
                 for failure in loader.failures[skipped:]:
                     self._decide(failure)
                 skipped = len(loader.failures)
                 self._hear(reports)
-            for failure in loader.failures[skipped:]:
-                self._decide(failure)
-            if (
-                loader.num_workers
-            ):  # the second epoch finishes the parts: each worker has a lane, and begins a stream in it
+            # the second epoch finishes the parts: each worker has a lane, and begins a stream in it
+            if loader.num_workers:
                 self._hear(next(iter(loader)))
 
     def _hear(self, reports: list[Any]) -> None:
