@@ -17,15 +17,15 @@ from stream_dataloader import _options as options
 from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._device import Destination, HasDestination
 from stream_dataloader._loader.attributes import TorchAttributes
+from stream_dataloader._loader.iteration import Output
 from stream_dataloader._loader.kept_length import KeptLength
 from stream_dataloader._loader.position import LoaderPosition
-from stream_dataloader._loader.settings import WorkerSettings, check_dataset, check_restarts, workers_of
+from stream_dataloader._loader.starter import Starter
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import ProgressBar
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.deferred import Begun, Deferred, Turn
-from stream_dataloader._workers.iteration import Output
-from stream_dataloader._workers.starter import Starter
+from stream_dataloader._workers.settings import WorkerSettings, check_dataset, check_restarts, workers_of
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError

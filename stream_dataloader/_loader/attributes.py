@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
-from stream_dataloader._loader.settings import WorkerSettings
+from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader.protocols import WorkerMethod
 
 

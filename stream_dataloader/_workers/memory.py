@@ -12,8 +12,8 @@ import torch
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._notices import log_warned
+from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.tally import Tally
 
 

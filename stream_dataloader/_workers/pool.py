@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._memory.interrupts import deliver
 from stream_dataloader._notices import log_warned
@@ -35,6 +34,7 @@ from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.packets import PacketContext, Unanswered
 from stream_dataloader._workers.processes import Crew, WorkerInit, starting
 from stream_dataloader._workers.sealed import Arrived
+from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.staff import Staff
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader._workers.worker import WorkerParts

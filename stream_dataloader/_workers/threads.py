@@ -17,7 +17,6 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from stream_dataloader._assembly.slot_writer import PooledSlots
-from stream_dataloader._loader.settings import WorkerSettings
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_here
@@ -26,6 +25,7 @@ from stream_dataloader._reading.share import Reading, Recovery, Start
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import Exchange, deliver
 from stream_dataloader._workers.memory import BatchMemory
+from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader._workers.thread_feed import Job, ThreadFeed
 from stream_dataloader.dataset import StreamDataset

@@ -70,7 +70,7 @@ def test_an_iterator_that_could_not_begin_has_claimed_nothing(monkeypatch):
         raise OSError("no more processes")
 
     with monkeypatch.context() as patch:
-        patch.setattr("stream_dataloader._workers.starter.read_here", fail)
+        patch.setattr("stream_dataloader._loader.starter.read_here", fail)
         with pytest.raises(OSError, match="no more"):
             next(batches)
     assert loader.state_dict() == state

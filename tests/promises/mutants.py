@@ -62,7 +62,7 @@ MUTANTS = {
         "_schedule/progress.py", "returned = tuple(self._missing) if self._missing else ()", "returned = ()"
     ),
     "parts of dead workers are kept after a restart": Mutant(
-        "_workers/collector.py",
+        "_loader/collector.py",
         "        self.feed = feed\n        self._forget()\n",
         "        self.feed = feed\n",
     ),
@@ -118,7 +118,7 @@ MUTANTS = {
         "np.full(self._shape, -1), np.full(self._shape, 0)",
     ),
     "the error of the highest lane is raised": Mutant(
-        "_workers/iteration.py", "raise min(errors, key", "raise max(errors, key"
+        "_loader/iteration.py", "raise min(errors, key", "raise max(errors, key"
     ),
     "the last group gets the rest of the sources": Mutant(
         "_schedule/groups.py",

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._loader.epoch import Epoch
+from stream_dataloader._loader.rescue import Rescue
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.feed import Feed
-from stream_dataloader._workers.rescue import Rescue
 from stream_dataloader.errors import WorkerDeathError
 
 

@@ -22,6 +22,7 @@ from stream_dataloader._assembly.lane_windows import LaneWindows
 from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._loader.collector import StepCollector
 from stream_dataloader._loader.epoch import Course, Epoch
 from stream_dataloader._loader.member import Member
 from stream_dataloader._loader.position import LoaderPosition
@@ -30,7 +31,6 @@ from stream_dataloader._ranks.agreement import AgreedSteps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._schedule.snapshot import LaneReports
-from stream_dataloader._workers.collector import StepCollector
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader.batch import StreamBatch

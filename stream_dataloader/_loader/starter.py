@@ -22,9 +22,11 @@ from typing import Any
 from stream_dataloader._advice import Setup
 from stream_dataloader._assembly.slot_writer import SharedSlot
 from stream_dataloader._device import OneAhead
+from stream_dataloader._loader.collector import StepCollector
 from stream_dataloader._loader.epoch import Epoch, Record
+from stream_dataloader._loader.iteration import Iteration, Output
 from stream_dataloader._loader.position import LoaderPosition
-from stream_dataloader._loader.settings import WorkerSettings
+from stream_dataloader._loader.rescue import Rescue
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.activity import ActivityBoard
@@ -34,11 +36,9 @@ from stream_dataloader._reading.share import NO_RECOVERY, Reading, Recovery
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.saved_state import common
 from stream_dataloader._schedule.snapshot import Snapshot, uncounted_lane
-from stream_dataloader._workers.collector import StepCollector
 from stream_dataloader._workers.feed import Feed, LocalFeed
-from stream_dataloader._workers.iteration import Iteration, Output
 from stream_dataloader._workers.pool import WorkerPool
-from stream_dataloader._workers.rescue import Rescue
+from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader._workers.threads import ThreadPool
 from stream_dataloader.dataset import StreamDataset
