@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import cv2
+import numpy as np
 import pytest
 from helpers import ROOT
 
@@ -29,22 +31,6 @@ CANNOT_RUN = {
     "docs/internals/promises.md": "a fragment of a user's test file",
 }
 
-#: Sentences that readers stumbled on. They are gone and stay gone.
-STUMBLING = (
-    "whose they are",
-    "the face of it all",
-    "count as as many as",
-    "who copies on a stream of their own",
-    "start in mid-window",
-    "0 = for ever",
-    "as long as torch's store waits",
-    "hangs or leaves alone",
-    "at its own step",
-    "medians of ten orders",
-    "28 and 28",
-)
-
-
 PARTS = ("stream_dataloader", "tests", "docs", "benchmarks", "examples")
 FILES = [*ROOT.glob("*"), *(path for part in PARTS for path in (ROOT / part).rglob("*"))]
 NAMED = re.compile(r"`((?:[\w.-]+/)+|[\w./-]+\.(?:py|md|yml|toml|svg|cff))`")
@@ -60,9 +46,7 @@ NAMED = re.compile(r"`((?:[\w.-]+/)+|[\w./-]+\.(?:py|md|yml|toml|svg|cff))`")
 )
 def test_files_and_folders_that_contributors_are_sent_to_exist(page):
     there = [f"/{path.relative_to(ROOT).as_posix()}{'/' * path.is_dir()}" for path in FILES]
-    named = set(re.findall(r"`((?:[\w.-]+/)+|[\w./-]+\.(?:py|md|yml|toml|svg|cff))`", (ROOT / page).read_text())) - {
-        "site/"
-    }
+    named = set(NAMED.findall((ROOT / page).read_text())) - {"site/"}
     assert len(named) > 5
     assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)] == []
 
@@ -127,7 +111,7 @@ def test_reasons_are_for_pages_that_need_them():
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_bytes()) <= 8192
+    assert len((ROOT / "README.md").read_bytes()) <= 7168
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -136,12 +120,6 @@ def test_links_to_files_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not target.startswith(("http://", "https://", "#")):
             assert (page.parent / target.split("#")[0]).exists(), target
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_sentence_that_readers_stumbled_on(page):
-    text = " ".join(page.read_text().lower().split())
-    assert [sentence for sentence in STUMBLING if sentence in text] == []
 
 
 @pytest.mark.parametrize("folder", ["examples", "benchmarks"])
@@ -175,6 +153,14 @@ def test_drawings_are_what_the_loader_does(tmp_path):
     drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert len(drawn) >= 5
     assert drawn == {file.name: file.read_text() for file in (DOCS / "drawings").iterdir()}
+
+
+@pytest.mark.slow
+def test_the_picture_is_what_its_script_draws(tmp_path):
+    subprocess.run([sys.executable, DOCS / "grid.py", tmp_path / "grid.png"], check=True)
+    drawn, kept = (cv2.imread(str(path)) for path in (tmp_path / "grid.png", DOCS / "assets" / "grid.png"))
+    assert np.abs(drawn - kept.astype(float)).mean() < 4  # decoders may differ in a few last bits
+    assert (DOCS / "assets" / "grid.png").stat().st_size < 150_000
 
 
 def test_the_site_is_built_without_complaint_and_needs_no_network(tmp_path):
