@@ -1,10 +1,9 @@
 """The state of recurrent models, carried from batch to batch, and models that take packed windows.
 
-`state` has `RecurrentState`, which users call. Below it: `store` keeps the lanes' states, `layout` says what they look
-like, `window` what a batch asks of them, `order` that batches come in order, `initial` what lanes start with, `finite`
-looks for NaN, `burn_in` says which steps do not count, `checkpoint` makes plain data of it all, and `tree` takes
-structures of tensors apart. `packed` stands by itself. It imports `batch`, `errors`, `_items`, `_options`
-and `_ranks.place`; nothing imports it. Open `state` first.
+`state` has `RecurrentState`, which users call. Below it: `states` has tensors of lanes, `store` keeps them, `window`
+says what a batch asks of them, `order` that batches come in order, `initial` what lanes start with, `finite` looks for
+NaN, `checkpoint` makes plain data of it all, and `tree` takes structures of tensors apart. `packed` stands by itself.
+It imports `batch`, `errors`, `_items`, `_options` and `_ranks.place`; nothing imports it. Open `state` first.
 """
 
 from stream_dataloader.recurrent.checkpoint import merge_states

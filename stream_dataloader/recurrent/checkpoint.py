@@ -19,10 +19,10 @@ import numpy.typing as npt
 import torch
 
 from stream_dataloader._items.plain import from_plain, to_plain
-from stream_dataloader._items.structure import Node
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.order import ROWS, LaneOrder
-from stream_dataloader.recurrent.store import Lanes, LaneStore, Piece
+from stream_dataloader.recurrent.states import Lanes, States
+from stream_dataloader.recurrent.store import LaneStore
 from stream_dataloader.recurrent.window import Window
 
 VERSION = 1
@@ -30,20 +30,14 @@ _NAMES = ("rank", "world_size", "lanes", "source", "position", "structure", "dim
 
 
 class Carried(NamedTuple):
-    """What a carry keeps.
+    """What a carry keeps: the lanes' states, and what each was made of last, in `ROWS`."""
 
-    Attributes:
-        piece: The lanes' states.
-        node: Their structure.
-        last: What each was made of last, in `ROWS`.
-    """
-
-    piece: Piece
-    node: Node
+    lanes: Lanes
+    states: States
     last: npt.NDArray[np.int64]
 
 
-def as_state(store: LaneStore, order: LaneOrder, node: Node | None, rank: int, world_size: int) -> dict[str, Any]:
+def as_state(store: LaneStore, order: LaneOrder, rank: int, world_size: int) -> dict[str, Any]:
     """All that is kept, as a state: numbers, names and tensors of its own."""
     lanes = store.lanes
     piece = store.get(lanes)
@@ -54,9 +48,9 @@ def as_state(store: LaneStore, order: LaneOrder, node: Node | None, rank: int, w
         "world_size": world_size,
         "lanes": lanes.tolist(),
         **dict(zip(ROWS, known, strict=True)),
-        "structure": None if piece is None or node is None else to_plain(node),
-        "dims": [] if piece is None else list(piece.dims),
-        "leaves": [] if piece is None else [leaf.detach().clone() for leaf in piece.leaves],
+        "structure": None if piece is None else to_plain(piece.states.node),
+        "dims": [] if piece is None else list(piece.states.dims),
+        "leaves": [] if piece is None else [leaf.detach().clone() for leaf in piece.states.leaves],
     }
 
 
@@ -100,9 +94,7 @@ def of_rank(state: Any, rank: int, world_size: int) -> Carried | None:
             "have as many lanes on all ranks together as there were"
         )
     own = np.arange(rank * count // world_size, (rank + 1) * count // world_size)
-    piece = carried.piece.columns(own)
-    renumbered = Piece(np.arange(len(own)), piece.leaves, piece.dims)
-    return Carried(renumbered, carried.node, carried.last[:, own])
+    return Carried(np.arange(len(own)), carried.states.columns(own), carried.last[:, own])
 
 
 def _carried(state: Mapping[str, Any]) -> Carried:
@@ -111,7 +103,7 @@ def _carried(state: Mapping[str, Any]) -> Carried:
     if any(size != len(lanes) for size in sizes) or not len(lanes) == len(state["source"]) == len(state["position"]):
         raise StateError(f"the state names {len(lanes)} lanes, and its tensors have {sizes}; it was changed since")
     last = np.array([_row(state, name) for name in ROWS], np.int64)
-    return Carried(Piece(lanes, leaves, list(state["dims"])), from_plain(state["structure"]), last)
+    return Carried(lanes, States(from_plain(state["structure"]), leaves, list(state["dims"])), last)
 
 
 def _row(state: Mapping[str, Any], name: str) -> Sequence[int]:

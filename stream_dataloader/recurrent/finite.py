@@ -7,7 +7,6 @@ so). From a CUDA device it is copied while the model trains on, and looked at be
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,33 +14,25 @@ import numpy.typing as npt
 import torch
 
 from stream_dataloader.errors import NonFiniteStateError
+from stream_dataloader.recurrent.states import States
 from stream_dataloader.recurrent.window import Window
 
 
 class FiniteCheck:
-    """Whether all numbers of some lanes' states are finite.
+    """Whether all numbers of some lanes' states are finite."""
 
-    Args:
-        leaves: The tensors.
-        dims: The dimension of the lanes in each.
-    """
-
-    def __init__(self, leaves: Sequence[torch.Tensor], dims: Sequence[int]) -> None:
-        self._leaves, self._dims = [leaf.detach() for leaf in leaves], dims
-        self._lanes = leaves[0].shape[dims[0]] if leaves else 0
-        sums = [_sum(leaf) for leaf in self._leaves if leaf.is_floating_point() or leaf.is_complex()]
+    def __init__(self, states: States) -> None:
+        self._states = states.map(lambda leaf, _: leaf.detach())
+        sums = [_sum(leaf) for leaf in self._states.leaves if leaf.is_floating_point() or leaf.is_complex()]
         self._copied: torch.cuda.Event | None = None
-        if not sums:
-            self._total = torch.zeros(())
-            return
-        total = sums[0]
-        for one in sums[1:]:
-            total = total + one.to(total.device)
-        self._total = total
-        if total.device.type == "cuda":
-            self._total = total.to("cpu", non_blocking=True)  # into page-locked memory
+        self._total = torch.zeros(())
+        for i, one in enumerate(sums):
+            self._total = self._total.to(one.device) + one if i else one
+        if self._total.device.type == "cuda":
+            device = self._total.device
+            self._total = self._total.to("cpu", non_blocking=True)  # into page-locked memory
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record(torch.cuda.current_stream(total.device))
+            self._copied.record(torch.cuda.current_stream(device))
 
     def __getstate__(self) -> dict[str, Any]:
         if self._copied is not None:
@@ -52,11 +43,12 @@ class FiniteCheck:
         """`(B,)`: the lane's state holds NaN or infinity. Waits for the sum."""
         if self._copied is not None:
             self._copied.synchronize()
-        found = np.zeros(self._lanes, np.bool_)
+        states = self._states
+        found = np.zeros(states.leaves[0].shape[states.dims[0]], np.bool_)
         if math.isfinite(self._total.item()):
             return found
-        for leaf, dim in zip(self._leaves, self._dims, strict=True):
-            finite = torch.isfinite(leaf).movedim(dim, 0).reshape(self._lanes, -1).all(1)
+        for leaf, dim in zip(states.leaves, states.dims, strict=True):
+            finite = torch.isfinite(leaf).movedim(dim, 0).reshape(len(found), -1).all(1)
             found |= ~finite.cpu().numpy()
         return found
 
@@ -67,7 +59,7 @@ def _sum(leaf: torch.Tensor) -> torch.Tensor:
     return real.sum(dtype=torch.float64 if real.dtype == torch.float64 else torch.float32)
 
 
-def told_of(bad: npt.NDArray[np.bool_], window: Window) -> str:
+def text_of(bad: npt.NDArray[np.bool_], window: Window) -> str:
     """Names the first lane that goes on with a state that is not finite."""
     row, more = int(bad.argmax()), int(bad.sum()) - 1
     return (
@@ -79,10 +71,9 @@ def told_of(bad: npt.NDArray[np.bool_], window: Window) -> str:
 
 def error_of(bad: npt.NDArray[np.bool_], window: Window) -> NonFiniteStateError:
     """The error that names that lane."""
-    row = int(bad.argmax())
-    lane, source, position = (int(own[row]) for own in (window.lanes, *window.first))
+    lane, source, position = (int(own[bad.argmax()]) for own in (window.lanes, *window.first))
     return NonFiniteStateError(
-        f"{told_of(bad, window)}, which would stay until the stream ends: clip gradients, take smaller steps, call "
+        f"{text_of(bad, window)}, which would stay until the stream ends: clip gradients, take smaller steps, call "
         f'reset([{lane}]), or say nonfinite="reset"',
         source_index=source,
         position=position,

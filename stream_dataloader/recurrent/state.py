@@ -18,19 +18,23 @@ import numpy.typing as npt
 import torch
 
 from stream_dataloader import _options as options
-from stream_dataloader._items.structure import children_of, unflatten
+from stream_dataloader._items.structure import children_of
 from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
-from stream_dataloader.recurrent.burn_in import BurnIn, BurnInAt
 from stream_dataloader.recurrent.checkpoint import LoadedLanes, as_state, of_rank
-from stream_dataloader.recurrent.finite import error_of, told_of
+from stream_dataloader.recurrent.finite import error_of, text_of
 from stream_dataloader.recurrent.initial import Initial
-from stream_dataloader.recurrent.layout import Layout, compare, described, dims_of, layout_for, layout_of
 from stream_dataloader.recurrent.order import LaneOrder
-from stream_dataloader.recurrent.store import LaneStore, Piece, with_idle, zeros_like
-from stream_dataloader.recurrent.tree import blended, check_same, take_apart
-from stream_dataloader.recurrent.window import Window, check_no_start_inside
+from stream_dataloader.recurrent.states import dims_of, states_of
+from stream_dataloader.recurrent.store import LaneStore, Piece
+from stream_dataloader.recurrent.window import (
+    BurnInAt,
+    Window,
+    begins_with_burn_in,
+    burn_in_mask,
+    check_no_start_inside,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -109,10 +113,10 @@ class RecurrentState:
         self._batch_dim = batch_dim
         self._detach_every = options.integer("detach_every", detach_every, 1)
         self._nonfinite = options.choice("nonfinite", nonfinite, NonFinite)
-        self._burn_in = BurnIn(burn_in, burn_in_at)
+        self._burn_in = options.integer("burn_in", burn_in, 0)
+        self._burn_in_at: BurnInAt = options.choice("burn_in_at", burn_in_at, BurnInAt)
         self._packed = packed
         self._rank = OwnRank(rank, world_size)
-        self._layout: Layout | None = None
         self._store = LaneStore()
         self._order = LaneOrder()
         self._loaded: LoadedLanes | None = None  # until all of them have been fed
@@ -139,13 +143,12 @@ class RecurrentState:
         """
         window = self._checked(batch)
         kept = self._kept(batch, window)
-        if kept is None or self._layout is None:
-            return self._first(batch)
+        if kept is None:
+            return self._initial.begin(batch)
         fresh = window.starts | ~self._order.known(window) | self._not_finite(window, kept)
-        leaves = kept.leaves
         if fresh.any() or self._initial.is_in_every_graph:
-            leaves = self._initial.blend(batch, self._layout.node, kept.leaves, kept.dims, fresh)
-        return unflatten(self._layout.node, iter(leaves))
+            return self._initial.blend(batch, kept.states, fresh).tree
+        return kept.states.tree
 
     def after(self, batch: StreamBatch, state: Any) -> bool:
         """Keep the state that the model returned, detached, for the batch that continues this one.
@@ -165,17 +168,15 @@ class RecurrentState:
             TypeError: It holds something that is no tensor.
         """
         window = self._checked(batch)
-        node, leaves = take_apart(state)
-        layout = layout_for(self._layout, node, leaves, len(batch), self._batch_dim)
+        states = states_of(state, len(batch), self._batch_dim, self._store.known)
         kept = self._kept(batch, window)
         if not window.real.all():
-            leaves = with_idle(leaves, layout.dims, kept, window.real)
+            old = states.zeros(1) if kept is None else kept.states
+            states = states.blended(torch.from_numpy(~window.real), old.leaves)
         uncut = 1 + (0 if kept is None else kept.uncut)
         if cut := uncut >= self._detach_every:
-            leaves, uncut = [leaf.detach().clone() for leaf in leaves], 0  # cloned: a view would hold all outputs
-        self._layout = layout
-        checked = self._nonfinite != "keep"
-        self._store.put(Piece(window.lanes, leaves, layout.dims, uncut=uncut, is_checked=checked))
+            states, uncut = states.map(lambda leaf, _: leaf.detach().clone()), 0  # a view would hold all outputs
+        self._store.put(Piece(window.lanes, states, uncut=uncut, is_checked=self._nonfinite != "keep"))
         self._order.advance(window)
         if self._loaded is not None and self._loaded.feed(window):
             self._loaded = None
@@ -192,7 +193,7 @@ class RecurrentState:
         """
         self._loaded = None
         if lanes is None:
-            self._store, self._layout = LaneStore(), None
+            self._store = LaneStore()
             self._order.forget(None)
         else:
             chosen = [int(lane) for lane in lanes]
@@ -214,11 +215,11 @@ class RecurrentState:
 
     def burn_in_mask(self, batch: StreamBatch) -> torch.Tensor:
         """`(T, B)` bool: the step is an item of the stream, and burn-in."""
-        return self._burn_in.mask(batch)
+        return burn_in_mask(batch, self._burn_in, self._burn_in_at)
 
     def loss_mask(self, batch: StreamBatch) -> torch.Tensor:
         """`(T, B)` bool: the step is to count in the loss: `batch.mask` without the burn-in."""
-        return batch.mask & ~self._burn_in.mask(batch)
+        return batch.mask & ~self.burn_in_mask(batch)
 
     def burning_in(self, batch: StreamBatch) -> contextlib.AbstractContextManager[Any]:
         """A context for the first `burn_in` time steps: no gradient if they are burn-in or padding in each lane.
@@ -226,9 +227,8 @@ class RecurrentState:
         With an initial state that may be learnt it does nothing, and `cut_burn_in` all: that leaves a gradient of zero,
         which other ranks wait for.
         """
-        if self._initial.is_in_every_graph or not self._burn_in.covers_head(batch):
-            return contextlib.nullcontext()
-        return torch.no_grad()
+        is_burn_in = begins_with_burn_in(batch, self._burn_in, self._burn_in_at)
+        return torch.no_grad() if is_burn_in and not self._initial.is_in_every_graph else contextlib.nullcontext()
 
     def cut_burn_in(self, batch: StreamBatch, state: Any, t: int) -> Any:
         """The state before time step t, with the gradient cut in lanes for which step t - 1 is burn-in.
@@ -243,10 +243,8 @@ class RecurrentState:
         """
         if not 1 <= t <= batch.time_steps:
             raise ValueError(f"t is {t}, and must be 1 to {batch.time_steps}, the batch's time steps")
-        node, leaves = take_apart(state)
-        dims = layout_for(self._layout, node, leaves, len(batch), self._batch_dim).dims
-        burning = self._burn_in.mask(batch)[t - 1]
-        return unflatten(node, iter(blended(burning, [leaf.detach() for leaf in leaves], leaves, dims)))
+        states = states_of(state, len(batch), self._batch_dim, self._store.known)
+        return states.blended(self.burn_in_mask(batch)[t - 1], [leaf.detach() for leaf in states.leaves]).tree
 
     def state_dict(self) -> dict[str, Any]:
         """What is kept, as of the last batch that was passed to `after`: tensors, lists, numbers, names.
@@ -263,8 +261,7 @@ class RecurrentState:
                 f"gradients go back {self._store.uncut} of {self._detach_every} windows (detach_every), which cannot "
                 "be saved; save after a call of after() that returned True"
             )
-        node = None if self._layout is None else self._layout.node
-        return as_state(self._store, self._order, node, *self.place)
+        return as_state(self._store, self._order, *self.place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; what was kept is forgotten.
@@ -278,26 +275,22 @@ class RecurrentState:
             StateError: It is no state, that of another model, or has not this rank's lanes.
         """
         carried = of_rank(state, *self.place)
-        known = self._layout
         if carried is None:
-            self._store, self._order, self._layout, self._loaded = LaneStore(), LaneOrder(), None, None
+            self._store, self._order, self._loaded = LaneStore(), LaneOrder(), None
             return
-        piece = carried.piece
-        layout = layout_of(carried.node, piece.leaves, piece.dims)
-        if known is None and self._initial.node is not None:
-            known = layout_of(self._initial.node, self._initial.leaves, self._initial.dims)
-        if known is not None:
-            compare(known, layout, "the state was saved with")
+        lanes, states, last = carried
+        if (known := self._store.known or self._initial.states) is not None:
+            states.check_like(known, "the saved state")
         if self._batch_dim is not None:
-            dims = dims_of(carried.node, piece.leaves, len(piece.lanes), self._batch_dim, "the saved state")
-            if dims != list(piece.dims):
+            dims = dims_of(states.node, states.leaves, len(lanes), self._batch_dim, "the saved state")
+            if dims != list(states.dims):
                 raise StateError(
-                    f"the state was saved with lanes in dimensions {piece.dims}, and batch_dim says {dims}"
+                    f"the state was saved with lanes in dimensions {states.dims}, and batch_dim says {dims}"
                 )
-        self._store, self._layout = LaneStore(), layout
-        self._store.put(Piece(piece.lanes, piece.leaves, piece.dims, is_checked=self._nonfinite != "keep"))
-        self._order = LaneOrder.of(piece.lanes, carried.last)
-        self._loaded = LoadedLanes(piece.lanes)
+        self._store = LaneStore()
+        self._store.put(Piece(lanes, states, is_checked=self._nonfinite != "keep"))
+        self._order = LaneOrder.of(lanes, last)
+        self._loaded = LoadedLanes(lanes)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -315,9 +308,8 @@ class RecurrentState:
         return self.__dict__ | {"_seen": None}
 
     def __repr__(self) -> str:
-        if self._layout is None:
-            return "RecurrentState(nothing kept)"
-        return f"RecurrentState({len(self._store.lanes)} lanes: {described(self._layout)})"
+        known = self._store.known
+        return f"RecurrentState({'nothing kept' if known is None else f'{len(self._store.lanes)} lanes: {known}'})"
 
     def _checked(self, batch: StreamBatch) -> Window:
         """The window of a batch that may be continued here."""
@@ -346,25 +338,11 @@ class RecurrentState:
             return kept.to(device)
         return kept
 
-    def _first(self, batch: StreamBatch) -> Any:
-        """The state of a batch of which no lane has one."""
-        like = next(iter(self._store), None)
-        if not self._initial.is_zero:
-            node, leaves = self._initial.begin(batch)
-            if like is not None and self._layout is not None:
-                check_same(self._layout.node, node, "the state", "initial")
-                leaves = [leaf.to(one) for leaf, one in zip(leaves, like.leaves, strict=True)]
-            return unflatten(node, iter(leaves))
-        if like is None or self._layout is None:
-            return None
-        zeros = (zeros_like(leaf, dim, len(batch)) for leaf, dim in zip(like.leaves, like.dims, strict=True))
-        return unflatten(self._layout.node, zeros)
-
     def _not_finite(self, window: Window, kept: Piece) -> npt.NDArray[np.bool_]:
         """Which lanes go on with a state that is not finite."""
         if kept.check is None or not (bad := kept.check.bad() & window.goes_on).any():
             return np.zeros(len(window.lanes), np.bool_)
         if self._nonfinite == "raise":
             raise error_of(bad, window)
-        warnings.warn(f"{told_of(bad, window)}; it begins anew with the initial value", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{text_of(bad, window)}; it begins anew with the initial value", RuntimeWarning, stacklevel=3)
         return bad

@@ -15,13 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from stream_dataloader.recurrent.finite import FiniteCheck
-from stream_dataloader.recurrent.tree import blended
-
-Lanes = npt.NDArray[np.int64]
+from stream_dataloader.recurrent.states import Lanes, States
 
 
 class Piece:
@@ -29,8 +26,7 @@ class Piece:
 
     Args:
         lanes: The lanes' numbers.
-        leaves: Their tensors, with the lanes side by side.
-        dims: The dimension of the lanes in each tensor.
+        states: Their states.
         uncut: How many windows the gradient goes back.
         is_checked: Whether somebody asks if all numbers are finite.
 
@@ -38,34 +34,21 @@ class Piece:
         check: Says whether they are.
     """
 
-    def __init__(
-        self,
-        lanes: Lanes,
-        leaves: Sequence[torch.Tensor],
-        dims: Sequence[int],
-        *,
-        uncut: int = 0,
-        is_checked: bool = False,
-    ) -> None:
-        self.lanes, self.leaves, self.dims, self.uncut = lanes, leaves, dims, uncut
-        self.check = FiniteCheck(leaves, dims) if is_checked else None
+    def __init__(self, lanes: Lanes, states: States, *, uncut: int = 0, is_checked: bool = False) -> None:
+        self.lanes, self.states, self.uncut = lanes, states, uncut
+        self.check = FiniteCheck(states) if is_checked else None
 
-    def like(self, lanes: Lanes, leaves: Sequence[torch.Tensor], uncut: int | None = None) -> Piece:
+    def like(self, lanes: Lanes, states: States, uncut: int) -> Piece:
         """Other lanes' states, made of these."""
-        uncut = self.uncut if uncut is None else uncut
-        return Piece(lanes, leaves, self.dims, uncut=uncut, is_checked=self.check is not None)
+        return Piece(lanes, states, uncut=uncut, is_checked=self.check is not None)
 
-    def columns(self, rows: npt.NDArray[np.int64]) -> Piece:
+    def columns(self, rows: Lanes) -> Piece:
         """Some of the lanes, by their place in the piece."""
-        leaves = [
-            leaf.index_select(dim, torch.from_numpy(rows).to(leaf.device, non_blocking=True))
-            for leaf, dim in zip(self.leaves, self.dims, strict=True)
-        ]
-        return self.like(self.lanes[rows], leaves)
+        return self.like(self.lanes[rows], self.states.columns(rows), self.uncut)
 
     def to(self, device: torch.device) -> Piece:
         """The same on a device."""
-        return self.like(self.lanes, [leaf.to(device, non_blocking=True) for leaf in self.leaves])
+        return self.like(self.lanes, self.states.to(device), self.uncut)
 
 
 class LaneStore:
@@ -90,6 +73,11 @@ class LaneStore:
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     @property
+    def known(self) -> States | None:
+        """Some of the states, which show what all look like; None if there are none."""
+        return next((piece.states for piece in self), None)
+
+    @property
     def uncut(self) -> int:
         """How many windows the gradient of some lane goes back."""
         return max((piece.uncut for piece in self), default=0)
@@ -112,45 +100,29 @@ class LaneStore:
                     self._pieces[rest.lanes.tobytes()] = rest
 
     def get(self, lanes: Lanes) -> Piece | None:
-        """The states of some lanes; those of which none is kept are zeros. None if that is all of them."""
+        """The states of some lanes; those of which none is kept are zeros. None if nothing is kept at all."""
         piece = self._pieces.get(lanes.tobytes())
-        if piece is not None:
+        if piece is not None or not self._pieces:
             return piece
         found = []
         for old in self:
             rows = np.flatnonzero(np.isin(old.lanes, lanes))
             if len(rows):
                 found.append(old if len(rows) == len(old.lanes) else old.columns(rows))
-        return _side_by_side(found, lanes) if found else None
+        return _side_by_side(found, lanes, next(iter(self)))
 
 
-def _side_by_side(pieces: Sequence[Piece], lanes: Lanes) -> Piece:
+def _side_by_side(pieces: Sequence[Piece], lanes: Lanes, like: Piece) -> Piece:
     """One piece of several, with its lanes in a given order, and zeros for lanes that none of them has."""
-    like = pieces[0]
-    there = np.concatenate([piece.lanes for piece in pieces])
-    missing = np.setdiff1d(lanes, there)
-    place = {lane: column for column, lane in enumerate(np.concatenate([there, missing]).tolist())}
+    missing = np.setdiff1d(lanes, [lane for piece in pieces for lane in piece.lanes])
+    states = [piece.states for piece in pieces] + ([like.states.zeros(len(missing))] if len(missing) else [])
+    place = {lane: i for i, lane in enumerate(np.concatenate([*(piece.lanes for piece in pieces), missing]).tolist())}
     order = np.array([place[lane] for lane in lanes.tolist()])
-    leaves = []
-    for i, dim in enumerate(like.dims):
-        columns = [piece.leaves[i].to(like.leaves[i].device) for piece in pieces]
-        if len(missing):
-            columns.append(zeros_like(like.leaves[i], dim, len(missing)))
-        joined = columns[0] if len(columns) == 1 else torch.cat(columns, dim)
-        if (order != np.arange(len(order))).any():
-            joined = joined.index_select(dim, torch.from_numpy(order).to(joined.device, non_blocking=True))
-        leaves.append(joined)
-    return like.like(lanes, leaves, max(piece.uncut for piece in pieces))
-
-
-def zeros_like(leaf: torch.Tensor, dim: int, lanes: int) -> torch.Tensor:
-    """Zeros of a leaf's kind, for a number of lanes."""
-    return leaf.new_zeros([lanes if i == dim else size for i, size in enumerate(leaf.shape)])
-
-
-def with_idle(
-    leaves: Sequence[torch.Tensor], dims: Sequence[int], kept: Piece | None, real: npt.NDArray[np.bool_]
-) -> list[torch.Tensor]:
-    """New states; but for lanes without an item those that are kept, or zeros."""
-    old = [torch.zeros_like(leaf) for leaf in leaves] if kept is None else kept.leaves
-    return blended(torch.from_numpy(~real), old, leaves, dims)
+    leaves = [
+        columns[0] if len(columns) == 1 else torch.cat([column.to(columns[0].device) for column in columns], dim)
+        for *columns, dim in zip(*(one.leaves for one in states), like.states.dims, strict=True)
+    ]
+    joined = States(like.states.node, leaves, like.states.dims)
+    if (order != np.arange(len(order))).any():
+        joined = joined.columns(order)
+    return like.like(lanes, joined, max((piece.uncut for piece in pieces), default=0))

@@ -5,8 +5,7 @@ They are those of items (`_items/structure.py`), with lists and None as containe
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,12 +87,12 @@ def map_tensors(function: Callable[..., torch.Tensor], value: Any, *others: Any)
         StateError: The others are of another structure.
     """
     node, leaves = take_apart(value)
-    beside: list[Sequence[torch.Tensor]] = [leaves]
+    beside = [leaves]
     for other in others:
         other_node, other_leaves = take_apart(other)
         check_same(node, other_node, "the state", "the other one")
         beside.append(other_leaves)
-    return unflatten(node, iter(itertools.starmap(function, zip(*beside, strict=True))))
+    return unflatten(node, iter([function(*own) for own in zip(*beside, strict=True)]))
 
 
 def check_same(expected: Node, found: Node, of: str, other: str) -> None:
@@ -112,28 +111,3 @@ def check_same(expected: Node, found: Node, of: str, other: str) -> None:
 def along(dim: int, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Values `(B,)` in a shape that broadcasts along dimension `dim` of a tensor."""
     return values.reshape([-1 if i == dim % like.ndim else 1 for i in range(like.ndim)])
-
-
-def blended(
-    mask: torch.Tensor, ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor], dims: Sequence[int]
-) -> list[torch.Tensor]:
-    """`ones` in some lanes, `others` in the rest, of the kind and on the device of `others`.
-
-    Args:
-        mask: `(B,)` bool: the lanes of `ones`.
-        ones: They may be of one lane.
-        others: Of all lanes.
-        dims: The dimension of the lanes in each.
-    """
-    return [
-        torch.where(along(dim, mask.to(other.device, non_blocking=True), other), one.to(other), other)
-        for one, other, dim in zip(ones, others, dims, strict=True)
-    ]
-
-
-def expanded(leaves: Iterable[torch.Tensor], dims: Iterable[int], lanes: int) -> list[torch.Tensor]:
-    """One lane's tensors for so many lanes. They are contiguous, as cuDNN's networks want them."""
-    return [
-        leaf.expand([lanes if i == dim else -1 for i in range(leaf.ndim)]).contiguous()
-        for leaf, dim in zip(leaves, dims, strict=True)
-    ]

@@ -1,15 +1,21 @@
-"""What a batch asks of the lanes' states: which lanes start, which read nothing, where each goes on and stops."""
+"""What a batch asks of the lanes' states: which lanes start, which read nothing, where each goes on and stops.
+
+And which steps are burn-in, which bring the state up to date and teach nothing: Kapturowski, Ostrovski, Quan, Munos
+and Dabney, Recurrent Experience Replay in Distributed Reinforcement Learning (R2D2), ICLR 2019, section 3.
+"""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from stream_dataloader.batch import StreamBatch
+
+BurnInAt = Literal["start", "window"]
 
 
 def on_host(batch: StreamBatch) -> StreamBatch:
@@ -81,3 +87,20 @@ def check_no_start_inside(batch: StreamBatch) -> None:
             'at t = 0 does not get there; build the dataset with windows="aligned", or say packed=True if the '
             "model begins anew at batch.is_start"
         )
+
+
+def burn_in_mask(batch: StreamBatch, steps: int, at: BurnInAt) -> torch.Tensor:
+    """`(T, B)` bool: the step is real, and among the first `steps` of its stream, or of the window."""
+    real = batch.source >= 0
+    if at == "start":
+        return real & (batch.position < steps)
+    t = torch.arange(batch.time_steps, device=real.device)
+    return real & (t < steps)[:, None]
+
+
+def begins_with_burn_in(batch: StreamBatch, steps: int, at: BurnInAt) -> bool:
+    """Whether the first `steps` time steps of the batch are burn-in, or padding, in each lane."""
+    if not steps or at == "window":
+        return steps > 0
+    host, head = on_host(batch), slice(0, steps)
+    return bool(((host.position[head] < steps) | (host.source[head] < 0)).all())

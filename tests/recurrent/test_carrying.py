@@ -215,7 +215,7 @@ def test_another_structure_or_shape_than_before_is_refused():
         carry.after(batch, torch.zeros(2, 4))
     with pytest.raises(StateError, match=r"state\[1\] is \(3, 4\), and the batch has 2 lanes"):
         carry.after(batch, (torch.zeros(2, 4), torch.zeros(3, 4)))
-    with pytest.raises(StateError, match=r"returned state\[1\] of shape \(1, 5\), and here it is \(1, 4\)"):
+    with pytest.raises(StateError, match=r"state\[1\] of shape \(1, 5\), and here it is \(1, 4\)"):
         carry.after(batch, (torch.zeros(2, 4), torch.zeros(2, 5)))
 
 

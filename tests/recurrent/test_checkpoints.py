@@ -191,17 +191,15 @@ def test_what_is_no_state_is_refused(state, text):
 
 def test_a_state_of_another_shape_is_refused():
     carry = RecurrentState(torch.zeros(2, 1, 5), batch_dim=1)
-    with pytest.raises(StateError, match=r"saved with state of shape \(2, 1, 3\), and here it is \(2, 1, 5\)"):
+    with pytest.raises(StateError, match=r"saved state has state of shape \(2, 1, 3\), and here it is \(2, 1, 5\)"):
         carry.load_state_dict(saved())
     carry = carry_of()
     carry.after(next(iter(loader_of())), (torch.zeros(2, 4, 3),) * 2)
-    with pytest.raises(
-        StateError, match=r"saved with \['state'\], and here the state is \['state\[0\]', 'state\[1\]'\]"
-    ):
+    with pytest.raises(StateError, match=r"the state here is .*\['state\[0\]', .*, and the saved state .*\['state'\]"):
         carry.load_state_dict(saved())
     carry = carry_of()
     carry.load_state_dict(saved())
-    with pytest.raises(StateError, match=r"returned state of shape \(2, 1, 5\), and here it is \(2, 1, 3\)"):
+    with pytest.raises(StateError, match=r"returned has state of shape \(2, 1, 5\), and here it is \(2, 1, 3\)"):
         carry.after(next(iter(loader_of())), torch.zeros(2, 4, 5))
 
 

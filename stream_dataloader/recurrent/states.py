@@ -1,0 +1,175 @@
+"""`States`: tensors of some lanes, in the structure of a model's state, and where the lanes are in each.
+
+Guarantee: the dimension of the lanes is never guessed. It is told, or it is the only one that can be meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stream_dataloader._items.structure import Node, leaf_paths, unflatten
+from stream_dataloader.errors import StateError
+from stream_dataloader.recurrent.tree import along, check_same, names_of, spread, take_apart
+
+Lanes = npt.NDArray[np.int64]
+
+
+class States(NamedTuple):
+    """Tensors with the lanes side by side.
+
+    Attributes:
+        node: The structure of a state.
+        leaves: Its tensors.
+        dims: The dimension of the lanes in each.
+    """
+
+    node: Node
+    leaves: Sequence[torch.Tensor]
+    dims: Sequence[int]
+
+    @property
+    def tree(self) -> Any:
+        """The state, as a model takes it."""
+        return unflatten(self.node, iter(self.leaves))
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Each tensor's shape, with 1 for the lanes."""
+        return [_with_lanes(leaf, dim, 1) for leaf, dim in zip(self.leaves, self.dims, strict=True)]
+
+    def map(self, function: Callable[[torch.Tensor, int], torch.Tensor]) -> States:
+        """The states with each tensor replaced by what `function` makes of it, given the dimension of its lanes."""
+        return States(self.node, list(map(function, self.leaves, self.dims)), self.dims)
+
+    def to(self, device: torch.device) -> States:
+        """The same on a device."""
+        return self.map(lambda leaf, _: leaf.to(device, non_blocking=True))
+
+    def columns(self, rows: npt.NDArray[np.int64]) -> States:
+        """Some of the lanes, by their places here."""
+        index = torch.from_numpy(rows)
+        return self.map(lambda leaf, dim: leaf.index_select(dim, index.to(leaf.device, non_blocking=True)))
+
+    def zeros(self, lanes: int) -> States:
+        """Zeros of the same kind, for a number of lanes."""
+        return self.map(lambda leaf, dim: leaf.new_zeros(_with_lanes(leaf, dim, lanes)))
+
+    def expanded(self, lanes: int) -> States:
+        """One lane's state for so many lanes. It is contiguous, as cuDNN's networks want it."""
+        return self.map(lambda leaf, dim: leaf.expand(_with_lanes(leaf, dim, lanes)).contiguous())
+
+    def blended(self, mask: torch.Tensor, others: Sequence[torch.Tensor]) -> States:
+        """These states, with others in some lanes.
+
+        Args:
+            mask: `(B,)` bool: the lanes of the others.
+            others: Tensors of all lanes, or of one; they are taken in the dtype and to the device of those here.
+        """
+        leaves = [
+            torch.where(along(dim, mask.to(leaf.device, non_blocking=True), leaf), other.to(leaf), leaf)
+            for leaf, other, dim in zip(self.leaves, others, self.dims, strict=True)
+        ]
+        return States(self.node, leaves, self.dims)
+
+    def check_like(self, known: States, what: str) -> None:
+        """Raise unless structure and shapes, but for the lanes, are the known ones.
+
+        Raises:
+            StateError: They differ.
+        """
+        check_same(known.node, self.node, "the state here", what)
+        if (own := self.shapes) != (shapes := known.shapes):
+            i = next(i for i in range(len(own)) if own[i] != shapes[i])
+            raise StateError(
+                f"{what} has {names_of(self.node)[i]} of shape {own[i]}, and here it is {shapes[i]} (1 for the lanes); "
+                "use the model that it was made by"
+            )
+
+    def __repr__(self) -> str:
+        """Names and shapes of the tensors, with B for the lanes."""
+        named = zip(names_of(self.node), self.dims, self.shapes, strict=True)
+        return ", ".join(
+            f"{name} ({', '.join('B' if i == dim else str(size) for i, size in enumerate(shape))})"
+            for name, dim, shape in named
+        )
+
+
+def _with_lanes(leaf: torch.Tensor, dim: int, lanes: int) -> tuple[int, ...]:
+    return tuple(lanes if i == dim else size for i, size in enumerate(leaf.shape))
+
+
+def states_of(state: Any, lanes: int, batch_dim: Any, known: States | None = None) -> States:
+    """What a model returned.
+
+    Args:
+        state: It.
+        lanes: How many lanes it is of.
+        batch_dim: As for `dims_of`.
+        known: States that it returned before.
+
+    Raises:
+        ValueError: It is of another kind than those, or it is not clear where the lanes are.
+    """
+    node, leaves = take_apart(state)
+    if not leaves:
+        raise ValueError("the state holds no tensor, so there is nothing to carry; pass what the model returned")
+    if known is None:
+        return States(node, leaves, dims_of(node, leaves, lanes, batch_dim, "state"))
+    check_same(known.node, node, "the state kept", "the one returned")
+    for i, (leaf, dim) in enumerate(zip(leaves, known.dims, strict=True)):
+        if leaf.ndim <= dim or leaf.shape[dim] != lanes:
+            raise StateError(
+                f"{names_of(node)[i]} is {tuple(leaf.shape)}, and the batch has {lanes} lanes, which are dimension "
+                f"{dim}; return the state of the batch's own lanes"
+            )
+    found = States(node, leaves, known.dims)
+    if any(leaf.shape != one.shape for leaf, one in zip(leaves, known.leaves, strict=True)):  # other lanes, or an error
+        found.check_like(known, "the state returned")
+    return found
+
+
+def dims_of(node: Node, leaves: Sequence[torch.Tensor], lanes: int, batch_dim: Any, what: str) -> list[int]:
+    """The dimension of the lanes in each tensor.
+
+    Args:
+        node: The structure of the tensors.
+        leaves: The tensors.
+        lanes: How many lanes they have.
+        batch_dim: One number, or a structure of them; None where it is to be found out.
+        what: Names the structure.
+
+    Raises:
+        ValueError: A tensor has not so many lanes there; or several of its dimensions may be meant.
+    """
+    numbers = spread(batch_dim, node, "batch_dim")
+    named = zip(leaf_paths(node, what), leaves, numbers, strict=True)
+    return [_dim_of(name, leaf, lanes, number) for name, leaf, number in named]
+
+
+def _dim_of(name: str, leaf: torch.Tensor, lanes: int, number: int | None) -> int:
+    shape = tuple(leaf.shape)
+    candidates = [i for i, size in enumerate(shape) if size == lanes]
+    if number is not None:
+        if not -leaf.ndim <= number < leaf.ndim or number % leaf.ndim not in candidates:
+            fitting = f"; dimension {candidates[0]} has" if len(candidates) == 1 else ""
+            raise ValueError(
+                f"{name} is {shape}, which has not {lanes} lane{'s' * (lanes != 1)} in dimension {number} "
+                f"(batch_dim){fitting}"
+            )
+        return number % leaf.ndim
+    if not candidates:
+        raise ValueError(
+            f"{name} is {shape}, and no dimension has the size {lanes}, one for each lane; a state has a row a lane"
+            + (", and an initial one has 1 there: use a function of the batch for more" if lanes == 1 else "")
+        )
+    if len(candidates) > 1:
+        raise ValueError(
+            f"{name} is {shape}, and the lanes, {lanes} of them, may be dimension {' or '.join(map(str, candidates))}; "
+            "say which with batch_dim=: 1 for torch.nn.LSTM and GRU, 0 for cells and convolutions"
+        )
+    return candidates[0]
