@@ -53,8 +53,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from stream_dataloader._items.layout import is_dense
+from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader._memory.copies import note_copy_on
-from stream_dataloader.batch import StreamBatch, map_leaves
+from stream_dataloader.batch import StreamBatch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -99,7 +100,7 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 def _there(batch: Any, move: Callable[[Any], Any]) -> Any:
     there = map_leaves(batch, move)
-    return there.moved_from(batch) if isinstance(batch, StreamBatch) else there
+    return there._moved_from(batch) if isinstance(batch, StreamBatch) else there
 
 
 def _moved_leaf(leaf: Any, device: torch.device) -> Any:

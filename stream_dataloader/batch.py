@@ -5,36 +5,27 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 
+from stream_dataloader import _options as options
 from stream_dataloader._html.batch import Leaf, Marks, batch_html
 from stream_dataloader._html.page import page
 from stream_dataloader._items.describe import describe, named_leaves
-from stream_dataloader._items.lanes import lanes_of_data, lanes_of_field, split_evenly
-from stream_dataloader._items.layout import (
-    INLINE_BYTES,
-    as_array,
-    as_tensor,
-    is_dense,
-)
-from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._items.layout import is_dense
+from stream_dataloader._kept_fields import Kept, KeptFields, map_leaves
 from stream_dataloader._memory.copies import note_copy_on, note_copy_to
-from stream_dataloader._memory.pickling import Message
 from stream_dataloader.conventions import Conventions
 
 __all__ = ["StreamBatch"]
 
-#: By field: a tensor on a device, and what it was copied from; only that tensor is what the copy is of.
-Kept = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-
 
 @dataclass(frozen=True, eq=False)
-class StreamBatch(Conventions):
+class StreamBatch(KeptFields, Conventions):
     """One batch: B lanes of T time steps. Each lane continues where it stopped in the batch before.
 
     A *part* (from `loader.parts()`, or from torch's own `DataLoader` over a `StreamDataset`) is a `StreamBatch` too. It
@@ -91,10 +82,8 @@ class StreamBatch(Conventions):
     _kept: InitVar[Kept | None] = None
 
     def __post_init__(self, _state: Callable[[], dict[str, Any]] | None, _kept: Kept | None) -> None:
-        if _state is not None:
-            self.remember(_state)
-        if _kept is not None:
-            object.__setattr__(self, "_kept", _kept)
+        known = {"_state": _state, "_kept": _kept}
+        self.__dict__.update({name: value for name, value in known.items() if value is not None})
         shape = self.mask.shape
         if len(shape) != 2 or not shape == self.is_start.shape == self.source.shape == self.position.shape:
             raise ValueError(
@@ -103,45 +92,6 @@ class StreamBatch(Conventions):
             )
         if self.is_last is not None and self.is_last.shape != shape:
             raise ValueError(f"is_last must be of mask's shape {tuple(shape)}, and is {tuple(self.is_last.shape)}")
-
-    @classmethod
-    def of_checked(cls, later: Callable[[str], Mapping[str, torch.Tensor]], **values: Any) -> StreamBatch:
-        """A batch of values that are known to fit together, without a check.
-
-        Args:
-            later: Makes a field that is not given, when it is asked for, and those that come with it. It changes
-                nothing, as two threads may come to ask at once, and always makes the same.
-            values: All other fields.
-        """
-        batch = object.__new__(cls)
-        batch.__dict__.update(values, _later=later)
-        return batch
-
-    def sealed(self) -> StreamBatch:
-        """This batch, pickled here and now, and unpickled when it is first used; for torch's own `DataLoader`.
-
-        A queue pickles what is put into it in a background thread, and frees it there. An error would be lost in that
-        thread. A worker that ends while the thread frees a tensor crashes (torch takes the interpreter's lock in
-        between).
-
-        Raises:
-            Exception: Something in it cannot be pickled.
-        """
-        message = Message(self)
-        batch = self.of_checked(lambda _: vars(message.read()))
-        object.__setattr__(batch, "_message", message)  # not of one that is made of this, by `dataclasses.replace`
-        return batch
-
-    if not TYPE_CHECKING:  # a type checker is to know each attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """A field that is made when it is asked for; from then on it is the user's, as others are."""
-            there = self.__dict__
-            if "_later" in there and name in self.__dataclass_fields__ and not name.startswith("_"):
-                for made, tensor in there["_later"](name).items():
-                    there.setdefault(made, tensor)  # another thread may have made it meanwhile
-                return there[name]
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __len__(self) -> int:
         """Number of lanes, B."""
@@ -193,36 +143,6 @@ class StreamBatch(Conventions):
         there: dict[str, Any] = {name: self._in_host(name) for name in self._bookkeeping()}
         return dataclasses.replace(self, data=None, **there)
 
-    def _bookkeeping(self) -> list[str]:
-        """The fields that are tensors, but for the data."""
-        names = (field.name for field in fields(self) if field.name != "data")
-        return [name for name in names if isinstance(getattr(self, name), torch.Tensor)]
-
-    def _in_host(self, name: str) -> torch.Tensor:
-        """A field's tensor in host memory, copied there only if no copy was kept."""
-        tensor: torch.Tensor = getattr(self, name)
-        known, copied_from = self._copied_from().get(name, (None, tensor))
-        return copied_from if known is tensor else tensor.cpu()
-
-    def _copied_from(self) -> Kept:
-        kept: Kept | None = self.__dict__.get("_kept")
-        return kept or {}
-
-    def moved_from(self, batch: StreamBatch) -> StreamBatch:
-        """This batch, told that it is `batch` on another device: it keeps the bookkeeping, for `host`."""
-        kept = dict(batch._copied_from())
-        for name in self._bookkeeping():
-            here, there = getattr(batch, name), getattr(self, name)
-            if there is here or there.device.type == "cpu":
-                continue
-            if here.device.type == "cpu":  # cloned, as its memory may be the next batch's once the data is copied
-                kept[name] = there, here.clone()
-            elif name in kept and kept[name][0] is here:
-                kept[name] = there, kept[name][1]
-        if kept:
-            object.__setattr__(self, "_kept", kept)
-        return self
-
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> StreamBatch:
         """A batch with `function` applied to every tensor, also to those within `data`."""
         return self._mapped(function, function)
@@ -235,10 +155,6 @@ class StreamBatch(Conventions):
             function = on_data if field.name == "data" else on_other
             changed[field.name] = map_leaves(getattr(self, field.name), functools.partial(_on_tensor, function))
         return dataclasses.replace(self, **changed)
-
-    def remember(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Have `state_dict` return what `state()` returns; the loader calls this."""
-        object.__setattr__(self, "_state", state)
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's state as of this batch: a loader that loads it continues with the next batch.
@@ -296,7 +212,7 @@ class StreamBatch(Conventions):
         if there.mask.device.type == "cuda":
             note_copy_to(there.mask.device.index)
             note_copy_on(torch.cuda.current_stream(there.mask.device))
-        return there.moved_from(self)
+        return there._moved_from(self)
 
     def split_lanes(self, count: int) -> list[StreamBatch]:
         """Micro-batches of whole lanes, for gradients that are accumulated before a step of the optimiser.
@@ -325,16 +241,9 @@ class StreamBatch(Conventions):
             [0, 1] [[20, 30], [21, 31]]
             [2] [[20], [21]]
         """
-        return [self._of_lanes(rows) for rows in split_evenly(len(self), count)]
-
-    def _of_lanes(self, rows: slice) -> StreamBatch:
-        taken = {name: lanes_of_field(getattr(self, name), rows) for name in self._bookkeeping()}
-        kept = {
-            name: (taken[name], lanes_of_field(copied_from, rows))
-            for name, (there, copied_from) in self._copied_from().items()
-            if there is getattr(self, name)
-        }
-        return dataclasses.replace(self, **taken | {"data": lanes_of_data(self.data, rows)}, _kept=kept or None)
+        size, longer = divmod(len(self), options.integer("count", count, 1, len(self)))
+        begins = [i * size + min(i, longer) for i in range(count + 1)]
+        return [self._of_lanes(slice(*ends)) for ends in itertools.pairwise(begins)]
 
     def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> StreamBatch:
         """A batch whose tensors are on a CUDA device, by default the current one; see `to`."""
@@ -361,12 +270,6 @@ class StreamBatch(Conventions):
         copied = {field.name: copy.deepcopy(getattr(self, field.name), memo) for field in fields(self)}
         return dataclasses.replace(self, **copied)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        message: Message | None = self.__dict__.get("_message")
-        if message is not None:
-            return message.__reduce__()
-        return _batch_of, ({field.name: map_leaves(getattr(self, field.name), _inlined) for field in fields(self)},)
-
     def __repr__(self) -> str:
         host = self.host
         return (
@@ -386,21 +289,6 @@ class StreamBatch(Conventions):
         return batch_html(marks, [_leaf(name, value) for name, value in named_leaves(self.data)])
 
 
-class _Inlined:
-    """A small tensor that travels within the message; torch would open shared memory for it, which costs more."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return as_tensor, (np.ascontiguousarray(as_array(self._tensor)), self._tensor.dtype)
-
-
-def _inlined(leaf: Any) -> Any:
-    dense = type(leaf) is torch.Tensor and leaf.device.type == "cpu" and is_dense(leaf)
-    return _Inlined(leaf) if dense and leaf.nbytes <= INLINE_BYTES else leaf
-
-
 def _leaf(name: str, value: Any) -> Leaf:
     seen = type(value) is list or (isinstance(value, torch.Tensor) and is_dense(value))
     return Leaf(name, describe(value), value if seen else None)
@@ -408,33 +296,3 @@ def _leaf(name: str, value: Any) -> Leaf:
 
 def _on_tensor(function: Callable[[torch.Tensor], torch.Tensor], leaf: Any) -> Any:
     return function(leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _batch_of(values: dict[str, Any]) -> StreamBatch:
-    return StreamBatch(**values)
-
-
-def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
-    """`value` with `function` applied to each leaf of its containers and lists."""
-    if type(value) is list:
-        return [map_leaves(element, function) for element in value]
-    if isinstance(value, dict) and type(value) is not dict:  # made by a collate_fn: it keeps its type
-        return _of_same_kind(value, {key: map_leaves(element, function) for key, element in value.items()})
-    if isinstance(value, StreamBatch):
-        return dataclasses.replace(
-            value, **{field.name: map_leaves(getattr(value, field.name), function) for field in fields(value)}
-        )
-    structure, leaves = flatten(value)
-    if structure.type is None:
-        return function(value)
-    return unflatten(structure, iter([map_leaves(leaf, function) for leaf in leaves]))
-
-
-def _of_same_kind(value: dict[Any, Any], elements: dict[Any, Any]) -> Any:
-    """A dict of the type of `value` with other elements; a plain one if that type cannot be copied."""
-    try:
-        new = copy.copy(value)
-        new.update(elements)
-    except Exception:
-        return elements
-    return new

@@ -27,6 +27,7 @@ ROOMS = [
     "_options",
     "sectioning",
     "_items",
+    "_kept_fields",
     "segments",
     "conventions",
     "batch",

@@ -86,7 +86,7 @@ class Regrouper:
             columns = self._columns([blocks[0] if blocks else None for blocks in found], time_steps)
         assert self._judge.layout is not None
         books = Bookkeeping(runs, self._all_lanes, time_steps)
-        return StreamBatch.of_checked(
+        return StreamBatch._of_checked(
             books,
             **books.made_before(),
             data=self._judge.layout.build(map(_leaf, self._judge.layout.specs, columns)),

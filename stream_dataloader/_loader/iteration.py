@@ -117,7 +117,7 @@ class Iteration:
         made: Any
         if isinstance(self._make, Regrouper):
             made = self._make.batch(step, self.epoch.number, parts, slot)
-            made.remember(functools.partial(self._position.state_of, self.epoch, self.epoch.last))
+            made._remember(functools.partial(self._position.state_of, self.epoch, self.epoch.last))
             if output.watch is not None:
                 output.watch.look(judge.layout, made)
         else:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.sections import Section
-from stream_dataloader.batch import map_leaves
 from stream_dataloader.errors import LengthError
 
 

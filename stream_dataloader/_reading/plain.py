@@ -143,7 +143,7 @@ class PlainParts:
         if not self._sent:
             return batch
         try:
-            return batch.sealed()
+            return batch._sealed()
         except Exception as error:
             raise unsendable(part, reader.share.reader.worker_id, error) from error
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from stream_dataloader.batch import StreamBatch, map_leaves
+from stream_dataloader._kept_fields import map_leaves
+from stream_dataloader.batch import StreamBatch
 
 
 class ModelInputs:

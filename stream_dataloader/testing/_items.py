@@ -18,7 +18,7 @@ import torch
 
 from stream_dataloader._items.layout import as_array, spec_of
 from stream_dataloader._items.structure import flatten
-from stream_dataloader.batch import map_leaves
+from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader.testing.resume import leaf_key
 
 _DESCRIPTORS = "/proc/self/fd"

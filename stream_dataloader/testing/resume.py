@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
+from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader._reading.starts import IGNORES_START, ignores_start
-from stream_dataloader.batch import StreamBatch, map_leaves
+from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.stream_info import StreamInfo

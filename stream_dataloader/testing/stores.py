@@ -19,7 +19,7 @@ import numpy as np
 
 from stream_dataloader import stores
 from stream_dataloader._items.structure import flatten
-from stream_dataloader.batch import map_leaves
+from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader.stores import Store
 from stream_dataloader.testing._items import assert_same, copied, items_of
 from stream_dataloader.testing.streams import StreamContract

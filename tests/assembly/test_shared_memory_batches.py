@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stream_dataloader import ItemError, StreamDataLoader, StreamDataset, get_stream_info
-from stream_dataloader.batch import map_leaves
+from stream_dataloader._kept_fields import map_leaves
 
 Pair = collections.namedtuple("Pair", "first second")
 

@@ -43,7 +43,7 @@ def test_micro_batches_are_the_batch_lane_by_lane(count):
 
 @pytest.mark.parametrize(("count", "error"), [(0, ValueError), (6, ValueError), (2.0, TypeError), (True, TypeError)])
 def test_a_number_that_is_none_is_refused(count, error):
-    with pytest.raises(error, match="micro-batches"):
+    with pytest.raises(error, match="count"):
         next(iter(batches_of())).split_lanes(count)
 
 

@@ -1,0 +1,170 @@
+"""`KeptFields`: what a batch has beside its fields, and nobody sees: fields to come, host copies, the loader's state.
+
+Guarantee: a field is the same tensor each time it is asked for, in any thread. What was copied to a device, and what it
+was copied from, stay together as long as the field holds that very tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from stream_dataloader._items.layout import INLINE_BYTES, as_array, as_tensor, is_dense
+from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._memory.pickling import Message
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: By field: a tensor on a device, and what it was copied from; only that tensor is what the copy is of.
+Kept = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class KeptFields:
+    """The base of `StreamBatch`, a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @classmethod
+    def _of_checked(cls, later: Callable[[str], Mapping[str, Any]], **values: Any) -> Self:
+        """A batch of values that are known to fit together, without a check.
+
+        Args:
+            later: Makes a field that is not given, when it is asked for, and those that come with it. It changes
+                nothing, as two threads may come to ask at once, and always makes the same.
+            values: All other fields.
+        """
+        batch = object.__new__(cls)
+        batch.__dict__.update(values, _later=later)
+        return batch
+
+    if not TYPE_CHECKING:  # a type checker is to know each attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """A field that is made when it is asked for; from then on it is the user's, as others are."""
+            there = self.__dict__
+            if "_later" in there and name in self.__dataclass_fields__ and not name.startswith("_"):
+                for made, tensor in there["_later"](name).items():
+                    there.setdefault(made, tensor)  # another thread may have made it meanwhile
+                return there[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def _remember(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Have `state_dict` return what `state()` returns; the loader calls this."""
+        self.__dict__["_state"] = state
+
+    def _bookkeeping(self) -> list[str]:
+        """The fields that are tensors, but for the data."""
+        names = (field.name for field in fields(self) if field.name != "data")
+        return [name for name in names if isinstance(getattr(self, name), torch.Tensor)]
+
+    def _in_host(self, name: str) -> torch.Tensor:
+        """A field's tensor in host memory, copied there only if no copy was kept."""
+        tensor: torch.Tensor = getattr(self, name)
+        known, copied_from = self._copied_from().get(name, (None, tensor))
+        return copied_from if known is tensor else tensor.cpu()
+
+    def _copied_from(self) -> Kept:
+        return self.__dict__.get("_kept") or {}
+
+    def _moved_from(self, batch: Self) -> Self:
+        """This batch, told that it is `batch` on another device: it keeps the bookkeeping, for `host`."""
+        kept = dict(batch._copied_from())
+        for name in self._bookkeeping():
+            here, there = getattr(batch, name), getattr(self, name)
+            if there is here or there.device.type == "cpu":
+                continue
+            if here.device.type == "cpu":  # cloned, as its memory may be the next batch's once the data is copied
+                kept[name] = there, here.clone()
+            elif name in kept and kept[name][0] is here:
+                kept[name] = there, kept[name][1]
+        if kept:
+            self.__dict__["_kept"] = kept
+        return self
+
+    def _of_lanes(self, rows: slice) -> Self:
+        """Some lanes, as views."""
+        taken = {name: _lanes_of(getattr(self, name), rows) for name in self._bookkeeping()}
+        kept = {
+            name: (taken[name], _lanes_of(copied_from, rows))
+            for name, (there, copied_from) in self._copied_from().items()
+            if there is getattr(self, name)
+        }
+        structure, leaves = flatten(getattr(self, "data"))  # noqa: B009 - the subclass has it
+        data = ([t[rows] for t in leaf] if isinstance(leaf, list) else _lanes_of(leaf, rows) for leaf in leaves)
+        return dataclasses.replace(self, **taken, data=unflatten(structure, data), _kept=kept or None)
+
+    def _sealed(self) -> Self:
+        """This batch, pickled here and now, and unpickled when it is first used; for torch's own `DataLoader`.
+
+        A queue pickles what is put into it in a background thread, and frees it there. An error would be lost in that
+        thread. A worker that ends while the thread frees a tensor crashes (torch takes the interpreter's lock in
+        between).
+
+        Raises:
+            Exception: Something in it cannot be pickled.
+        """
+        message = Message(self)
+        batch = self._of_checked(lambda _: vars(message.read()))
+        batch.__dict__["_message"] = message  # not of one that is made of this, by `dataclasses.replace`
+        return batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        message: Message | None = self.__dict__.get("_message")
+        if message is not None:
+            return message.__reduce__()
+        values = {field.name: map_leaves(getattr(self, field.name), _inlined) for field in fields(self)}
+        return _batch_of, (type(self), values)
+
+
+def _lanes_of(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
+    """Some lanes of a tensor `(B,)` or `(T, B, ...)`."""
+    if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0:
+        return tensor
+    return tensor[rows] if tensor.ndim == 1 else tensor[:, rows]
+
+
+def _batch_of(kind: type, values: dict[str, Any]) -> Any:
+    return kind(**values)
+
+
+class _Inlined:
+    """A small tensor that travels within the message; torch would open shared memory for it, which costs more."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return as_tensor, (np.ascontiguousarray(as_array(self._tensor)), self._tensor.dtype)
+
+
+def _inlined(leaf: Any) -> Any:
+    dense = type(leaf) is torch.Tensor and leaf.device.type == "cpu" and is_dense(leaf)
+    return _Inlined(leaf) if dense and leaf.nbytes <= INLINE_BYTES else leaf
+
+
+def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+    """`value` with `function` applied to each leaf of its containers and lists; a batch keeps what it remembers."""
+    if type(value) is list:
+        return [map_leaves(element, function) for element in value]
+    if isinstance(value, dict) and type(value) is not dict:  # made by a collate_fn: it keeps its type
+        elements = {key: map_leaves(element, function) for key, element in value.items()}
+        try:
+            new = copy.copy(value)
+            new.update(elements)
+        except Exception:  # a type that cannot be copied
+            return elements
+        return new
+    if isinstance(value, KeptFields):
+        names = [field.name for field in fields(value)]
+        return dataclasses.replace(value, **{name: map_leaves(getattr(value, name), function) for name in names})
+    structure, leaves = flatten(value)
+    if structure.type is None:
+        return function(value)
+    return unflatten(structure, iter([map_leaves(leaf, function) for leaf in leaves]))
