@@ -12,7 +12,7 @@ from collections.abc import Callable
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
 from stream_dataloader._reading.share import Reading, Share
-from stream_dataloader._reading.source_queue import join_session, local_queues
+from stream_dataloader._reading.source_queue import SessionQueue, SourceQueue
 
 
 def read_here(reading: Reading, closed: Callable[[], bool] | None = None) -> list[Callable[[], PartReader]]:
@@ -27,8 +27,10 @@ def read_here(reading: Reading, closed: Callable[[], bool] | None = None) -> lis
         streams.
     """
     assert reading.start is not None
-    plan, (epoch, resume) = reading.plan, reading.start
-    queues = local_queues(plan.rules, epoch, plan.scheduled_lengths, resume, len(reading.own), closed)
+    rules, order = reading.plan.rules, reading.order(reading.start.epoch)
+    queues = [SourceQueue(rules, order, closed)]
+    if len(reading.own) > 1:
+        queues = SessionQueue.of_threads(rules, order, len(reading.own), closed or (lambda: False))
     return [
         functools.partial(PartReader, Share(reading, number, reader, queue))
         for (number, reader), queue in zip(reading.own, queues, strict=True)
@@ -58,18 +60,14 @@ def read_as_worker(
         The worker's readers. Streams are opened, read and closed in the thread that uses a reader.
     """
     found: list[PartReader] = []
+    rules, epoch, count = table.rules, None if reading.start is None else reading.start.epoch, len(reading.own)
     for place, (number, reader) in enumerate(reading.own):
         if reader.worker_id == worker_id:
-            queue = join_session(
-                table,
-                session,
-                place,
-                len(reading.own),
-                lengths=reading.plan.scheduled_lengths,
-                epoch=None if reading.start is None else reading.start.epoch,
-                resume=reading.resume,
-                closed=closed,
-                gives_up=in_threads,
-            )
+            queue: SourceQueue
+            if count == 1:
+                queue = SourceQueue(rules, reading.order(table.take_epoch(session.owner) if epoch is None else epoch))
+            else:
+                row, order = table.join(session, place, count, epoch, reading.order)
+                queue = SessionQueue(row, place, rules, order, table.locked, closed, gives_up=in_threads)
             found.append(PartReader(Share(reading, number, reader, queue)))
     return found

@@ -20,11 +20,10 @@ from stream_dataloader._items.layout import Layout, Leaves
 from stream_dataloader._items.structure import ALIKE, LEAF, Misfit, StreamMisfit
 from stream_dataloader._reading.foresight import goes_on
 from stream_dataloader._reading.meters import Meter
-from stream_dataloader._reading.opener import Opener, Reservation
+from stream_dataloader._reading.opener import Opener
 from stream_dataloader._reading.share import Share
 from stream_dataloader._reading.stream import END, OpenedStream
-from stream_dataloader._schedule.reservations import Reservations
-from stream_dataloader._schedule.rules import NEVER, NONE
+from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneState
 from stream_dataloader.errors import EmptySourcesError, ItemError, ReadError, StreamError
 from stream_dataloader.stream_info import run_as
@@ -39,7 +38,6 @@ class Lane:
         share: The share of the worker whose lane it is.
         opener: Opens the sources it is granted.
         meter: Where to count what is done.
-        taken: Where to note the sources it takes: lane and grant.
         start: Where it begins; None at the epoch's beginning.
 
     Attributes:
@@ -56,7 +54,6 @@ class Lane:
         share: Share,
         opener: Opener,
         meter: Meter,
-        taken: list[tuple[int, int]],
         start: LaneState | None = None,
     ) -> None:
         reading = share.reading
@@ -72,7 +69,6 @@ class Lane:
         self._meter = meter
         self._killers = reading.killers
         self._reading = reading.board.reading  # for each lane, one more than the source that is open
-        self._taken = taken
         # not bound: a lane that holds itself, and its stream, would wait for the garbage collector
         self._read = Lane._read_window if plan.rules.time_steps is None else Lane._read_steps
         self._stream: OpenedStream | None = None
@@ -81,7 +77,6 @@ class Lane:
         self._between: StreamError | None = None  # an error that is about two streams
         self._first_window = 0  # steps of the stream's first window
         self._position = 0  # time steps read of the stream
-        self._reservations = Reservations[Reservation](plan.rules.lookahead)
         self._draws_without_item = 0
         self.idle = False
         self.fresh = True
@@ -90,8 +85,7 @@ class Lane:
         if start is not None:
             self.idle, self.fresh = bool(start.idle), not start.idle
             self._draws_without_item = start.draws_without_item
-            held = None if start.reserved is None else opener.restore(index, start.reserved)
-            self._reservations = Reservations(plan.rules.lookahead, held)
+            opener.restore(index, start.reserved)
 
     def progress(self) -> tuple[int, ...]:
         """How far it has read: see `LaneState.progress`."""
@@ -295,9 +289,7 @@ class Lane:
                 lane=self.index,
             )
         if rules.padding_mode != "data" or draws < rules.draws_of(self.index):
-            self._stream = self._take(time)
-            self._taken.append((self.index, NONE if self._stream is None else self._stream.grant))
-            self._reading[self.batch_lane] = 0 if self._stream is None else self._stream.info.source_index + 1
+            self._stream = self._opener.next(self.index, time)
         self._draws_without_item += 1
         self.idle = self._stream is None
         self.fresh = False
@@ -307,24 +299,10 @@ class Lane:
 
     def _resumed_stream(self, start: LaneState) -> OpenedStream | None:
         """The stream that was being read before, opened where it stood."""
-        self._start = None
-        if start.grant == NONE:
-            return None
-        self._position, self._first_window = start.position, start.first_window
-        self._reading[self.batch_lane] = self._opener.source(start.grant) + 1
-        stream = self._opener.open_at(start.grant, self.index, start.items, start.stream)
-        self.fresh = stream.fresh
+        self._start, stream = None, self._opener.resume(self.index, start)
+        if stream is not None:
+            self._position, self._first_window, self.fresh = start.position, start.first_window, stream.fresh
         return stream
-
-    def _take(self, time: int) -> OpenedStream | None:
-        reservation = self._reservations.next(lambda: self._opener.reserve(self.index, time))
-        if reservation is not None:
-            stream = self._opener.take(reservation)
-            if stream is not None:
-                return stream
-            for refused in self._reservations.end():  # their tickets' places are used again: the opener keeps off
-                refused.claim()
-        return self._opener.now(self.index, time)
 
     def _close_stream(self) -> None:
         if self._stream is not None:
@@ -335,8 +313,5 @@ class Lane:
             self._reading[self.batch_lane] = 0
 
     def close(self) -> None:
-        """Close the stream that is open, and those opened early; after the opener's `close`."""
+        """Close the stream that is open."""
         self._close_stream()
-        for reservation in self._reservations.held or ():
-            if reservation.stream is not None:
-                reservation.stream.close()

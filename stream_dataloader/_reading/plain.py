@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 
 from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
+from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._reading.begin import read_as_worker, read_here
 from stream_dataloader._reading.deferred import Begun, Deferred
@@ -27,7 +28,7 @@ from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.reader import PartReader, unsendable, warn_of_skip
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
 from stream_dataloader._reading.share import Reading, Start
-from stream_dataloader._reading.source_queue import Abandoned
+from stream_dataloader._reading.source_queue import Abandoned, SessionQueue
 from stream_dataloader.batch import StreamBatch
 
 
@@ -104,11 +105,10 @@ class PlainParts:
             weakref.finalize(self, reader.close).atexit = False
         share = reader.share
         plan = share.reading.plan
-        self._queue = share.queue
+        self._queue, self._rules = share.queue, plan.rules
         # no code of ours sees all workers: one of them looks, in the first epoch
-        looks = plan.rules.time_steps is None and share.lanes.start == 0 and share.queue.epoch == 0
+        looks = plan.rules.time_steps is None and share.lanes.start == 0 and share.queue.order.epoch == 0
         self._watch: FrameWatch | None = FrameWatch() if looks else None
-        self._decides_end = plan.rules.padding_mode not in ("zeros", "cycle")
         readers = [share.reader]
         self._judge = Judge(readers, [plan.lists.sources])
         self._skipped: set[int] = set()
@@ -133,11 +133,11 @@ class PlainParts:
                 warn_of_skip(failure)
         if part.faults:
             raise part.faults[0].error.unpack()
-        if part.end or not self._delivers(part.step):
+        if part.end or not self._delivers(part):
             reader.close()
             raise StopIteration
         self._judge.judge([part], None)
-        batch = self._regrouper.batch(part.step, self._queue.epoch, [part], None)
+        batch = self._regrouper.batch(part.step, self._queue.order.epoch, [part], None)
         if self._watch is not None:
             self._watch.look(self._judge.layout, batch)
         if not self._sent:
@@ -147,8 +147,15 @@ class PlainParts:
         except Exception as error:
             raise unsendable(part, reader.share.reader.worker_id, error) from error
 
-    def _delivers(self, step: int) -> bool:
+    def _delivers(self, part: Part) -> bool:
+        mode, queue = self._rules.padding_mode, self._queue
+        if mode in ("zeros", "cycle"):
+            return True
         try:
-            return not self._decides_end or self._queue.delivers(step)
+            return (
+                queue.delivers(part.step)
+                if isinstance(queue, SessionQueue)
+                else have_data([part], mode, self._rules.lanes)
+            )
         except Abandoned:
             return False

@@ -23,7 +23,7 @@ from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.opener import Opener
 from stream_dataloader._reading.share import Share
-from stream_dataloader._reading.source_queue import Abandoned
+from stream_dataloader._reading.source_queue import Abandoned, SessionQueue
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, ItemError, StreamError
@@ -84,6 +84,7 @@ class PartReader:
         plan, lanes, resume = reading.plan, share.lanes, reading.resume
         self.share = share
         self._queue = share.queue
+        self._session = share.queue if isinstance(share.queue, SessionQueue) else None  # None: nobody waits for it
         self._number = share.number
         self._board = reading.board
         self._working = reading.board.working.data  # several times faster to write a number to than the array
@@ -95,11 +96,7 @@ class PartReader:
         self._step = self._first_step = resume.step if resume else 0
         self._opener = Opener(share, self._meter)
         starts = [None if resume is None else resume.lanes[lane] for lane in lanes]
-        self._taken: list[tuple[int, int]] = []
-        self._lanes = [
-            Lane(lane, row, share, self._opener, self._meter, self._taken, starts[row])
-            for row, lane in enumerate(lanes)
-        ]
+        self._lanes = [Lane(lane, row, share, self._opener, self._meter, starts[row]) for row, lane in enumerate(lanes)]
         self._writer = PartWriter(
             len(lanes),
             plan.rules.time_steps,
@@ -109,11 +106,10 @@ class PartReader:
             runs_ahead=not reading.locally,
         )
         self._marks_ends = reading.marks_ends
-        self._has_others = len(lanes) < plan.rules.lanes
         self.ended = False
         if reading.locally:  # where Python code may not run when it goes: streams go by themselves, but for the thread
             _local.add(self)
-            if self._opener.has_thread:
+            if self._opener.early is not None:
                 when_gone(self, in_thread(self._opener.close))
 
     def __iter__(self) -> Iterator[Part]:
@@ -167,8 +163,8 @@ class PartReader:
 
     def _reports_of(self, record: StepRecord) -> LaneReports:
         """What there is to know of the lanes after the step, to go on from there another time."""
-        taken = tuple(self._taken)
-        self._taken.clear()
+        taken = tuple(self._opener.taken)
+        self._opener.taken.clear()
         numbers: list[int] = []
         states: dict[int, Any] = {}
         for lane in self._lanes:
@@ -182,7 +178,7 @@ class PartReader:
 
     def _read(self, record: StepRecord) -> None:
         """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
-        step, total, queue, runs = record.step, self._total, self._queue, record.runs
+        step, total, queue, session, runs = record.step, self._total, self._queue, self._session, record.runs
         first_items_first = self._reads_first_items_first(step)
         stop = 1 if first_items_first else NEVER
         behind: list[Lane] = []
@@ -193,10 +189,10 @@ class PartReader:
             before = len(runs)
             if self._fill(lane, record, 0, stop) and first_items_first:
                 behind.append(lane)
-            if lane.idle:
-                queue.end_busy(step + (len(runs) > before))
-        if not any(map(_IS_FRESH, runs)):
-            queue.end_fresh(step)
+            if lane.idle and session is not None:
+                session.end_busy(step + (len(runs) > before))
+        if session is not None and not any(map(_IS_FRESH, runs)):
+            session.end_fresh(step)
         queue.publish((step + 1) * total + self._first_lane)
         for lane in behind:
             self._fill(lane, record, 1, NEVER)
@@ -234,9 +230,9 @@ class PartReader:
             lane 1     2         8 9 .        lanes 2 and 3, of another worker, go on after 2, not after .
         """
         rules = self._rules
-        if rules.windows != "aligned" or (rules.time_steps or 0) <= 1 or not self._has_others:
+        if rules.windows != "aligned" or (rules.time_steps or 0) <= 1 or self._session is None:
             return False
-        return step == self._first_step or self._queue.is_waited_for()
+        return step == self._first_step or self._session.is_waited_for()
 
     def _fill(self, lane: Lane, record: StepRecord, start: int, stop: int) -> bool:
         """Fill time steps `[start, stop)` of a lane's window; False if there is nothing more for it to read."""

@@ -15,6 +15,7 @@ from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.meters import Meters
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.source_queue import SourceQueue
+from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import Reader, deal_members
 from stream_dataloader._schedule.snapshot import Snapshot
 
@@ -85,6 +86,12 @@ class Reading:
         board, meters = ActivityBoard(readers, shared=False), Meters(range(len(readers)), shared=False)
         return cls(plan, start, readers, board, meters, locally=not num_workers)
 
+    def order(self, epoch: int) -> Order:
+        """The order in which an epoch's sources are granted."""
+        resume = self.resume
+        granted = () if resume is None else (resume.cursors, resume.returned)
+        return Order(self.plan.rules, epoch, self.plan.scheduled_lengths, *granted)
+
     @property
     def resume(self) -> Snapshot | None:
         """Where in the epoch to begin; None at its beginning."""
@@ -113,7 +120,7 @@ class Share(NamedTuple):
         reading: What is read, and how.
         number: The reader's number, among those of all members.
         reader: Who it is, and its lanes as the batch numbers them.
-        queue: Where sources come from; its `epoch` is the epoch read.
+        queue: Where sources come from.
     """
 
     reading: Reading

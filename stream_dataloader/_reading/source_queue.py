@@ -1,15 +1,15 @@
-"""A worker's end of a session: it takes out tickets here and learns what they were granted.
+"""Where a reader draws sources from: alone, or in a session with others, who take out tickets in order of time.
 
-Each worker publishes the time it is about to work on; it never takes out a ticket for an earlier one. So the
-tickets up to the smallest published time can be decided for good, and whoever holds the lock decides them
-(`ledger.Ledger`). Waiting workers poll: nothing relies on a notify that a killed worker could swallow.
+A reader that has nobody beside it is granted each ticket as it takes it out. In a session each reader publishes the
+time it is about to work on, and never takes out a ticket for an earlier one. So the tickets up to the smallest
+published time can be decided for good, and whoever holds the lock decides them (`ledger.Ledger`). Readers that wait
+poll: nothing relies on a notify that a killed worker could swallow.
 
 Guarantee: a wait ends, with `Abandoned`, when the session is closed or one of its workers is gone.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import time as clock
 from collections.abc import Callable
@@ -19,11 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_dataloader._memory.fields import Carver
-from stream_dataloader._reading.sessions import FINISHED, LEFT, RUNNING, SessionKey, SessionRow, SessionTable, is_alive
+from stream_dataloader._reading.sessions import FINISHED, LEFT, RUNNING, SessionRow, is_alive
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.rules import NEVER, PENDING, Rules
-from stream_dataloader._schedule.sections import Lengths
-from stream_dataloader._schedule.snapshot import Snapshot
+from stream_dataloader._schedule.rules import NEVER, NONE, PENDING, Rules
 
 _FIRST_WAIT_SECONDS = 20e-6
 _LONGEST_WAIT_SECONDS = 1e-3
@@ -35,20 +33,67 @@ class Abandoned(Exception):
 
 
 class SourceQueue:
-    """A worker's end of one session.
+    """What a reader draws sources from that has nobody beside it.
+
+    Args:
+        rules: Those of the dataset.
+        order: What grants stand for.
+        closed: Whether to give up, asked between two lanes: a thread cannot be ended from outside.
+
+    Attributes:
+        order: What grants stand for; its `epoch` is the one that is read.
+    """
+
+    def __init__(self, rules: Rules, order: Order, closed: Callable[[], bool] | None = None) -> None:
+        self.order = order
+        self._rules = rules
+        self._closed = closed
+        self._cursors = list(order.first)
+
+    def publish(self, time: int) -> None:  # noqa: ARG002
+        """Promise to take out no ticket for an earlier time any more.
+
+        Raises:
+            Abandoned: Nothing more is wanted.
+        """
+        if self._closed is not None and self._closed():
+            raise Abandoned
+
+    def take(self, lane: int, time: int, ahead: bool) -> int:  # noqa: ARG002
+        """Take out a ticket: its grant or `NONE`, if that is known at once; else a number below `PENDING`."""
+        number = self._rules.decide(lane, self._cursors, ahead)
+        return NONE if number == NONE else self.order.grant(number)
+
+    def decision(self, lane: int, ticket: int) -> int:  # noqa: ARG002
+        """What a ticket was granted, or `PENDING`; decides what can be decided."""
+        return ticket
+
+    def wait(self, lane: int, ticket: int) -> int:
+        """The same, once there is a decision.
+
+        Raises:
+            Abandoned: There will be none.
+        """
+        return self.decision(lane, ticket)
+
+    def finish(self) -> None:
+        """Take part no more: nobody has to wait for this reader."""
+
+    def leave(self) -> None:
+        """Go away; before `finish`, this ends the session for those who wait for this reader."""
+
+
+class SessionQueue(SourceQueue):
+    """A reader's end of a session that it shares with others.
 
     Args:
         row: The session's state.
-        worker: This worker's number.
+        worker: This reader's number.
         rules: Those of the dataset.
         order: What grants stand for.
         lock: Keeps the session's other workers out.
         closed: Whether the session was closed from outside; asked while waiting.
-        gives_up: It is asked between two lanes, too: a process that reads on for a while can be ended, a thread cannot.
-
-    Attributes:
-        epoch: The session's epoch number.
-        order: What grants stand for.
+        gives_up: It is asked between two lanes, too.
     """
 
     def __init__(
@@ -62,50 +107,52 @@ class SourceQueue:
         *,
         gives_up: bool,
     ) -> None:
+        super().__init__(rules, order, closed if gives_up else None)
         self._row = row
         self._time = row.time.data  # several times faster to write a number to than the array
         self._worker = worker
-        self._rules = rules
         self._lock = lock
-        self._closed = closed
-        self._gives_up = gives_up
-        self.epoch = int(row.epoch[0])
-        self.order = order
+        self._is_over = closed
+
+    @classmethod
+    def of_threads(cls, rules: Rules, order: Order, count: int, closed: Callable[[], bool]) -> list[SourceQueue]:
+        """All ends of a session whose readers are threads of this process, in ordinary memory."""
+        row, lock = SessionRow(Carver(), rules), threading.Lock()
+        row.begin(order.epoch, count, first=order.first)
+        for worker in range(count):
+            row.enter(worker)
+        return [cls(row, worker, rules, order, lambda: lock, closed, gives_up=True) for worker in range(count)]
 
     def publish(self, time: int) -> None:
-        """Promise to take out no ticket for an earlier time any more.
-
-        Raises:
-            Abandoned: The session was closed, and this one gives up.
-        """
-        if self._gives_up and time != NEVER and self._closed():
-            raise Abandoned
+        """See `SourceQueue`."""
+        if time != NEVER:
+            super().publish(time)
         self._time[self._worker] = time
 
     def is_waited_for(self) -> bool:
         """Some lane has a ticket that cannot be decided yet."""
         return self._row.ledger.has_undecided()
 
-    def take(self, lane: int, time: int, *, ahead: bool) -> int:
-        """Take out a ticket and return its number within the lane."""
+    def take(self, lane: int, time: int, ahead: bool) -> int:
+        """See `SourceQueue`."""
         with self._lock():
-            return self._row.ledger.take(lane, time, ahead)
+            return PENDING - 1 - self._row.ledger.take(lane, time, ahead)
 
     def decision(self, lane: int, ticket: int) -> int:
-        """The number of the ticket's grant, `NONE`, or `PENDING`; decides what can be decided."""
+        """See `SourceQueue`."""
+        if ticket > PENDING:
+            return ticket
+        number = PENDING - 1 - ticket
         horizon = int(self._row.time.min()) if self._rules.deterministic else NEVER
-        if horizon < self._row.ledger.time(lane, ticket):
+        if horizon < self._row.ledger.time(lane, number):
             return PENDING
         with self._lock():
             self._row.ledger.grant(horizon)
-            return self._row.ledger.decision(lane, ticket)
+            decision = self._row.ledger.decision(lane, number)
+        return decision if decision in (PENDING, NONE) else self.order.grant(decision)
 
     def wait(self, lane: int, ticket: int) -> int:
-        """The ticket's decision, once there is one.
-
-        Raises:
-            Abandoned: There will be none.
-        """
+        """See `SourceQueue`."""
         decision = self.decision(lane, ticket)
         if decision == PENDING:
             self._poll(lambda: self.decision(lane, ticket) != PENDING)
@@ -145,19 +192,19 @@ class SourceQueue:
         return some_fresh()
 
     def finish(self) -> None:
-        """Take part no more: nobody has to wait for this worker."""
+        """See `SourceQueue`."""
         self.publish(NEVER)
         self._row.status[self._worker] = FINISHED
 
     def leave(self) -> None:
-        """Go away; before `finish`, this ends the session for those who wait for this worker."""
+        """See `SourceQueue`."""
         if self._row.status[self._worker] == RUNNING:
             self._row.status[self._worker] = LEFT
 
     def _poll(self, condition: Callable[[], bool]) -> None:
         delay, next_look = _FIRST_WAIT_SECONDS, clock.monotonic() + _LIVENESS_SECONDS
         while not condition():
-            if self._closed() or (self._row.status == LEFT).any():
+            if self._is_over() or (self._row.status == LEFT).any():
                 raise Abandoned
             if clock.monotonic() > next_look:
                 next_look += _LIVENESS_SECONDS
@@ -166,64 +213,3 @@ class SourceQueue:
                     raise Abandoned
             clock.sleep(delay)
             delay = min(1.5 * delay, _LONGEST_WAIT_SECONDS)
-
-
-def local_queues(
-    rules: Rules,
-    epoch: int,
-    lengths: Lengths | None,
-    resume: Snapshot | None,
-    workers: int = 1,
-    closed: Callable[[], bool] | None = None,
-) -> list[SourceQueue]:
-    """The ends of a session whose workers are threads of this process, in ordinary memory.
-
-    Args:
-        rules: Those of the dataset.
-        epoch: The epoch's number.
-        lengths: Those of the dataset's sources or sections, if they are known.
-        resume: Where in the epoch it begins; None at its beginning.
-        workers: How many there are; all of them take part from now on.
-        closed: Whether the session was closed from outside; None: nobody closes it.
-    """
-    order = _order(rules, lengths, resume, epoch)
-    row, lock = SessionRow(Carver(), rules), threading.Lock()
-    row.begin(epoch, workers, first=order.first)
-    for worker in range(workers):
-        row.enter(worker)
-    asked = closed or (lambda: False)
-    return [
-        SourceQueue(row, worker, rules, order, lambda: lock, asked, gives_up=closed is not None)
-        for worker in range(workers)
-    ]
-
-
-def join_session(
-    table: SessionTable,
-    key: SessionKey,
-    worker: int,
-    workers: int,
-    *,
-    lengths: Lengths | None,
-    epoch: int | None = None,
-    resume: Snapshot | None = None,
-    closed: Callable[[], bool] = lambda: False,
-    gives_up: bool = False,
-) -> SourceQueue:
-    """Take part in a session; the first to come creates it.
-
-    Args:
-        table: The dataset's sessions.
-        key: Names the session; the same for all of its workers.
-        worker: This worker's number, below `workers`, the number of those with lanes.
-        lengths: Those of the dataset's sources or sections, if they are known.
-        epoch: The session's epoch; None takes the owner's next.
-        resume: Where in the epoch it begins, the same for all workers; None at its beginning.
-        closed: See `SourceQueue`, like the next.
-    """
-    row, order = table.join(key, worker, workers, epoch, functools.partial(_order, table.rules, lengths, resume))
-    return SourceQueue(row, worker, table.rules, order, table.locked, closed, gives_up=gives_up)
-
-
-def _order(rules: Rules, lengths: Lengths | None, resume: Snapshot | None, epoch: int) -> Order:
-    return Order(rules, epoch, lengths, *(resume.cursors, resume.returned) if resume else ())

@@ -47,7 +47,8 @@ class Order:
         returned: Grants among them that are to be given again, first.
 
     Attributes:
-        first: Where ledgers that use this order begin to count, by group hosted.
+        epoch: The epoch's number.
+        first: Where those who grant by this order begin to count, by group hosted.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Order:
         cursors: Sequence[int] | None = None,
         returned: Sequence[int] = (),
     ) -> None:
-        self._epoch, self._cycles, self._rules = epoch, rules.padding_mode == "cycle", rules
+        self.epoch, self._cycles, self._rules = epoch, rules.padding_mode == "cycle", rules
         self._groups = rules.groups
         self._draws: dict[int, int] = {}  # in a pass, by group
         self._returned = returned_by_group(rules, returned)
@@ -69,7 +70,7 @@ class Order:
         self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
 
     def grant(self, number: int) -> int:
-        """The grant that a ledger that starts with `first` means by a number."""
+        """The grant that is meant by a number, where counting starts with `first`."""
         count, group = divmod(number, self._groups.total)
         hosted = group - self._groups.first
         place, again = count - self.first[hosted], self._returned[hosted]
@@ -83,7 +84,7 @@ class Order:
             self._draws[group] = draws
         turn, index = divmod(count, draws)
         index = index * self._groups.total + group
-        epoch = self._epoch + turn if self._cycles else self._epoch
+        epoch = self.epoch + turn if self._cycles else self.epoch
         fresh = self._cycles or turn == 0
         if self._mixed is not None:
             return Assignment(*self._mixed.source(epoch, index), fresh)

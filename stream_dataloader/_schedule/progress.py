@@ -9,9 +9,10 @@ Guarantee: following costs next to nothing; a snapshot is unpacked only when one
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
-from stream_dataloader._schedule.reservations import Reservations, next_grant
+from stream_dataloader._schedule.reservations import next_grant
 from stream_dataloader._schedule.rules import NONE, Rules
 from stream_dataloader._schedule.snapshot import LaneReports, PackedSnapshot, Snapshot, beginning, pack_progress
 
@@ -39,8 +40,7 @@ class Progress:
         self._cursors = list(start.cursors)
         self._missing = dict.fromkeys(start.returned)  # in order, as a dict keeps it
         self._grants = tuple(lane.grant for lane in start.lanes)
-        self._reserved = tuple(lane.reserved for lane in start.lanes)  # what records share; a new one as it changes
-        self._reservations = [Reservations(rules.lookahead, held) for held in self._reserved]
+        self._reserved = tuple(lane.reserved for lane in start.lanes)
         self._streams = {i: lane.stream for i, lane in enumerate(start.lanes) if lane.stream is not None}
         whole = pack_progress(lane.progress for lane in start.lanes)
         self._lanes: list[bytes] = [whole, *[b""] * (parts - 1)]
@@ -71,23 +71,16 @@ class Progress:
         self._keep()
 
     def _take(self, taken: Iterable[tuple[int, int]]) -> None:
-        grants = list(self._grants)
+        rules, grants, reserved = self._rules, list(self._grants), list(self._reserved)
         for lane, grant in taken:
-            if self._rules.deterministic:
-                expected = self._replay(lane)
+            if rules.deterministic:
+                decide = functools.partial(rules.decide, lane, self._cursors)
+                expected, reserved[lane] = next_grant(reserved[lane], rules.lookahead, decide)
                 assert grant == expected, f"lane {lane} took grant {grant}, and {expected} was its turn"
             elif grant != NONE:
                 self._note(grant)
             grants[lane] = grant
-        self._grants = tuple(grants)
-
-    def _replay(self, lane: int) -> int:
-        """What a lane that takes its next source gets."""
-        reservations = self._reservations[lane]
-        grant = next_grant(reservations, lambda ahead: self._rules.decide(lane, self._cursors, ahead))
-        if self._reserved[lane] is not None:
-            self._reserved = (*self._reserved[:lane], reservations.held, *self._reserved[lane + 1 :])
-        return grant
+        self._grants, self._reserved = tuple(grants), tuple(reserved)
 
     def _note(self, grant: int) -> None:
         """A source was taken, in whatever order; those before it that were not are still to come."""

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.reservations import Reservations, next_grant
+from stream_dataloader._schedule.reservations import next_grant
 from stream_dataloader._schedule.rules import NONE, IntArray, Rules
 from stream_dataloader._schedule.snapshot import LaneState, Snapshot, beginning
 from stream_dataloader.errors import EmptySourcesError
@@ -92,7 +92,7 @@ class Replay:
         self._eager = _FIRST_STEPS
         self._cursors = list(place.cursors)
         self._deciders = [functools.partial(rules.decide, lane, self._cursors) for lane in range(rules.lanes)]
-        self._reserved = [Reservations[int](rules.lookahead, lane.reserved) for lane in place.lanes]
+        self._reserved = [lane.reserved for lane in place.lanes]
         self._draws = [lane.draws_without_item for lane in place.lanes]
         self._idle = [bool(lane.idle) for lane in place.lanes]
         begin = self.step * self._window
@@ -111,8 +111,8 @@ class Replay:
         for lane, run in enumerate(self._runs):
             # a source whose last item fills a window's last cell is open until the lane looks for one more item
             grant, items = (run.grant, min(cell, run.end) - run.begin) if run and run.end >= cell else (NONE, 0)
-            idle, reserved = int(self._idle[lane]), self._reserved[lane].held
-            lanes.append(LaneState(grant, items, items, 0, self._draws[lane], idle, reserved))
+            idle = int(self._idle[lane])
+            lanes.append(LaneState(grant, items, items, 0, self._draws[lane], idle, self._reserved[lane]))
         return Snapshot(self.step, tuple(self._cursors), (), tuple(lanes))
 
     def skip_to(self, step: int) -> None:
@@ -173,7 +173,8 @@ class Replay:
                 )
             if rules.padding_mode == "data" and draws >= rules.draws_of(lane):
                 return NONE
-        return next_grant(self._reserved[lane], self._deciders[lane])
+        grant, self._reserved[lane] = next_grant(self._reserved[lane], rules.lookahead, self._deciders[lane])
+        return grant
 
     def _run(self, grant: int, begin: int) -> SourceRun:
         source, _, _, fresh = self._order[grant]

@@ -8,68 +8,38 @@
     d is refused        c (d)           reserves e,     takes c        refused: no source, for good
     next                (d) (e)         takes d, which was refused: from now on it takes each source when it needs it
 
-Workers, the main process that follows them, and the count of an epoch's steps all use this rule. They only differ in
-what a ticket is.
+Workers, the main process that follows them, and the count of an epoch's steps all use this rule. Where a ticket is
+decided as soon as it is taken out, it is its own grant. Only where others may come before it is it a number below
+`PENDING`, and its grant is waited for.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+import itertools
+from collections.abc import Callable
+from typing import TypeAlias
 
-from stream_dataloader._schedule.rules import NONE
+from stream_dataloader._schedule.rules import NONE, PENDING
 
-Ticket = TypeVar("Ticket")
-
-
-class Reservations(Generic[Ticket]):
-    """One lane's tickets ahead.
-
-    Args:
-        lookahead: How many a lane holds.
-        held: The tickets that it holds, none at the epoch's beginning. None: it takes no more tickets ahead.
-    """
-
-    def __init__(self, lookahead: int, held: Iterable[Ticket] | None = ()) -> None:
-        self._lookahead = lookahead
-        self._held: deque[Ticket] | None = None if held is None or not lookahead else deque(held)
-
-    @property
-    def held(self) -> tuple[Ticket, ...] | None:
-        """The tickets it holds, in order; None: it takes none ahead any more."""
-        return None if self._held is None else tuple(self._held)
-
-    def next(self, reserve: Callable[[], Ticket]) -> Ticket | None:
-        """The ticket whose turn it is; None if the lane takes none ahead any more.
-
-        Args:
-            reserve: Takes out one more ticket ahead; called once, and when the lane starts `lookahead` times more.
-        """
-        held = self._held
-        if held is None:
-            return None
-        if held:
-            held.append(reserve())
-        else:
-            held.extend([reserve() for _ in range(self._lookahead + 1)])
-        return held.popleft()
-
-    def end(self) -> tuple[Ticket, ...]:
-        """Take none ahead any more, as the last was refused; returns those still held, which are refused too."""
-        held, self._held = self.held or (), None
-        return held
+#: The tickets that a lane holds, in order; none at the epoch's beginning. None: it takes no more tickets ahead.
+Held: TypeAlias = tuple[int, ...] | None
 
 
-def next_grant(reservations: Reservations[int], draw: Callable[[bool], int]) -> int:
-    """The grant that a lane takes next, where a ticket is decided as soon as it is taken out; `NONE` if it gets none.
+def next_grant(
+    held: Held, lookahead: int, take: Callable[[bool], int], wait: Callable[[int], int] = int
+) -> tuple[int, Held]:
+    """The grant that a lane takes next, `NONE` if it gets none; and the tickets that it holds then.
 
     Args:
-        reservations: The lane's tickets ahead, each of them its grant.
-        draw: Takes out a ticket, ahead or now, and returns its grant.
+        held: The tickets that it holds.
+        lookahead: How many it holds as long as it takes some ahead.
+        take: Takes out a ticket, ahead or now.
+        wait: Waits for the grant of a ticket that is not decided yet.
     """
-    grant = reservations.next(lambda: draw(True))
-    if grant is not None and grant != NONE:
-        return grant
-    reservations.end()
-    return draw(False)
+    if held is not None:
+        first, *rest = *held, *map(take, itertools.repeat(True, 1 if held else lookahead + 1))
+        grant = first if first > PENDING else wait(first)
+        if grant != NONE:
+            return grant, tuple(rest)
+    now = take(False)  # those still held are refused, too
+    return now if now > PENDING else wait(now), None

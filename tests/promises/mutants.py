@@ -74,14 +74,14 @@ MUTANTS = {
     ),
     "a lane uses its first ticket ahead again": Mutant(
         "_schedule/reservations.py",
-        "[reserve() for _ in range(self._lookahead + 1)]",
-        "[reserve()] * (self._lookahead + 1)",
+        "map(take, itertools.repeat(True, 1 if held else lookahead + 1))",
+        "map(lambda ahead, ticket=take(True): ticket, range(1 if held else lookahead + 1))",
     ),
     "a refused ticket ahead makes a lane idle": Mutant(
-        "_schedule/reservations.py", "    reservations.end()\n    return draw(False)", "    return NONE"
+        "_schedule/reservations.py", "now = take(False)", "now = NONE if held else take(False)"
     ),
     "the second pass of a cycle is the last new one": Mutant(
-        "_schedule/order.py", "self._epoch + turn if self._cycles", "self._epoch + min(turn, 1) if self._cycles"
+        "_schedule/order.py", "self.epoch + turn if self._cycles", "self.epoch + min(turn, 1) if self._cycles"
     ),
     "what is read again counts as new": Mutant(
         "_schedule/order.py", "fresh = self._cycles or turn == 0", "fresh = self._cycles or turn <= 1"
@@ -99,7 +99,7 @@ MUTANTS = {
         "_schedule/ledger.py", "self._cursors[: len(cursors)] = cursors", "self._cursors[: len(cursors)] = 0"
     ),
     "reservations are not restored": Mutant(
-        "_reading/lane.py", "opener.restore(index, start.reserved)", "opener.restore(index, ())"
+        "_reading/lane.py", "opener.restore(index, start.reserved)", "opener.restore(index, start.reserved and ())"
     ),
     "a worker resumes the first lanes, not its own": Mutant(
         "_reading/reader.py",
