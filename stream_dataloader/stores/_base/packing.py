@@ -61,7 +61,8 @@ class PartPacker(Protocol):
         """Have the disk hold all streams that were written. They are entered in the journal after that.
 
         A part that has an attribute `syncs_beside = True` is synced in another thread, while the next stream is
-        written; it has to hold only those that were written when it is called.
+        written; it has to hold only those that were written when it is called. `sync_seconds` is how often it is called
+        at most, if that is not once a second.
         """
         ...
 

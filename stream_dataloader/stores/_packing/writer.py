@@ -114,7 +114,7 @@ class _Part:
         """Write a stream; see `PartPacker.write`."""
         steps, place = self._part.write(number, key, items)
         self._written.append(Entry(number, steps, place))
-        if time.monotonic() - self._synced >= SYNC_SECONDS:
+        if time.monotonic() - self._synced >= getattr(self._part, "sync_seconds", SYNC_SECONDS):
             self._wait()
             self._beside = self._pool.submit(self._sync, self._part.sync, self._written)
             self._written, self._synced = [], time.monotonic()

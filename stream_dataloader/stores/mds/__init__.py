@@ -2,8 +2,8 @@
 
 `index` says what is in a dataset, `shards` maps one shard, `encodings` and `pictures` turn its bytes into values,
 `codecs` unpacks shards and knows their hashes, `fetch` has them on this disk, `streams` says what its items are and
-which samples are a stream, `steps` reads one stream, `store` all of them, `writer` writes shards and datasets, and
-`packer` does so by several processes at once. It imports `_base`. Open `index` first.
+which samples are a stream, by a file of `table` where that is not plain, `steps` reads one stream, `store` all of them,
+`writer` writes shards and datasets, and `packer` does so by several processes at once. Open `index` first.
 """
 
 from stream_dataloader.stores.mds.packer import MdsPacker

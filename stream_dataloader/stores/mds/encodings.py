@@ -51,7 +51,7 @@ _MOST_BYTES = 1 << 32  # places in a shard are uint32
 
 
 class Encoding(ABC):
-    """One way to write a value as bytes.
+    """One way to write a value as bytes. What does not fit raises a ValueError, or a TypeError.
 
     Attributes:
         size: How many bytes each value has; None if that differs.
@@ -63,26 +63,14 @@ class Encoding(ABC):
 
     @abstractmethod
     def encode(self, value: Any) -> bytes:
-        """A value as bytes.
-
-        Raises:
-            TypeError, ValueError: It is of another kind.
-        """
+        """A value as bytes."""
 
     @abstractmethod
     def decode(self, data: memoryview) -> Any:
-        """The value that some bytes are, as a copy.
-
-        Raises:
-            ValueError: They are none.
-        """
+        """The value that some bytes are, as a copy."""
 
     def rows(self, data: memoryview) -> Any:
-        """The rows or elements of a sequence, as they are in the file.
-
-        Raises:
-            ValueError: It is damaged.
-        """
+        """The rows or elements of a sequence, as they are in the file."""
         raise NotImplementedError
 
     def row(self, rows: Any, index: int) -> Any:
@@ -129,11 +117,7 @@ class ArrayEncoding(Encoding):
         self.delivered, self._kind = np.dtype(bool), np.bool_
 
     def layout(self, data: memoryview) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-        """Dtype and shape of a value, and where its numbers begin.
-
-        Raises:
-            ValueError: The bytes have no such beginning, or do not end where the numbers do.
-        """
+        """Dtype and shape of a value, and where its numbers begin."""
         at, dtype, shape = 0, self.dtype, self.shape
         try:
             if dtype is None:
@@ -143,18 +127,16 @@ class ArrayEncoding(Encoding):
                 axes, kind = data[at] >> 2, np.dtype(_SHAPE_DTYPES[data[at] & 3])
                 at += 1 + axes * kind.itemsize
                 shape = tuple(np.frombuffer(data[at - axes * kind.itemsize : at], kind, axes).tolist())
+                if not shape:
+                    raise ValueError
         except (KeyError, IndexError, ValueError):
             raise ValueError(f"an array that begins with the bytes {bytes(data[:16]).hex()}") from None
         if len(data) - at != math.prod(shape) * dtype.itemsize or len(shape) > _MOST_AXES:
             raise ValueError(f"an array {dtype.name} {shape} in {len(data) - at} bytes")
         return dtype, shape, at
 
-    def _view(self, data: memoryview) -> NDArray[Any]:
-        dtype, shape, at = self.layout(data)
-        return np.frombuffer(data, dtype, offset=at).reshape(shape)
-
     def decode(self, data: memoryview) -> Any:
-        found = self._copy(self._view(data))
+        found = self._copy(self.rows(data))
         if self.shape == ():
             return found[()] if self._kind is None else self._kind(found[()])
         return found
@@ -163,9 +145,8 @@ class ArrayEncoding(Encoding):
         return np.array(found, self.delivered or found.dtype.newbyteorder("="))
 
     def rows(self, data: memoryview) -> NDArray[Any]:
-        if not (found := self._view(data)).ndim:
-            raise ValueError("a single number, which is no sequence")
-        return found
+        dtype, shape, at = self.layout(data)
+        return np.frombuffer(data, dtype, offset=at).reshape(shape)
 
     def row(self, rows: NDArray[Any], index: int) -> Any:
         return self._copy(rows[index])[()]

@@ -68,17 +68,11 @@ class Shards:
             OSError: It is missing, or cannot be fetched.
             ImportError: A package is missing that unpacks it, or fetches it.
         """
-        if self.is_here(number):
-            return self._opened.lease(number)
         with self.file(number):  # fetched before it is opened: one is opened at a time
             return self._opened.lease(number)
 
     def parts(self, column: Column) -> Iterator[tuple[int, memoryview]]:
-        """The bytes of a column's value in each sample, and the sample's number; each is valid until the next.
-
-        Raises:
-            StoreError: A shard is damaged.
-        """
+        """The bytes of a column's value in each sample, and the sample's number; each is valid until the next."""
         first = 0
         for number, entry in enumerate(self._index.shards):
             with closing(self.open(number)) as lease, lease.handle.known:
@@ -88,18 +82,20 @@ class Shards:
     def is_here(self, number: int) -> bool:
         """Whether a shard need not be fetched or unpacked."""
         entry = self._index.shards[number]
-        return not self._remote and (entry.zip is None or os.path.exists(in_folder(self._folder, entry.raw.basename)))
+        return not self._remote and (entry.zip is None or os.path.exists(self._name(entry.raw)))
+
+    def _name(self, file: ShardFile) -> str:
+        return in_folder(self._folder, file.basename)
 
     def _open(self, number: int) -> Shard:
         self._check()
         entry = self._index.shards[number]
-        name = in_folder(self._folder, entry.raw.basename)
         file = self.file(number)
         with closed_on_error(file):
             try:
-                shard = Shard(file, name, entry, self._index.sizes)
+                shard = Shard(file, self._name(entry.raw), entry, self._index.sizes)
             except FileNotFoundError:
-                raise _missing(name) from None
+                raise _missing(self._name(entry.raw)) from None
             self._check()
             return shard
 
@@ -115,17 +111,15 @@ class Shards:
     def file(self, number: int) -> LocalFile:
         """A shard's file, fetched and unpacked if it has to be; to be closed."""
         entry = self._index.shards[number]
-        name = in_folder(self._folder, entry.raw.basename)
+        name = self._name(entry.raw)
         if self.is_here(number):
             return LocalFile(name)
         self._check()
+        zipped = [self._name(entry.zip)] if entry.zip and not self._remote else []
+        version = hashlib.sha256(f"{self._version} {stamp_of(zipped)}".encode()).hexdigest()[:16]
+        kept = name if self._remote else os.path.abspath(name)
         try:
-            return self._cache.made(
-                name if self._remote else os.path.abspath(name),
-                self._version_of(entry),
-                entry.raw.bytes,
-                lambda path: self._make(entry, name, path),
-            )
+            return self._cache.made(kept, version, entry.raw.bytes, lambda path: self._make(entry, name, path))
         except FileNotFoundError as error:
             raise _missing(name) from error
         except StoreError:
@@ -133,15 +127,10 @@ class Shards:
         except ValueError as error:  # larger than the cache may be, or of a process that this one waited for
             raise StoreError(f"{name}: {error}") from error
 
-    def _version_of(self, entry: ShardEntry) -> str:
-        """Tells what the cache has of a shard from that of another one."""
-        zipped = [in_folder(self._folder, entry.zip.basename)] if entry.zip and not self._remote else []
-        return hashlib.sha256(f"{self._version} {stamp_of(zipped)}".encode()).hexdigest()[:16]
-
     def _make(self, entry: ShardEntry, name: str, path: str) -> None:
         """Fetch a shard, or what it is unpacked from, and write what it must be to a path."""
         source = entry.zip or entry.raw
-        packed = in_folder(self._folder, source.basename)
+        packed = self._name(source)
         if self._remote:
             self._cache.fetch(packed, path, source.bytes)
         data = checked(source, path if self._remote else packed, packed)
@@ -167,9 +156,9 @@ class Shards:
         """
         entry = self._index.shards[number]
         with closing(self.open(number)) as lease, lease.handle.known:
-            _check_hashes(entry.raw, lease.handle.content, in_folder(self._folder, entry.raw.basename))
+            _check_hashes(entry.raw, lease.handle.content, self._name(entry.raw))
         if entry.zip is not None and not self._remote:
-            zipped = in_folder(self._folder, entry.zip.basename)
+            zipped = self._name(entry.zip)
             if os.path.exists(zipped) or not self.is_here(number):
                 checked(entry.zip, zipped, zipped)
 
@@ -184,12 +173,7 @@ def _check_hashes(file: ShardFile, data: Any, name: str) -> None:
 
 
 def checked(file: ShardFile, path: str, name: str) -> bytes:
-    """The bytes of a file.
-
-    Args:
-        file: What it must be.
-        path: Where it is.
-        name: What errors call it.
+    """The bytes of a file at a path, which errors call `name`.
 
     Raises:
         StoreError: It is missing, of another size, or has other hashes.

@@ -87,13 +87,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[str, Any]) -> None:
-    """Write index.json, the last thing that is written: it is whole, or not there.
-
-    Args:
-        folder: Where the shards are.
-        shards: Their entries.
-        note: What else is to be known.
-    """
+    """Write index.json, the last thing that is written: it is whole, or not there."""
     content: dict[str, Any] = {"version": 2, "shards": list(shards), _NOTE: dict(note)}
     content[_NOTE]["check"] = _digest(content)
     unfinished = os.path.join(folder, f".{INDEX}")
@@ -105,12 +99,7 @@ def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[
 
 
 def read_index(path: str, name: str, folder: str) -> DatasetIndex:
-    """Read an index.
-
-    Args:
-        path: The local file.
-        name: What errors call it.
-        folder: The dataset's, in which all files must lie.
+    """Read the index of a dataset in a folder, from a local file, which errors call `name`.
 
     Raises:
         StoreError: It is damaged, of another version, or of a dataset that is not MDS.
@@ -130,10 +119,11 @@ def read_index(path: str, name: str, folder: str) -> DatasetIndex:
     for number, found in enumerate(content["shards"]):
         try:
             shards.append(_shard(found, folder))
-            here = _columns(found)
+            here = [list(found[f"column_{kind}"]) for kind in ("names", "encodings", "sizes")]
             if number and here != columns:
                 raise ValueError(f"its columns are {shorten(here[:2])}, and those of shard 0 {shorten(columns[:2])}")
             columns = here
+            _check_columns(*columns)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(
                 f"{name}, shard {number}: {type(error).__name__}, {error}; write the dataset anew"
@@ -142,21 +132,18 @@ def read_index(path: str, name: str, folder: str) -> DatasetIndex:
     return DatasetIndex(names, encodings, sizes, shards, note, digest)
 
 
+def _check_columns(names: list[Any], encodings: list[Any], sizes: list[Any]) -> None:
+    texts = all(isinstance(text, str) for text in (*names, *encodings))
+    if not texts or not len(names) == len(encodings) == len(sizes) == len(set(names)) > 0:
+        raise ValueError(f"its columns are {shorten([names, encodings, sizes])}")
+    for size in sizes:
+        _count(size or 0)
+
+
 def _count(found: Any) -> int:
     if type(found) is not int or not 0 <= found < _MOST_SHARD_BYTES:
         raise ValueError(f"{shorten(found)} where a number below {_MOST_SHARD_BYTES:,} should be")
     return found
-
-
-def _columns(found: Mapping[str, Any]) -> list[list[Any]]:
-    names, encodings, sizes = columns = [list(found[f"column_{kind}"]) for kind in ("names", "encodings", "sizes")]
-    if not len(names) == len(encodings) == len(sizes) == len(set(names)) > 0:
-        raise ValueError(f"its columns are {shorten(columns)}")
-    if not all(isinstance(text, str) for text in (*names, *encodings)):
-        raise TypeError(f"its columns are {shorten(columns)}")
-    for size in sizes:
-        _count(size or 0)
-    return columns
 
 
 def _shard(found: Any, folder: str) -> ShardEntry:

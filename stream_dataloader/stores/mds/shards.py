@@ -31,7 +31,7 @@ from stream_dataloader.stores.mds.index import ShardEntry
 from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams.cache.file_cache import LocalFile
 
-__all__ = ["Column", "Shard"]
+__all__ = ["Column", "SampleRows", "Shard"]
 
 
 class Column(NamedTuple):
@@ -40,6 +40,10 @@ class Column(NamedTuple):
     name: str
     place: int
     encoding: Encoding
+
+    def error(self, error: Exception) -> StoreError:
+        """The error for a value that cannot be decoded."""
+        return StoreError(f"the column {self.name!r} has {error}")
 
 
 class Shard:
@@ -78,11 +82,8 @@ class Shard:
         self._variable = [place for place, size in enumerate(sizes) if not size]
         self._head = struct.Struct(f"<{len(self._variable)}I")
         least = self._head.size + sum(self._sizes)
-        if (
-            self._offsets[0] < 8 + 4 * count
-            or self._offsets[-1] > entry.raw.bytes
-            or (np.diff(self._offsets) < least).any()
-        ):
+        outside = self._offsets[0] < 8 + 4 * count or self._offsets[-1] > entry.raw.bytes
+        if outside or (np.diff(self._offsets) < least).any():
             raise self._damaged(f"places of samples lie outside of its {entry.raw.bytes:,} bytes")
         self._views: list[NDArray[Any] | None] | None = None  # of all samples, where all are alike
 
@@ -106,27 +107,17 @@ class Shard:
             raise self._damaged(f"the columns of sample {sample} take {bounds[-1] - begin:,} bytes of {end - begin:,}")
         return bounds
 
-    def part(self, sample: int, column: Column) -> memoryview:
-        """The bytes of a column's value in a sample.
-
-        Raises:
-            StoreError: It lies outside of the sample.
-        """
-        bounds = self._bounds(sample)
-        return self.content[bounds[column.place] : bounds[column.place + 1]]
-
     def parts(self, column: Column) -> list[memoryview]:
-        """The bytes of a column's value in each sample; see `part`."""
+        """The bytes of a column's value in each sample."""
         heads = np.frombuffer(self.content, np.uint8)[self._offsets[:-1, None] + np.arange(self._head.size)]
         sizes = np.tile(np.array(self._sizes, np.int64), (self.samples, 1))
         sizes[:, self._variable] = heads.view("<u4")
         ends = self._offsets[:-1] + self._head.size + np.cumsum(sizes, axis=1).T
         for sample in np.flatnonzero(ends[-1] != self._offsets[1:])[:1].tolist():
             self._bounds(sample)  # which says what is wrong
-        begins = ends[column.place] - sizes[:, column.place]
-        return [
-            self.content[begin:end] for begin, end in zip(begins.tolist(), ends[column.place].tolist(), strict=True)
-        ]
+        stops = ends[column.place]
+        begins = stops - sizes[:, column.place]
+        return [self.content[begin:stop] for begin, stop in zip(begins.tolist(), stops.tolist(), strict=True)]
 
     def values(self, sample: int, columns: Sequence[Column]) -> list[Any]:
         """Columns' values in a sample, as copies.
@@ -134,17 +125,24 @@ class Shard:
         Raises:
             StoreError: One is damaged.
         """
+        return self._read(sample, columns, lambda column, part: column.encoding.decode(part))
+
+    def rows(self, sample: int, columns: Sequence[Column]) -> SampleRows:
+        """What a sample holds, for a stream of its own.
+
+        Raises:
+            StoreError: It is damaged, or its columns have different numbers of rows.
+        """
+        return SampleRows(self.known, columns, self._read(sample, columns, _opened))
+
+    def _read(self, sample: int, columns: Sequence[Column], decode: Any) -> list[Any]:
         bounds, found = self._bounds(sample), []
         for column in columns:
             try:
-                found.append(column.encoding.decode(self.content[bounds[column.place] : bounds[column.place + 1]]))
+                found.append(decode(column, self.content[bounds[column.place] : bounds[column.place + 1]]))
             except ValueError as error:
-                raise self.error(sample, column, error) from error
+                raise StoreError(f"{self._name}, sample {sample}: {column.error(error)}") from error
         return found
-
-    def error(self, sample: int, column: Column, error: Exception) -> StoreError:
-        """The error for a value that cannot be decoded."""
-        return StoreError(f"{self._name}, sample {sample}: the column {column.name!r} has {error}")
 
     def windows(self, columns: Sequence[Column], start: int, stop: int) -> list[NDArray[Any] | None]:
         """The numbers of columns, the same ones in each call, in samples `[start, stop)`, over the map.
@@ -183,8 +181,51 @@ class Shard:
                 try:
                     dtype, shape, at = encoding.layout(self.content[begin : bounds[column.place + 1]])
                 except ValueError as error:
-                    raise self.error(start, column, error) from error
+                    raise StoreError(f"{self._name}, sample {start}: {column.error(error)}") from error
                 described = rows(begin, np.uint8, (at,))
                 if not (described != described[0]).any():
                     windows[number] = rows(begin + at, dtype, shape)
         return windows
+
+
+def _opened(column: Column, part: memoryview) -> Any:
+    return column.encoding.rows(part) if column.encoding.is_sequence else column.encoding.decode(part)
+
+
+class SampleRows:
+    """What one sample holds, read as a shard is: its arrays' rows and its lists' elements are time steps.
+
+    What is neither is the same in all of them.
+    """
+
+    def __init__(self, known: KnownFile, columns: Sequence[Column], values: list[Any]) -> None:
+        self.known = known
+        self._values = {column.place: value for column, value in zip(columns, values, strict=True)}
+        lengths = {one.name: len(self._values[one.place]) for one in columns if one.encoding.is_sequence}
+        if len(set(lengths.values())) != 1:
+            raise StoreError(
+                f"a sample that is a stream has as many rows in all its arrays and lists, and these have "
+                f"{lengths or 'none'}"
+            )
+        self.samples = next(iter(lengths.values()))
+
+    def values(self, row: int, columns: Sequence[Column]) -> list[Any]:
+        """See `Shard`."""
+        found = []
+        for column in columns:
+            value = self._values[column.place]
+            try:
+                found.append(column.encoding.row(value, row) if column.encoding.is_sequence else value)
+            except ValueError as error:
+                raise StoreError(f"step {row}: {column.error(error)}") from error
+        return found
+
+    def windows(self, columns: Sequence[Column], start: int, stop: int) -> list[NDArray[Any] | None]:
+        """See `Shard`."""
+        return [self._window(column, start, stop) for column in columns]
+
+    def _window(self, column: Column, start: int, stop: int) -> NDArray[Any] | None:
+        if not isinstance(column.encoding, ArrayEncoding):
+            return None
+        value = self._values[column.place]
+        return value[start:stop] if column.encoding.is_sequence else np.full(stop - start, value)

@@ -13,16 +13,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
-from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside, stamp_of
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.structure import classes_of
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder, read_index
-from stream_dataloader.stores.mds.steps import RowSteps, SampleSteps
-from stream_dataloader.stores.mds.streams import MdsIndex, StreamTable
-from stream_dataloader.streams._media.section import closed_on_error, whole_number
+from stream_dataloader.stores.mds.steps import MdsSteps
+from stream_dataloader.stores.mds.streams import MdsIndex
+from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 
 __all__ = ["MdsStore"]
@@ -119,28 +116,16 @@ class MdsStore(Store):
             self._index.shards.close()
         super().close()
 
-    def _open_steps(self, number: int) -> SampleSteps | RowSteps:
-        index: MdsIndex = self.index
-        name = functools.partial(self.name_of, number)
-        if index.kind != "sample":
-            start, steps = index.extent(number)
-            return SampleSteps(index, start, steps, self._ahead, name)
-        shard = int(np.searchsorted(index.firsts, number, "right")) - 1
-        try:
-            lease = index.shards.open(shard)
-        except StoreError as error:
-            raise StoreError(f"{name()}: {error}") from error
-        with closed_on_error(lease):
-            return RowSteps(lease, number - int(index.firsts[shard]), index, name)
+    def _open_steps(self, number: int) -> MdsSteps:
+        return MdsSteps(self.index, number, self._ahead, functools.partial(self.name_of, number))
 
     def key(self, number: int) -> str:
         index: MdsIndex = self.index
         return index.key(self._check_number(number))
 
     def metadata(self, number: int) -> Mapping[str, Any]:
-        table: StreamTable | None = self.index.table
-        self._check_number(number)
-        return {} if table is None else table.note(number)
+        number, index = self._check_number(number), self.index
+        return {} if index.table is None else index.table.note(number)
 
     def _version(self) -> str:
         return "2"

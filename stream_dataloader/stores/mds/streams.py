@@ -1,110 +1,34 @@
 """What the items of an MDS dataset are, and which of its samples are which stream.
 
-A table of streams lies beside the shards of a packed store. Where a column has to be read to find the streams, what was
-found is such a table in the cache. ::
-
-    "SDMDST1", line feed              8 bytes
-    streams, keys, notes, check       int64: how many streams, bytes of keys and of notes, CRC-32 of all that follows
-    start                             int64, of each stream: its first sample, counted over all shards
-    steps                             int64: how many time steps
-    key_stop                          int64: where its key ends
-    note_stop                         int64: where its metadata ends
-    keys, notes                       UTF-8 and JSON, end to end
-
-All numbers are little-endian.
-
 Guarantee: opening takes the time and memory of a few pages, however many streams there are, if the dataset or its index
-tells the streams; a pass over a column is made once by all processes, and kept. What is in a table lies within the
-dataset.
+tells the streams; a pass over a column is made once by all processes, and kept.
 """
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import Node, flatten, leaf_paths
+from stream_dataloader._items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import inside, stamp_of
 from stream_dataloader.stores._base.structure import from_json
-from stream_dataloader.stores._base.tables import Texts, encoded, stops_of
 from stream_dataloader.stores.mds.encodings import ArrayEncoding
 from stream_dataloader.stores.mds.fetch import Shards
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder
 from stream_dataloader.stores.mds.pictures import encoding_of
 from stream_dataloader.stores.mds.shards import Column
+from stream_dataloader.stores.mds.table import StreamTable, write_lengths, write_runs
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 
-__all__ = ["MdsIndex", "StreamTable", "write_table"]
+__all__ = ["MdsIndex"]
 
 _COLUMN = "column:"
-_MAGIC = b"SDMDST1\n"
-_HEAD_BYTES = len(_MAGIC) + 4 * 8
 _KEYS = ("str", "bytes", "str_int", "str_decimal", "json")
-
-
-def write_table(
-    path: str,
-    starts: Sequence[int] | NDArray[np.int64],
-    steps: Sequence[int] | NDArray[np.int64],
-    keys: Sequence[str],
-    notes: Iterable[Mapping[str, Any]] = (),
-) -> int:
-    """Write a table; `notes` are of all streams, or none at all. Returns its checksum."""
-    texts, jsons = encoded(keys, notes or [{}] * len(keys))
-    rows = np.array([starts, steps, stops_of(texts), stops_of(jsons)], "<i8")
-    body = b"".join([rows.tobytes(), *texts, *jsons])
-    sizes = [len(texts), sum(map(len, texts)), sum(map(len, jsons)), zlib.crc32(body)]
-    with open(path, "wb") as file:
-        file.write(_MAGIC + np.array(sizes, "<i8").tobytes() + body)
-        file.flush()
-        os.fsync(file.fileno())
-    return sizes[3]
-
-
-class StreamTable(Texts):
-    """A table, mapped.
-
-    Args:
-        path: The file.
-        most: How many samples the dataset has; None where a stream is one of them.
-
-    Attributes:
-        starts: `(streams,)` int64.
-        steps: `(streams,)` int64.
-        check: Its checksum.
-
-    Raises:
-        StoreError: It is missing or damaged.
-    """
-
-    def __init__(self, path: str, most: int | None) -> None:
-        try:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < _HEAD_BYTES:
-                    raise StoreError(f"{path} is damaged: a table of streams has {_HEAD_BYTES} bytes at least")
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise StoreError(f"{path} is missing: the store is unfinished or damaged; write it anew") from None
-        count, keys, notes, self.check = np.frombuffer(mapped, "<i8", 4, len(_MAGIC)).tolist()
-        whole = min(count, keys, notes) >= 0 and size == _HEAD_BYTES + 32 * count + keys + notes
-        if not whole or mapped[: len(_MAGIC)] != _MAGIC or zlib.crc32(memoryview(mapped)[_HEAD_BYTES:]) != self.check:
-            raise StoreError(f"{path} is damaged: it is no table of streams, or its checksum is another")
-        rows = np.frombuffer(mapped, "<i8", 4 * count, _HEAD_BYTES).reshape(4, count)
-        self.starts, self.steps, *stops = rows
-        texts = memoryview(mapped)[_HEAD_BYTES + 32 * count :]
-        super().__init__(texts[:keys], stops[0], texts[keys:], stops[1])
-        outside = rows.min(initial=0) < 0 or (np.diff(stops) < 0).any()
-        if outside or (most is not None and (self.starts + self.steps).max(initial=0) > most):
-            raise StoreError(f"{path} is damaged: a stream lies outside of the dataset's {most} samples")
 
 
 class MdsIndex:
@@ -186,12 +110,7 @@ class MdsIndex:
         """The structure of an item, and the columns that are its leaves."""
         note = self.found.note
         if wanted is None and (packed := note.get("items")) is not None:
-            try:
-                structure, names = from_json(packed["structure"], self._name, classes), list(packed["columns"])
-                if len(leaf_paths(structure)) != len(names):
-                    raise ValueError(f"leaves {names}")
-            except (KeyError, TypeError, ValueError) as error:
-                raise StoreError(f"{self._name} does not say what items are ({error}); pack the store anew") from error
+            structure, names = from_json(packed["structure"], self._name, classes), list(packed["columns"])
         else:
             others = [name for name in self.found.names if name not in (note.get("key"), self._key)]
             names = others or self.found.names if wanted is None else wanted
@@ -216,7 +135,7 @@ class MdsIndex:
                 return None, np.full(total, shape[0], np.int64)
             if is_url(self._folder):
                 return None, None  # to know them, all of it would have to be fetched
-            table = self._made_table(version, lambda path: _write_lengths(path, self.shards, rows), None)
+            table = self._made_table(version, lambda path: write_lengths(path, self.shards.parts(rows), rows), None)
         else:
             key = self._column(self._key)
             kind = self.found.encodings[key.place]
@@ -224,18 +143,17 @@ class MdsIndex:
                 raise StoreError(
                     f"{self._name}: the column {key.name!r} is {kind!r}, and streams are named by text or whole numbers"
                 )
-            table = self._made_table(version, lambda path: _write_runs(path, self.shards, key, total), total)
+            table = self._made_table(version, lambda path: write_runs(path, self.shards.parts(key), key, total), total)
         return table, table.steps
 
     def _packed_table(self, total: int) -> StreamTable:
-        try:
-            basename, check = self.found.note["table"]["basename"], self.found.note["table"]["check"]
-        except (KeyError, TypeError):
-            raise StoreError(f"{self._name} does not say where its streams are; pack the store anew") from None
-        inside(self._folder, basename, self._name)
-        with self._cache.open(in_folder(self._folder, basename)) as local:
+        said = self.found.note.get("table")
+        if said is None:
+            raise StoreError(f"{self._name} does not say where its streams are; name what a stream is, by stream=")
+        inside(self._folder, said["basename"], self._name)
+        with self._cache.open(in_folder(self._folder, said["basename"])) as local:
             table = StreamTable(local.path, total)
-        if table.check != check:
+        if table.check != said["check"]:
             raise StoreError(f"{local.path} is damaged, or of another store: its checksum is another; pack it anew")
         return table
 
@@ -255,6 +173,8 @@ class MdsIndex:
 
     def extent(self, number: int) -> tuple[int, int]:
         """A stream's first sample, and how many there are."""
+        if self.kind == "sample":
+            return number, 1
         if self.table is None:
             return int(self.firsts[number]), int(self.firsts[number + 1] - self.firsts[number])
         return int(self.table.starts[number]), int(self.table.steps[number])
@@ -264,34 +184,3 @@ class MdsIndex:
         if self.table is not None:
             return self.table.key(number)
         return self.found.shards[number].raw.basename if self.kind == "shard" else str(number)
-
-
-def _write_runs(path: str, shards: Shards, column: Column, total: int) -> None:
-    """Write a table of the runs of samples whose values in a column are the same."""
-    starts: list[int] = []
-    keys: list[str] = []
-    seen: set[str] = set()
-    before: bytes | None = None
-    for sample, part in shards.parts(column):
-        if before == (before := bytes(part)):
-            continue
-        try:
-            value = column.encoding.decode(part)
-        except ValueError as error:
-            raise StoreError(f"sample {sample} has no key: {error}") from error
-        key = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-        keys.append(f"{key}@{sample}" if key in seen else key)  # one that comes again is another stream
-        seen.add(key)
-        starts.append(sample)
-    write_table(path, starts, np.diff([*starts, total]) if starts else [], keys)
-
-
-def _write_lengths(path: str, shards: Shards, column: Column) -> None:
-    """Write a table of samples, and how many time steps each has."""
-    steps = []
-    for sample, part in shards.parts(column):
-        try:
-            steps.append(len(column.encoding.rows(part)))
-        except ValueError as error:
-            raise StoreError(f"sample {sample}: the column {column.name!r} has {error}") from error
-    write_table(path, range(len(steps)), steps, [str(sample) for sample in range(len(steps))])

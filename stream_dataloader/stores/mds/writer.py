@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader.errors import shorten
-from stream_dataloader.stores.mds.codecs import check_compression, check_hash, hash_of, pack
+from stream_dataloader.stores.mds.codecs import check_compression, hash_of, pack
 from stream_dataloader.stores.mds.encodings import ArrayEncoding
 from stream_dataloader.stores.mds.index import write_index
 from stream_dataloader.stores.mds.pictures import encoding_of
@@ -31,7 +31,7 @@ _MOST_SHARD_BYTES = (1 << 32) - 1  # places in it are uint32
 
 
 class ShardWriter:
-    """Turns samples into bytes, collects them, and writes them as shards.
+    """Turns samples into bytes, collects them, and writes a shard when there are enough.
 
     Args:
         folder: Where.
@@ -39,10 +39,11 @@ class ShardWriter:
         compression: How to compress, or None.
         hashes: Which to make of each file.
         size_limit: How many bytes a shard has at most, unless one sample has more; None: one shard.
+        name: Of all shards' files, before their numbers.
         bools: Columns of uint8 that are given bool.
 
     Attributes:
-        samples: The bytes of those that are collected.
+        entries: Of the shards that were written, for the index.
 
     Raises:
         ValueError: There is no such encoding, compression or hash, no column, or the limit is none.
@@ -56,39 +57,40 @@ class ShardWriter:
         compression: str | None = None,
         hashes: Sequence[str] | None = None,
         size_limit: int | str | None = 1 << 26,
+        name: str = "shard",
         bools: Sequence[str] = (),
     ) -> None:
         if not columns:
             raise ValueError("columns is empty; name at least one, and its encoding")
         if compression is not None:
-            check_compression(compression)
-            pack(compression, b"")  # is its package there?
-        for name in hashes or ():
-            check_hash(name)
-        self._folder = folder
+            pack(compression, b"")  # is there such a one, and its package?
+        for one in hashes or ():
+            hash_of(one, b"")
+        self._folder, self._name = folder, name
         self._encodings = []
-        for name in sorted(columns):
+        for column in sorted(columns):
             try:
-                encoding = encoding_of(columns[name], allow_pickle=True)
+                encoding = encoding_of(columns[column], allow_pickle=True)
             except ValueError as error:
-                raise ValueError(f"column {name!r}: {error}") from None
-            if name in bools and isinstance(encoding, ArrayEncoding):
+                raise ValueError(f"column {column!r}: {error}") from None
+            if column in bools and isinstance(encoding, ArrayEncoding):
                 encoding.as_bool()
-            self._encodings.append((name, columns[name], encoding))
+            self._encodings.append((column, columns[column], encoding))
         self._limit = None if size_limit is None else _size_of(size_limit)
-        self._config = {
+        self._config: dict[str, Any] = {
             "version": 2,
             "format": "mds",
             "compression": compression,
             "hashes": sorted(set(hashes or ())),
             "size_limit": self._limit,
-            "column_names": [name for name, _, _ in self._encodings],
+            "column_names": [column for column, _, _ in self._encodings],
             "column_encodings": [kind for _, kind, _ in self._encodings],
             "column_sizes": [encoding.size for _, _, encoding in self._encodings],
         }
         self._config_bytes = json.dumps(self._config, sort_keys=True).encode()
-        self.samples: list[bytes] = []
+        self._samples: list[bytes] = []
         self._size = 0
+        self.entries: list[dict[str, Any]] = []
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
         """A sample's bytes. Bytes are taken as they are, whatever the column's encoding.
@@ -113,49 +115,44 @@ class ShardWriter:
             parts.append(part)
         return np.array(sizes, "<u4").tobytes() + b"".join(parts)
 
-    def is_full(self, sample: bytes) -> bool:
-        """Whether the shard has to be written before a sample is added."""
-        size = self._size + 8 + len(self._config_bytes) + 4 * (len(self.samples) + 1) + len(sample)
-        return bool(self.samples) and size > (self._limit or _MOST_SHARD_BYTES)
-
     def add(self, sample: bytes) -> None:
-        """Collect a sample."""
-        self.samples.append(sample)
+        """Collect a sample; what was collected is written first, if both have no room in a shard."""
+        size = self._size + 8 + len(self._config_bytes) + 4 * (len(self._samples) + 1) + len(sample)
+        if size > (self._limit or _MOST_SHARD_BYTES):
+            self.flush()
+        self._samples.append(sample)
         self._size += len(sample)
 
-    def write(self, name: str) -> dict[str, Any]:
-        """Write what was collected as a shard, and begin another one.
-
-        Args:
-            name: Of the file, before `.mds`.
-
-        Returns:
-            Its entry in the index; it is on the disk then.
+    def flush(self) -> None:
+        """Write what was collected as a shard, and begin another one; it is on the disk then.
 
         Raises:
             ValueError: A sample is too large.
+            OSError: The disk is full.
         """
-        head = 8 + 4 * len(self.samples) + len(self._config_bytes)
-        offsets = head + np.cumsum([0, *map(len, self.samples)])
+        if not self._samples:
+            return
+        head = 8 + 4 * len(self._samples) + len(self._config_bytes)
+        offsets = head + np.cumsum([0, *map(len, self._samples)])
         if offsets[-1] > _MOST_SHARD_BYTES:
             raise ValueError(f"a sample has {self._size:,} bytes, and a shard has {_MOST_SHARD_BYTES:,} at most")
-        count = len(self.samples).to_bytes(4, "little")
-        data = b"".join([count, offsets.astype("<u4").tobytes(), self._config_bytes, *self.samples])
-        raw, zipped = self._described(f"{name}.mds", data), None
+        count = len(self._samples).to_bytes(4, "little")
+        data = b"".join([count, offsets.astype("<u4").tobytes(), self._config_bytes, *self._samples])
+        name = f"{self._name}.{len(self.entries):05}.mds"
+        raw, zipped = self._described(name, data), None
         if (compression := self._config["compression"]) is not None:
-            data = pack(str(compression), data)
-            zipped = self._described(f"{name}.mds.{check_compression(compression)[0]}", data)
+            data = pack(compression, data)
+            zipped = self._described(f"{name}.{check_compression(compression)[0]}", data)
         with open(os.path.join(self._folder, (zipped or raw)["basename"]), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        entry = {"samples": len(self.samples), "raw_data": raw, "zip_data": zipped} | self._config
-        self.samples, self._size = [], 0
-        return entry
+        self.entries.append({"samples": len(self._samples), "raw_data": raw, "zip_data": zipped} | self._config)
+        self._samples, self._size = [], 0
 
     def _described(self, basename: str, data: bytes) -> dict[str, Any]:
-        hashes: Any = self._config["hashes"]
-        return {"basename": basename, "bytes": len(data), "hashes": {name: hash_of(name, data) for name in hashes}}
+        hashes = {name: hash_of(name, data) for name in self._config["hashes"]}
+        return {"basename": basename, "bytes": len(data), "hashes": hashes}
 
 
 class MdsWriter:
@@ -196,7 +193,6 @@ class MdsWriter:
     ) -> None:
         self.folder = os.path.expanduser(os.fspath(out))
         self._shards = ShardWriter(self.folder, columns, compression, hashes, size_limit)
-        self._entries: list[dict[str, Any]] = []
         self._count = 0
         self._done = False
         os.makedirs(self.folder, exist_ok=True)
@@ -220,13 +216,8 @@ class MdsWriter:
             encoded = self._shards.encode(sample)
         except (TypeError, ValueError) as error:
             raise type(error)(f"sample {self._count}: {error}") from error
-        if self._shards.is_full(encoded):
-            self._flush()
         self._shards.add(encoded)
         self._count += 1
-
-    def _flush(self) -> None:
-        self._entries.append(self._shards.write(f"shard.{len(self._entries):05}"))
 
     def finish(self) -> None:
         """Write what is left, and index.json at last; also called where the context ends. A second time: nothing.
@@ -237,9 +228,8 @@ class MdsWriter:
         if self._done:
             return
         try:
-            if self._shards.samples:
-                self._flush()
-            write_index(self.folder, self._entries, {})
+            self._shards.flush()
+            write_index(self.folder, self._shards.entries, {})
         except BaseException:
             self.abort()
             raise
