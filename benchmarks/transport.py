@@ -255,8 +255,9 @@ def resident(contender: Contender, work: Work, counts: Sequence[int], pause: flo
         after.append(float(sum(map(proportional_bytes, processes))))
     if not isinstance(loader, StreamDataLoader):
         return Resident(after)
-    pool = loader._starter.pool.memory.pool
-    assert pool is not None
+    leases = loader._starter.pool.memory.leases
+    assert leases is not None
+    pool = leases.pool
     assert pool.geometry is not None
     return Resident(after, pool.slots, pool.geometry.slot_bytes, 512 * os.fstat(pool._file._fd).st_blocks)
 

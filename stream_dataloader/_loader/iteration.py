@@ -242,7 +242,7 @@ class Iteration:
             skipped = member, failure.source_index
             if skipped not in self._skipped:
                 self._skipped.add(skipped)
-                self._tally.skipped += 1
+                self._tally.counts["skipped"] += 1
                 warn_of_skip(failure)
 
     def _raise_first_error(self, parts: list[Part | None], slot: Slot | None) -> None:

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from stream_dataloader._loader.epoch import Record
 from stream_dataloader._reading.share import Recovery
-from stream_dataloader._workers.feed import Feed
-from stream_dataloader._workers.tally import Tally
-from stream_dataloader.dataset import StreamDataset
+from stream_dataloader._workers.feed import Assignment, Feed
 from stream_dataloader.errors import WorkerDeathError, shorten
 
 _PROOF = 3  # deaths at one place
@@ -32,26 +30,14 @@ class Rescue:
 
     Args:
         begin: Begins to read again, from a record of what was delivered.
-        members: What is read.
-        tally: Where restarts are counted.
+        work: What is read.
         most: How many restarts there may be.
-        threads: How many threads a worker has.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[Record, Recovery], Feed | None],
-        members: Sequence[StreamDataset],
-        tally: Tally,
-        *,
-        most: int,
-        threads: int,
-    ) -> None:
+    def __init__(self, begin: Callable[[Record, Recovery], Feed | None], work: Assignment, most: int) -> None:
         self._begin = begin
-        self._members = members
-        self._tally = tally
+        self._work = work
         self._most = most
-        self._threads = threads
         self._restarts = 0
         self._deaths: Counter[tuple[int, int, int]] = Counter()  # by suspect, which is a member's
         self._killers: dict[tuple[int, int], int] = {}
@@ -66,7 +52,7 @@ class Rescue:
         Raises:
             WorkerDeathError: A source is to blame, and is not to be skipped.
         """
-        member, dataset = death.member, self._members[death.member]
+        member, dataset = death.member, self._work.members[death.member]
         suspects = {(member, *suspect) for suspect in death.suspects}
         self._deaths.update(suspects)
         proven = {(of, source): time for of, source, time in suspects if self._deaths[of, source, time] >= _PROOF}
@@ -85,8 +71,10 @@ class Rescue:
         elif self._restarts >= self._most:
             return None
         # as many suspects as a worker has threads may be in the same place as before, and one of them is the killer
-        one_by_one = self._threads > 1 and any(self._deaths[suspect] == _PROOF - 1 for suspect in suspects)
+        one_by_one = self._work.settings.threads_per_worker > 1 and any(
+            self._deaths[suspect] == _PROOF - 1 for suspect in suspects
+        )
         self._restarts += 1
-        self._tally.restarts += 1
+        self._work.tally.counts["restarts"] += 1
         _log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
         return self._begin(record, Recovery(self._killers, cautious=True, one_by_one=one_by_one))

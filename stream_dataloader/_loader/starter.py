@@ -29,19 +29,17 @@ from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.rescue import Rescue
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.ranks import Ranks
-from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.deferred import Begun, Turn
 from stream_dataloader._reading.share import NO_RECOVERY, Reading, Recovery
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.saved_state import common
 from stream_dataloader._schedule.snapshot import Snapshot, uncounted_lane
-from stream_dataloader._workers.feed import Feed, LocalFeed
+from stream_dataloader._workers.feed import Assignment, Feed, LocalFeed, Pool
 from stream_dataloader._workers.pool import WorkerPool
 from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader._workers.threads import ThreadPool
-from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
 from stream_dataloader.stats import LoaderStats
 
@@ -58,41 +56,34 @@ class Starter:
 
     Attributes:
         pool: The workers.
-        tally: What was read so far.
     """
 
     def __init__(
         self, ranks: Sequence[Ranks], workers: Sequence[int], max_restarts: int, settings: WorkerSettings, turn: Turn
     ) -> None:
         self._ranks = ranks
-        self._num_workers = sum(workers)
         self._max_restarts = max_restarts
         self._turn = turn
         lanes = [own.reading.rules.lanes for own in ranks]
-        self._readers = deal_members(lanes, workers, settings.threads_per_worker)
+        readers = deal_members(lanes, workers, settings.threads_per_worker)
+        tally = Tally(readers, ranks[0].reading.rules.time_steps, shared=sum(workers) > 0)
         self._newest: Callable[[], Iteration | None] = type(None)
         self._ending: Ending | None = None  # of the newest, which may be gone
-        self.tally = Tally(self._readers, ranks[0].reading.rules.time_steps, shared=self._num_workers > 0)
+        self._work = Assignment((), readers, sum(workers), settings, tally)
         self.renew(settings)
-
-    @property
-    def _members(self) -> list[StreamDataset]:
-        return [own.reading for own in self._ranks]
 
     def renew(self, settings: WorkerSettings) -> None:
         """Have other workers for the next iteration; what is being read goes on with those it has."""
-        self._settings = settings
         self._rescue: Rescue  # of what is read
         self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and it on the device
-        in_threads = settings.worker_method == "thread" and self._num_workers
-        kind: type[ThreadPool | WorkerPool] = ThreadPool if in_threads else WorkerPool
-        self.pool = kind(self._members, self._readers, self._num_workers, settings, self.tally)
+        self._work = work = self._work._replace(members=[own.reading for own in self._ranks], settings=settings)
+        in_threads = settings.worker_method == "thread" and work.num_workers
+        self.pool: Pool = ThreadPool(work) if in_threads else WorkerPool(work)
 
     def dismiss(self) -> None:
         """End what is being read, and wait for the end of worker processes."""
         self.end()
-        if isinstance(self.pool, WorkerPool):
-            self.pool.dismiss()
+        self.pool.dismiss()
 
     @property
     def is_reading(self) -> bool:
@@ -117,7 +108,7 @@ class Starter:
         batches = self._on_device(iteration, left) if kept is None or output.parts else kept[1]
         if left is None:
             return batches, iteration.close
-        keeps = self._settings.persistent_workers or not self._num_workers
+        keeps = self._work.settings.persistent_workers or not self._work.num_workers
         if keeps:
             self._kept = iteration, batches
         return batches if output.parts else itertools.islice(batches, left), _nothing if keeps else iteration.close
@@ -157,20 +148,16 @@ class Starter:
             RankError: The ranks are not about to read the same, or one did not come.
         """
         begin, whole_windows = clock(), output.collate_fn is not None
-        epoch = position.coming_epoch(self._readers)
+        work = self._work
+        epoch = position.coming_epoch(work.readers)
         for course in epoch.courses:
             if not whole_windows and course.dataset.rules.time_steps is None and not course.ended:
                 _check_counted(course.start(course.progress.last).resume)
-        if self._num_workers and self.pool.owner != os.getpid():  # the loader was built before this process was forked
-            self.renew(self._settings)
-        self._rescue = Rescue(
-            functools.partial(_begin_again, weakref.ref(self), epoch, whole_windows),
-            self._members,
-            self.tally,
-            most=self._max_restarts,
-            threads=self._settings.threads_per_worker,
-        )
-        collector = StepCollector(self._read(epoch, whole_windows, epoch.last), self._readers, self._rescue)
+        if work.num_workers and self.pool.owner != os.getpid():  # the loader was built before this process was forked
+            self.renew(work.settings)
+        begin_again = functools.partial(_begin_again, weakref.ref(self), epoch, whole_windows)
+        self._rescue = Rescue(begin_again, work, self._max_restarts)
+        collector = StepCollector(self._read(epoch, whole_windows, epoch.last), work.readers, self._rescue)
         if not output.parts and not position.goes_on:
             try:
                 self._meet_ranks(epoch, position)
@@ -179,9 +166,9 @@ class Starter:
                     course.steps.close()
                 collector.feed.close()
                 raise
-        self.tally.begin(begin)
+        work.tally.begin(begin)
         position.begin(epoch)
-        return Iteration(epoch, collector, position, output, self.tally)
+        return Iteration(epoch, collector, position, output, work.tally)
 
     def _meet_ranks(self, epoch: Epoch, position: LoaderPosition) -> None:
         """Begin together with all other ranks."""
@@ -199,36 +186,38 @@ class Starter:
                 start = start._replace(resume=start.resume._replace(step=record.step))
             starts.append(start)
         others: Feed | None = None
-        if self._num_workers:
+        work = self._work
+        if work.num_workers:
             others = self.pool.start(starts, whole_windows=whole_windows, recovery=recovery)
-        members = dict.fromkeys(reader.member for reader in self._readers if reader.worker_id >= self._num_workers)
+        members = dict.fromkeys(reader.member for reader in work.readers if reader.worker_id >= work.num_workers)
         if others is not None and not members:
             return others
         slot = None
         if len(members) > 1 and others is None:
-            slot = SharedSlot(self._readers[-1].lanes.stop, whole_windows=whole_windows)
-        board, readers = ActivityBoard(self._readers, shared=False), []
+            slot = SharedSlot(work.readers[-1].lanes.stop, whole_windows=whole_windows)
+        board, meters, readers = self.pool.board, work.tally.meters, []
         for member in members:
-            plan, meters = self._members[member].plan(), self.tally.meters
+            plan = work.members[member].plan()
             reading = Reading(
-                plan, starts[member], self._readers, board, meters, member, whole_windows, slot, locally=True
+                plan, starts[member], work.readers, board, meters, member, whole_windows, slot, locally=True
             )
             readers += [begin() for begin in read_here(reading)]
         return LocalFeed(readers, slot, others)
 
     def stats(self) -> LoaderStats:
         """What was read so far."""
-        rules = [member.rules for member in self._members]
+        work = self._work
+        rules = [member.rules for member in work.members]
         setup = Setup(
             lanes=sum(own.lanes for own in rules),
             time_steps=rules[0].time_steps,
             packed=all(own.windows == "packed" for own in rules),
             sources=sum(own.num_sources for own in rules),
-            num_workers=self._num_workers,
-            prefetch_factor=self._settings.prefetch_factor or 2,
-            threads_per_worker=self._settings.threads_per_worker,
+            num_workers=work.num_workers,
+            prefetch_factor=work.settings.prefetch_factor or 2,
+            threads_per_worker=work.settings.threads_per_worker,
         )
-        return dataclasses.replace(self.tally.stats(*self.pool.memory.in_use), setup=setup)
+        return dataclasses.replace(work.tally.stats(*self.pool.memory.in_use), setup=setup)
 
 
 def _nothing() -> None:

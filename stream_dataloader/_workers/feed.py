@@ -1,31 +1,34 @@
-"""Where a loader's parts come from: this process, or torch's worker processes.
+"""Where a loader's parts come from: this process, worker processes or threads.
 
-A `Feed` yields the parts of one iteration: each worker's in order of step, those of different workers in any
-order.
+A `Pool` has the workers of a loader. Each iteration over what they read is a `Feed`, which yields each reader's parts
+in order of step, those of different readers in any order. A `CrewWatch` knows on whom one waits.
 
 Guarantee: a worker that ends, or does not deliver, is an error that says which worker, how, and what it was reading.
 """
 
 from __future__ import annotations
 
+import os
 import time as clock
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
-from stream_dataloader._assembly.part import Part, unpack
+from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slot_writer import SharedSlot
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._notices import log
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.reader import PartReader
-from stream_dataloader._workers.packets import Unanswered
-from stream_dataloader._workers.processes import Crew
-from stream_dataloader._workers.sealed import Arrived
-from stream_dataloader._workers.staff import Staff
-from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
+from stream_dataloader._reading.share import Recovery, Start
+from stream_dataloader._schedule.rules import Reader
+from stream_dataloader._workers.memory import BatchMemory
+from stream_dataloader._workers.settings import WorkerSettings
+from stream_dataloader._workers.tally import Tally
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import WorkerTimeoutError
 
 LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
-_DEATH_SECONDS = 1.0  # a connection to a worker that was killed may break before its end is known
 _LOOK_SECONDS = 1.0  # between looks at workers of which no end was noticed
 _REPORT_SECONDS = 10.0  # of a wait after which it is said whom it is for; then twice as long, and so on
 
@@ -53,7 +56,7 @@ class Feed(Protocol):
 
 
 class LocalFeed:
-    """Lanes that are read in this process, when their parts are asked for.
+    """Lanes that are read in this process, when their parts are asked for; see `Feed`.
 
     Args:
         readers: What reads them.
@@ -69,9 +72,9 @@ class LocalFeed:
         self._others = others
         self._step = -1
         self._left = 0  # how many have not been asked for their part of the step
+        self.elsewhere: list[Feed] = [] if others is None else others.elsewhere
 
     def receive(self, step: int) -> Sequence[Part]:
-        """See `Feed`."""
         if step != self._step:
             self._step, self._left = step, len(self._readers)
         while self._left:
@@ -83,131 +86,91 @@ class LocalFeed:
         return self._others.receive(step)
 
     def slot(self, step: int) -> Slot | None:
-        """See `Feed`."""
         if self._others is not None:
             return self._others.slot(step)
         return None if self._slot is None else self._slot.taken(step)
 
-    @property
-    def elsewhere(self) -> list[Feed]:
-        """See `Feed`."""
-        return [] if self._others is None else self._others.elsewhere
-
     def close(self) -> None:
-        """See `Feed`."""
         for reader in self._readers:
             reader.close()
         if self._others is not None:
             self._others.close()
 
 
-class WorkerFeed:
-    """One iteration over the parts of a pool's workers.
+class Assignment(NamedTuple):
+    """What workers read, and how they are started.
 
-    Args:
-        iterator: torch's; None if a worker died before there was one.
-        watch: Waits for the workers.
-        method: How they were started.
-        slot: Leases a step's slot.
-        announce_end: Announces its end to them.
-        replace: Called when the workers are no more: the pool needs others.
-        staff: The workers, if they are not kept, and end.
+    Attributes:
+        members: The dataset of each member of the batch.
+        readers: Who reads which lanes.
+        num_workers: How many workers there are; 0 only checks the settings.
+        settings: What they are started with.
+        tally: Where to count what is done.
     """
 
-    def __init__(
-        self,
-        iterator: Iterator[Arrived] | None,
-        watch: CrewWatch,
-        method: str,
-        slot: Callable[[int], Slot | None],
-        announce_end: Callable[[], None],
-        replace: Callable[[], None],
-        staff: Staff | None,
-    ) -> None:
-        self._iterator = iterator
-        self._watch = watch
-        self._crew = watch.crew
-        self._method = method
-        self.slot = slot  # see `Feed`
-        self._announce_end = announce_end
-        self._replace = replace
-        self._staff = staff
+    members: Sequence[StreamDataset]
+    readers: Sequence[Reader]
+    num_workers: int
+    settings: WorkerSettings
+    tally: Tally
 
-    def receive(self, step: int) -> Sequence[Part]:
-        """See `Feed`."""
-        self._watch.step = step
-        message: Arrived | None = None
-        try:
-            if self._iterator is not None:
-                message = next(self._iterator)
-        except StopIteration:
-            raise WorkerError(f"the workers ended before the epoch did, at step {step}: a bug in the loader") from None
-        except Unanswered:
-            pass
-        except BaseException:
-            # Ctrl-C, or what another signal's handler raises: the user wants to leave now, a worker may be in the
-            # middle of something long, and torch's iterator in the middle of anything
-            self._dismiss()
-            raise
-        if message is None:  # said here, where no traceback holds torch's iterator
-            raise self._why_unanswered(step)
-        try:
-            return unpack(message.read())
-        except Exception as error:
-            # large items are fetched from the worker, which may have died
-            if isinstance(error, (OSError, EOFError)) and (died := self._died_soon()):
-                raise self._death(step, died) from error
-            raise ItemError(
-                f"what a worker sent cannot be unpickled here, at step {step}: {shorten(error)}; yield arrays, "
-                "numbers, strings or other plain objects"
-            ) from error
 
-    def _why_unanswered(self, step: int) -> WorkerError:
-        """Dismiss the workers, and say who died, or what those that are late do."""
-        if not self._watch.late:
-            return self._death(step, self._crew.died(or_ended=True))
-        states = self._watch.states()
-        self._dismiss()
-        return WorkerTimeoutError(
-            f"no worker delivered in time, within {self._watch.patience:g} s, at step {step}: {states}; "
-            "raise timeout=, or find out why it hangs"
-        )
+class Pool(ABC):
+    """The workers of one loader; of the process that built it alone.
 
-    def _died_soon(self) -> dict[int, str]:
-        deadline = clock.monotonic() + _DEATH_SECONDS
-        while not (died := self._crew.died(or_ended=True)) and clock.monotonic() < deadline:
-            clock.sleep(0.01)
-        return died
+    Args:
+        work: What they read.
+        messages: How many messages of theirs may be on their way.
+        otherwise: What is done with batches without slots, in words.
+        shared: They are other processes.
 
-    def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
-        """Dismiss the workers, and say who died."""
-        watch = self._watch
-        deaths = "; ".join(f"{how} {watch.doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
-        known = [worker for worker in died if worker >= 0]
-        member = watch.board.member(known[0]) if known else 0
-        suspects = [watch.board.suspects(worker) for worker in known if watch.board.member(worker) == member]
-        advice = self._crew.advice(died, self._method)
-        self._dismiss()
-        return WorkerDeathError(
-            f"{deaths}; batch {step} was being put together. {advice}; max_restarts= goes on with new workers",
-            suspects=frozenset().union(*suspects),
-            member=member,
-        )
+    Attributes:
+        owner: The process that built it.
+        memory: Where batches are put together.
+        board: What the workers are doing.
+    """
 
-    def _dismiss(self) -> None:
-        self._crew.kill()
-        self._replace()
+    def __init__(self, work: Assignment, messages: int, otherwise: str, *, shared: bool) -> None:
+        self.owner = os.getpid()
+        self.work = work
+        self.memory = BatchMemory(work.readers[-1].lanes.stop, messages, work.settings, work.tally, otherwise)
+        self.board = ActivityBoard(work.readers, shared=shared)
+
+    @abstractmethod
+    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> Feed:
+        """Start an iteration; the one before must be closed.
+
+        Args:
+            starts: Where each member begins.
+            whole_windows: Pass on windows that the streams cut as they are.
+            recovery: What is different after a worker died.
+        """
+
+    @abstractmethod
+    def dismiss(self) -> None:
+        """Have no workers: those that there are end."""
+
+    def died(self) -> dict[int, str]:
+        """Which kept workers died, and how."""
+        return {}
+
+
+class Crew(Protocol):
+    """The workers of one iteration, as one waits for them."""
 
     @property
-    def elsewhere(self) -> list[Feed]:
-        """See `Feed`."""
-        return [self]
+    def missing(self) -> list[int]:
+        """Those that have not come."""
 
-    def close(self) -> None:
-        """See `Feed`. Workers that are not kept end."""
-        self._announce_end()
-        if self._staff is not None:
-            self._staff.leave()
+    @property
+    def workers(self) -> list[int]:
+        """Those that have come."""
+
+    def stopped(self, worker: int) -> bool:
+        """Whether a worker was stopped by a signal, as by SIGSTOP."""
+
+    def died(self) -> dict[int, str]:
+        """Who died, -1 for one that was only starting, and how."""
 
 
 class CrewWatch:
@@ -216,48 +179,54 @@ class CrewWatch:
     Args:
         crew: The workers.
         board: What they are doing.
-        patience: Seconds in which one of them has to get further; 0 has no limit.
-        sources: Those of each member.
+        work: What they read.
 
     Attributes:
+        board: What the workers are doing.
         late: None of them got any further for too long.
         step: The step that is being put together.
     """
 
-    def __init__(self, crew: Crew, board: ActivityBoard, patience: float, sources: Sequence[Sequence[Any]]) -> None:
-        self.crew = crew
+    def __init__(self, crew: Crew, board: ActivityBoard, work: Assignment) -> None:
         self.board = board
-        self.patience = patience
         self.late = False
         self.step = 0
-        self.look_seconds = min(_LOOK_SECONDS, patience or _LOOK_SECONDS)
-        self._sources = sources
+        self._crew = crew
+        self._sources = [member.sources for member in work.members]
+        self._patience = work.settings.timeout  # in which one of them has to get further; 0 has no limit
+        self.look_seconds = min(_LOOK_SECONDS, self._patience or _LOOK_SECONDS)
         self._begin = clock.monotonic()
         self._seen = self._state()
         self._further = self._begin  # when one of them was seen to have got further
         self._report = _REPORT_SECONDS
 
     def _state(self) -> tuple[bytes, list[int]]:
-        return self.board.working.tobytes(), self.crew.missing
+        return self.board.working.tobytes(), self._crew.missing
 
     def gives_up(self, waited_seconds: float) -> bool:
         """See `Watch`; a message may carry several steps, and each has its time."""
-        if self.crew.died():
+        if self._crew.died():
             return True
         now = clock.monotonic()
         if waited_seconds > self._report:
             self._report *= 2
-            log.warning("step %d is waited for since %.0f s: %s", self.step, waited_seconds, self.states())
+            log.warning("step %d is waited for since %.0f s: %s", self.step, waited_seconds, self._states())
         if (state := self._state()) != self._seen:
             self._seen, self._further = state, now
-        starting = self.crew.missing and now - self._begin < LONGEST_START_SECONDS
+        starting = self._crew.missing and now - self._begin < LONGEST_START_SECONDS
         stands_still = min(waited_seconds, now - self._further)
-        self.late = bool(self.patience and not starting and stands_still >= self.patience)
+        self.late = bool(self._patience and not starting and stands_still >= self._patience)
         return self.late
 
-    def states(self) -> str:
-        """What the workers do that are waited for."""
-        crew, doing = self.crew, dict[int, str]()
+    def lateness(self, advice: str = "") -> WorkerTimeoutError:
+        """Says what the workers do that are waited for."""
+        return WorkerTimeoutError(
+            f"no worker delivered in time, within {self._patience:g} s, at step {self.step}: {self._states()}; "
+            f"raise timeout=, or find out why it hangs{advice}"
+        )
+
+    def _states(self) -> str:
+        crew, doing = self._crew, dict[int, str]()
         for worker in crew.workers:
             stopped = crew.stopped(worker)
             if stopped or self.board.is_reading(worker):

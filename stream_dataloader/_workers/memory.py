@@ -28,14 +28,7 @@ class BatchMemory:
         otherwise: What is done with batches without slots, in words.
     """
 
-    def __init__(
-        self,
-        lanes: int,
-        messages: int,
-        settings: WorkerSettings,
-        tally: Tally,
-        otherwise: str = "sent through torch's queue",
-    ) -> None:
+    def __init__(self, lanes: int, messages: int, settings: WorkerSettings, tally: Tally, otherwise: str) -> None:
         self._lanes = lanes
         self._messages = messages
         self._transport = settings.transport
@@ -44,11 +37,6 @@ class BatchMemory:
         self._otherwise = otherwise
         self._device: torch.device | None = None
         self.leases: SlotLeases | None = None
-
-    @property
-    def pool(self) -> SlotPool | None:
-        """What workers share; None if there are no slots."""
-        return None if self.leases is None else self.leases.pool
 
     @property
     def unfit(self) -> bool:
@@ -66,33 +54,29 @@ class BatchMemory:
         self.leases = None
 
     def ready(self) -> SlotPool | None:
-        """The slots, which are made now if there are none yet.
+        """What workers share, made now if it is not there yet; None if there are no slots.
 
         Raises:
             RuntimeError: There is no memory, and the user insists on it.
         """
         if self.leases is None and self._transport != "queue":
-            self._make()
-        return self.pool
-
-    def _make(self) -> None:
-        try:
-            self.leases = SlotLeases(SlotPool(self._lanes, self._messages), pin_memory=self._pin_memory)
-        except OSError as error:
-            self._do_without(error)
-            return
-        if self._device is not None:
-            self.leases.lock_for(self._device)
+            try:
+                self.leases = SlotLeases(SlotPool(self._lanes, self._messages), pin_memory=self._pin_memory)
+            except OSError as error:
+                self._do_without(error)
+            else:
+                self.lock_for(self._device)
+        return None if self.leases is None else self.leases.pool
 
     def release(self) -> None:
         """Free the slots of batches that are gone, once what was begun on the current CUDA stream is done."""
         if self.leases is not None:
             self.leases.release()
 
-    def lock_for(self, device: torch.device) -> None:
+    def lock_for(self, device: torch.device | None) -> None:
         """Have it page-locked from now on, as batches are copied to a CUDA device."""
         self._device = device
-        if self.leases is not None:
+        if self.leases is not None and device is not None:
             self.leases.lock_for(device)
 
     def _do_without(self, reason: object) -> None:
@@ -117,7 +101,7 @@ class BatchMemory:
             return None
         copies = leases.copies
         slot = leases.lease(session, step, whole_windows=whole_windows)
-        self._tally.copies += leases.copies - copies
+        self._tally.counts["copies"] += leases.copies - copies
         if slot is None and leases.pool.refused and self._transport != "queue":
             self._do_without("it could not be made large enough")
         return slot

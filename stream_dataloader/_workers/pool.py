@@ -11,73 +11,53 @@ from __future__ import annotations
 import functools
 import itertools
 import multiprocessing
-import os
+import time as clock
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from stream_dataloader._assembly.part import Part, unpack
+from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._memory.endings import Ending
-from stream_dataloader._memory.interrupts import deliver
+from stream_dataloader._memory.interrupts import deliver, interrupts_held
 from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._reading.share import Recovery, Start
-from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers import torch_quirks
-from stream_dataloader._workers.feed import CrewWatch, WorkerFeed
+from stream_dataloader._workers.feed import Assignment, CrewWatch, Feed, Pool
 from stream_dataloader._workers.mailbox import Mailbox
-from stream_dataloader._workers.memory import BatchMemory
 from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.packets import PacketContext, Unanswered
-from stream_dataloader._workers.processes import Crew, WorkerInit, starting
+from stream_dataloader._workers.processes import Crew, WorkerInit
 from stream_dataloader._workers.sealed import Arrived
-from stream_dataloader._workers.settings import WorkerSettings
-from stream_dataloader._workers.staff import Staff
-from stream_dataloader._workers.tally import Tally
 from stream_dataloader._workers.worker import WorkerParts
-from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, shorten
+
+_DEATH_SECONDS = 1.0  # a connection to a worker that was killed may break before its end is known
 
 _pool_numbers = itertools.count(1)
 
 
-class WorkerPool:
-    """The worker processes of one loader; of the process that built it alone.
-
-    Args:
-        members: What they read: the dataset of each member of the batch.
-        readers: Who reads which lanes.
-        num_workers: How many workers there are; 0 only checks the settings.
-        settings: What they are started with.
-        tally: Where to count what is done.
+class WorkerPool(Pool):
+    """The worker processes of one loader.
 
     Attributes:
-        owner: The process that built it.
-        memory: Where batches are put together.
+        method: How they are started.
     """
 
-    def __init__(
-        self,
-        members: Sequence[StreamDataset],
-        readers: Sequence[Reader],
-        num_workers: int,
-        settings: WorkerSettings,
-        tally: Tally,
-    ) -> None:
-        self.owner = os.getpid()
-        self._members = members
-        self._num_workers = num_workers
-        self._settings = settings
-        self._init = WorkerInit(settings.worker_init_fn) if num_workers else None
-        self._mailbox = Mailbox(num_workers)
+    def __init__(self, work: Assignment) -> None:
         # one worker may be asked for all messages that are on their way, once the others have ended
-        messages = (settings.prefetch_factor or 2) * num_workers + 2
-        pace = Pace(num_workers, messages)
+        messages = (work.settings.prefetch_factor or 2) * work.num_workers + 2
+        super().__init__(work, messages, "sent through a queue", shared=work.num_workers > 0)
+        self._init = WorkerInit(work.settings.worker_init_fn) if work.num_workers else None
+        self._mailbox = Mailbox(work.num_workers)
+        pace = Pace(work.num_workers, messages)
         key = SessionKey(self.owner, -next(_pool_numbers), 0)
-        self._parts = WorkerParts(members, readers, self._mailbox, pace, key, tally.meters)
-        self.memory = BatchMemory(readers[-1].lanes.stop, messages, settings, tally)
+        self._parts = WorkerParts(work.members, work.readers, self._mailbox, pace, key, work.tally.meters, self.board)
         self._ending: Ending | None = None
         self._engage()
 
@@ -86,101 +66,88 @@ class WorkerPool:
         if self._ending is not None:
             self._ending.now()
 
-    def _hire(self) -> None:
-        """Have other workers than those that there are, which end."""
+    def hire(self) -> None:
+        """Have other workers than those that there are, which end, and memory that those have not seen."""
         self.dismiss()
+        self.memory.forget()
         self._engage()
 
     def _engage(self) -> None:
-        staff = Staff()
-        if self._num_workers:
-            self._ending = Ending(self, staff.leave)
-            self.memory.forget()
+        self.dismiss()
+        crew, settings = Crew(self._mailbox), self.work.settings
+        if self.work.num_workers:
+            self._ending = Ending(self, crew.leave)
         self._dataloader: DataLoader[Any] = DataLoader(
             self._parts,
             batch_size=None,
-            num_workers=self._num_workers,
+            num_workers=self.work.num_workers,
             collate_fn=_as_it_is,
             worker_init_fn=self._init,
-            generator=torch.Generator().manual_seed(self._members[0].rules.seed),  # leaves the global one alone
-            prefetch_factor=self._settings.prefetch_factor,
-            persistent_workers=self._settings.persistent_workers,
-            multiprocessing_context=self._settings.multiprocessing_context,
+            generator=torch.Generator().manual_seed(self.work.members[0].rules.seed),  # leaves the global one alone
+            prefetch_factor=settings.prefetch_factor,
+            persistent_workers=settings.persistent_workers,
+            multiprocessing_context=settings.multiprocessing_context,
         )
         self._context: BaseContext | None = self._dataloader.multiprocessing_context  # as the user gave it
-        self._method = str((self._context or multiprocessing).get_start_method())
-        self._staff = staff  # the last: if this is interrupted, the ones before are known to have left
+        self.method = str((self._context or multiprocessing).get_start_method())
+        self._crew = crew  # the last: if this is interrupted, the ones before are known to have left
 
-    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> WorkerFeed:
-        """Start an iteration; the one before must be closed.
-
-        Args:
-            starts: Where each member begins.
-            whole_windows: Pass on windows that the streams cut as they are.
-            recovery: What is different after a worker died.
-        """
-        staff = self._staff
-        if staff.left if self._settings.persistent_workers else staff.iterator is not None:
-            self._hire()  # an interrupt came before anybody had them, or while they left
+    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> Feed:
+        keeps = self.work.settings.persistent_workers
+        if self._crew.left if keeps else self._crew.iterator is not None:
+            self.hire()  # an interrupt came before anybody had them, or while they left
         self._replace_unfit(starts)
-        if self._staff.crew is None:
-            self._parts.board.clear()
+        if self._crew.session and self._crew.iterator is None:  # they have left, or could not be started
+            self._engage()
+        parts = self._parts
+        if not self._crew.session:
+            self.board.clear()
             self._mailbox.pids[:] = 0
-        self._parts.slots = self.memory.ready()
+        parts.slots = self.memory.ready()
         session = self._mailbox.open(starts[0].epoch, whole_windows)
-        self._parts.sessions = session - 1  # for workers that start now; others count themselves
-        self._parts.starts = starts
-        self._parts.recovery = recovery
-        iterator, watch = self._iterate(session)
-        return WorkerFeed(
-            iterator,
-            watch,
-            self._method,
-            functools.partial(self.memory.slot, self.memory.leases, session, whole_windows),
-            functools.partial(self._mailbox.close, session),
-            self._hire,
-            None if self._settings.persistent_workers else self._staff,
-        )
+        parts.sessions = session - 1  # for workers that start now; others count themselves
+        parts.starts = starts
+        parts.recovery = recovery
+        watch = CrewWatch(self._crew, self.board, self.work)
+        iterator = self._iterate(session, watch)
+        slot = functools.partial(self.memory.slot, self.memory.leases, session, whole_windows)
+        return WorkerFeed(iterator, self._crew, watch, slot, self, functools.partial(self._mailbox.close, session))
 
     def died(self) -> dict[int, str]:
-        """Which kept workers died, and how."""
-        crew = self._staff.crew
-        return crew.died(or_ended=True) if crew is not None and self._settings.persistent_workers else {}
+        are_kept = self.work.settings.persistent_workers and self._crew.iterator is not None
+        return self._crew.died(or_ended=True) if are_kept else {}
 
     def _replace_unfit(self, starts: Sequence[Start]) -> None:
         """Have new workers where those that are kept cannot read what is wanted."""
         if died := self.died():
-            assert self._staff.crew is not None
             text = f"{'; '.join(died.values())} between two epochs; all workers are started anew"
             log_warned(text)
             warnings.warn(text, stacklevel=5)
-            self._staff.crew.kill()
-            self._hire()
-        elif self._settings.persistent_workers and any(start != (starts[0].epoch, None) for start in starts):
-            self._hire()  # only workers that start now learn where to begin
-        if not self._settings.persistent_workers and self.memory.unfit:
-            self._hire()  # items have changed: new workers, and slots that fit them
+            self._crew.kill()
+            self.hire()
+        elif self.work.settings.persistent_workers:
+            if any(start != (starts[0].epoch, None) for start in starts):
+                self.hire()  # only workers that start now learn where to begin
+        elif self.memory.unfit:
+            self.hire()  # items have changed: new workers, and slots that fit them
 
-    def _iterate(self, session: int) -> tuple[Iterator[Arrived] | None, CrewWatch]:
-        """An iterator of torch's, None if a worker died over it; and who waits for the workers."""
+    def _iterate(self, session: int, watch: CrewWatch) -> Iterator[Arrived] | None:
+        """An iterator of torch's over what the workers read in a session; None if one died over that."""
         if self._init is not None:
             self._init.folder = torch_quirks.shared_folder()
-            self._init.forked = self._method == "fork"
-        staff = self._staff
-        if staff.packets is None or not self._settings.persistent_workers:
-            staff.packets = PacketContext(self._context or multiprocessing.get_context(self._method))
-        packets = staff.packets
-        self._dataloader.multiprocessing_context = packets
-        crew = Crew(self._mailbox, session, packets.processes)
-        packets.watch = watch = CrewWatch(
-            crew, self._parts.board, self._settings.timeout, [own.sources for own in self._members]
-        )
+            self._init.forked = self.method == "fork"
+        crew = self._crew
+        if crew.packets is None:
+            crew.packets = PacketContext(self._context or multiprocessing.get_context(self.method))
+        self._dataloader.multiprocessing_context = packets = crew.packets
+        packets.watch = watch
+        if self.method == "forkserver":
+            torch_quirks.preload_forkserver()
         iterator: Iterator[Arrived] | None = None
-        with starting(self._method) as interrupts:
-            staff.crew = crew  # not before: of an interrupted start, nobody is to be taken for dead
+        with interrupts_held(self.method) as interrupts:
+            crew.session = session  # not before: of an interrupted start, nobody is to be taken for dead
             try:
-                iterator = torch_quirks.iterator_of(self._dataloader, packets.processes)
-                staff.iterator = iterator
+                crew.iterator = iterator = torch_quirks.iterator_of(self._dataloader, packets.processes)
             except (Unanswered, BrokenPipeError, ConnectionResetError, EOFError):
                 pass
             except RuntimeError:  # torch's signal handler may have raised a death
@@ -190,10 +157,106 @@ class WorkerPool:
             deliver(interrupts)
         except BaseException:  # a handler that raises nothing changes nothing
             crew.kill()
-            self._hire()
+            self.hire()
             raise
-        return iterator, watch
+        return iterator
 
 
 def _as_it_is(part: Any) -> Any:
     return part
+
+
+class WorkerFeed:
+    """One iteration over the parts of a pool's workers; see `Feed`.
+
+    Args:
+        iterator: torch's; None if a worker died before there was one.
+        crew: The workers.
+        watch: Waits for them.
+        slot: Leases a step's slot.
+        pool: Theirs, which needs others once they are no more.
+        announce_end: Announces its end to them.
+    """
+
+    def __init__(
+        self,
+        iterator: Iterator[Arrived] | None,
+        crew: Crew,
+        watch: CrewWatch,
+        slot: Callable[[int], Slot | None],
+        pool: WorkerPool,
+        announce_end: Callable[[], None],
+    ) -> None:
+        self._iterator = iterator
+        self._crew = crew
+        self._watch = watch
+        self.slot = slot
+        self._pool = pool
+        self._announce_end = announce_end
+
+    @property
+    def elsewhere(self) -> list[Feed]:
+        return [self]
+
+    def receive(self, step: int) -> Sequence[Part]:
+        self._watch.step = step
+        message: Arrived | None = None
+        try:
+            if self._iterator is not None:
+                message = next(self._iterator)
+        except StopIteration:
+            raise WorkerError(f"the workers ended before the epoch did, at step {step}: a bug in the loader") from None
+        except Unanswered:
+            pass
+        except BaseException:
+            # Ctrl-C, or what another signal's handler raises: the user wants to leave now, a worker may be in the
+            # middle of something long, and torch's iterator in the middle of anything
+            self._dismiss()
+            raise
+        if message is None:  # said here, where no traceback holds torch's iterator
+            if not self._watch.late:
+                raise self._death(step, self._crew.died(or_ended=True))
+            lateness = self._watch.lateness()
+            self._dismiss()
+            raise lateness
+        try:
+            return unpack(message.read())
+        except Exception as error:
+            # large items are fetched from the worker, which may have died
+            if isinstance(error, (OSError, EOFError)) and (died := self._died_soon()):
+                raise self._death(step, died) from error
+            raise ItemError(
+                f"what a worker sent cannot be unpickled here, at step {step}: {shorten(error)}; yield arrays, "
+                "numbers, strings or other plain objects"
+            ) from error
+
+    def _died_soon(self) -> dict[int, str]:
+        deadline = clock.monotonic() + _DEATH_SECONDS
+        while not (died := self._crew.died(or_ended=True)) and clock.monotonic() < deadline:
+            clock.sleep(0.01)
+        return died
+
+    def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
+        """Dismiss the workers, and say who died."""
+        watch, board = self._watch, self._watch.board
+        deaths = "; ".join(f"{how} {watch.doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
+        known = [worker for worker in died if worker >= 0]
+        member = board.member(known[0]) if known else 0
+        suspects = [board.suspects(worker) for worker in known if board.member(worker) == member]
+        advice = self._crew.advice(died, self._pool.method)
+        self._dismiss()
+        return WorkerDeathError(
+            f"{deaths}; batch {step} was being put together. {advice}; max_restarts= goes on with new workers",
+            suspects=frozenset().union(*suspects),
+            member=member,
+        )
+
+    def _dismiss(self) -> None:
+        self._crew.kill()
+        self._pool.hire()
+
+    def close(self) -> None:
+        """Announce the end; workers that are not kept end."""
+        self._announce_end()
+        if not self._pool.work.settings.persistent_workers:
+            self._crew.leave()

@@ -4,11 +4,13 @@
 - A worker whose main process died ends itself, also if it is stuck in user code.
 - torch takes a worker that exits with status 0 for one that is done. Here a worker says when it is done; one that exits
   before is a death like any other.
+- torch ends workers in a `__del__`, which takes seconds if they are busy, and multiprocessing's queues, connections and
+  processes have finalizers. Python throws away what a signal's handler raises there. So they end, and go, in a thread
+  of their own, where no handler runs: who waits for the end can be interrupted, and it goes on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import shutil
@@ -16,33 +18,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 
 from stream_dataloader._memory import main_module
-from stream_dataloader._memory.interrupts import interrupts_held
 from stream_dataloader._memory.pickling import ByValue, note_fork
 from stream_dataloader._reading.sessions import state_of
 from stream_dataloader._workers.mailbox import Mailbox
-from stream_dataloader._workers.torch_quirks import JOIN_SECONDS, preload_forkserver
+from stream_dataloader._workers.packets import PacketContext
+from stream_dataloader._workers.torch_quirks import JOIN_SECONDS, shut_down
 
 _WATCH_SECONDS = 1.0
 _FAREWELL_SECONDS = JOIN_SECONDS - 1.0  # to all workers together; torch would give that to one after the other
-
-
-@contextlib.contextmanager
-def starting(method: str) -> Iterator[list[Callable[[], Any]]]:
-    """Around the start of workers: Ctrl-C is not for them, and does not come between two halves of a start.
-
-    What it would have done is in the list that this yields.
-    """
-    if method == "forkserver":
-        preload_forkserver()
-    with interrupts_held(method) as interrupts:
-        yield interrupts
 
 
 class WorkerInit:
@@ -94,27 +84,35 @@ def watch_parent(folder: str | None) -> None:
 
 
 class Crew:
-    """The worker processes of one loader, as the main process knows them.
+    """Worker processes, as the main process knows them, and what torch has of them.
 
     Args:
         mailbox: Knows the process id of each worker that has come, and which of them are done.
-        session: What they read.
-        processes: They, also those that are yet to be started; one that was not died over its start.
+
+    Attributes:
+        packets: What passes between them and this process; None before they start.
+        iterator: torch's; None if there is none any more.
+        session: What they read; 0 before they are started.
+        left: Their end has begun.
     """
 
-    def __init__(self, mailbox: Mailbox, session: int, processes: Sequence[BaseProcess]) -> None:
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.packets: PacketContext | None = None
+        self.iterator: Any = None
+        self.session = 0
+        self.left = False
         self._mailbox = mailbox
-        self._session = session
         self._pids = mailbox.pids
-        self._processes = processes
+        self._turn = threading.Lock()
 
     @property
     def children(self) -> dict[int, BaseProcess]:
         """The processes that were started, by process id."""
-        return {process.pid: process for process in self._processes if process.pid is not None}
+        processes = () if self.packets is None else self.packets.processes
+        return {process.pid: process for process in processes if process.pid is not None}
 
     def stopped(self, worker: int) -> bool:
-        """Whether a worker's process was stopped by a signal, as by SIGSTOP."""
+        """Whether a worker was stopped by a signal, as by SIGSTOP."""
         return state_of(int(self._pids[worker])) in (b"T", b"t")
 
     def _number(self, pid: int) -> int:
@@ -138,7 +136,7 @@ class Crew:
 
     def _is_death(self, pid: int, code: int) -> bool:
         """Whether a worker ended otherwise than one that is done."""
-        return code != 0 or not self._mailbox.may_exit(self._session, self._number(pid))
+        return code != 0 or not self._mailbox.may_exit(self.session, self._number(pid))
 
     def died(self, *, or_ended: bool = False) -> dict[int, str]:
         """Who died, -1 for one that was only starting, and how.
@@ -177,16 +175,29 @@ class Crew:
             if child.exitcode is None:
                 child.kill()
 
-    @contextlib.contextmanager
-    def leaving(self) -> Iterator[None]:
-        """Around torch's farewell to workers, which waits for one after the other: for all, not longer than once."""
-        patience = threading.Timer(_FAREWELL_SECONDS, self.kill)
-        patience.daemon = True
-        patience.start()
-        try:
-            yield
-        finally:
-            patience.cancel()
+    def leave(self) -> None:
+        """End the workers, and wait for that: not longer than for one that hangs."""
+        self.left = True
+        if threading.current_thread() is not threading.main_thread():
+            self._leave()
+        elif self.iterator is not None:
+            thread = threading.Thread(target=self._leave, name="stream-farewell", daemon=True)
+            thread.start()
+            thread.join()
+
+    def _leave(self) -> None:
+        with self._turn:
+            if self.packets is None or self.iterator is None:
+                return
+            patience = threading.Timer(_FAREWELL_SECONDS, self.kill)  # torch waits for one worker after the other
+            patience.daemon = True
+            patience.start()
+            try:
+                shut_down(self.iterator)
+            finally:
+                patience.cancel()
+            self.packets.forget()
+            self.iterator = None
 
 
 def _advice_for_start(method: str) -> str:

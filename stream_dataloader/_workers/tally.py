@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._items.layout import Layout, storage_dtype
@@ -30,22 +31,14 @@ class Tally:
 
     Attributes:
         meters: Where workers count.
-        copies: Batches that were copied, as too many before are held.
-        skipped: Streams that were skipped.
-        restarts: How often workers were started anew.
+        counts: What is only ever added to, by its name in `LoaderStats`.
     """
 
     def __init__(self, readers: Sequence[Reader], time_steps: int | None, *, shared: bool) -> None:
         self._lanes, self._time_steps = readers[-1].lanes.stop, time_steps
         self.meters = Meters([reader.worker_id for reader in readers], shared=shared)
-        self.copies = 0
-        self.skipped = 0
-        self.restarts = 0
-        self._batches = 0
-        self._items = 0
-        self._begun = 0
-        self._cells = 0
-        self._bytes = 0
+        names = ("batches", "items", "begun", "cells", "bytes", "copies", "skipped", "restarts")
+        self.counts: dict[str, Any] = dict.fromkeys(names, 0)
         self._wait_ns = 0
         self._total_ns = 0
         self._mark: int | None = None  # the end of the batch before, in the same epoch
@@ -68,22 +61,22 @@ class Tally:
             parts: What it is made of.
             layout: What its items look like, if that is known.
         """
-        items, time_steps = 0, self._time_steps
+        items, time_steps, counts = 0, self._time_steps, self.counts
         longest = time_steps or 0
         for part in parts:
             if part is not None:
                 items += part.items
                 if part.reports.taken:  # seldom
-                    self._begun += sum([grant != NONE for _, grant in part.reports.taken])
+                    counts["begun"] += sum([grant != NONE for _, grant in part.reports.taken])
                 if time_steps is None and part.contents.time_steps > longest:
                     longest = part.contents.time_steps
         if layout is not self._layout:
             self._layout, self._item_bytes = layout, 0 if layout is None else _bytes_of(layout)
         cells = longest * self._lanes
-        self._batches += 1
-        self._items += items
-        self._bytes += items * self._item_bytes
-        self._cells += cells if cells > items else items
+        counts["batches"] += 1
+        counts["items"] += items
+        counts["bytes"] += items * self._item_bytes
+        counts["cells"] += cells if cells > items else items
         now, mark = clock(), self._mark
         self._total_ns += now - (begin if mark is None else mark)
         self._wait_ns += now - begin
@@ -99,19 +92,12 @@ class Tally:
         of_workers, of_batches = self.meters.kept_events(), tuple(self._events)
         return LoaderStats(
             seconds=self._total_ns / 1e9,
-            batches=self._batches,
-            items=self._items,
-            begun=self._begun,
-            cells=self._cells,
-            bytes=self._bytes,
             wait_seconds=self._wait_ns / 1e9,
             workers=self.meters.stats(),
             slots_in_use=slots_in_use,
             slots=slots,
-            copies=self.copies,
-            skipped=self.skipped,
-            restarts=self.restarts,
             events=Events(lambda: _in_order(of_workers, of_batches)),
+            **self.counts,
         )
 
 

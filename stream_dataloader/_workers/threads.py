@@ -3,80 +3,69 @@
 They read as worker processes do, into the same kind of slots. What differs: their tickets and parts are in ordinary
 memory (`source_queue`, `exchange`), and nobody can end them.
 
-Guarantees: a thread opens, reads and closes its streams itself. Memory that a thread may still write to is given to no
-other iteration. A thread that is needed no more ends.
+Guarantees: a thread opens, reads and closes its streams itself. What it fails with is raised at its own step, after all
+steps before it, and names what was being read. One that does not come to an end in time is left alone, which is told:
+memory that it may still write to is given to no other iteration. A thread that is needed no more ends.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import threading
+import time as clock
+import warnings
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
+from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slot_writer import PooledSlots
+from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._memory.endings import Ending
+from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._reading.share import Reading, Recovery, Start
-from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._workers.exchange import Exchange, deliver
-from stream_dataloader._workers.memory import BatchMemory
-from stream_dataloader._workers.settings import WorkerSettings
-from stream_dataloader._workers.tally import Tally
-from stream_dataloader._workers.thread_feed import Job, ThreadFeed
-from stream_dataloader.dataset import StreamDataset
+from stream_dataloader._workers.exchange import Exchange, Failure, deliver
+from stream_dataloader._workers.feed import Assignment, CrewWatch, Feed, Pool
+from stream_dataloader.errors import WorkerDeathError, shorten
 
-WorkerInit: TypeAlias = Callable[[int], Any] | None
+_FAREWELL_SECONDS = 4.0  # to all threads together, as to processes
+_HURRIED_SECONDS = 0.1  # the same, if the user wants to leave now, or it is known already that they hang
 
 
-class ThreadPool:
-    """The threads of one loader; of the process that built it alone. See `WorkerPool`, which has processes.
-
-    Args:
-        members: What they read: the dataset of each member of the batch.
-        readers: Who reads which lanes.
-        num_workers: How many there are.
-        settings: What they are started with.
-        tally: Where to count what is done.
+class Job:
+    """What one worker does in one iteration, as others see it.
 
     Attributes:
-        owner: The process that built it.
-        memory: Where batches are put together.
+        begun: The worker has come to it: it has been started, and has left what it did before.
+        done: All of its streams are closed.
     """
 
-    def __init__(
-        self,
-        members: Sequence[StreamDataset],
-        readers: Sequence[Reader],
-        num_workers: int,
-        settings: WorkerSettings,
-        tally: Tally,
-    ) -> None:
-        self.owner = os.getpid()
-        self._threads: list[_Thread] = []
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.done = threading.Event()
+
+
+_Task: TypeAlias = tuple[Job, Exchange, Callable[[], PartReader]]
+_Tasks: TypeAlias = "SimpleQueue[_Task | None]"
+
+
+class ThreadPool(Pool):
+    """The threads of one loader. What they hold has nothing of it: it may go while they run."""
+
+    def __init__(self, work: Assignment) -> None:
+        self._ahead = work.settings.prefetch_factor or 2
+        # the parts that wait, and those that are read and taken
+        super().__init__(work, self._ahead + 2, "put together in new memory each time", shared=False)
+        self._threads: list[_Tasks] = []  # of each what it is to do: one iteration after the other, None for the end
         self._sessions = 0
         self._exchanges: list[Exchange] = []  # that of the iteration that was started last
-        self._members = members
-        self._readers = readers
-        self._num_workers = num_workers
-        self._settings = settings
-        self._tally = tally
-        self._ahead = settings.prefetch_factor or 2
-        self.memory = BatchMemory(
-            readers[-1].lanes.stop,
-            self._ahead + 2,  # the parts that wait, and those that are read and taken
-            settings,
-            tally,
-            otherwise="put together in new memory each time",
-        )
         self._ending = Ending(self, functools.partial(_leave, self._threads, self._exchanges))
 
-    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> ThreadFeed:  # noqa: ARG002
-        """Start an iteration; the one before must be closed. See `WorkerPool.start`."""
+    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> Feed:  # noqa: ARG002
+        work = self.work
         if any(not exchange.closed for exchange in self._exchanges):  # Ctrl-C came before anybody had it
             _leave(self._threads, self._exchanges)
             self.memory.forget()
@@ -85,94 +74,58 @@ class ThreadPool:
         self._sessions += 1
         pool = self.memory.ready()
         slots = None if pool is None else PooledSlots(pool, self._sessions, whole_windows=whole_windows)
-        exchange = Exchange(self._num_workers, self._ahead)
+        exchange = Exchange(work.num_workers, self._ahead)
         self._exchanges[:] = [exchange]
-        board = ActivityBoard(self._readers, shared=False)
+        self.board = ActivityBoard(work.readers, shared=False)  # threads that were left alone have the one before
         readers: list[Callable[[], PartReader]] = []
-        for number in sorted({reader.member for reader in self._readers if reader.worker_id < self._num_workers}):
-            plan, meters = self._members[number].plan(), self._tally.meters
-            reading = Reading(plan, starts[number], self._readers, board, meters, number, whole_windows, slots)
+        for number in sorted({reader.member for reader in work.readers if reader.worker_id < work.num_workers}):
+            plan, meters = work.members[number].plan(), work.tally.meters
+            reading = Reading(plan, starts[number], work.readers, self.board, meters, number, whole_windows, slots)
             readers += read_here(reading, lambda: exchange.closed)
         jobs = [Job() for _ in readers]
-        feed = ThreadFeed(
-            exchange,
-            jobs,
-            functools.partial(self.memory.slot, self.memory.leases, self._sessions, whole_windows),
-            self._leave_alone,
-            self._settings.timeout,
-            board,
-            [member.sources for member in self._members],
-        )
+        slot = functools.partial(self.memory.slot, self.memory.leases, self._sessions, whole_windows)
+        feed = ThreadFeed(exchange, jobs, slot, self)
         try:
-            while len(self._threads) < self._num_workers:
-                thread = _Thread(len(self._threads))
-                self._threads.append(thread)
-                thread.start(self._settings.worker_init_fn)
-            for thread, job, reader in zip(self._threads, jobs, readers, strict=True):
-                thread.read(job, exchange, reader)
+            while len(self._threads) < work.num_workers:
+                self._threads.append(SimpleQueue())
+                _start(len(self._threads) - 1, work.settings.worker_init_fn, self._threads[-1])
+            for tasks, job, reader in zip(self._threads, jobs, readers, strict=True):
+                tasks.put((job, exchange, reader))
         except BaseException:  # Ctrl-C, or the system refuses another thread
             exchange.close()
-            self._leave_alone()
+            self.leave_alone()
             raise
-        if not self._settings.persistent_workers:
-            self._dismiss()
+        if not work.settings.persistent_workers:
+            self.dismiss()
         return feed
 
-    def _dismiss(self) -> None:
+    def dismiss(self) -> None:
         """Have no threads: those there are end after what they do."""
         _dismiss(self._threads)
 
-    def _leave_alone(self) -> None:
+    def leave_alone(self) -> None:
         """Have other threads and other memory than those that have not come to an end."""
-        self._dismiss()
+        self.dismiss()
         self.memory.forget()
 
-    def died(self) -> dict[int, str]:
-        """No thread dies by itself."""
-        return {}
 
-
-def _dismiss(threads: list[_Thread]) -> None:
+def _dismiss(threads: list[_Tasks]) -> None:
     while threads:
-        threads[-1].dismiss()
+        threads[-1].put(None)
         threads.pop()
 
 
-def _leave(threads: list[_Thread], exchanges: list[Exchange]) -> None:
+def _leave(threads: list[_Tasks], exchanges: list[Exchange]) -> None:
     for exchange in exchanges:
         exchange.close()
     _dismiss(threads)
 
 
-_Task: TypeAlias = tuple[Job, Exchange, Callable[[], PartReader]]
+def _start(number: int, init: Callable[[int], Any] | None, tasks: _Tasks) -> None:
+    threading.Thread(target=_work, args=(number, init, tasks), name=f"stream-worker-{number}", daemon=True).start()
 
 
-class _Thread:
-    """A worker. It holds nothing of the loader, which may go while it runs.
-
-    Args:
-        number: Its number.
-    """
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-
-    def start(self, init: WorkerInit) -> None:
-        """Start it; `init` is the loader's `worker_init_fn`."""
-        args, name = (self._number, init, self._tasks), f"stream-worker-{self._number}"
-        threading.Thread(target=_work, args=args, name=name, daemon=True).start()
-
-    def read(self, job: Job, exchange: Exchange, begin: Callable[[], PartReader]) -> None:
-        """Have it read in one iteration, after what it does now."""
-        self._tasks.put((job, exchange, begin))
-
-    def dismiss(self) -> None:
-        """Have it end after what it does now."""
-        self._tasks.put(None)
-
-
-def _work(number: int, init: WorkerInit, tasks: SimpleQueue[_Task | None]) -> None:
+def _work(number: int, init: Callable[[int], Any] | None, tasks: _Tasks) -> None:
     while (task := tasks.get()) is not None:
         job, exchange, begin = task
         try:
@@ -188,3 +141,99 @@ def _work(number: int, init: WorkerInit, tasks: SimpleQueue[_Task | None]) -> No
             job.begun.set()
             job.done.set()
         del task, exchange, begin
+
+
+class _ThreadCrew:
+    """The threads of one iteration; see `Crew`. None of them dies by itself, or is stopped."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+
+    @property
+    def missing(self) -> list[int]:
+        return [number for number, job in enumerate(self._jobs) if not job.begun.is_set()]
+
+    @property
+    def workers(self) -> list[int]:
+        return [number for number, job in enumerate(self._jobs) if job.begun.is_set() and not job.done.is_set()]
+
+    def stopped(self, worker: int) -> bool:  # noqa: ARG002
+        return False
+
+    def died(self) -> dict[int, str]:
+        return {}
+
+
+class ThreadFeed:
+    """One iteration over the parts of a pool's threads; see `Feed`.
+
+    Args:
+        exchange: Where they put what they read.
+        jobs: What each does.
+        slot: Leases a step's slot.
+        pool: Theirs.
+    """
+
+    def __init__(
+        self, exchange: Exchange, jobs: Sequence[Job], slot: Callable[[int], Slot | None], pool: ThreadPool
+    ) -> None:
+        self._exchange = exchange
+        self._jobs = jobs
+        self.slot = slot
+        self._pool = pool
+        self._watch = CrewWatch(_ThreadCrew(jobs), pool.board, pool.work)
+        self._farewell_seconds = _FAREWELL_SECONDS
+        self._tells = True
+
+    @property
+    def elsewhere(self) -> list[Feed]:
+        return [self]
+
+    def receive(self, step: int) -> Sequence[Part]:
+        watch, begin = self._watch, clock.monotonic()
+        watch.step = step
+        try:
+            while (found := self._exchange.take(watch.look_seconds)) is None:
+                if watch.gives_up(clock.monotonic() - begin):
+                    raise watch.lateness(". A thread cannot be ended: it is left alone until it comes back")
+        except BaseException:  # Ctrl-C, or a timeout
+            self._farewell_seconds, self._tells = _HURRIED_SECONDS, False
+            raise
+        if not isinstance(found, Failure):
+            return found
+        if isinstance(found.error, Exception):
+            raise found.error
+        raise self._death(step, found)
+
+    def _death(self, step: int, failure: Failure) -> WorkerDeathError:
+        """What to tell of a thread that something other than an error has ended."""
+        number, error = failure
+        how = f"exited with status {error.code}" if isinstance(error, SystemExit) else f"was ended by {shorten(error)}"
+        self._farewell_seconds = _HURRIED_SECONDS
+        return WorkerDeathError(
+            f"worker {number} (a thread) {how} {self._watch.doing(number)}; batch {step} was being put together. "
+            "Something in it called sys.exit, or raised what is no Exception",
+            suspects=self._watch.board.suspects(number),
+        )
+
+    def close(self) -> None:
+        """Wait until all streams are closed, for a while."""
+        if self._exchange.closed:
+            return
+        self._exchange.close()
+        deadline = clock.monotonic() + self._farewell_seconds
+        try:
+            for job in self._jobs:
+                job.done.wait(max(deadline - clock.monotonic(), 0))
+        finally:  # the user may be impatient
+            stuck = [number for number, job in enumerate(self._jobs) if not job.done.is_set()]
+            if stuck:
+                self._pool.leave_alone()
+        if stuck and self._tells:
+            text = (
+                f"{'; '.join(f'worker {n} (a thread) is still {self._watch.doing(n)}' for n in stuck)}, "
+                f"{self._farewell_seconds:g} s after the epoch was left; a thread cannot be ended: it is left alone, "
+                "and closes its streams when it comes back"
+            )
+            log_warned(text)
+            warnings.warn(text, RuntimeWarning, stacklevel=2)

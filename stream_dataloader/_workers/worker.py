@@ -47,13 +47,13 @@ class WorkerParts(IterableDataset[Any]):
         pace: Says how many steps a message carries.
         key: Names the loader's sessions, but for their number.
         meters: Where workers count what they do.
+        board: Where they say what they do.
 
     Attributes:
         sessions: How many sessions there were before the one that is iterated next in this process.
         slots: Where windows go; None: with the messages.
         starts: Where each member begins in the first session in this process; None: at the beginning of an epoch.
         recovery: What is different after a worker died.
-        board: Where workers say what they do.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class WorkerParts(IterableDataset[Any]):
         pace: Pace,
         key: SessionKey,
         meters: Meters,
+        board: ActivityBoard,
     ) -> None:
         self._members = members
         self._readers = readers
@@ -71,11 +72,11 @@ class WorkerParts(IterableDataset[Any]):
         self._pace = pace
         self._key = key
         self._meters = meters
+        self._board = board
         self.sessions = 0
         self.slots: SlotPool | None = None
         self.starts: Sequence[Start] | None = None
         self.recovery = NO_RECOVERY
-        self.board = ActivityBoard(readers)
         self._last: InThreads | None = None  # what this process read with threads before
 
     def __getstate__(self) -> dict[str, Any]:
@@ -121,7 +122,7 @@ class WorkerParts(IterableDataset[Any]):
         """Begin to read a session, with as many threads as this worker has readers."""
         epoch, whole_windows = self._mailbox.read(session)
         starts, self.starts = self.starts, None
-        member = self.board.member(worker_id)
+        member = self._board.member(worker_id)
         start = Start(epoch) if starts is None else starts[member]
         dataset = self._members[member]
         recovery, self.recovery = self.recovery, self.recovery._replace(one_by_one=False)
@@ -132,7 +133,7 @@ class WorkerParts(IterableDataset[Any]):
             dataset.plan(),
             start,
             self._readers,
-            self.board,
+            self._board,
             self._meters,
             member,
             whole_windows,

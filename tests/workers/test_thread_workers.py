@@ -29,7 +29,7 @@ from stream_dataloader import (
     WorkerTimeoutError,
     get_stream_info,
 )
-from stream_dataloader._workers import memory, thread_feed, threads
+from stream_dataloader._workers import feed, memory, threads
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=3, shuffle=True, seed=4)
 THREADS = {"worker_method": "thread"}
@@ -278,9 +278,9 @@ def test_a_timeout_does_not_count_while_something_moves():
 def test_a_timeout_does_not_count_while_threads_start(monkeypatch):
     given = {"timeout": 0.05, "worker_init_fn": lambda _: time.sleep(0.3)}
     assert len(list(by_threads(StreamDataset([2], range, 1, time_steps=1), 1, **given))) == 2
-    monkeypatch.setattr(thread_feed, "LONGEST_START_SECONDS", 0)
+    monkeypatch.setattr(feed, "LONGEST_START_SECONDS", 0)
     loader = by_threads(StreamDataset([2], range, 1, time_steps=1), 1, **given)
-    with pytest.raises(WorkerTimeoutError, match=r"at step 0: worker 0 has not started \(worker_init_fn\)"):
+    with pytest.raises(WorkerTimeoutError, match=r"at step 0: worker 0 has not started \(imports, worker_init_fn\)"):
         list(loader)
     while workers_alive():
         time.sleep(0.001)
@@ -288,7 +288,7 @@ def test_a_timeout_does_not_count_while_threads_start(monkeypatch):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
-    monkeypatch.setattr(thread_feed, "_FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(threads, "_FAREWELL_SECONDS", 0.1)
     hanging = Hanging((3, 2))
     loader = by_threads(StreamDataset(range(4), hanging, 4, time_steps=1), 2, persistent_workers=keep)
     iterator = iter(loader)
@@ -303,7 +303,7 @@ def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
 
 
 def test_a_thread_left_alone_writes_to_memory_that_nobody_else_has(monkeypatch):
-    monkeypatch.setattr(thread_feed, "_FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(threads, "_FAREWELL_SECONDS", 0.1)
 
     class Writing(Hanging):
         def __call__(self, n):
@@ -404,7 +404,7 @@ def test_a_garbage_collection_in_a_thread_may_close_an_iteration():
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(threads.ThreadPool, "start"), (threads._Thread, "start")])
+@pytest.mark.parametrize(("owner", "name"), [(threads.ThreadPool, "start"), (threads, "_start")])
 def test_an_epoch_is_read_after_ctrl_c_in_the_midst_of_a_start(monkeypatch, owner, name):
     loader = StreamDataLoader(
         StreamDataset([9, 9], range, 2, time_steps=1), 2, worker_method="thread", persistent_workers=True
