@@ -76,7 +76,7 @@ class WorkerStats:
         opening_ahead_seconds: Opening streams in the background, meanwhile.
         items: Time steps that it read.
         steps: Batches that it read its lanes of.
-        sent: How many of those travelled through torch's queue instead of a slot.
+        sent: How many of those travelled through the message queue instead of a slot.
         opened: Streams that it opened.
         retried: How often a stream was opened again after an error.
     """
@@ -119,7 +119,7 @@ class Figures:
 
     @property
     def sent(self) -> int:
-        """How many workers' parts of batches travelled through torch's queue instead of a slot."""
+        """How many workers' parts of batches travelled through the message queue instead of a slot."""
         return sum(worker.sent for worker in self.workers)
 
 
@@ -250,7 +250,7 @@ def _about_idle_workers(figures: Figures, setup: Setup) -> Advice:
     if figures.sent > 0.5 * figures.batches * setup.num_workers * setup.threads_per_worker:
         return Advice(
             "arrays",
-            f"{waits}: {figures.sent} parts of batches travelled through torch's queue, not through shared memory; "
+            f"{waits}: {figures.sent} parts of batches travelled through the message queue, not through shared memory; "
             "yield arrays of one shape and dtype, not objects.",
         )
     granting = sum(worker.granting_seconds for worker in figures.workers)

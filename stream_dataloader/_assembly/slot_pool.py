@@ -9,7 +9,7 @@ A slot holds the data of one whole batch. The first free one is claimed::
      +--------------------------------+--------------------------+  the last tensor over it is gone
 
 The first item read, by whichever worker, decides where things lie in a slot; the file grows then. A worker
-that finds no free slot, or whose items do not fit, sends them through torch's queue instead: nobody waits.
+that finds no free slot, or whose items do not fit, sends them through the message queue instead: nobody waits.
 
 Guarantees: a slot is written to only while no tensor, view or array over it is left in the main process; a
 worker is never kept waiting for one. Not covered: a process forked while a batch is held, which shares it;

@@ -1,4 +1,4 @@
-"""How the windows that workers read become the batch's tensors: in place in a slot, or through torch's queue.
+"""How the windows that workers read become the batch's tensors: in place in a slot, or through the message queue.
 
 A worker's `PartWriter` gathers its lanes' windows into *blocks*, arrays `(T, rows, ...)`, normally one for
 all of its lanes, that lies in the batch's slot. What does not fit there travels with the part, and the main process

@@ -52,7 +52,7 @@ class WorkerPool(Pool):
     def __init__(self, work: Assignment) -> None:
         # one worker may be asked for all messages that are on their way, once the others have ended
         messages = (work.settings.prefetch_factor or 2) * work.num_workers + 2
-        super().__init__(work, messages, "sent through a queue", shared=work.num_workers > 0)
+        super().__init__(work, messages, "sent through the message queue", shared=work.num_workers > 0)
         self._init = WorkerInit(work.settings.worker_init_fn) if work.num_workers else None
         self._mailbox = Mailbox(work.num_workers)
         pace = Pace(work.num_workers, messages)

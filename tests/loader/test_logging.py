@@ -78,4 +78,4 @@ def test_to_fall_back_to_the_queue_is_a_warning(caplog, monkeypatch):
     with pytest.warns(RuntimeWarning, match="there is no shared memory"):
         list(StreamDataLoader(StreamDataset([2, 2], range, 2, time_steps=2), 1))
     ((level, text),) = told(caplog)
-    assert (level, "sent through torch's queue" in text) == ("WARNING", True)
+    assert (level, "sent through the message queue" in text) == ("WARNING", True)
