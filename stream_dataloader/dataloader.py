@@ -76,8 +76,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             loader's own, from page-locked memory, with or without `pin_memory`. See also `to`.
         transport: How batches come from workers. `"shared_memory"`: workers assemble them in place, in memory that is
             used again once no tensor, view or array over it is left (a process that you fork meanwhile must clone what
-            it keeps). `"queue"`: through the message queue. `"auto"`: shared memory where the system offers it, else the
-            queue, with a warning.
+            it keeps). `"queue"`: in messages. `"auto"`: shared memory where the system offers it, else messages, with a
+            warning.
         max_restarts: How often in an epoch a worker may die. New workers then continue after the last batch delivered,
             and no item is lost or read twice. A source over which three workers died, at the same place, is an error,
             or is skipped with the dataset's `on_error="skip"`.

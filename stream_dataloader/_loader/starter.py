@@ -195,9 +195,9 @@ class Starter:
         slot = None
         if len(members) > 1 and others is None:
             slot = SharedSlot(work.readers[-1].lanes.stop, whole_windows=whole_windows)
-        board, meters, readers = self.pool.board, work.tally.meters, []
+        readers = []
         for member in members:
-            plan = work.members[member].plan()
+            plan, board, meters = work.members[member].plan(), self.pool.board, work.tally.meters
             reading = Reading(
                 plan, starts[member], work.readers, board, meters, member, whole_windows, slot, locally=True
             )
