@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from stream_dataloader._loader.member import Member
 from stream_dataloader._ranks.agreement import Steps
-from stream_dataloader._reading.share import Start
+from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.position import EpochsOfRun
 from stream_dataloader._schedule.progress import Progress
 from stream_dataloader._schedule.snapshot import PackedSnapshot, nothing_left

@@ -12,7 +12,7 @@ from typing import Any
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._items.plain import layout_from_plain, layout_to_plain
 from stream_dataloader._ranks.ranks import Ranks, identity_of, known_count
-from stream_dataloader._reading.share import Start
+from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.position import EpochPlace
 from stream_dataloader._schedule.rest import has_rest

@@ -18,7 +18,7 @@ from stream_dataloader._items.layout import Layout
 from stream_dataloader._loader.epoch import Course, Epoch, Record
 from stream_dataloader._loader.member import Member
 from stream_dataloader._ranks.ranks import Ranks, known_count
-from stream_dataloader._reading.share import Start
+from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.position import EpochStart, Position
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._schedule.saved_state import LoadedState

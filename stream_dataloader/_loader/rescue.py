@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from stream_dataloader._loader.epoch import Record
-from stream_dataloader._reading.share import Recovery
+from stream_dataloader._reading.plan import Recovery
 from stream_dataloader._workers.feed import Assignment, Feed
 from stream_dataloader.errors import WorkerDeathError, shorten
 

@@ -31,7 +31,7 @@ from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.deferred import Begun, Turn
-from stream_dataloader._reading.share import NO_RECOVERY, Reading, Recovery
+from stream_dataloader._reading.plan import NO_RECOVERY, Reading, Recovery
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.saved_state import common
 from stream_dataloader._schedule.snapshot import Snapshot, uncounted_lane

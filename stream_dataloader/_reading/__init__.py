@@ -1,6 +1,6 @@
 """Inside one worker: sources are taken, opened and read, window by window.
 
-`plan` says what is read and how, `share` which lanes of it a worker has. `sessions` says which iteration a worker
+`plan` says what is read and how, and which lanes of it a worker has. `sessions` says which iteration a worker
 takes part in, and `source_queue` is the worker's end of it, where lanes take their sources. `opener` and `stream`
 open and read one, `lane` cuts streams into windows of one row, and `reader` drives all lanes of a worker; `begin`
 starts one, `plain` does for torch's own `DataLoader`; `activity` records what each is doing. It imports `_assembly`

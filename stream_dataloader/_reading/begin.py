@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from stream_dataloader._reading.plan import Reading, Share
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
-from stream_dataloader._reading.share import Reading, Share
 from stream_dataloader._reading.source_queue import SessionQueue, SourceQueue
 
 

@@ -21,7 +21,7 @@ from stream_dataloader._items.structure import ALIKE, LEAF, Misfit, StreamMisfit
 from stream_dataloader._reading.foresight import goes_on
 from stream_dataloader._reading.meters import Meter
 from stream_dataloader._reading.opener import Opener
-from stream_dataloader._reading.share import Share
+from stream_dataloader._reading.plan import Share
 from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneState

@@ -15,7 +15,7 @@ from stream_dataloader._notices import log
 from stream_dataloader._reading.early import EarlyOpener
 from stream_dataloader._reading.measured import MeasuredStream
 from stream_dataloader._reading.meters import Meter, clock
-from stream_dataloader._reading.share import Share
+from stream_dataloader._reading.plan import Share
 from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
 from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._schedule.reservations import Held, next_grant

@@ -22,7 +22,7 @@ from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.opener import Opener
-from stream_dataloader._reading.share import Share
+from stream_dataloader._reading.plan import Share
 from stream_dataloader._reading.source_queue import Abandoned, SessionQueue
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneReports

@@ -19,8 +19,8 @@ from stream_dataloader._assembly.slot_writer import SharedSlot
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._notices import log
 from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.plan import Recovery, Start
 from stream_dataloader._reading.reader import PartReader
-from stream_dataloader._reading.share import Recovery, Start
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.memory import BatchMemory
 from stream_dataloader._workers.settings import WorkerSettings

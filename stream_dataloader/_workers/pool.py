@@ -25,8 +25,8 @@ from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._memory.interrupts import deliver, interrupts_held
 from stream_dataloader._notices import log_warned
+from stream_dataloader._reading.plan import Recovery, Start
 from stream_dataloader._reading.sessions import SessionKey
-from stream_dataloader._reading.share import Recovery, Start
 from stream_dataloader._workers import torch_quirks
 from stream_dataloader._workers.feed import Assignment, CrewWatch, Feed, Pool
 from stream_dataloader._workers.mailbox import Mailbox

@@ -25,8 +25,8 @@ from stream_dataloader._memory.endings import Ending
 from stream_dataloader._notices import log_warned
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_here
+from stream_dataloader._reading.plan import Reading, Recovery, Start
 from stream_dataloader._reading.reader import PartReader
-from stream_dataloader._reading.share import Reading, Recovery, Start
 from stream_dataloader._workers.exchange import Exchange, Failure, deliver
 from stream_dataloader._workers.feed import Assignment, CrewWatch, Feed, Pool
 from stream_dataloader.errors import WorkerDeathError, shorten
