@@ -68,6 +68,7 @@ class SimulatedPool:
 
     def __init__(self, loader):
         self.owner, self.feed, self._loader = os.getpid(), None, loader
+        self.board = loader._starter.pool.board  # of lanes that are read here
 
     def start(self, starts, **given):
         dataset, workers = self._loader._ranks[0].reading, self._loader.num_workers
