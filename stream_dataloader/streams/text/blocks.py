@@ -72,7 +72,7 @@ class TextBlocks:
         return begin + self._cut(self.file.read_at(begin, 2 * _AROUND + offset - begin), offset - begin)
 
     def _cut(self, data: bytes, place: int) -> int:
-        """The first character at or behind a place in some bytes, of which some are before it and behind it."""
+        """The first character at or behind a place in some bytes."""
         # No character has more than three bytes that continue it: one more is invalid, and replaced by itself.
         while _continues(data, place) and not all(_continues(data, place - i) for i in range(1, _AROUND + 1)):
             place += 1
@@ -81,12 +81,7 @@ class TextBlocks:
         return min(place, len(data))
 
     def read(self) -> bytes:
-        """The bytes of the next block, none at the end.
-
-        Raises:
-            ValueError: The file is damaged, or not valid in its encoding.
-            OSError: The file cannot be read.
-        """
+        """The bytes of the next block, none at the end."""
         first = self.offset
         wanted = (first // self._block_bytes + 1) * self._block_bytes - first
         if self.stop is not None and wanted >= self.stop - first:
@@ -117,15 +112,7 @@ class TextBlocks:
         return begins
 
     def decode(self, data: bytes, *, final: bool = True) -> str:
-        """The text of bytes between two boundaries.
-
-        Args:
-            data: They.
-            final: False: the last character's bytes may be incomplete, and are left out.
-
-        Raises:
-            UnicodeDecodeError: They are invalid; its `start` counts from the first of them.
-        """
+        """The text of bytes between two boundaries; with `final=False` an incomplete last character is left out."""
         text, _ = codecs.utf_8_decode(data, self._errors or "strict", final and not self._cut_short)
         if self._universal and "\r" in text:
             text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -133,7 +120,7 @@ class TextBlocks:
 
     def codes(self, data: bytes) -> Codes:
         """The code points of bytes between two boundaries, as unsigned integers; otherwise as `decode`."""
-        if not data.isascii():
+        if self._errors is not None and not data.isascii():
             return np.frombuffer(self.decode(data).encode("utf-32-le", "surrogatepass"), "<u4")
         if self._universal and b"\r" in data:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

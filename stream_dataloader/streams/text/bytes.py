@@ -32,7 +32,6 @@ _ZSTD_BYTES = 1 << 9
 #: How much of what is read forward stays readable before the last offset asked for.
 _KEPT_BYTES = 16
 
-
 #: Byte order marks, which say the byte order. Where there is none, it is that of the machine.
 _MARKS = {
     "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),

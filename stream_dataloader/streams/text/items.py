@@ -1,6 +1,6 @@
 """Units of a text as items: one by one, or each with the unit after it as its target.
 
-Guarantee: what can be read before an error is handed out first; the next call raises the error.
+Guarantee: what can be read before an error is handed out first; the next call raises the error, and every one after.
 """
 
 from __future__ import annotations
@@ -18,21 +18,29 @@ __all__ = ["TextItems"]
 
 
 class TextItems:
-    """Units, or pairs of a unit and the next, one after the other; a `protocols.ReadsInto`."""
+    """Units from number `start` on, or pairs of a unit and the next; a `protocols.ReadsInto`."""
 
-    def __init__(self, units: Units, dtype: np.dtype[Any], targets: bool) -> None:
+    def __init__(self, units: Units, start: int, dtype: np.dtype[Any], targets: bool) -> None:
         self._units = units
         self._dtype = dtype
         self._targets = targets
-        self._rows: Codes = NOTHING
+        self._arrays = units.read(start)
+        self._error: Exception | None = None
+        self._rows: Codes = next(self._arrays, NOTHING) if start else NOTHING
         self._position = 0  # in `_rows`
         self._ahead = int(targets)  # units that must follow an item's own
 
     def _available(self) -> int:
         """How many items can be made of what was read; reads on if there are none."""
         while len(self._rows) - self._position <= self._ahead:
-            more = self._units.rows()
-            if not len(more):
+            if self._error is not None:
+                raise self._error
+            try:
+                more = next(self._arrays, None)
+            except Exception as error:
+                self._error = error
+                raise
+            if more is None:
                 return 0
             rest = self._rows[self._position :]
             self._rows = np.concatenate([rest, more]) if len(rest) else more

@@ -134,4 +134,6 @@ def check_vocabulary(vocabulary: Any, unknown: int | None, dtype: np.dtype[Any])
         if len(character) != 1 and character != "unknown":
             raise ValueError(f"the vocabulary has {character!r}; give single characters")
         if not 0 <= operator.index(number) <= np.iinfo(dtype).max:
-            raise ValueError(f"{character!r} has number {number}; give 0 to {np.iinfo(dtype).max}, or another dtype")
+            raise ValueError(
+                f"the vocabulary has {number} for {character!r}; give 0 to {np.iinfo(dtype).max}, or another dtype"
+            )

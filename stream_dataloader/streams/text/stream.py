@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from stream_dataloader.errors import shorten
-from stream_dataloader.streams._media.flags import check_flags
-from stream_dataloader.streams._media.section import closed_on_error, section_of
+from stream_dataloader.streams._media.flags import check_choices, check_flags
+from stream_dataloader.streams._media.section import check_numbers, closed_on_error, section_of
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 from stream_dataloader.streams.text.blocks import Codes, TextBlocks
 from stream_dataloader.streams.text.bytes import (
@@ -30,7 +30,6 @@ from stream_dataloader.streams.text.bytes import (
     open_text,
 )
 from stream_dataloader.streams.text.items import TextItems
-from stream_dataloader.streams.text.marks import Marks
 from stream_dataloader.streams.text.numbers import (
     character_table,
     check_tokenizer,
@@ -39,11 +38,11 @@ from stream_dataloader.streams.text.numbers import (
     tokenizing,
     tokens_of,
 )
-from stream_dataloader.streams.text.units import ByteUnits, CharacterUnits, TokenUnits, Units
+from stream_dataloader.streams.text.units import ByteUnits, Marks, TokenUnits, Units
 
 __all__ = ["TextStream"]
 
-_SMALLEST_BLOCK_BYTES = 16
+_BLOCK_LIMITS = ("give at least 16", 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,20 +121,17 @@ class TextStream:
         dtype = self.dtype or ("uint8" if units == "bytes" else "int64")
         dtype = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
         object.__setattr__(self, "dtype", np.dtype(dtype))
-        for name, allowed in (
-            ("of", ("files", "strings")),
-            ("units", ("bytes", "characters", "tokens")),
-            ("errors", ("raise", "replace")),
-            ("newlines", ("universal", "keep")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; give one of {', '.join(map(repr, allowed))}")
+        check_choices(
+            self,
+            of=("files", "strings"),
+            units=("bytes", "characters", "tokens"),
+            errors=("raise", "replace"),
+            newlines=("universal", "keep"),
+        )
         encoding_name(self.encoding)
         if self.dtype.kind not in "iu":
             raise ValueError(f"dtype is {self.dtype}, and units are integers; give int64, int32, uint8, ...")
-        for name in ("block_bytes", "longest_line_bytes"):
-            if operator.index(getattr(self, name)) < _SMALLEST_BLOCK_BYTES:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least {_SMALLEST_BLOCK_BYTES}")
+        check_numbers(self, block_bytes=_BLOCK_LIMITS, longest_line_bytes=_BLOCK_LIMITS)
         if (units == "tokens") != (self.tokenizer is not None):
             raise ValueError(f"units is {units!r} and tokenizer is {self.tokenizer!r}; only tokens need one")
         if units == "bytes" and self.dtype == np.int8:
@@ -176,20 +172,13 @@ class TextStream:
             raise ValueError(f"start is {start}; give the first item wanted, 0 or more")
         file, first, stop = self._open(source)
         with closed_on_error(file):
-            units = self._units(file, first, stop)
-            items = TextItems(units, self.dtype, self.targets)
-            units.skip(start)
+            items = TextItems(self._units(file, first, stop), start, self.dtype, self.targets)
             if self.targets and start and items.at_end():
                 raise ValueError(f"{file.name} has {start} units here, one item fewer, and start is {start}")
         return items
 
     def length(self, source: Any) -> int | None:
-        """The number of items of a source, if it is known without reading the text; else None.
-
-        Raises:
-            ValueError: As when it is opened.
-            OSError: As when it is opened.
-        """
+        """The number of items of a source, None if unknown until read; raises as opening does."""
         if self.of == "files" and is_compressed(section_of(source).path):
             return None
         file, first, stop = self._open(source)
@@ -284,8 +273,7 @@ class TextStream:
         if self.units == "bytes":
             return ByteUnits(self._blocks(file, self.block_bytes, first, stop), self._marks)
         if self.units == "characters":
-            table, refused = self._table
-            return CharacterUnits(self._blocks(file, self.block_bytes, first, stop), table, refused, self._marks, key)
+            return Units(self._blocks(file, self.block_bytes, first, stop), self._marks, key, *self._table)
         size = self.longest_line_bytes
         return TokenUnits(self._blocks(file, size, first // size * size), self._tokenize, first, stop, self._marks, key)
 
