@@ -566,7 +566,7 @@ def test_an_end_that_the_demuxer_leaves_out(tmp_path, name, codec):
         at = len(data) * 9 // 10
         data[at : at + 800] = bytes(800)
     path.write_bytes(data)
-    message = rf"{name} is cut off or damaged: its audio was read up to [45].\d+ s, and lasts to 6.0\d+ s"
+    message = rf"{name} is cut off or damaged: its audio was read up to [45].\d+ s, and its header declares 6"
     with pytest.raises(ValueError, match=message):
         joined({}, path)
     assert 0.8 * whole.shape[1] < joined({"on_corrupt": "keep"}, path).shape[1] < whole.shape[1]

@@ -521,7 +521,7 @@ def test_a_body_whose_end_nothing_marks_is_believed_when_two_agree(server, cache
     server.endings = [600]
     assert read(cache, url) == b"a" * 1000
     server.endings = [100, 200, 300, 400]
-    with pytest.raises(ConnectionError, match=r"b.bin could not be .* 300 bytes arrived, then 400, and the server do"):
+    with pytest.raises(ConnectionError, match=r"b.bin could not be .* 300 bytes arrived, then 400, and the server gi"):
         cache.open(server.put("b.bin", b"a" * 1000))
 
 

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch):
-    monkeypatch.setattr("stream_dataloader.streams.video.device._told", set())
+    monkeypatch.setattr("stream_dataloader.streams.video.device._warned", set())
 
 
 @pytest.fixture

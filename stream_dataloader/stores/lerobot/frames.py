@@ -192,7 +192,7 @@ def frames_of_rows(
 
 
 class _RowFrames(NamedTuple):
-    """The frames of an episode's rows; see `video.stream.Chosen`."""
+    """The frames of an episode's rows; as `video.selection.Selection` has them."""
 
     section: Section
     frames_of: NDArray[np.int64]

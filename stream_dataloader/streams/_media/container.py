@@ -32,12 +32,7 @@ _ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover of a recordi
 
 
 def open_container(path: str) -> av.container.InputContainer:
-    """Open a media file; to be closed by the caller.
-
-    Raises:
-        OSError: It cannot be read, see `check_file`.
-        ValueError: It is empty, or no format that FFmpeg knows.
-    """
+    """Open a media file; to be closed by the caller."""
     path = check_file(path)
     try:
         container: av.container.InputContainer = av.open(ffmpeg_path(path), "r", **ANY_METADATA)
@@ -60,11 +55,7 @@ def ffmpeg_path(path: str) -> str:
 
 
 def choose_stream(container: av.container.InputContainer, kind: Literal["video", "audio"], index: int) -> Any:
-    """The stream number `index` among those of a kind, set up to decode with one thread; the others are not read.
-
-    Raises:
-        ValueError: There is no such stream.
-    """
+    """The stream number `index` among those of a kind, set up to decode with one thread; the others are not read."""
     streams = [s for s in container.streams if s.type == kind and not s.disposition.value & _ATTACHED_PICTURE]
     if not 0 <= index < len(streams):
         there = f"{len(streams)} of them, numbered from 0" if streams else _described(container)
@@ -88,11 +79,9 @@ def _described(container: av.container.InputContainer) -> str:
 
 
 def ticks_of_untimed(container: av.container.InputContainer, stream: Any) -> Fraction | None:
-    """How long a frame is shown, in the stream's time base, if the container does not tell when it is shown.
-
-    Bare streams have no times at all. AVI and ASF have them in the order of decoding only, and what FFmpeg makes of
-    them is not in order where frames refer to later ones.
-    """
+    """How long a frame is shown, in the stream's time base, if the container does not have these times."""
+    # Bare streams have no times at all. AVI and ASF have them in the order of decoding only, and what FFmpeg makes of
+    # them is not in order where frames refer to later ones.
     disordered = container.format.name in ("avi", "asf") and stream.codec_context.has_b_frames
     if not disordered and not int(container.format.flags) & _NO_TIMESTAMPS:
         return None
@@ -110,10 +99,6 @@ def ticks_a_frame(stream: Any) -> Fraction:
 
 
 def check_not_cut(path: str) -> None:
-    """Check that a file is as long as its own headers say; `extent` says what can be found.
-
-    Raises:
-        ValueError: The file is shorter.
-    """
+    """Check that a file is as long as its own headers say; `extent` lists what can be found."""
     if (what := missing(path)) is not None:
         raise ValueError(f'{path} is cut off: {what}; fetch it again, or use on_corrupt="drop" for what there is')

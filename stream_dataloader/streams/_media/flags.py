@@ -15,15 +15,7 @@ __all__ = ["check_choices", "check_flags"]
 
 
 def check_flags(kind: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Check the options that are True or False by default.
-
-    Args:
-        kind: What takes the options.
-        given: Their values, by name; those of other options are left alone.
-
-    Raises:
-        TypeError: One is neither True nor False.
-    """
+    """Check the options of `kind` that are True or False by default; `given` has values by name."""
     for name, parameter in signature(kind).parameters.items():
         value = given.get(name, parameter.default)
         if not isinstance(parameter.default, bool) or isinstance(value, np.bool_):
@@ -33,15 +25,7 @@ def check_flags(kind: Callable[..., Any], given: Mapping[str, Any]) -> None:
 
 
 def check_choices(options: Any, **allowed: tuple[Any, ...]) -> None:
-    """Check options by the values that they may have.
-
-    Args:
-        options: An object that has them as attributes.
-        **allowed: The values, by the option's name.
-
-    Raises:
-        ValueError: One has another value.
-    """
+    """Check attributes of `options` by the values that each may have."""
     for name, values in allowed.items():
         if getattr(options, name) not in values:
             raise ValueError(f"{name} is {getattr(options, name)!r}; use one of {', '.join(map(repr, values))}")

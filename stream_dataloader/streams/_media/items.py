@@ -20,7 +20,7 @@ class PictureItems:
     """Pictures, one after the other; a `protocols.ReadsInto`.
 
     Args:
-        frames: What is decoded, each with what `beside` makes an item's other values of.
+        frames: What is decoded, each with what `beside` needs for an item's other values.
         converter: What writes the pictures.
         at_once: The most that one call of `read_into` waits for.
     """

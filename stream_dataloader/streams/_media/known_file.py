@@ -38,20 +38,12 @@ class KnownFile(NamedTuple):
 
     @classmethod
     def of(cls, path: str, descriptor: int = -1, *, name: str | None = None) -> KnownFile:
-        """A file as it is now.
-
-        Raises:
-            OSError: It is not there.
-        """
+        """A file as it is now."""
         found = os.stat(path) if descriptor < 0 else os.fstat(descriptor)
         return cls(path, found.st_ino, found.st_size, found.st_mtime_ns, name or path, descriptor)
 
     def check(self) -> None:
-        """Refuse a file that is another one now.
-
-        Raises:
-            StoreError: It was cut off, replaced or written to.
-        """
+        """Raise a `StoreError` if the file was cut off, replaced or written to."""
         try:
             found = os.stat(self.path) if self.descriptor < 0 else os.fstat(self.descriptor)
         except FileNotFoundError:

@@ -23,27 +23,13 @@ _REMEDY = (
 
 
 def check_opencv(user: str) -> None:
-    """See that OpenCV is installed, without importing it.
-
-    Args:
-        user: What needs it; the message begins with it.
-
-    Raises:
-        ImportError: It is not.
-    """
+    """Raise if OpenCV is not installed, without importing it; `user` names what needs it."""
     if importlib.util.find_spec("cv2") is None:
         raise ImportError(f"{user} needs OpenCV, which is not installed: {_REMEDY}")
 
 
 def import_opencv(user: str) -> ModuleType:
-    """OpenCV's module `cv2`.
-
-    Args:
-        user: What needs it; the message begins with it.
-
-    Raises:
-        ImportError: It is not installed, or lacks a library.
-    """
+    """OpenCV's module `cv2`; an ImportError if it is not installed, or lacks a library."""
     check_opencv(user)
     try:
         return importlib.import_module("cv2")
@@ -52,12 +38,7 @@ def import_opencv(user: str) -> ModuleType:
 
 
 def pack_planes(planes: list[Any], into: Any | None) -> Any:
-    """Planes `(H, W)` as pixels `(H, W, C)`: by OpenCV where it is there, which is the faster way.
-
-    Args:
-        planes: One a channel, of one shape.
-        into: Written to, where it has room for exactly that; else the result is new.
-    """
+    """Planes `(H, W)` as pixels `(H, W, C)`: by OpenCV if installed, which is faster; `into` is used if it fits."""
     return _packer()(planes, into)
 
 

@@ -111,8 +111,7 @@ UPRIGHT = Orientation()
 def orientation(frame: av.VideoFrame) -> Orientation:
     """How a frame is shown upright, by its display matrix (ISO/IEC 14496-12, 8.3.2).
 
-    The matrix takes a pixel at x, y to ax + cy, bx + dy. The angle that FFmpeg makes of it (`frame.rotation`) does not
-    tell a mirrored picture from one that is not.
+    The matrix takes a pixel at x, y to ax + cy, bx + dy. FFmpeg's angle of it (`frame.rotation`) ignores mirroring.
     """
     from stream_dataloader.streams._media.av_versions import side_data
 
@@ -128,22 +127,14 @@ def orientation(frame: av.VideoFrame) -> Orientation:
 
 
 class _Plan(NamedTuple):
-    """How a picture gets to its place: scaled, mirrored, turned, cut, put down.
+    """How a picture gets to its place: scaled, mirrored, turned, cut, put down."""
 
-    Attributes:
-        width: Scaled to this, before it is turned.
-        upright: How it is mirrored and turned.
-        cut: Which part of it is used, rows and columns.
-        place: Where that goes.
-        borders: Something around it stays black.
-    """
-
-    width: int
+    width: int  # before it is turned
     height: int
     upright: Orientation
-    cut: tuple[slice, slice]
-    place: tuple[slice, slice]
-    borders: bool
+    cut: tuple[slice, slice]  # which part is used, rows and columns
+    place: tuple[slice, slice]  # where that goes
+    borders: bool  # something around it stays black
 
 
 @functools.lru_cache(maxsize=256)
@@ -218,11 +209,7 @@ class _Converter:
 
 
 class AvConverter(_Converter):
-    """Writes PyAV's frames, scaled and converted in one pass. One a stream: it keeps what the scaler has set up.
-
-    Args:
-        pixel_aspect: How much wider than high a pixel is.
-    """
+    """Writes PyAV's frames, scaled and converted in one pass. One a stream: it keeps what the scaler has set up."""
 
     def __init__(self, picture: Picture, pixel_aspect: float = 1.0) -> None:
         from av.video.reformatter import VideoReformatter
@@ -268,11 +255,7 @@ class AvConverter(_Converter):
 
 
 class ArrayConverter(_Converter):
-    """Writes pictures as OpenCV has them: `(H, W)`, `(H, W, 3)` BGR or `(H, W, 4)` BGRA, uint8 or uint16.
-
-    Args:
-        upright: How all of them are shown upright.
-    """
+    """Writes pictures as OpenCV has them: `(H, W)`, `(H, W, 3)` BGR or `(H, W, 4)` BGRA, uint8 or uint16."""
 
     def __init__(self, picture: Picture, upright: Orientation = UPRIGHT) -> None:
         super().__init__(picture)

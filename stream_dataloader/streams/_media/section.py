@@ -53,11 +53,7 @@ def is_section(source: Any) -> bool:
 
 
 def section_of(source: Any) -> Section:
-    """The section that a source names: all of it, or `(path, start, stop)`, also as a list, as JSON has it.
-
-    Raises:
-        ValueError: A tuple or list of another length, or a section that ends before it starts.
-    """
+    """The section that a source names: all of it, or `(path, start, stop)`, also as a list, as JSON has it."""
     if not is_section(source):
         return Section(source)
     if len(source) != 3:
@@ -85,12 +81,7 @@ def _place(name: str, value: Any) -> int | float:
 
 
 def whole_number(name: str, value: Any, remedy: str, least: int, most: float = math.inf) -> int:
-    """An option's value, as an int.
-
-    Raises:
-        TypeError: The value is not a whole number.
-        ValueError: The value is out of range.
-    """
+    """An option's value as an int; a TypeError if it is none, a ValueError if it is out of range."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -106,10 +97,6 @@ def check_numbers(options: Any, **allowed: tuple[str, int] | tuple[str, int, int
     Args:
         options: The dataclass. A value of None is left alone where it is the default.
         **allowed: By an option's name, the remedy, the least value, and the most if there is one.
-
-    Raises:
-        TypeError: One is no whole number.
-        ValueError: One is too low or too high.
     """
     for name, limits in allowed.items():
         value = getattr(options, name)
@@ -128,12 +115,7 @@ def closed_on_error(resource: Any) -> Iterator[None]:
 
 
 def check_file(path: Any) -> str:
-    """The path, if there is something to be read.
-
-    Raises:
-        OSError: There is no such file, it is a directory, a pipe or a device, or it may not be read.
-        ValueError: It is empty.
-    """
+    """The path, if it is a file that can be read and is not empty."""
     path = os.fspath(path)
     try:
         check_kind(path, os.stat(path).st_mode)
@@ -149,13 +131,9 @@ def check_file(path: Any) -> str:
 
 
 def check_kind(path: Any, mode: int) -> None:
-    """Refuse what is no file.
+    """Refuse a directory, a pipe, a socket or a device.
 
-    A pipe cannot be looked at first: opening it waits for a writer, and closing it cuts the writer off. It can also be
-    read only once.
-
-    Raises:
-        OSError: It is a directory, a pipe, a socket or a device.
+    Opening a pipe to look at it waits for a writer, and closing it cuts the writer off.
     """
     if stat.S_ISREG(mode):
         return

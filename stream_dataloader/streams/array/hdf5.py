@@ -47,16 +47,7 @@ def is_hdf5(path: str) -> bool:
 
 
 def open_file(path: str, name: str) -> Any:
-    """Open a file for reading: an `h5py.File`.
-
-    Args:
-        path: The file.
-        name: What it is called in errors.
-
-    Raises:
-        ImportError: h5py is not installed.
-        OSError: The file cannot be read.
-    """
+    """Open a file for reading: an `h5py.File`; errors call it `name`."""
     try:
         import h5py
     except ImportError as error:
@@ -79,17 +70,13 @@ class Hdf5Table:
         file: An `h5py.File`, which stays open.
         name: What it is called in errors.
         dataset: Its name, or an `h5py.Dataset` of the file; None for the only one.
-
-    Raises:
-        ImportError: A filter is missing that it was written with.
-        ValueError: There is no such dataset, or it has no rows of numbers.
     """
 
     def __init__(self, file: Any, name: str, dataset: Any) -> None:
         import h5py
 
         found = dataset if isinstance(dataset, h5py.Dataset) else _find(h5py, file, name, dataset)
-        dtype = found.dtype  # asked for once: h5py makes it anew each time
+        dtype = found.dtype  # asked for once: h5py makes a new one each time
         self._name = f"{name}, dataset {found.name}"
         if found.shape is None:
             raise ValueError(f"{self._name} is empty: it has neither shape nor rows")
@@ -147,11 +134,7 @@ def _find(h5py: ModuleType, file: Any, name: str, dataset: str | None) -> Any:
 
 
 def _check_filters(h5py: ModuleType, dataset: Any, name: str) -> None:
-    """Have the filters that unpack a dataset: those of hdf5plugin are there as soon as it is imported.
-
-    Raises:
-        ImportError: One is not there.
-    """
+    """Raise if a filter of a dataset is missing; importing hdf5plugin registers its own."""
     if dataset.chunks is None:
         return
     created = dataset.id.get_create_plist()

@@ -103,11 +103,7 @@ class ArrayStream:
             return Rows(tables, first + start, stop, opened.pop_all())
 
     def length(self, source: Any) -> int:
-        """The number of rows of a source, by the file's header; a URL's file is fetched for it.
-
-        Raises:
-            ValueError: As if it was opened, and OSError too.
-        """
+        """The number of rows, by the file's header, for which a URL's file is fetched; raises as opening does."""
         with closing(self(source)) as rows:
             return rows.remaining
 

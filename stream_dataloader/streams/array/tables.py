@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
@@ -46,11 +46,7 @@ class Table(Protocol):
 
 
 def check_rows(shape: Sequence[int], dtype: np.dtype[Any], name: str) -> None:
-    """Refuse what has no rows, or rows that no tensor can hold.
-
-    Raises:
-        ValueError: Names the array, and what it is.
-    """
+    """Refuse what has no rows, or rows that no tensor can hold."""
     if not len(shape):
         raise ValueError(f"{name} is a single number, without an axis for time steps; give it one")
     if dtype.names is not None:
@@ -75,16 +71,15 @@ class _MemoryTable:
 
     def __init__(self, array: Any) -> None:
         self._array: Any = array
-        self._convert: Callable[[Any], Any] | None = None
-        if isinstance(array, np.ndarray) and not array.dtype.isnative:
-            self._convert = lambda row: row.astype(array.dtype.newbyteorder("="))
+        foreign = isinstance(array, np.ndarray) and not array.dtype.isnative
+        self._native = array.dtype.newbyteorder("=") if foreign else None
 
     def __len__(self) -> int:
         return len(self._array)
 
     def row(self, index: int) -> Any:
         row = self._array[index]
-        return row if self._convert is None else self._convert(row)
+        return row if self._native is None else row.astype(self._native)
 
     def read(self, start: int, out: Any) -> None:
         rows = self._array[start : start + len(out)]
@@ -98,14 +93,7 @@ class _MemoryTable:
 
 
 class NpyHeader(NamedTuple):
-    """What a `.npy` file says about its array.
-
-    Attributes:
-        shape: Rows first.
-        dtype: Of an item.
-        fortran_order: The first axis varies fastest.
-        offset: Where the array begins, in bytes.
-    """
+    """The header of a `.npy` file; the array begins at byte `offset`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -121,11 +109,8 @@ class NpyHeader(NamedTuple):
 def read_header(file: BinaryIO, name: str) -> NpyHeader:
     """The header of a `.npy` file (NumPy enhancement proposal 1).
 
-    NumPy has Python parse the header. Python 3.11 cannot do that in two threads at once (SystemError: AST constructor
-    recursion depth mismatch), and files may be opened in a background thread. So the header is read here.
-
-    Raises:
-        ValueError: The file has no valid header; names the file.
+    NumPy has Python parse the header. Python 3.11 cannot do that in two threads at the same time (SystemError: AST
+    constructor recursion depth mismatch), and files may be opened in a background thread. So the header is read here.
     """
     magic = file.read(8)
     width = 2 if magic[6:7] == b"\x01" else 4
@@ -148,11 +133,7 @@ def read_header(file: BinaryIO, name: str) -> NpyHeader:
 
 
 def checked_header(file: BinaryIO, name: str) -> NpyHeader:
-    """The header of a `.npy` file that has rows of numbers, all of them.
-
-    Raises:
-        ValueError: It has not; names the file.
-    """
+    """The header of a `.npy` file; an error if its rows are not numbers, or not all there."""
     header = read_header(file, name)
     check_rows(header.shape, header.dtype, name)
     found, whole = os.fstat(file.fileno()).st_size, header.file_bytes

@@ -5,35 +5,19 @@ Guarantee: a gap is reported only if it is longer than time stamps are inexact b
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 __all__ = ["FrameClock"]
 
 
-class _Read(NamedTuple):
-    """Samples that were read since the last time stamp."""
-
-    pts: int
-    samples: int
-    rate: int
-
-
 class FrameClock:
-    """Follows frames as they are decoded.
-
-    Args:
-        tick_seconds: The unit of time stamps.
-
-    Attributes:
-        origin: The first frame's time stamp; None if it has none, or before it.
-        longest_seconds: The longest frame.
-    """
+    """Follows frames as they are decoded; `tick_seconds` is the unit of time stamps."""
 
     def __init__(self, tick_seconds: float) -> None:
         self._tick_seconds = tick_seconds
-        self._last: _Read | None = None
-        self.longest_seconds = 0.0
-        self.origin: int | None = None
+        self._end: float | None = None  # of what was read, by time stamps
+        self.longest_seconds = 0.0  # the longest frame
+        self.origin: int | None = None  # the first frame's time stamp
 
     @property
     def origin_seconds(self) -> float:
@@ -42,24 +26,23 @@ class FrameClock:
 
     def jump(self) -> None:
         """The next frame does not follow the one before: the reader has sought."""
-        self._last = None
+        self._end = None
 
     def add(self, frame: Any) -> None:
         """Count a frame."""
-        rate = int(frame.sample_rate)
-        self.longest_seconds = max(self.longest_seconds, frame.samples / rate)
+        seconds = frame.samples / int(frame.sample_rate)
+        self.longest_seconds = max(self.longest_seconds, seconds)
         if frame.pts is not None:
-            self._last = _Read(frame.pts, frame.samples, rate)
-        elif self._last is not None:  # a frame without a time stamp follows directly
-            self._last = self._last._replace(samples=self._last.samples + frame.samples)
+            self._end = frame.pts * self._tick_seconds + seconds
+        elif self._end is not None:  # a frame without a time stamp follows directly
+            self._end += seconds
 
     def gap_before(self, frame: Any) -> float:
         """Seconds that are missing between the frame before and this one; 0 if time stamps cannot tell."""
-        if self._last is None or frame.pts is None:
+        if self._end is None or frame.pts is None:
             return 0.0
-        pts, samples, rate = self._last
         inexact = 2 * self._tick_seconds
-        gap: float = (frame.pts - pts) * self._tick_seconds - samples / rate
+        gap: float = frame.pts * self._tick_seconds - self._end
         frame_seconds = frame.samples / int(frame.sample_rate)
         if gap <= max(inexact, frame_seconds / 2):
             return 0.0
@@ -70,7 +53,4 @@ class FrameClock:
 
     def seconds_read(self) -> float | None:
         """From the first frame to the end of the last one; None without time stamps."""
-        if self._last is None or self.origin is None:
-            return None
-        pts, samples, rate = self._last
-        return (pts - self.origin) * self._tick_seconds + samples / rate
+        return None if self._end is None or self.origin is None else self._end - self.origin_seconds

@@ -56,17 +56,13 @@ class AudioDecoder:
     Args:
         path: The file.
         stream: Which of its audio streams.
-        on_corrupt: What to do about data that cannot be decoded, or is missing by the time stamps; see `SampleReader`.
+        on_corrupt: See `AudioStream`.
 
     Attributes:
         rate: Samples a second.
         channels: How many.
         layout: FFmpeg's name of their layout.
         start_seconds: The time stamp of sample 0.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no media file, has no such stream, or cannot be decoded.
     """
 
     def __init__(self, path: Any, stream: int, on_corrupt: OnCorrupt) -> None:
@@ -102,11 +98,7 @@ class AudioDecoder:
         return self._container.format.name in _COUNTING_FORMATS
 
     def seek(self, start: int) -> int:
-        """Go to sample `start` or to one before it; called once, before `pieces`. Returns the number of that sample.
-
-        Raises:
-            OSError, ValueError: The file, which has to be opened again, cannot be read.
-        """
+        """Go to sample `start` or to one before it; called once, before `pieces`. Returns the number of that sample."""
         near = start <= _SEEK_SECONDS * self.rate
         # With damaged data left out, only decoding from the beginning tells which sample is the n-th.
         if near or self._on_corrupt != "raise" or self._clock.origin is None:
@@ -120,22 +112,11 @@ class AudioDecoder:
         return position
 
     def check_not_cut(self, decoded_seconds: float) -> None:
-        """See, at the end, that the audio is as long as its file says.
-
-        Args:
-            decoded_seconds: The length of all samples, with those that were sought past.
-
-        Raises:
-            ValueError: There should be more.
-        """
+        """Check at the end that the audio is as long as its file says; see `check_audio_not_cut`."""
         check_audio_not_cut(str(self._path), self._container, self._stream, self._clock, decoded_seconds)
 
     def pieces(self) -> Iterator[Samples]:
-        """Pieces `(C, n)` from the sample that `seek` returned on, each following on the one before.
-
-        Raises:
-            ValueError: Data cannot be decoded, or is missing, and `on_corrupt` is "raise".
-        """
+        """Pieces `(C, n)` from the sample that `seek` returned on, each following on the one before."""
         if self._first is None:
             return
         own = latest = self._own  # `latest` is the kind of the frame before

@@ -48,11 +48,8 @@ def check_audio_not_cut(
         container: The file, opened.
         stream: What was read.
         clock: Where reading has got to; None if that is not the end.
-        decoded_seconds: The length of all samples, with those that were sought past: more than the time stamps say
-            where time starts again (in Ogg files that were joined).
-
-    Raises:
-        ValueError: There should be more.
+        decoded_seconds: The length of all samples, with those that were skipped by a seek: more than the time stamps
+            show where time starts again (in Ogg files that were joined).
     """
     check_not_cut(path)
     name, size = container.format.name, os.path.getsize(path)
@@ -68,8 +65,8 @@ def check_audio_not_cut(
     end, read_to = _end_seconds(container, stream), max(decoded_seconds, clock.origin_seconds + length)
     if end is not None and end - read_to > 2 * clock.longest_seconds + _PRIMING_SECONDS:
         raise ValueError(
-            f"{path} is cut off or damaged: its audio was read up to {read_to:.3f} s, and lasts to {end:.3f} s by its "
-            "own account; repair the file, or give on_corrupt='keep' or 'drop' for what there is"
+            f"{path} is cut off or damaged: its audio was read up to {read_to:.3f} s, and its header declares "
+            f"{end:.3f} s; repair the file, or give on_corrupt='keep' or 'drop' for what there is"
         )
     rate = stream.codec_context.sample_rate
     if (declared := declared_samples(path, container, stream)) is not None:
@@ -90,8 +87,8 @@ def _end_seconds(container: Any, stream: Any) -> float | None:
     if name == "ogg" and stream.duration:
         return float(stream.duration * stream.time_base)
     if name == "matroska,webm":
-        told = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
-        return 3600 * int(told[1]) + 60 * int(told[2]) + float(told[3]) if told else None
+        found = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
+        return 3600 * int(found[1]) + 60 * int(found[2]) + float(found[3]) if found else None
     return None
 
 

@@ -43,11 +43,7 @@ _SAMPLE_TYPES: dict[str, tuple[Any, float, float]] = {
 
 
 def as_float(frame: Any) -> Samples:
-    """A decoded frame as float32 `(C, n)`, full scale being -1 to 1.
-
-    Raises:
-        ValueError: It has a sample format that is not known.
-    """
+    """A decoded frame as float32 `(C, n)`, full scale being -1 to 1."""
     name, planes, count = frame.format.name, frame.planes, frame.samples
     planar = name.endswith("p")
     channels = len(planes) if planar else frame.layout.nb_channels
@@ -103,9 +99,6 @@ class Converter:
         layouts: The names of the layouts of channels, from and to.
         channels: Their numbers of channels. One is copied to each of several; several are mixed as FFmpeg does,
             scaled so that nothing exceeds full scale.
-
-    Raises:
-        ValueError: FFmpeg has no such mix.
     """
 
     def __init__(self, rates: tuple[int, int], layouts: tuple[str, str], channels: tuple[int, int]) -> None:

@@ -36,27 +36,12 @@ class SampleReader:
 
     Args:
         path: The file.
-        rate: Samples a second to resample to; None leaves the stream's own.
-        channels: How many to mix up or down to; None leaves the stream's own.
-        start: Where to begin, at the output rate: the number of a sample, or seconds as a float.
+        rate: See `AudioStream`; the attribute is the rate of what is read.
+        channels: See `AudioStream`; the attribute is their number.
+        start: Where to begin, at the output rate: a sample's number, which the attribute is, or seconds as a float.
         offset: The first sample wanted, counted from `start`.
         stream: Which of the file's audio streams.
-        on_corrupt: What to do about data that cannot be decoded, or is missing by the time stamps: `"raise"` an error;
-            `"keep"` silence in its place, and damaged frames as the decoder makes them; or `"drop"` it. `"keep"` and
-            `"drop"` decode from the beginning, and take what there is of a file that is cut off.
-
-    Attributes:
-        decoder: What reads the file.
-        buffer: The samples that were read and not dropped yet.
-        rate: Samples a second of what is read.
-        channels: How many of what is read.
-        start: `start`, as the number of a sample.
-        start_seconds: The time stamp of sample 0.
-        length: Number of samples in all, at the output rate; None until the end is reached.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no media file, has no such stream, or cannot be decoded or mixed that way.
+        on_corrupt: See `AudioStream`.
     """
 
     def __init__(
@@ -77,7 +62,7 @@ class SampleReader:
             self.channels = channels or self.decoder.channels
             self.start_seconds = self.decoder.start_seconds
             self.start = round(start * self.rate) if isinstance(start, float) else int(start)
-            self.length: int | None = None
+            self.length: int | None = None  # samples in all, at the output rate, once the end is reached
             self._ratio = Fraction(self.rate, self.decoder.rate)
             layouts = self.decoder.layout, layout_name(self.channels)
             try:
@@ -88,7 +73,7 @@ class SampleReader:
                 raise ValueError(f"{path}: {error}") from error
             input_start, skipped = restart(self.start + offset, self._ratio)
             self._pieces = self._pieces_from(input_start)
-            self.buffer = Buffer(self.channels, skipped)
+            self.buffer = Buffer(self.channels, skipped)  # what was read and not dropped yet
             self._error: Exception | None = None
 
     def _pieces_from(self, start: int) -> Iterator[Samples]:
@@ -104,11 +89,7 @@ class SampleReader:
         self.length = output_length(position, self._ratio)
 
     def fill(self, wanted: int) -> None:
-        """Read until the buffer has so many samples, or to the end.
-
-        Raises:
-            ValueError, OSError: What comes next cannot be read; what came before is in the buffer.
-        """
+        """Read until the buffer has so many samples, or to the end, or to an error."""
         while len(self.buffer) < wanted and self.length is None:
             if self._error is not None:
                 raise self._error
@@ -130,14 +111,10 @@ class SampleReader:
 class Buffer:
     """Samples that were read and not dropped yet, in one piece of memory, so that windows may overlap.
 
-    ::
+    The first `skipped` samples are left out::
 
         memory   | dropped | samples ........... | room |
                            head                  tail
-
-    Args:
-        channels: How many.
-        skipped: So many of the first samples are left out.
     """
 
     def __init__(self, channels: int, skipped: int) -> None:

@@ -116,9 +116,7 @@ class AudioStream:
     def length(self, source: Any) -> int | None:
         """The number of items, by a section's ends or a header that counts samples (WAV, FLAC, ...); None if unknown.
 
-        Raises:
-            OSError: The file cannot be read.
-            ValueError: It is no media file, or has no such stream.
+        Raises what opening does.
         """
         section = section_of(source)
         if self.on_corrupt != "raise":

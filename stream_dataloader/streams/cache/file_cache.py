@@ -113,7 +113,12 @@ class FileCache:
             return LocalFile(path)
         if path.lower().startswith(("file://", "local://")):
             return LocalFile(unquote(path.split("://", 1)[1]))
-        return self._open_url(path)
+        entry = self._entry(path)
+
+        def held() -> LocalFile | None:
+            return entry.hold() if entry.was_checked(self.check_seconds) else None
+
+        return self._once(entry, held, lambda: self._fetched(entry, path))
 
     def has(self, url: str) -> bool:
         """Whether a copy of a URL's file is here, maybe an old one, of which `open` would ask the server."""
@@ -125,8 +130,8 @@ class FileCache:
         """A file that is made of others, by unpacking say: once by all processes together, as a remote one is fetched.
 
         Args:
-            name: What it is; another file has another name.
-            version: Letters and digits that tell what it is made of; one of another version is made anew.
+            name: Identifies it.
+            version: Letters and digits that stand for what it is made of; it is made again if they change.
             size: How many bytes it will have at most.
             make: Writes it to a path. Called in one process; the others wait, and call theirs only if it raised.
         """
@@ -140,32 +145,17 @@ class FileCache:
         return self._once(entry, lambda: entry.hold(version), lambda: self._taken_in(entry, name, write))
 
     def fetch(self, url: str, path: str, size: int) -> None:
-        """Write the bytes of a URL to a file of one's own; nothing of it is kept in the cache.
-
-        Args:
-            url: Of any protocol that fsspec knows.
-            path: The file, which may exist.
-            size: How many bytes it must have; else this is a ValueError.
-        """
+        """Write the bytes of a URL, which must be `size` bytes, to a file of one's own, past the cache."""
 
         def check(found: int) -> None:
             if found != size:
                 raise SizeError(f"{url} has {found:,} bytes, and {size:,} are expected")
 
-        with remote_file(url, self.storage_options, self.timeout_seconds) as remote:
-            remote.fetch(path, check)
+        remote_file(url, self.storage_options, self.timeout_seconds).fetch(path, check)
         check(os.path.getsize(path))
 
-    def _open_url(self, url: str) -> LocalFile:
-        entry = self._entry(url)
-
-        def held() -> LocalFile | None:
-            return entry.hold() if entry.was_checked(self.check_seconds) else None
-
-        return self._once(entry, held, lambda: self._fetched(entry, url))
-
     def _once(self, entry: CacheEntry, held: Callable[[], LocalFile | None], get: Callable[[], LocalFile]) -> LocalFile:
-        """The file that an entry holds; else one process gets it, and those that wait have it, or try in turn."""
+        """The file that an entry holds; else one process gets it. Those that wait then take it, or try in turn."""
         if (file := held()) is not None:
             return file
         with entry.locked():
@@ -177,20 +167,20 @@ class FileCache:
     def _fetched(self, entry: CacheEntry, url: str) -> LocalFile:
         """The file, fetched if it is missing or has changed; the entry is locked."""
         entry.drop_old()
-        with remote_file(url, self.storage_options, self.timeout_seconds) as remote:
-            file = entry.hold()
-            if file is not None and not _is_current(entry.version_of(file.path), remote):
-                file.close()
-                file = None
-            if file is None:
-                _log.info("fetching %s", url)
-                check_size = functools.partial(self._make_room, url, entry=entry)
-                file = self._taken_in(entry, url, functools.partial(remote.fetch, check_size=check_size))
+        remote = remote_file(url, self.storage_options, self.timeout_seconds)
+        file = entry.hold()
+        if file is not None and not _is_current(entry.version_of(file.path), remote):
+            file.close()
+            file = None
+        if file is None:
+            _log.info("fetching %s", url)
+            check_size = functools.partial(self._make_room, url, entry=entry)
+            file = self._taken_in(entry, url, functools.partial(remote.fetch, check_size=check_size))
         entry.note_check()
         return file
 
     def _taken_in(self, entry: CacheEntry, name: str, write: Callable[[str], str]) -> LocalFile:
-        """A file that `write` writes to a path, and says the version of."""
+        """The file that `write` writes to a path; it returns the version."""
         try:
             version = write(entry.part)
             self._make_room(name, os.path.getsize(entry.part), entry)
@@ -278,7 +268,7 @@ _DEFAULT = FileCache()
 
 
 def _is_current(version: str, remote: RemoteFile) -> bool:
-    """Whether the server has this version still, as far as it can be asked."""
+    """Whether the server still has this version; True if it cannot be reached."""
     try:
         return remote.info() == version
     except UnreachableError as error:
@@ -287,11 +277,11 @@ def _is_current(version: str, remote: RemoteFile) -> bool:
 
 
 def _places(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What options say of where files are, `_PLACE`: nothing else names a file, and never what opens the door to it."""
+    """The options in `_PLACE`: only where files are is part of a file's name, never credentials."""
     for key, value in options.items():
         if isinstance(value, Mapping):
             yield from _places(value)
-        elif key == "connection_string":  # of Azure: what a name says is between its parts
+        elif key == "connection_string":  # of Azure
             yield from _places(dict(part.split("=", 1) for part in str(value).split(";") if "=" in part))
         elif key.lower().replace("_", "") in _PLACE:
             yield key, str(value)

@@ -47,17 +47,7 @@ class FileLock:
 
 
 def lock(path: str, *, shared: bool = False, wait: bool = True, create: bool = False) -> FileLock | None:
-    """Lock a file.
-
-    Args:
-        path: The file; its content does not change.
-        shared: Others may hold the lock too, if they hold it shared.
-        wait: Wait for others that hold it.
-        create: Make the file if there is none.
-
-    Returns:
-        The lock; None if there is no such file, or if it is held and `wait` is False.
-    """
+    """Lock a file, which is created if `create`; None if there is none, or if it is held and `wait` is False."""
     flags = os.O_RDONLY if shared else os.O_RDWR
     while True:
         try:

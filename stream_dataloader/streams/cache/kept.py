@@ -28,13 +28,7 @@ def _file(folder: str, name: str) -> str:
 
 
 def keep(folder: str, name: str, tables: Mapping[str, Any]) -> None:
-    """Keep arrays of numbers.
-
-    Args:
-        folder: Where in the cache.
-        name: What they are of, as long as one likes; others of that name are replaced.
-        tables: They, or what becomes one.
-    """
+    """Keep arrays of numbers in a folder of the cache; those kept under this name, of any length, are replaced."""
     file = _file(folder, name)
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(file), exist_ok=True)
@@ -48,7 +42,7 @@ def keep(folder: str, name: str, tables: Mapping[str, Any]) -> None:
 
 
 def load(folder: str, name: str) -> dict[str, NDArray[Any]] | None:
-    """What was kept; None if there is nothing, or it is damaged."""
+    """What was kept; None if nothing was, or it is damaged."""
     try:
         with open(_file(folder, name), "rb") as file, np.load(file, allow_pickle=False) as tables:
             return dict(tables)

@@ -1,9 +1,9 @@
 """One file on a server, seen through fsspec: what it is now, and its bytes.
 
 Guarantee: a process has one client for a server and the options for it, which fsspec keeps with its connections. A file
-takes one request, over a connection that is there. What was told of the bytes that arrived says which version they
-are, so they are never taken for a newer one. A failure is a builtin error that names the URL (`remote_errors`). One
-that may pass is tried again, a few times within two seconds.
+takes one request, over a kept connection. The answer that carries the bytes identifies their version, so they are never
+taken for a newer one. A failure is a builtin error that names the URL (`remote_errors`); one that may pass is tried
+again, a few times within two seconds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -49,7 +48,7 @@ class SizeError(ValueError):
 
 
 class _Answers:
-    """What a server told along with what it was asked for; of HTTP and S3, which fsspec does not hand on."""
+    """The headers of a server's answers, of HTTP and S3; fsspec does not hand them on."""
 
     def __init__(self) -> None:
         self.versions: list[str] = []
@@ -58,19 +57,19 @@ class _Answers:
         #: (RFC 9112, 6.3).
         self.ends_anywhere = False
 
-    def note(self, told: Mapping[str, Any], *, failed: bool) -> None:
+    def note(self, headers: Mapping[str, Any], *, failed: bool) -> None:
         self.failed = failed
         if not failed:
-            self.versions.append(_version_of(told))
+            self.versions.append(_version_of(headers))
 
 
 #: Of the task that asks.
 _answers: ContextVar[_Answers | None] = ContextVar("_answers", default=None)
 
 
-def _version_of(told: Mapping[str, Any]) -> str:
-    """Another one whenever the file has changed."""
-    named = {key.lower().replace("-", "").replace("_", ""): str(value) for key, value in told.items()}
+def _version_of(headers: Mapping[str, Any]) -> str:
+    """A different one whenever the file has changed."""
+    named = {key.lower().replace("-", "").replace("_", ""): str(value) for key, value in headers.items()}
     version = {key: value for key, value in sorted(named.items()) if key in _VERSION}
     version = version or {"size": named.get("contentlength", "")}
     return hashlib.sha256(json.dumps(version).encode()).hexdigest()[:16]
@@ -78,7 +77,7 @@ def _version_of(told: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _http_trace() -> Any:
-    """What has aiohttp tell of each answer; one object, as fsspec compares the options of clients."""
+    """Has aiohttp report each answer; one object, as fsspec compares the options of clients."""
     from aiohttp import TraceConfig
 
     async def note(_session: Any, _context: Any, ended: Any) -> None:
@@ -99,7 +98,7 @@ def _note_s3(parsed: Mapping[str, Any], **_: Any) -> None:
 
 
 async def _listen_to_s3(file_system: Any, path: str) -> None:
-    """Have botocore tell of each answer."""
+    """Have botocore report each answer."""
     await file_system.set_session()
     client = await file_system.get_s3(file_system.split_path(path)[0])
     for operation in ("GetObject", "HeadObject"):
@@ -117,7 +116,7 @@ class RemoteFile:
         self._timeout_seconds = timeout_seconds
         self._is_s3 = protocol in _S3
         self._tells_with_bytes = protocol in (*_HTTP, *_S3)
-        self._last_size = -1  # bytes that the try before got, where the server does not tell how many there are
+        self._last_size = -1  # bytes that the try before got, if the server gives no size
 
     def info(self) -> str:
         """Ask the server which version of the file it has."""
@@ -128,19 +127,13 @@ class RemoteFile:
         return answers.versions[-1] if answers.versions else _version_of(known)
 
     def fetch(self, path: str, check_size: Callable[[int], None]) -> str:
-        """Write the file's bytes to a local one.
+        """Write the file's bytes to a local one; returns their version, as `info` does.
 
-        Args:
-            path: Of the local file, which may exist.
-            check_size: Called with how many bytes there are, if the server tells, before they come; may raise a
-                `SizeError`.
-
-        Returns:
-            Which version they are, as `info` says it.
+        `check_size` is called with the number of bytes before they come, if the server gives it.
         """
         asked = None if self._tells_with_bytes else self.info()
-        told = self._tried(lambda: self._download(path, check_size))
-        return asked or told
+        found = self._tried(lambda: self._download(path, check_size))
+        return asked or found
 
     def _ask(self, answers: _Answers) -> dict[str, Any]:
         if not self._file_system.async_impl:
@@ -152,7 +145,7 @@ class RemoteFile:
         return dict(self._run(ask, answers))
 
     def _download(self, path: str, check_size: Callable[[int], None]) -> str:
-        """Fetch the bytes; returns their version, as far as it was told with them."""
+        """Fetch the bytes; returns their version, if the answer has it."""
         from fsspec.callbacks import Callback
 
         answers = _Answers()
@@ -176,13 +169,13 @@ class RemoteFile:
             # The end of such an answer looks like a connection that broke off. Two tries of one size are believed.
             if found != before:
                 tries = f"{found:,} bytes arrived" if before < 0 else f"{before:,} bytes arrived, then {found:,}"
-                raise ConnectionError(f"{tries}, and the server does not tell how many there are")
+                raise ConnectionError(f"{tries}, and the server gives no size")
         if len(set(answers.versions)) > 1:  # large files come in several pieces
             raise ConnectionError("it changed while it was fetched")
         return answers.versions[0] if answers.versions else "unknown"  # which is no version: fetched again
 
     def _run(self, action: Callable[[], Coroutine[Any, Any, Result]], answers: _Answers) -> Result:
-        """Wait for what the client does; an interrupt (Ctrl-C in the middle of a download) ends that, too."""
+        """Wait for what the client does; an interrupt (Ctrl-C in the middle of a download) ends it too."""
         loop = self._file_system.loop
         tasks: list[Any] = []
 
@@ -206,7 +199,7 @@ class RemoteFile:
             raise
 
     def _tried(self, action: Callable[[], Result]) -> Result:
-        """What an action returns, tried again where that may help."""
+        """What an action returns, with more tries where they may help."""
         began = time.monotonic()
         for tries, wait in enumerate((*_WAIT_SECONDS, None), 1):
             try:
@@ -225,16 +218,8 @@ class RemoteFile:
         raise AssertionError("the last try returns or raises")
 
 
-@contextmanager
-def remote_file(
-    url: str, storage_options: Mapping[str, Mapping[str, Any]], timeout_seconds: float
-) -> Iterator[RemoteFile]:
-    """Connect to the server of a file, of any protocol that fsspec knows or of a chain of them.
-
-    Raises:
-        ImportError: fsspec is not installed, or what it needs for this protocol.
-        ValueError: fsspec does not know the protocol, or an option.
-    """
+def remote_file(url: str, storage_options: Mapping[str, Mapping[str, Any]], timeout_seconds: float) -> RemoteFile:
+    """A file of any protocol that fsspec knows, or of a chain of them."""
     options: dict[str, dict[str, Any]] = {}
     try:
         from fsspec import get_filesystem_class
@@ -258,7 +243,7 @@ def remote_file(
     if hasattr(file_system, "retries"):
         file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
     _hold(file_system)
-    yield RemoteFile(url, split_protocol(url)[0] or "", file_system, path, timeout_seconds)
+    return RemoteFile(url, split_protocol(url)[0] or "", file_system, path, timeout_seconds)
 
 
 def _hold(file_system: Any) -> None:

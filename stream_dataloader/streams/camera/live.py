@@ -44,13 +44,9 @@ class Frame:
 
 
 class LiveReader:
-    """Reads a camera from now on; the first connection is made at once, and must succeed.
+    """Reads a camera, by its index, device or URL, from now on; the first connection must succeed.
 
-    Args:
-        name: Of the camera, for messages.
-        address: The index or path of a device, or a URL.
-        by_opencv: Read by OpenCV, and not by PyAV.
-        options: A `CameraStream`.
+    Errors call it `name`; `options` is a `CameraStream`.
     """
 
     def __init__(self, name: str, address: int | str, by_opencv: bool, options: Any) -> None:
@@ -69,11 +65,7 @@ class LiveReader:
         self._thread.start()
 
     def wait(self) -> bool:
-        """Wait for a frame; False when closed.
-
-        Raises:
-            ConnectionError: The camera was lost, or cannot be reached.
-        """
+        """Wait for a frame; False when closed. Raises a ConnectionError if the camera was lost or never reached."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._error or self._closed)
             if self._error and not self._queue and not self._closed:
@@ -130,7 +122,7 @@ class LiveReader:
         if self._connection >= 0 and failed:
             reason = (
                 f"lost, and gave up after {failed} tries in {seconds:.1f} s to connect again; the last: {reason}; if "
-                f"it may be away for longer, raise reconnect_tries ({tries}; None: for ever)"
+                f"it may be away for longer, raise reconnect_tries ({tries}; None: no limit)"
             )
         elif self._connection >= 0:
             reason += "; reconnect_tries is 0"

@@ -1,7 +1,7 @@
 """Live cameras and network video, by PyAV or OpenCV: endless streams of what comes in.
 
 Guarantee: a camera's frames come with the time of their arrival and the number of frames left out. A lost camera is
-connected again, or is an error that says why not. A camera does not wait, so open it with
+reconnected, or raises an error that says why not. Live cameras cannot be paused, so open them with
 `StreamDataset(..., deterministic=False)`.
 """
 
@@ -23,7 +23,7 @@ from stream_dataloader.streams._media.flags import check_choices
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, Picture
-from stream_dataloader.streams._media.section import closed_on_error
+from stream_dataloader.streams._media.section import check_numbers, closed_on_error
 from stream_dataloader.streams.camera.live import Frame, LiveReader, is_device
 
 __all__ = ["CameraStream"]
@@ -110,21 +110,15 @@ class CameraStream:
 
     def __post_init__(self) -> None:
         self._picture()
-        check_choices(
-            self,
-            backend=("av", "opencv", None),
-            items=("dict", "frame"),
-            keep=("latest", "all"),
-            on_corrupt=("keep", "drop"),
-        )
+        backends, items = ("av", "opencv", None), ("dict", "frame")
+        check_choices(self, backend=backends, items=items, keep=("latest", "all"), on_corrupt=("keep", "drop"))
         if self.fps is not None and not 0 < self.fps < math.inf:
             raise ValueError(f"fps is {self.fps}; it must be above 0, or None for all frames")
-        if self.buffer_frames < 1:
-            raise ValueError(f"buffer_frames is {self.buffer_frames}; it must be 1 or more")
         if not 0 < self.timeout_seconds < math.inf:
             raise ValueError(f"timeout_seconds is {self.timeout_seconds}; it must be above 0")
-        if self.reconnect_tries is not None and self.reconnect_tries < 0:
-            raise ValueError(f"reconnect_tries is {self.reconnect_tries}; it must be 0 or more, or None for ever")
+        check_numbers(self, buffer_frames=("give 1 or more", 1))
+        if self.reconnect_tries is not None:
+            check_numbers(self, reconnect_tries=("give 0 or more, or None for no limit", 0))
         waits = tuple(self.reconnect_seconds)
         if len(waits) != 2 or not 0 < waits[0] <= waits[1]:
             raise ValueError(f"reconnect_seconds is {waits}; give (first wait, longest wait), both above 0")
@@ -141,8 +135,7 @@ class CameraStream:
 
         Args:
             source: See the class.
-            start: How many items came before, when a loader goes on from a saved state. A camera has nothing
-                but what comes in now.
+            start: How many items came before a resume; a camera only has what comes in now.
 
         Raises:
             OSError: There is no such device; the camera cannot be reached, or no frame came in time.

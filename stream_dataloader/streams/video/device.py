@@ -1,8 +1,8 @@
 """Videos that a GPU's own decoder (NVIDIA's NVDEC) decodes, by way of PyAV.
 
-Guarantee: a frame that is handed out was decoded by the device. FFmpeg goes over to the CPU without a word where it
-has no decoder of the device for a codec, or that one does not have the profile or the size. So it is looked for at each
-step, and what is found is a `DeviceError` that names file, codec, device and remedy::
+Guarantee: each frame was decoded by the device. FFmpeg silently uses the CPU where the device has no decoder for a
+codec, a profile or a size. So each step is checked, and raises a `DeviceError` that names file, codec, device and
+remedy::
 
     FFmpeg was built with CUDA ── a decoder was set up on the device ── the first frame came ── each frame came from it
 
@@ -42,7 +42,7 @@ _PLANAR = {"p010le": "yuv420p10le", "p012le": "yuv420p12le", "p016le": "yuv420p1
 
 _NO_DECODER = "FFmpeg's decoder for it does not use the device"
 
-_told: set[tuple[str, str]] = set()  # device and codec of which a fallback was told in this process
+_warned: set[tuple[str, str]] = set()  # device and codec of each fallback that this process warned of
 
 
 def device_of(device: Any) -> str | None:
@@ -62,13 +62,7 @@ def device_of(device: Any) -> str | None:
 
 
 class DeviceDecoder:
-    """Opens one video with a device's decoder, and looks where its frames come from.
-
-    Args:
-        path: The file.
-        index: Which of its video streams.
-        device: See `device_of`.
-    """
+    """Opens one video with a device's decoder, and checks where its frames come from."""
 
     def __init__(self, path: str, index: int, device: str) -> None:
         self._path = path
@@ -80,13 +74,7 @@ class DeviceDecoder:
         self._reformatter = VideoReformatter()
 
     def open(self) -> av.container.InputContainer:
-        """Open the file with decoders on the device; to be closed by the caller.
-
-        Raises:
-            OSError: The file cannot be read.
-            ValueError: It is no video, or has no such stream.
-            DeviceError: The device does not come up, or FFmpeg's decoders cannot use it.
-        """
+        """Open the file with decoders on the device; to be closed by the caller."""
         path = check_file(self._path)
         if "cuda" not in hwdevices_available():
             raise self._not_opened("the FFmpeg of this PyAV was built without CUDA")
@@ -106,12 +94,7 @@ class DeviceDecoder:
         )
 
     def _not_opened(self, why: str) -> DeviceError:
-        """What to raise, unless the file itself is at fault, which is raised here.
-
-        Raises:
-            OSError: The file cannot be read.
-            ValueError: It is no video, or has no such stream.
-        """
+        """The error to return, unless the file itself is at fault, which is raised here."""
         with open_container(self._path) as container:
             self._codec = choose_stream(container, "video", self._index).codec_context.name
         return self._refused(why)
@@ -125,24 +108,16 @@ class DeviceDecoder:
         )
 
     def check(self, context: Any) -> None:
-        """See that a stream's decoder was set up on the device: another of the file's streams may be the one that was.
-
-        Raises:
-            DeviceError: It was not.
-        """
+        """Check that this stream's decoder was set up on the device, and not only that of another stream."""
         self._codec = context.name
         if not context.is_hwaccel:
             raise self._refused(_NO_DECODER)
 
     def check_able(self, error: av.error.FFmpegError | None) -> None:
-        """Tell an error of the device from one of the video.
+        """Raise if the device failed, or nothing has been decoded, which may be its or the video's fault.
 
         Args:
-            error: What a packet could not be decoded for; None at the end.
-
-        Raises:
-            DeviceError: It was the device that failed; or nothing has been decoded, which may be its or the video's
-                fault.
+            error: Why a packet could not be decoded; None at the end.
         """
         if isinstance(error, av.error.ExternalError):  # of CUDA's library
             raise self._refused(f"it failed ({error.strerror})") from error
@@ -152,16 +127,7 @@ class DeviceDecoder:
             raise self._refused(f"its first frame cannot be decoded{problem}: {reasons}") from error
 
     def frame(self, frame: Any, context: Any) -> Any:
-        """A frame as the CPU's decoder would give it.
-
-        Args:
-            frame: In host memory.
-            context: The codec context that it comes from.
-
-        Raises:
-            DeviceError: It was not decoded by the device, or lacks what FFmpeg cuts off at the left or the top only on
-                the CPU.
-        """
+        """A frame in host memory, as the CPU's decoder would give it; an error if the device did not decode it."""
         if context.pix_fmt != "cuda":
             raise self._refused("FFmpeg decoded it by the CPU")
         size = frame.width, frame.height
@@ -177,10 +143,10 @@ class DeviceDecoder:
 
 
 def tell_fallback(error: DeviceError) -> None:
-    """Say that videos are decoded by the CPU instead; once a process for each codec."""
-    if (error.device, error.codec) in _told:
+    """Warn that the CPU decodes instead; once a process for each codec."""
+    if (error.device, error.codec) in _warned:
         return
-    _told.add((error.device, error.codec))
-    text = f"decoding by the CPU, as device_fallback=True asks for; others of this codec are not told of. {error}"
+    _warned.add((error.device, error.codec))
+    text = f"decoding by the CPU, as device_fallback=True asks for; warned once for each codec. {error}"
     log_warned(text)
     warnings.warn(text, RuntimeWarning, stacklevel=2)

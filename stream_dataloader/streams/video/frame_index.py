@@ -3,7 +3,7 @@
 Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file, in any
 container and with irregular times too. The index has the time stamp and a checksum of each key frame from which
 decoding may begin, so that a reader notices when a seek gives a packet the time stamp of another. An index is kept in
-memory and on disk under the file's path, size and time of change, so that a changed file is read anew.
+memory and on disk under the file's path, size and time of change, so a changed file is read again.
 
 Reading packets takes 4 to 6 microseconds a frame, 100 times less than decoding. The header is no substitute:
 `stream.frames` is 0 for Matroska and MPEG-TS, and wrong for truncated files.
@@ -63,16 +63,7 @@ _NOTHING_KNOWN = FrameIndex(None, np.empty((0, 2), np.int64))
 
 
 def frame_index(path: str, stream: int = 0) -> FrameIndex:
-    """The time stamps of a video's frames, and its key frames.
-
-    Args:
-        path: The file.
-        stream: Which of its video streams.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no video, or has no such stream.
-    """
+    """The index of one of a file's video streams."""
     status = os.stat(path)
     return _remembered(os.path.abspath(path), status.st_size, status.st_mtime_ns, stream)
 

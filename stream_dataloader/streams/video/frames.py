@@ -46,19 +46,9 @@ class FrameReader:
 
     Args:
         path: The file.
-        stream: Which of its video streams.
-        on_corrupt: What to do about damaged frames: `"raise"` an error; `"keep"` what the decoder made of them; or
-            `"drop"` them. `"keep"` and `"drop"` leave out what cannot be decoded at all.
+        stream: Which of its video streams; the attribute is PyAV's stream.
+        on_corrupt: See `VideoStream`.
         device: The device that decodes, see `device_of`; None is the CPU.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no video, or has no such stream.
-        DeviceError: The device cannot decode it; also raised in place of the first frame.
-
-    Attributes:
-        stream: PyAV's stream.
-        on_corrupt: As above.
     """
 
     def __init__(self, path: str, stream: int = 0, on_corrupt: OnCorrupt = "raise", device: str | None = None) -> None:
@@ -102,11 +92,7 @@ class FrameReader:
         return int(times[frame]) if times is not None and frame < len(times) else None
 
     def frame_at(self, seconds: float) -> int:
-        """The number of the first frame shown `seconds` after the first one, or later.
-
-        Raises:
-            ValueError: The container does not tell when frames are shown.
-        """
+        """The number of the first frame shown `seconds` after the first one, or later."""
         times = self._known.times
         if times is None:
             raise ValueError(f"{self._path} does not tell when its frames are shown; give frames, not seconds")
@@ -119,11 +105,7 @@ class FrameReader:
         return math.nan if frame.pts is None else float(frame.pts * self.stream.time_base)
 
     def frames(self, start: int = 0) -> Iterator[Any]:
-        """The frames from number `start` on.
-
-        Raises:
-            ValueError: A frame cannot be decoded, or the file is cut.
-        """
+        """The frames from number `start` on."""
         if start == 0:
             return self._decoded(_from_key(self._packets_from_start()))
         time = self.time_of(start)
@@ -144,11 +126,7 @@ class FrameReader:
             yield from itertools.islice(self.frames(), start, None)
 
     def frames_from(self, time: int) -> Iterator[Any]:
-        """The frames from a key frame at `time` or before it, in the stream's time base.
-
-        Raises:
-            ValueError: A frame cannot be decoded, or the file is cut.
-        """
+        """The frames from a key frame at `time` or before it, in the stream's time base."""
         for back in _BACK_SECONDS if self._ticks is None else ():
             target = time - int(back / self.stream.time_base)
             if target <= (self.stream.start_time or 0):
@@ -182,7 +160,7 @@ class FrameReader:
         return self.frames()
 
     def _packets_from_start(self) -> Iterator[Any]:
-        """All packets; the file is opened anew if it was read before."""
+        """All packets; the file is opened again if it was read before."""
         if self._begun:
             self.close()
             self._open()

@@ -16,26 +16,15 @@ _TO_A_KEY_FRAME = 3
 
 
 class Tally:
-    """How much of a video was read, from its first key frame on.
-
-    Args:
-        tick_seconds: The unit of time stamps.
-
-    Attributes:
-        packets: Packets that were read.
-        expected: Frames that these packets should give.
-        frames: Frames that were handed out.
-        first_time: Time stamp of the first packet, a key frame's; None if it has none.
-        last_time: Time stamp of the last frame that was handed out; None if it has none, or before it.
-    """
+    """How much of a video was read, from its first key frame on; `tick_seconds` is the unit of time stamps."""
 
     def __init__(self, tick_seconds: Fraction) -> None:
         self._tick_seconds = tick_seconds
         self.packets = 0
-        self.expected = 0
-        self.frames = 0
-        self.first_time: int | None = None
-        self.last_time: int | None = None
+        self.expected = 0  # frames that these packets should give
+        self.frames = 0  # that were handed out
+        self.first_time: int | None = None  # of the first packet, a key frame's
+        self._last_time: int | None = None  # of the last frame that was handed out
 
     def add_packet(self, packet: Any) -> None:
         """Count a packet, and the frame that it should give."""
@@ -51,14 +40,14 @@ class Tally:
     def add_frame(self, time: int | None) -> None:
         """Count a frame that is handed out."""
         self.frames += 1
-        self.last_time = time
+        self._last_time = time
 
     @property
     def place(self) -> str:
         """Where reading has got to, for messages; empty before the first frame."""
         if not self.frames:
             return ""
-        seconds = math.nan if self.last_time is None else float(self.last_time * self._tick_seconds)
+        seconds = math.nan if self._last_time is None else float(self._last_time * self._tick_seconds)
         return f", after {seconds:.3f} s"
 
 

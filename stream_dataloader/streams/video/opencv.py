@@ -23,12 +23,7 @@ cv2 = import_opencv('VideoStream(backend="opencv")')
 
 
 class CaptureReader:
-    """Reads one video's frames by OpenCV, once, in the order of display; otherwise as `FrameReader`.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no video.
-    """
+    """Reads one video's frames by OpenCV, once, in the order of display; otherwise as `FrameReader`."""
 
     on_corrupt = "raise"
 
@@ -56,11 +51,7 @@ class CaptureReader:
         return _Converter(picture, self._upright)
 
     def frames(self, start: int = 0) -> Iterator[_Frame]:
-        """The frames from number `start` on, each valid until the next is read.
-
-        Raises:
-            ValueError: The file is cut off, or has no frame.
-        """
+        """The frames from number `start` on, each valid until the next is read."""
         while self._capture.grab():
             self._number += 1
             if self._number > start:

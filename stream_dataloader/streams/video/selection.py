@@ -41,11 +41,7 @@ class Selection(NamedTuple):
     fps: Fraction | None = None
 
     def frames(self, reader: FrameReader, start: int = 0) -> Generator[tuple[Any, Any], None, None]:
-        """The frames wanted, from item `start` on, each with the moment it stands for, in the stream's time base.
-
-        Raises:
-            ValueError: A frame cannot be decoded, or the video ends before the section does.
-        """
+        """The frames wanted, from item `start` on, each with the moment it stands for, in the stream's time base."""
         first, stop = self._frame_numbers(reader)
         if self.fps is not None:
             item = None
@@ -72,11 +68,7 @@ class Selection(NamedTuple):
         self._check_end(reader, first, stop, read)
 
     def length(self, reader: FrameReader) -> int | None:
-        """How many items there are; None if the container does not tell.
-
-        Raises:
-            ValueError: The video ends before the section does.
-        """
+        """How many items there are; None if the container does not tell."""
         count = reader.count()
         if count is None:
             return None
@@ -101,7 +93,7 @@ class Selection(NamedTuple):
         return first, stop
 
     def _check_seconds(self, reader: FrameReader, stop: float) -> None:
-        """Check that the video lasts to the section's end, if its last frame is shown as long as the others."""
+        """Check that the video lasts to the section's end; its last frame counts as long as the others."""
         count = reader.count()
         begin, last = (reader.time_of(0), reader.time_of(count - 1)) if count else (None, None)
         if begin is None or last is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Real
 from types import NoneType
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.flags import check_choices, check_flags
@@ -34,7 +34,7 @@ from stream_dataloader.streams.video.device import device_of, tell_fallback
 from stream_dataloader.streams.video.frames import FrameReader
 from stream_dataloader.streams.video.selection import Selection
 
-__all__ = ["Chosen", "OpenVideo", "VideoStream"]
+__all__ = ["OpenVideo", "VideoStream"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +156,7 @@ class VideoStream:
             return OpenVideo(self, selection, start, local)
 
     def length(self, source: Any) -> int | None:
-        """The number of items of a source, counted by its packets; None if they do not show it, or with `on_corrupt`.
-
-        Raises:
-            OSError: The file cannot be read.
-            ValueError: It is no video, lacks the stream, or ends before the source's start or stop.
-        """
+        """The number of items, counted by packets, None if unknown; raises as opening and reading do."""
         if self.on_corrupt != "raise":
             return None
         local, selection = self.open(source)
@@ -178,23 +173,10 @@ class VideoStream:
         return local, Selection(section, self.frame_step, None if self.fps is None else Fraction(self.fps))
 
 
-class Chosen(Protocol):
-    """Which frames of a video are wanted: a `Selection`, or what chooses them in another way."""
-
-    @property
-    def section(self) -> Section:
-        """The part of the video that they lie in."""
-        ...
-
-    def frames(self, reader: FrameReader, start: int = 0) -> Generator[tuple[Any, Any], None, None]:
-        """See `Selection.frames`."""
-        ...
-
-
 class OpenVideo(PictureItems):
-    """An open video."""
+    """An open video; `selection` is a `Selection`, or what has its `section` and `frames`."""
 
-    def __init__(self, options: VideoStream, selection: Chosen, start: int, local: LocalFile) -> None:
+    def __init__(self, options: VideoStream, selection: Any, start: int, local: LocalFile) -> None:
         self._local = local
         self._options, self._selection = options, selection
         self.reader = self._opened()
@@ -206,7 +188,7 @@ class OpenVideo(PictureItems):
             self._set_size()
 
     def _opened(self, *, by_cpu: bool = False) -> Any:
-        """The video, by the decoder that was asked for, or by the CPU's where that is to be: a `FrameReader`."""
+        """The video, by the decoder asked for or by the CPU's: a `FrameReader`."""
         options, path = self._options, self._selection.section.path
         if options.backend == "opencv":
             from stream_dataloader.streams.video.opencv import CaptureReader
@@ -222,7 +204,7 @@ class OpenVideo(PictureItems):
             return self._opened(by_cpu=True)
 
     def _or_by_cpu(self, frames: Iterator[Any], start: int) -> Generator[tuple[Any, Any], None, None]:
-        """The frames; from one on that the device cannot decode, those of the CPU's decoder."""
+        """The frames; the CPU continues at the first one that the device cannot decode."""
         read = 0
         try:
             for item in frames:
@@ -236,7 +218,7 @@ class OpenVideo(PictureItems):
         yield from self._selection.frames(self.reader, start + read)
 
     def _set_size(self) -> None:
-        """Take the size from the source's first frame, also where reading begins at another one."""
+        """Take the size from the source's first frame, wherever reading begins."""
         with closing(self._opened(by_cpu=True)) as reader:
             for frame, _ in self._selection.frames(reader):
                 self._converter.empty(frame)
