@@ -112,7 +112,7 @@ PUBLIC = {
         "pack",
         "verify",
     ],
-    "stream_dataloader.stores.lmdb": ["LmdbPacker", "LmdbStore", "files_as_streams"],
+    "stream_dataloader.stores.lmdb": ["LmdbPacker", "LmdbStore"],
     "stream_dataloader.testing": ["StoreContract", "StreamContract", "batch_key", "check_resume"],
 }
 

@@ -18,10 +18,10 @@ from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base import packed
 from stream_dataloader.stores._base.packing import StreamRecord
-from stream_dataloader.stores.lmdb import LmdbPacker, LmdbStore, files_as_streams
+from stream_dataloader.stores.lmdb import LmdbPacker, LmdbStore
 from stream_dataloader.stores.lmdb import writer as lmdb_writer
-from stream_dataloader.stores.lmdb.pages import read_tree
 from stream_dataloader.testing._items import assert_same
 
 lmdb = pytest.importorskip("lmdb")
@@ -243,7 +243,8 @@ def test_a_stream_that_breaks_off_is_not_in_the_store(tmp_path, opened, monkeypa
     store = opened(tmp_path / "a")
     same(store)
     assert store.verify() == []
-    assert sum(read_tree(str(tmp_path / "a" / "0.lmdb"))[:1]) == sum(-(-len(items) // 2) for items in STREAMS)
+    with lmdb.open(str(tmp_path / "a" / "0.lmdb"), subdir=False, readonly=True, lock=False) as environment:
+        assert environment.stat()["entries"] == sum(-(-len(items) // 2) for items in STREAMS)
 
 
 def test_packing_goes_on_after_an_interrupt(tmp_path, opened):
@@ -407,7 +408,7 @@ def test_a_store_that_was_replaced_is_an_error_in_a_worker(tmp_path, opened):
     with pytest.raises(StoreError, match=r"1\.lmdb is another file now"):
         store.check_stream(3)  # this database is opened now
     assert_same(list(stream), STREAMS[0][2:], 0, "read from the file that was open")
-    store.index.databases[0].put_away()
+    store.index.databases._open.clear()
     with pytest.raises(StoreError, match=r"0\.lmdb is another file now"):
         store.check_stream(0)  # and that one again
 
@@ -416,7 +417,7 @@ def test_a_store_that_was_replaced_is_an_error_in_a_worker(tmp_path, opened):
     ("change", "message"),
     [
         ({"version": 2}, "version 2, and this release reads version 1"),
-        ({"kind": "something"}, "not of an LMDB store"),
+        ({"kind": "something"}, "is not of a"),
         ({"window": 10**30}, "its checksum is another"),
     ],
 )
@@ -430,8 +431,6 @@ def test_a_header_of_another_kind_is_named(tmp_path, change, message):
 
 def test_sizes_that_are_absurd_are_refused_before_anything_is_allocated(tmp_path):
     path = written(tmp_path / "a", codec="zstd")
-    from stream_dataloader.stores._base import header as headers
-
     file = tmp_path / "a" / "store.json"
     content = json.loads(file.read_text())
     for change in (
@@ -444,7 +443,7 @@ def test_sizes_that_are_absurd_are_refused_before_anything_is_allocated(tmp_path
         {"codec": "x"},
     ):
         changed = {name: value for name, value in (content | change).items() if name != "check"}
-        file.write_text(json.dumps(changed | {"check": headers._digest(changed)}))
+        file.write_text(json.dumps(changed | {"check": packed._digest(changed)}))
         with pytest.raises(StoreError):
             stores.open(path)
 
@@ -496,55 +495,3 @@ def test_named_databases_are_refused(tmp_path):
         environment.open_db(b"inner", dupsort=True)
     with pytest.raises(StoreError, match="has named databases in it, or several values a key"):
         LmdbStore(tmp_path / "a", decode=text)
-
-
-# many small files
-
-
-def rows(content, path):
-    return {"x": np.frombuffer(content, np.uint8), "name": np.int64(os.path.basename(path).removesuffix(".bin"))}
-
-
-@pytest.fixture(scope="module")
-def listed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("files")
-    for number in range(3000):
-        (folder / f"{number}.bin").write_bytes(number.to_bytes(4, "little") * 4)
-    (folder / "list.txt").write_text("\n".join(f"{number}.bin" for number in range(3000)) + "\n\n")
-    return folder / "list.txt"
-
-
-def test_many_small_files_become_few_databases(tmp_path, opened, listed):
-    sources, factory = files_as_streams(listed, 7, process=rows, shuffle=3)
-    assert len(pickle.dumps(factory)) < 1000
-    assert sum(factory.length(source) for source in sources) == 3000
-    assert list(factory.paths) == files_as_streams(listed, 7, process=rows, shuffle=3)[1].paths
-    (tmp_path / "a").mkdir()
-    pack_here(LmdbPacker(str(tmp_path / "a"), databases=2), [factory(source) for source in sources])
-    store = opened(tmp_path / "a")
-    names = [int(item["name"]) for number in store.sources for item in store(number)]
-    assert [f"{name}.bin" for name in names] == factory.paths
-    assert sorted(names) == list(range(3000))
-    assert names != sorted(names)
-    assert [item["x"].tobytes() for item in store(3)][:1] == [names[sum(store.lengths[:3])].to_bytes(4, "little") * 4]
-    assert len([name for name in os.listdir(store.path) if name.endswith(".lmdb")]) == 2
-
-
-def test_files_keep_their_order_unless_they_are_shuffled(listed):
-    sources, factory = files_as_streams(listed, 4, process=rows)
-    names = [int(item["name"]) for source in sources for item in factory(source, start=740)]
-    assert names == [750 * source + i for source in range(4) for i in range(740, 750)]
-    paths = [str(listed.parent / f"{n}.bin") for n in (5, 3)]
-    assert [int(item["name"]) for item in files_as_streams(paths, 1, process=rows)[1](0)] == [5, 3]
-
-
-def test_a_file_that_cannot_be_processed_is_named(listed):
-    def fails(content, path):
-        raise KeyError("label")
-
-    with pytest.raises(ValueError, match=r"0\.bin: process= raised KeyError: 'label'"):
-        next(files_as_streams(listed, 4, process=fails)[1](0))
-    with pytest.raises(ValueError, match="streams is 4000; use 1 to 3000"):
-        files_as_streams(listed, 4000, process=rows)
-    with pytest.raises(FileNotFoundError):
-        files_as_streams("no-such-list.txt", 1, process=rows)

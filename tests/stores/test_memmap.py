@@ -139,7 +139,7 @@ def test_a_store_that_was_replaced_is_an_error_in_a_worker(tmp_path):
     ("change", "message"),
     [
         ({"version": 2}, "version 2, and this release reads version 1"),
-        ({"kind": "something"}, "not of a memory-mapped store"),
+        ({"kind": "something"}, "is not of a"),
         ({"steps": 10**30}, "its checksum is another"),
     ],
 )

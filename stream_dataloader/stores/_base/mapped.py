@@ -73,6 +73,7 @@ class LeafFile:
         spec: The leaf.
         steps: How many there are.
         exact: Whether a longer file is an error.
+        readahead: Whether the system reads ahead of what is read.
 
     Attributes:
         rows: All steps, `(steps, ...)`.
@@ -81,7 +82,7 @@ class LeafFile:
         StoreError: The file is missing, or of another size.
     """
 
-    def __init__(self, path: str, spec: LeafSpec, steps: int, *, exact: bool = True) -> None:
+    def __init__(self, path: str, spec: LeafSpec, steps: int, *, exact: bool = True, readahead: bool = True) -> None:
         self.path = path
         self.spec = spec
         self._known: KnownFile | None = None
@@ -102,6 +103,8 @@ class LeafFile:
         if wanted:
             self._known, self._map = known, mmap.mmap(descriptor, wanted, access=mmap.ACCESS_READ)
             flat = self._map
+            if not readahead:
+                self._map.madvise(mmap.MADV_RANDOM)
         self.rows = np.frombuffer(flat, spec.stored).reshape(shape)
 
     def check_size(self) -> None:

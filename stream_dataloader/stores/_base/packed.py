@@ -1,72 +1,185 @@
-"""What packed stores of our own have in common, in whatever files their steps lie: the header, and the index.
+"""Stores that `pack` writes in formats of our own: what is in one, and the factory that reads it.
 
-Guarantee: a header that was read is consistent. An index knows all streams by a few mapped pages.
+A store is a folder. It is whole as soon as it has its name: it is written under another one. ::
+
+    store.json     what there is, and the checksum of each table; its own is `check`
+    streams.bin    tables, see `tables`; so are keys.bin and notes.bin
+    ...            the format's files, in which the steps are
+
+Guarantee: a header that was read is consistent, and as it was written. An index knows all streams by a few mapped
+pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+import hashlib
+import json
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import Node
-from stream_dataloader.stores._base.leaves import LeafSpec, structure_of
-from stream_dataloader.stores._base.tables import Tables, checksums_of
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import read_json
+from stream_dataloader.stores._base.leaves import LAYOUT, check_names, items_json, read_layout, structure_of
+from stream_dataloader.stores._base.packing import StreamRecord
+from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores._base.structure import classes_of
+from stream_dataloader.stores._base.tables import KEYS, NOTES, ROWS, STREAMS, Texts, load_table, write_tables
 
-__all__ = ["PackedHeader", "PackedIndex", "check_sizes", "header_fields"]
+__all__ = ["HEADER", "PackedIndex", "PackedStore", "check_sizes", "finish_store", "is_finished"]
 
+HEADER = "store.json"
+
+_VERSION = 1
+_MOST_HEADER_BYTES = 1 << 26
 _MOST_STEPS = 1 << 56
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackedHeader:
-    """What every packed store holds.
-
-    Attributes:
-        streams: How many streams.
-        structure: Of an item; None if there is no item.
-        leaves: An item's leaves, in the structure's order.
-        checksums: CRC-32 of streams.bin, keys.bin and notes.bin, and their sizes in bytes.
-        metadata: The user's, of the whole store.
-        fingerprint: Of all of this, and so of all that the store holds.
-    """
-
-    streams: int
-    structure: Node | None
-    leaves: tuple[LeafSpec, ...]
-    checksums: Mapping[str, tuple[int, int]]
-    metadata: Mapping[str, Any]
-    fingerprint: str
+def is_finished(folder: str) -> bool:
+    """Whether `finish_store` was interrupted when all but the last was done."""
+    return not os.path.exists(os.path.join(folder, LAYOUT)) and os.path.exists(os.path.join(folder, HEADER))
 
 
-Header = TypeVar("Header", bound=PackedHeader)
-
-
-def header_fields(content: Mapping[str, Any], path: str, classes: dict[str, type]) -> dict[str, Any]:
-    """The fields of `PackedHeader`, as a header that was read says them; called within `damage_told`.
+def finish_store(
+    folder: str,
+    kind: str,
+    records: Sequence[StreamRecord],
+    starts: Sequence[int],
+    own: NDArray[np.int64],
+    files: Sequence[str],
+    **content: Any,
+) -> None:
+    """Make a whole store of a folder: write the tables and then the header, and remove what is no part of it.
 
     Args:
-        content: What the file says.
-        path: The file, for errors.
+        folder: The store.
+        kind: Of the store, see `PackedIndex`.
+        records: Of its streams.
+        starts: Where each begins.
+        own: The format's own rows of the table, `(rows, streams)`.
+        files: The names of the files with the steps.
+        content: What else the header says.
+    """
+    structure, specs = read_layout(folder) or (None, ())
+    checksums = write_tables(folder, records, starts, own)
+    content = {
+        "kind": f"stream_dataloader {kind}",
+        "version": _VERSION,
+        "streams": len(records),
+        "checksums": checksums,
+        **items_json(structure, specs),
+        **content,
+    }
+    with open(os.path.join(folder, HEADER), "w", encoding="utf-8") as file:
+        json.dump(content | {"check": _digest(content)}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    for name in {*os.listdir(folder)} - {HEADER, LAYOUT, *checksums, *files}:
+        os.unlink(os.path.join(folder, name))
+    if os.path.exists(path := os.path.join(folder, LAYOUT)):
+        os.unlink(path)  # last, as that it is gone says that all is done
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class PackedIndex(Texts):
+    """The header and the tables of a store; inherited by fork, mapped anew otherwise.
+
+    Args:
+        folder: The store.
         classes: See `structure.from_json`.
+        wanted: See `leaves.names_given`.
+        check: Whether to compare the tables with their checksums.
+
+    Attributes:
+        kind: What the header calls the format.
+        structure: Of an item; None if there is no item.
+        leaves: An item's leaves, in the structure's order.
+        metadata: The user's, of the whole store.
+        fingerprint: Of all that the store holds.
+        table: What streams.bin holds, `(rows, streams)`.
 
     Raises:
-        StoreError: It tells no structure.
-        KeyError, TypeError, ValueError: It lacks something, or has something else in its place.
+        StoreError: The header or a table is missing or damaged, or of another kind or version.
     """
-    node, leaves = structure_of(content, path, classes)
-    check_sizes(content["streams"], *(size for leaf in leaves for size in leaf.shape))
-    return {
-        "streams": content["streams"],
-        "structure": node,
-        "leaves": leaves,
-        "checksums": checksums_of(content["checksums"]),
-        "metadata": content["metadata"],
-        "fingerprint": content["check"],
-    }
+
+    kind: ClassVar[str]
+    version: ClassVar[str] = str(_VERSION)
+
+    def __init__(self, folder: str, classes: dict[str, type], wanted: list[str] | None, *, check: bool) -> None:
+        path = os.path.join(folder, HEADER)
+        content: dict[str, Any] = read_json(path, dict, _MOST_HEADER_BYTES)
+        if content.get("kind") != f"stream_dataloader {self.kind}":
+            raise StoreError(f"{path} is not of a {self.kind}: its kind is {content.get('kind')!r}")
+        if content.get("version") != _VERSION:
+            raise StoreError(
+                f"{path} is of version {content.get('version')!r}, and this release reads version {_VERSION}; pack it "
+                "anew, or use the release that wrote it"
+            )
+        if content.get("check") != _digest({name: value for name, value in content.items() if name != "check"}):
+            raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
+        with _damage_reported(path):
+            self.structure, self.leaves = structure_of(content, path, classes)
+            streams = content["streams"]
+            check_sizes(streams, *(size for leaf in self.leaves for size in leaf.shape))
+            self.metadata: Mapping[str, Any] = content["metadata"]
+            self.fingerprint: str = content["check"]
+            rows = len(ROWS) + self._read_own(folder, content)
+            checksums = content["checksums"]
+            texts = [load_table(os.path.join(folder, name), checksums[name], check) for name in (STREAMS, KEYS, NOTES)]
+        self._path = os.path.join(folder, STREAMS)
+        check_names(wanted, self.structure, folder)
+        table = np.frombuffer(texts[0], "<i8")
+        if len(table) != rows * streams:
+            raise StoreError(f"{self._path} is damaged: {len(table)} numbers for {streams} streams")
+        self.table: NDArray[np.int64] = table.reshape(rows, streams)
+        super().__init__(texts[1], self.table[2], texts[2], self.table[3])
+        if check and streams:
+            for stops, text in zip(self.table[2:4], texts[1:], strict=True):
+                if stops[0] < 0 or (np.diff(stops) < 0).any() or stops[-1] > len(text):
+                    raise StoreError(f"{self._path} is damaged: it points outside of a file; pack it anew")
+            if self.table[0].min() < 0 or self.lengths.min() < 0 or not self._streams_lie_inside():
+                raise StoreError(f"{self._path} is damaged: streams lie outside of the store; pack it anew")
+
+    @abstractmethod
+    def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
+        """Take what the format has in the header; returns how many rows of the table are its own.
+
+        Raises:
+            KeyError, TypeError, ValueError: It lacks something, or has something else in its place.
+        """
+
+    @abstractmethod
+    def _streams_lie_inside(self) -> bool:
+        """Whether the table leads to what is there."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Steps of each stream."""
+        lengths: NDArray[np.int64] = self.table[1]
+        return lengths
+
+    def __len__(self) -> int:
+        return int(self.table.shape[1])
+
+
+@contextmanager
+def _damage_reported(path: str) -> Iterator[None]:
+    """Have what goes wrong while a header's content is made use of say that the header is damaged."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise StoreError(f"{path} is damaged: {error}; pack the store anew") from None
 
 
 def check_sizes(*sizes: Any) -> None:
@@ -79,37 +192,29 @@ def check_sizes(*sizes: Any) -> None:
         raise ValueError(f"sizes {list(sizes)}")
 
 
-class PackedIndex(Generic[Header]):
-    """The header and the tables of a store; inherited by fork, mapped anew otherwise.
+class PackedStore(Store):
+    """A store whose index is a `PackedIndex`."""
 
-    Args:
-        path: The store.
-        header: Its own.
-        own_rows: How many rows of the table are the format's own.
-        check: Whether to compare the tables with their checksums.
+    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        super().__init__(path, **options)
+        self._classes: dict[str, type] = {}
+        self._check_all = True
+        structure = self.index.structure
+        self._classes = {} if structure is None else classes_of(structure)
 
-    Attributes:
-        table: See `Tables`.
-
-    Raises:
-        StoreError: A table is missing or damaged.
-    """
-
-    def __init__(self, path: str, header: Header, own_rows: int, *, check: bool) -> None:
-        self.header = header
-        self.fingerprint = header.fingerprint
-        self.tables = Tables(path, header.streams, own_rows, header.checksums, check=check)
-        self.table = self.tables.table
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Steps of each stream."""
-        lengths: NDArray[np.int64] = self.table[1]
-        return lengths
-
-    def __len__(self) -> int:
-        return self.header.streams
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_check_all": False}  # a worker need not compare all of the tables again
 
     def key(self, number: int) -> str:
-        """A stream's name."""
-        return self.tables.key(number)
+        return str(self.index.key(self._check_number(number)))
+
+    def metadata(self, number: int) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.index.note(self._check_number(number))
+        return found
+
+    def _version(self) -> str:
+        return str(self.index.version)
+
+    def _metadata(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.index.metadata
+        return found

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.packing import StreamRecord
 
-__all__ = ["ROWS", "Tables", "Texts", "checksums_of", "crc_of", "encoded", "stops_of", "write_tables"]
+__all__ = ["KEYS", "NOTES", "ROWS", "STREAMS", "Texts", "encoded", "load_table", "stops_of", "write_tables"]
 
 STREAMS, KEYS, NOTES = "streams.bin", "keys.bin", "notes.bin"
 
@@ -39,14 +39,9 @@ STREAMS, KEYS, NOTES = "streams.bin", "keys.bin", "notes.bin"
 ROWS = ("start", "steps", "key_stop", "note_stop")
 
 
-def crc_of(data: Any, before: int = 0) -> int:
-    """CRC-32 of some bytes, or of more that follow."""
-    return zlib.crc32(data, before)
-
-
 def write_tables(
     folder: str, records: Sequence[StreamRecord], starts: Sequence[int], own: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], dict[str, list[int]]]:
+) -> dict[str, list[int]]:
     """Write the three files.
 
     Args:
@@ -56,7 +51,7 @@ def write_tables(
         own: The format's own rows, `(rows, streams)`.
 
     Returns:
-        The table, and of each file its CRC-32 and its size, for the header.
+        Of each file its CRC-32 and its size, for the header.
     """
     keys, notes = encoded([record.key for record in records], [record.metadata for record in records])
     table = np.zeros((len(ROWS) + len(own), len(records)), "<i8")
@@ -71,7 +66,7 @@ def write_tables(
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    return table, {name: [crc_of(content), len(content)] for name, content in contents.items()}
+    return {name: [zlib.crc32(content), len(content)] for name, content in contents.items()}
 
 
 def encoded(keys: Iterable[str], notes: Iterable[Mapping[str, Any]]) -> tuple[list[bytes], list[bytes]]:
@@ -115,58 +110,13 @@ def _part(text: Any, stops: NDArray[np.int64], number: int) -> bytes:
     return bytes(text[begin : int(stops[number])])
 
 
-def checksums_of(content: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """What a header says of the three files.
+def load_table(path: str, checksum: Sequence[int], check: bool) -> Any:
+    """One of the three files, mapped; `checksum` is its CRC-32 and its size.
 
     Raises:
-        KeyError, TypeError, ValueError: It does not say it.
+        StoreError: It is missing, has another size, or another CRC-32 if that is to be compared.
     """
-    found = {name: (int(crc), int(size)) for name, (crc, size) in content.items()}
-    if found.keys() != {STREAMS, KEYS, NOTES}:
-        raise ValueError(f"files {sorted(found)}")
-    return found
-
-
-class Tables(Texts):
-    """The tables of a packed store, mapped; inherited by fork.
-
-    Args:
-        path: The store.
-        streams: How many it has.
-        own_rows: How many rows are the format's own.
-        checksums: See `checksums_of`.
-        check: Whether to read all of them, and compare their checksums.
-
-    Attributes:
-        table: What streams.bin holds, `(rows, streams)`.
-
-    Raises:
-        StoreError: A file is missing or damaged.
-    """
-
-    def __init__(
-        self, path: str, streams: int, own_rows: int, checksums: Mapping[str, tuple[int, int]], *, check: bool
-    ) -> None:
-        texts = {name: _load(os.path.join(path, name), *checksums[name], check) for name in (STREAMS, KEYS, NOTES)}
-        self.path = os.path.join(path, STREAMS)
-        table = np.frombuffer(texts[STREAMS], "<i8")
-        rows = len(ROWS) + own_rows
-        if len(table) != rows * streams:
-            raise StoreError(f"{self.path} is damaged: {len(table)} numbers for {streams} streams")
-        self.table: NDArray[np.int64] = table.reshape(rows, streams)
-        super().__init__(texts[KEYS], self.table[2], texts[NOTES], self.table[3])
-        if check:
-            self._check(texts)
-
-    def _check(self, texts: Mapping[str, Any]) -> None:
-        for row, name in ((2, KEYS), (3, NOTES)):
-            stops = self.table[row]
-            if len(stops) and (stops[0] < 0 or (np.diff(stops) < 0).any() or stops[-1] > len(texts[name])):
-                raise StoreError(f"{self.path} is damaged: it points outside of {name}; pack it anew")
-
-
-def _load(path: str, crc: int, size: int, check: bool) -> Any:
-    """A file of the store, mapped."""
+    crc, size = checksum
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno()).st_size
@@ -175,6 +125,6 @@ def _load(path: str, crc: int, size: int, check: bool) -> Any:
             mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except FileNotFoundError:
         raise StoreError(f"{path} is missing: the store is unfinished or damaged; pack it anew") from None
-    if check and crc_of(mapped) != crc:
+    if check and zlib.crc32(mapped) != crc:
         raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
     return mapped

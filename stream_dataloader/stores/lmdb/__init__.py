@@ -1,12 +1,10 @@
 """LMDB: windows of steps as values of a few databases, or databases that people already have.
 
-`format` says what is in a store, `pages` checks a database's pages before LMDB reads them, `databases` opens them,
-`windows` writes and reads a value, `store` reads a store that was packed, `plain` any other LMDB, `writer` packs, and
-`files` makes streams of many small files. It imports `_base`. Open `format` first.
+`store` says what is in a store and reads it, or any other LMDB, `pages` finds the values in a file, `windows` writes
+and reads a value, and `writer` packs. It imports `_base`. Open `store` first.
 """
 
-from stream_dataloader.stores.lmdb.files import files_as_streams
 from stream_dataloader.stores.lmdb.store import LmdbStore
 from stream_dataloader.stores.lmdb.writer import LmdbPacker
 
-__all__ = ["LmdbPacker", "LmdbStore", "files_as_streams"]
+__all__ = ["LmdbPacker", "LmdbStore"]

@@ -1,17 +1,18 @@
-"""The pages of an LMDB file, checked before LMDB itself follows them.
+"""The pages of an LMDB file: where its keys and values lie.
 
-LMDB trusts what is in a file: a wrong number in a page has it read memory that is not there, and ends the process.
-So the pages that lead to values, which are few, are looked at here first, by plain reads.
+LMDB trusts what is in a file: of 500 files with some bytes of these pages changed, four end a process that reads them
+by py-lmdb 3.0.0. So the few pages that lead to values are looked at here, which also tells where the values are: they
+are read from the mapped file.
 
-Source: `MDB_meta`, `MDB_page` and `MDB_node` of LMDB 0.9's mdb.c, data version 1, as py-lmdb 3.0.0 has it.
+Source: `MDB_meta`, `MDB_page` and `MDB_node` of LMDB 0.9's mdb.c, data version 1.
 
-Guarantee: of a file that passes, LMDB finds each key, and the value within the file. What values hold is not checked.
+Guarantee: all keys and values of a tree that was read lie within the file. What values hold is not checked.
 """
 
 from __future__ import annotations
 
-import os
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.tables import crc_of
 
 __all__ = ["Tree", "read_tree"]
 
@@ -35,19 +35,31 @@ _PAGES_AT_ONCE = 1024
 
 
 class Tree(NamedTuple):
-    """What leads to a database's values.
+    """What an LMDB file holds.
 
     Attributes:
-        entries: How many values there are.
+        keys: Where each key begins and ends in the file, `(entries, 2)`, in order.
+        values: The same of each key's value.
         crc: CRC-32 of the two meta pages, and of all branch and leaf pages from the root down.
-        size: Of the file in bytes.
-        keys: All keys, in order; None if they were not asked for.
     """
 
-    entries: int
+    keys: NDArray[np.int64]
+    values: NDArray[np.int64]
     crc: int
-    size: int
-    keys: list[bytes] | None
+
+
+class _Nodes(NamedTuple):
+    """Entries of some pages.
+
+    Attributes:
+        at: Where each begins in the file.
+        numbers: The four numbers it begins with.
+        room: What is left of its page behind them.
+    """
+
+    at: NDArray[np.int64]
+    numbers: list[NDArray[np.int64]]
+    room: NDArray[np.int64]
 
 
 class _Meta(NamedTuple):
@@ -60,52 +72,46 @@ class _Meta(NamedTuple):
     transaction: int
 
 
-def read_tree(path: str, *, keys: bool = False) -> Tree:
-    """Check the pages of a database.
+def read_tree(content: NDArray[np.uint8], path: str) -> Tree:
+    """Find the keys and values of a file.
 
     Args:
-        path: Its file.
-        keys: Whether to collect the keys.
+        content: All its bytes.
+        path: Its name, for errors.
 
     Raises:
         StoreError: It is no LMDB file, is damaged, or holds named databases or several values a key.
-        OSError: It cannot be read.
     """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return _Walk(path, file).tree(keys)
-    finally:
-        os.close(file)
+    return _Walk(content, path).tree()
 
 
 class _Walk:
     """Goes down the tree, level by level."""
 
-    def __init__(self, path: str, file: int) -> None:
+    def __init__(self, content: NDArray[np.uint8], path: str) -> None:
+        self._content = content
         self._path = path
-        self._file = file
-        self._size = os.fstat(file).st_size
         self._crc = 0
         first = self._meta(0)
         second = self._meta(first.page_bytes)
-        self._meta_of_last = max(second, first, key=lambda meta: meta.transaction)
+        self._newest = max(second, first, key=lambda meta: meta.transaction)
         self._page_bytes = first.page_bytes
         if second.page_bytes != first.page_bytes:
             raise self._damaged("its two meta pages are of different sizes")
-        if (needed := (self._meta_of_last.last_page + 1) * self._page_bytes) > self._size:
-            raise self._damaged(f"it was cut off, and has {self._size:,} bytes of {needed:,}")
+        self._pages = self._newest.last_page + 1
+        if (needed := self._pages * self._page_bytes) > len(content):
+            raise self._damaged(f"it was cut off, and has {len(content):,} bytes of {needed:,}")
 
     def _damaged(self, what: str) -> StoreError:
         return StoreError(f"{self._path} is damaged: {what}; write it anew")
 
     def _meta(self, offset: int) -> _Meta:
-        head = os.pread(self._file, _PAGE_HEADER + _META.size, offset)
-        if len(head) < _PAGE_HEADER + _META.size:
-            raise self._damaged(f"it has {self._size:,} bytes, which are no LMDB file")
-        magic, version, _, _, page_bytes, *of_free, _, flags, depth, _, _, _, entries, root, last, txn = _META.unpack(
-            head[_PAGE_HEADER:]
-        )
-        del of_free
+        head = self._content[offset + _PAGE_HEADER : offset + _PAGE_HEADER + _META.size].tobytes()
+        if len(head) < _META.size:
+            raise self._damaged(f"it has {len(self._content):,} bytes, which are no LMDB file")
+        found = _META.unpack(head)
+        magic, version, page_bytes = found[0], found[1], found[4]
+        flags, depth, (entries, root, last, transaction) = found[13], found[14], found[18:]
         if magic != _MAGIC:
             raise self._damaged("it does not begin as an LMDB file of this machine's byte order does")
         if version != _DATA_VERSION:
@@ -113,88 +119,82 @@ class _Walk:
                 f"{self._path} has LMDB's data version {version}, and version {_DATA_VERSION} of LMDB 0.9 can be read; "
                 "copy it into a database of that version"
             )
-        if page_bytes not in (1 << power for power in range(9, 17)) or depth > _MOST_DEPTH or last >= 1 << 48:
+        if page_bytes not in (1 << power for power in range(9, 17)) or depth > _MOST_DEPTH or last >= 1 << 40:
             raise self._damaged(f"page size {page_bytes}, depth {depth}, last page {last}")
-        self._crc = crc_of(os.pread(self._file, page_bytes, offset), self._crc)
-        return _Meta(page_bytes, flags, depth, entries, root, last, txn)
+        self._crc = zlib.crc32(self._content[offset : offset + page_bytes].data, self._crc)
+        return _Meta(page_bytes, flags, depth, entries, root, last, transaction)
 
-    def tree(self, with_keys: bool) -> Tree:
-        meta = self._meta_of_last
+    def tree(self) -> Tree:
+        meta = self._newest
         if meta.flags & _DUPLICATES:
             raise StoreError(
                 f"{self._path} keeps several values a key (dupsort), which are not read; copy it into a database of "
                 "one value a key"
             )
-        keys: list[bytes] | None = [] if with_keys else None
-        found = 0
+        found = [(np.empty((0, 2), np.int64),) * 2]
         if meta.root != _NO_PAGE:
             level = np.array([meta.root], np.uint64)
             for _ in range(meta.depth - 1):
-                level = np.concatenate([self._branches(*block) for block in self._blocks(level, _BRANCH)])
+                level = np.concatenate([_children(nodes) for nodes in self._nodes(level, _BRANCH)])
                 if len(level) > meta.last_page or len(np.unique(level)) != len(level):
                     raise self._damaged("its pages lead in a circle")
-            found = sum(self._leaves(text, pages, places, keys) for text, pages, places in self._blocks(level, _LEAF))
-        if found != meta.entries or (meta.root == _NO_PAGE) != (meta.depth == 0):
-            raise self._damaged(f"it has {found} values, and says {meta.entries}")
-        return Tree(found, self._crc, self._size, keys)
+            found += [self._entries(nodes) for nodes in self._nodes(level, _LEAF)]
+        keys, values = map(np.concatenate, zip(*found, strict=True))
+        if len(keys) != meta.entries or (meta.root == _NO_PAGE) != (meta.depth == 0):
+            raise self._damaged(f"it has {len(keys)} values, and says {meta.entries}")
+        return Tree(keys, values, self._crc)
 
-    def _blocks(self, numbers: NDArray[np.uint64], kind: int) -> Iterator[tuple[bytes, Any, Any]]:
-        """Some pages at a time: their 16-bit numbers, and of each node the page it is on and its place there."""
-        if numbers.min() < 2 or numbers.max() > self._meta_of_last.last_page:
+    def _nodes(self, level: NDArray[np.uint64], kind: int) -> Iterator[_Nodes]:
+        """The entries of all pages of a level, of some pages at a time."""
+        if level.min() < 2 or level.max() >= self._pages:
             raise self._damaged("a page's number is none")
-        for begin in range(0, len(numbers), _PAGES_AT_ONCE):
-            some = numbers[begin : begin + _PAGES_AT_ONCE]
-            text = b"".join(os.pread(self._file, self._page_bytes, int(n) * self._page_bytes) for n in some)
-            if len(text) != len(some) * self._page_bytes:
-                raise self._damaged("it was cut off while it was read")
-            self._crc = crc_of(text, self._crc)
-            halves = np.frombuffer(text, np.uint16).reshape(len(some), -1)
+        pages = self._content[: self._pages * self._page_bytes].reshape(self._pages, -1)
+        for begin in range(0, len(level), _PAGES_AT_ONCE):
+            some = level[begin : begin + _PAGES_AT_ONCE].astype(np.int64)
+            halves = pages[some].view(np.uint16)
+            self._crc = zlib.crc32(halves.data, self._crc)
             flags, lower, upper = (halves[:, i].astype(np.int64) for i in (5, 6, 7))
             count = (lower - _PAGE_HEADER) // 2
-            wrong = (halves[:, :4].copy().view(np.uint64)[:, 0] != some) | (flags != kind) | (count < 1)
+            wrong = (halves[:, :4].copy().view(np.int64)[:, 0] != some) | (flags != kind) | (count < 1)
             wrong |= (lower > upper) | (upper > self._page_bytes) | (lower % 2 != 0)
             if wrong.any():
                 raise self._damaged(f"page {some[wrong.argmax()]} is not what it should be")
             places = halves[:, 8 : 8 + int(count.max())].astype(np.int64)
             is_node = np.arange(places.shape[1]) < count[:, None]
-            pages, _ = np.nonzero(is_node)
-            places = places[is_node]
-            if (places % 2).any() or (places < upper[pages]).any() or (places > self._page_bytes - _NODE_HEADER).any():
+            page, _ = np.nonzero(is_node)
+            place = places[is_node]
+            room = self._page_bytes - _NODE_HEADER - place
+            if (place % 2).any() or (place < upper[page]).any() or (room < 0).any():
                 raise self._damaged("an entry lies outside of its page")
-            yield text, pages, places
+            numbers = [halves[page, place // 2 + i].astype(np.int64) for i in range(4)]
+            if (numbers[3] > room).any():
+                raise self._damaged("a key lies outside of its page")
+            yield _Nodes(some[page] * self._page_bytes + place, numbers, room)
 
-    def _nodes(self, text: bytes, pages: Any, places: Any) -> tuple[Any, ...]:
-        """Each node's place in the text, and the four numbers it begins with."""
-        halves = np.frombuffer(text, np.uint16)
-        at = pages * self._page_bytes + places
-        numbers = [halves[at // 2 + i].astype(np.int64) for i in range(4)]
-        if (places + _NODE_HEADER + numbers[3] > self._page_bytes).any():
-            raise self._damaged("a key lies outside of its page")
-        return at, *numbers
-
-    def _branches(self, text: bytes, pages: Any, places: Any) -> NDArray[np.uint64]:
-        _, low, high, higher, _ = self._nodes(text, pages, places)
-        children: NDArray[np.uint64] = (low | high << 16 | higher << 32).astype(np.uint64)
-        return children
-
-    def _leaves(self, text: bytes, pages: Any, places: Any, keys: list[bytes] | None) -> int:
-        at, low, high, flags, key_bytes = self._nodes(text, pages, places)
+    def _entries(self, nodes: _Nodes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where keys and values begin and end."""
+        low, high, flags, key_bytes = nodes.numbers
         if (flags & ~_BIG).any():
             raise StoreError(
                 f"{self._path} has named databases in it, or several values a key, which are not read; copy what is "
                 "wanted into a database of its own"
             )
         size, is_big = low | high << 16, flags == _BIG
-        if (places + _NODE_HEADER + key_bytes + np.where(is_big, 8, size) > self._page_bytes).any():
+        if (key_bytes + np.where(is_big, 8, size) > nodes.room).any():
             raise self._damaged("a value lies outside of its page")
+        key = nodes.at + _NODE_HEADER
+        value = key + key_bytes
         if is_big.any():
-            bytes_at = (at + _NODE_HEADER + key_bytes)[is_big, None] + np.arange(8)
-            first = np.frombuffer(text, np.uint8)[bytes_at].view(np.uint64)[:, 0]
-            taken = (-(-(size[is_big] + _PAGE_HEADER) // self._page_bytes)).astype(np.uint64)
-            last = np.uint64(self._meta_of_last.last_page)
-            if (first < 2).any() or (first > last).any() or (first + taken > last + np.uint64(1)).any():
+            page = self._content[value[is_big, None] + np.arange(8)].view(np.uint64)[:, 0]
+            if (page < 2).any() or (page >= self._pages).any():
                 raise self._damaged("a value lies outside of the file")
-        if keys is not None:
-            begins = (at + _NODE_HEADER).tolist()
-            keys += [text[begin : begin + n] for begin, n in zip(begins, key_bytes.tolist(), strict=True)]
-        return len(at)
+            value[is_big] = page.astype(np.int64) * self._page_bytes + _PAGE_HEADER
+        stop = value + size
+        if (stop > self._pages * self._page_bytes).any():
+            raise self._damaged("a value lies outside of the file")
+        return np.stack([key, key + key_bytes], 1), np.stack([value, stop], 1)
+
+
+def _children(nodes: _Nodes) -> Any:
+    low, high, higher, _ = nodes.numbers
+    return (low | high << 16 | higher << 32).astype(np.uint64)

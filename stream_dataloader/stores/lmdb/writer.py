@@ -13,21 +13,22 @@ import errno
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import read_json, write_once
-from stream_dataloader.stores._base.header import HEADER
-from stream_dataloader.stores._base.leaves import LAYOUT, ItemSpecs, read_layout
+from stream_dataloader.stores._base.leaves import ItemSpecs, LeafSpec, read_layout
+from stream_dataloader.stores._base.mapped import LeafFile
+from stream_dataloader.stores._base.packed import finish_store, is_finished
 from stream_dataloader.stores._base.packing import StreamRecord
-from stream_dataloader.stores._base.tables import crc_of, write_tables
-from stream_dataloader.stores.lmdb.databases import import_lmdb
-from stream_dataloader.stores.lmdb.format import CODECS, DatabaseSpec, save_header
 from stream_dataloader.stores.lmdb.pages import read_tree
-from stream_dataloader.stores.lmdb.windows import Windows, is_image, steps_of_window
+from stream_dataloader.stores.lmdb.store import KIND
+from stream_dataloader.stores.lmdb.windows import CODECS, Windows, steps_of_window
 
 __all__ = ["LmdbPacker"]
 
@@ -78,7 +79,7 @@ class LmdbPacker:
                 raise ValueError(f"{name} is {value}; use 1 to {most}")
         if codec not in CODECS:
             raise ValueError(f"codec is {codec!r}; use one of {', '.join(map(repr, CODECS))}")
-        import_lmdb()
+        _import_lmdb()
         Windows((), codec, quality)
         self._folder = folder
         self._options: dict[str, Any] = {"window": window, "codec": codec, "quality": quality}
@@ -104,40 +105,34 @@ class LmdbPacker:
 
     def finish(self, records: Sequence[StreamRecord]) -> None:
         """See `Packer`."""
-        if (layout := read_layout(self._folder)) is None and os.path.exists(os.path.join(self._folder, HEADER)):
-            return  # it was interrupted when all but the last was done
+        if is_finished(self._folder):
+            return
         self._agree()
-        structure, specs = layout or (None, ())
+        _, specs = read_layout(self._folder) or (None, ())
         places = [record.place or {"database": 0, "first": 0, "crc": 0} for record in records]
         numbers = sorted({place["database"] for place, record in zip(places, records, strict=True) if record.steps})
-        wanted = [f"{number}{_SUFFIX}" for number in numbers]
-        for name in os.listdir(self._folder):
-            if name.endswith(_SUFFIX) and name not in wanted:
-                os.unlink(os.path.join(self._folder, name))
+        files = [f"{number}{_SUFFIX}" for number in numbers]
         databases = []
-        for name in wanted:
-            tree = read_tree(os.path.join(self._folder, name))
-            databases.append(DatabaseSpec(name, tree.size, tree.entries, tree.crc))
+        for name in files:
+            path = os.path.join(self._folder, name)
+            size = os.stat(path).st_size
+            tree = read_tree(LeafFile(path, LeafSpec(torch.uint8, ()), size).rows, path)
+            databases.append({"file": name, "size": size, "entries": len(tree.values), "crc": tree.crc})
         rank = {number: i for i, number in enumerate(numbers)}
         own = [[rank.get(place["database"], 0) for place in places], [place["crc"] for place in places]]
-        _, checksums = write_tables(
-            self._folder, records, [place["first"] for place in places], np.array(own, "<i8").reshape(2, -1)
-        )
-        save_header(
+        finish_store(
             self._folder,
-            structure,
-            specs,
-            databases,
-            streams=len(records),
+            KIND,
+            records,
+            [place["first"] for place in places],
+            np.array(own, "<i8").reshape(2, -1),
+            files,
+            databases=databases,
             window=self._options["window"] or steps_of_window(specs),
             codec=self._options["codec"],
             quality=self._options["quality"] if self._options["codec"] == "jpeg" else None,
-            checksums=checksums,
             metadata=self._metadata,
         )
-        for name in (_OPTIONS, LAYOUT):  # that the last is gone says that all is done
-            if os.path.exists(path := os.path.join(self._folder, name)):
-                os.unlink(path)
 
 
 class _Part:
@@ -187,13 +182,14 @@ class _Part:
     def _adopt(self, item: Any) -> tuple[ItemSpecs, Windows]:
         """Have the layout of the store's first item, whichever process has it."""
         items = ItemSpecs(self._folder, item, "an LMDB store")
-        if self._codec == "jpeg" and not any(map(is_image, items.leaves)):
+        windows = Windows(items.leaves, self._codec, self._quality)
+        if self._codec == "jpeg" and not any(windows.images):
             told = ", ".join(f"{name} is {leaf}" for name, leaf in zip(items.names, items.leaves, strict=True))
             raise ValueError(
                 f'codec="jpeg" is for images, uint8 (H, W), (H, W, 3), (3, H, W) or with one channel, and {told}; '
                 'use "zstd" or "none"'
             )
-        return items, Windows(items.leaves, self._codec, self._quality)
+        return items, windows
 
     def _writer(self, database: int) -> _Writer:
         if database not in self._writers:
@@ -223,18 +219,19 @@ class _Writer:
     """
 
     def __init__(self, path: str) -> None:
-        lmdb = import_lmdb()
+        lmdb = _import_lmdb()
         self._path = path
         self._error, self._full = lmdb.Error, lmdb.MapFullError
         if os.path.exists(path):
             raise FileExistsError(f"{path} is there already; each worker needs a number that no other has had")
+        self.count = 0
+        self._written = 0  # some of these may be those of a stream that broke off, and are written again
+        self._pending: list[bytes] = []  # the values before `count`
+        self._pending_bytes = 0
         try:
             self._opened = lmdb.open(path, subdir=False, lock=False, map_size=_FIRST_MAP_BYTES)
         except lmdb.Error as error:
             raise self._failed(error) from error
-        self.count = 0
-        self._pending: list[bytes] = []  # the values before `count`
-        self._pending_bytes = 0
 
     def put(self, value: bytes, checksum: int, before: int) -> int:
         """Add a value; returns the CRC-32 of this and earlier checksums."""
@@ -243,17 +240,22 @@ class _Writer:
         self.count += 1
         if self._pending_bytes >= _MOST_PENDING_BYTES:
             self.flush()
-        return crc_of(checksum.to_bytes(4, "little"), before)
+        return zlib.crc32(checksum.to_bytes(4, "little"), before)
+
+    def rewind(self, count: int) -> None:
+        """Take back the values from number `count` on."""
+        del self._pending[max(0, len(self._pending) - (self.count - count)) :]
+        self._pending_bytes = sum(map(len, self._pending))
+        self.count = count
 
     def flush(self) -> None:
         """Commit all values."""
-        if not self._pending:
-            return
         try:
-            while not self._commit():
+            while self._pending and not self._commit():
                 self._opened.set_mapsize(2 * self._opened.info()["map_size"])
         except self._error as error:
             raise self._failed(error) from error
+        self._written = max(self._written, self.count)
         self._pending, self._pending_bytes = [], 0
 
     def _commit(self) -> bool:
@@ -262,39 +264,27 @@ class _Writer:
         try:
             with self._opened.begin(write=True) as transaction:
                 for number, value in enumerate(self._pending, first):
-                    transaction.put(number.to_bytes(8, "big"), value, append=True)
+                    transaction.put(number.to_bytes(8, "big"), value, append=number >= self._written)
         except self._full:
             return False
         return True
 
-    def rewind(self, count: int) -> None:
-        """Remove the values from number `count` on."""
-        written = self.count - len(self._pending)
-        try:
-            if written > count:
-                with self._opened.begin(write=True) as transaction:
-                    for number in range(count, written):
-                        transaction.delete(number.to_bytes(8, "big"))
-        except self._full:
-            self._opened.set_mapsize(2 * self._opened.info()["map_size"])
-            self.rewind(count)
-            return
-        except self._error as error:
-            raise self._failed(error) from error
-        self._pending = self._pending[: max(0, count - written)]
-        self._pending_bytes = sum(map(len, self._pending))
-        self.count = count
-
     def _failed(self, error: Any) -> Exception:
         """As the system's error, if it was one: a full disk, say."""
-        if (code := error.code) > 0:
-            if shutil.disk_usage(os.path.dirname(self._path)).free < self._pending_bytes:
-                code = (
-                    errno.ENOSPC
-                )  # of a disk that has no room for all of a transaction, LMDB says "Input/output error"
-            told = f"{os.strerror(code)} ({error}); if the disk is full, make room, and pack again to go on"
-            return OSError(code, told, self._path)
-        return StoreError(f"{self._path} cannot be written: {error}")
+        if (code := error.code) <= 0:
+            return StoreError(f"{self._path} cannot be written: {error}")
+        if shutil.disk_usage(os.path.dirname(self._path)).free < self._pending_bytes:
+            code = errno.ENOSPC  # LMDB says "Input/output error" of a disk without room for all of a transaction
+        told = f"{os.strerror(code)} ({error}); if the disk is full, make room, and pack again to go on"
+        return OSError(code, told, self._path)
 
     def close(self) -> None:
         self._opened.close()
+
+
+def _import_lmdb() -> Any:
+    try:
+        import lmdb
+    except ImportError as error:
+        raise ImportError("LMDB is written with the package lmdb: pip install 'stream-dataloader[lmdb]'") from error
+    return lmdb

@@ -1,9 +1,9 @@
 """MDS, the format of mosaicml-streaming: shards of samples, read and written without that package.
 
 `index` says what is in a dataset, `shards` maps one shard, `encodings` and `pictures` turn its bytes into values,
-`codecs` unpacks shards and knows their hashes, `fetch` has them on this disk, `streams` says what its items are and
-which samples are a stream, by a file of `table` where that is not plain, `steps` reads one stream, `store` all of them,
-`writer` writes shards and datasets, and `packer` does so by several processes at once. Open `index` first.
+`fetch` has them on this disk, `streams` says what its items are and which samples are a stream, by a file of `table`
+where that is not plain, `steps` reads one stream, `store` all of them, `writer` writes shards and datasets, and
+`packer` does so by several processes at once. Open `index` first.
 """
 
 from stream_dataloader.stores.mds.packer import MdsPacker

@@ -23,10 +23,10 @@ from contextlib import closing, suppress
 from typing import Any
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.codecs import unpack, wrong_hash
 from stream_dataloader.stores._base.files import stamp_of
 from stream_dataloader.stores._base.handles import Handles, Lease
 from stream_dataloader.stores._base.store import replaced
-from stream_dataloader.stores.mds.codecs import unpack, wrong_hash
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, ShardEntry, ShardFile, in_folder
 from stream_dataloader.stores.mds.shards import Column, Shard
 from stream_dataloader.streams._media.section import closed_on_error

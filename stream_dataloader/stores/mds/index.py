@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.codecs import check_compression
 from stream_dataloader.stores._base.files import inside, read_json
-from stream_dataloader.stores.mds.codecs import check_compression
 from stream_dataloader.streams.cache.file_cache import is_url
 
 __all__ = ["INDEX", "DatasetIndex", "ShardEntry", "ShardFile", "in_folder", "read_index", "write_index"]

@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout
 from stream_dataloader._items.structure import Misfit, Node, leaf_paths
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.codecs import unpack
 from stream_dataloader.stores._base.files import read_json, write_once
 from stream_dataloader.stores._base.leaves import LAYOUT, check_not_empty
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
-from stream_dataloader.stores.mds.codecs import unpack
 from stream_dataloader.stores.mds.encodings import ARRAY_DTYPES
 from stream_dataloader.stores.mds.fetch import checked
 from stream_dataloader.stores.mds.index import INDEX, ShardFile, write_index

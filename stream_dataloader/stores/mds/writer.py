@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader.errors import shorten
-from stream_dataloader.stores.mds.codecs import check_compression, hash_of, pack
+from stream_dataloader.stores._base.codecs import check_compression, hash_of, pack
 from stream_dataloader.stores.mds.encodings import ArrayEncoding
 from stream_dataloader.stores.mds.index import write_index
 from stream_dataloader.stores.mds.pictures import encoding_of

@@ -1,7 +1,6 @@
 """The memory-mapped store: one flat file a leaf, all streams' steps end to end, and a table of where they lie.
 
-`header` says what is in a store and in which files, `store` reads it, `writer` writes it. It imports `_base`.
-Open `header` first.
+`store` says what is in a store and reads it, `writer` writes it. It imports `_base`. Open `store` first.
 """
 
 from stream_dataloader.stores.memmap.store import MemmapStore

@@ -1,5 +1,10 @@
 """Reads a memory-mapped store.
 
+A packed store, see `_base/packed`; `start` counts all streams' steps, and besides there are ::
+
+    streams.bin    more rows: CRC-32 (zlib) of a stream's bytes, a row for each leaf
+    0.bin ...      a leaf's steps: C order, little-endian, nothing between them
+
 Guarantee: opening takes the time and memory of a few pages, however many streams there are; a window is copied once,
 from the map into the batch. A file that is cut off or written to while it is read is an error.
 """
@@ -7,25 +12,30 @@ from the map into the batch. A file that is cut off or written to while it is re
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from stream_dataloader._items.structure import Node
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.leaves import check_names, chosen, leaf_names, names_given
+from stream_dataloader.stores._base.leaves import chosen, leaf_names, names_given
 from stream_dataloader.stores._base.mapped import LeafFile, MappedSteps
-from stream_dataloader.stores._base.packed import PackedIndex
-from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores._base.structure import classes_of
-from stream_dataloader.stores._base.tables import ROWS, crc_of
-from stream_dataloader.stores.memmap.header import VERSION, Header, check_table, leaf_file, load_header
+from stream_dataloader.stores._base.packed import PackedIndex, PackedStore, check_sizes
+from stream_dataloader.stores._base.tables import ROWS
 
-__all__ = ["MemmapStore"]
+__all__ = ["KIND", "MemmapStore", "leaf_file"]
+
+KIND = "memmap store"
 
 _CHECKED_AT_ONCE_BYTES = 1 << 22
 
 
-class MemmapStore(Store):
+def leaf_file(leaf: int) -> str:
+    """The name of a leaf's file."""
+    return f"{leaf}.bin"
+
+
+class MemmapStore(PackedStore):
     """A memory-mapped store, as `stores.pack` writes it; read at the speed of a copy.
 
     Args:
@@ -43,46 +53,23 @@ class MemmapStore(Store):
     def __init__(self, path: str | os.PathLike[str], *, leaves: tuple[str, ...] | list[str] | None = None) -> None:
         self._wanted = names_given(leaves)
         super().__init__(path, leaves=self._wanted)
-        self._classes: dict[str, type] = {}
-        self._check_all = True
-        header = self.index.header
-        self._classes = {} if header.structure is None else classes_of(header.structure)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_check_all": False}
-
-    def _read_index(self) -> _MemmapIndex:
+    def _read_index(self) -> _Index:
         if not os.path.isdir(self.path):
             raise FileNotFoundError(f"there is no store at {self.path}; give the folder that stores.pack wrote")
-        header = load_header(self.path, self._classes)
-        check_names(self._wanted, header.structure, self.path)
-        return _MemmapIndex(self.path, header, check_all=self._check_all)
+        return _Index(self.path, self._classes, self._wanted, check=self._check_all)
 
     def _open_steps(self, number: int) -> MappedSteps:
-        index: _MemmapIndex = self.index
+        index: _Index = self.index
         start, steps = int(index.table[0, number]), int(index.table[1, number])
-        if not 0 <= start <= start + steps <= index.header.steps:  # a worker has not checked all of the table
+        if not 0 <= start <= start + steps <= index.steps:  # a worker has not checked all of the table
             raise StoreError(f"{self.path}: stream {number} lies outside of the store's steps; pack it anew")
         return MappedSteps(*self._chosen(), start, steps)
 
     def _chosen(self) -> tuple[Node | None, Sequence[LeafFile]]:
         """The structure of items, and their leaves."""
-        index: _MemmapIndex = self.index
-        return chosen(self._wanted, index.header.structure, index.files)
-
-    def key(self, number: int) -> str:
-        return str(self.index.key(self._check_number(number)))
-
-    def metadata(self, number: int) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.index.tables.note(self._check_number(number))
-        return found
-
-    def _version(self) -> str:
-        return str(VERSION)
-
-    def _metadata(self) -> Mapping[str, Any]:
-        metadata: Mapping[str, Any] = self.index.header.metadata
-        return metadata
+        index: _Index = self.index
+        return chosen(self._wanted, index.structure, index.files)
 
     def _leaves(self) -> dict[str, str]:
         structure, files = self._chosen()
@@ -90,26 +77,36 @@ class MemmapStore(Store):
 
     def check_stream(self, number: int) -> None:
         """Compare a stream with its checksums."""
-        index: _MemmapIndex = self.index
+        index: _Index = self.index
         start, steps = int(index.table[0, number]), int(index.table[1, number])
-        for leaf, (spec, name) in enumerate(zip(index.header.leaves, index.header.names, strict=True)):
-            crc, file = 0, index.files[leaf]
-            at_once = max(1, _CHECKED_AT_ONCE_BYTES // max(1, spec.step_bytes))
+        for leaf, (file, name) in enumerate(zip(index.files, leaf_names(index.structure), strict=True)):
+            crc = 0
+            at_once = max(1, _CHECKED_AT_ONCE_BYTES // max(1, file.spec.step_bytes))
             for first in range(start, start + steps, at_once):
                 file.check_size()
-                crc = crc_of(file.rows[first : min(first + at_once, start + steps)], crc)
+                crc = zlib.crc32(file.rows[first : min(first + at_once, start + steps)].data, crc)
                 file.check()
             if crc != index.table[len(ROWS) + leaf, number]:
                 raise StoreError(f"{self.name_of(number)}: {name} is damaged, its checksum is another; pack it anew")
 
 
-class _MemmapIndex(PackedIndex[Header]):
-    """The tables of a store, and the maps of its leaves; inherited by fork, mapped anew otherwise."""
+class _Index(PackedIndex):
+    """Also has the maps of all leaves.
 
-    def __init__(self, path: str, header: Header, *, check_all: bool) -> None:
-        super().__init__(path, header, len(header.leaves), check=check_all)
-        if check_all:
-            check_table(self.table, header, self.tables.path)
+    Attributes:
+        steps: What there is room for in the leaves' files. After an interrupt it may be more than streams have.
+        files: The leaves' files.
+    """
+
+    kind: ClassVar[str] = KIND
+
+    def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
+        check_sizes(content["steps"])
+        self.steps: int = content["steps"]
         self.files = [
-            LeafFile(os.path.join(path, leaf_file(leaf)), spec, header.steps) for leaf, spec in enumerate(header.leaves)
+            LeafFile(os.path.join(folder, leaf_file(leaf)), spec, self.steps) for leaf, spec in enumerate(self.leaves)
         ]
+        return len(self.files)
+
+    def _streams_lie_inside(self) -> bool:
+        return bool((self.table[0] + self.lengths).max() <= self.steps)

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -19,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.stores._base.files import sync_folder
-from stream_dataloader.stores._base.header import HEADER
-from stream_dataloader.stores._base.leaves import LAYOUT, ItemSpecs, LeafSpec, read_layout
+from stream_dataloader.stores._base.leaves import ItemSpecs, LeafSpec, read_layout
+from stream_dataloader.stores._base.packed import finish_store, is_finished
 from stream_dataloader.stores._base.packing import StreamRecord
-from stream_dataloader.stores._base.tables import crc_of, write_tables
-from stream_dataloader.stores.memmap.header import leaf_file, save_header
+from stream_dataloader.stores.memmap.store import KIND, leaf_file
 
 __all__ = ["MemmapPacker"]
 
@@ -54,23 +54,17 @@ class MemmapPacker:
 
     def finish(self, records: Sequence[StreamRecord]) -> None:
         """See `Packer`."""
-        if (layout := read_layout(self._folder)) is None and os.path.exists(os.path.join(self._folder, HEADER)):
-            return  # it was interrupted when all but the last was done
-        structure, specs = layout or (None, ())
+        if is_finished(self._folder):
+            return
+        _, specs = read_layout(self._folder) or (None, ())
         places = [record.place or {"start": 0, "crcs": [0] * len(specs)} for record in records]
+        starts = [place["start"] for place in places]
         crcs = np.array([place["crcs"] for place in places], "<i8").reshape(len(records), len(specs)).T
-        table, checksums = write_tables(self._folder, records, [place["start"] for place in places], crcs)
-        steps = int((table[0] + table[1]).max(initial=0))
-        leaves = [leaf_file(leaf) for leaf in range(len(specs))]
-        for name, spec in zip(leaves, specs, strict=True):
+        steps = max((start + record.steps for start, record in zip(starts, records, strict=True)), default=0)
+        files = [leaf_file(leaf) for leaf in range(len(specs))]
+        for name, spec in zip(files, specs, strict=True):
             os.truncate(os.path.join(self._folder, name), steps * spec.step_bytes)
-        save_header(self._folder, structure, specs, checksums, len(records), steps, self._metadata)
-        with os.scandir(self._folder) as found:
-            others = [entry.path for entry in found if entry.name not in {HEADER, *checksums, *leaves, LAYOUT}]
-        for path in others:
-            os.unlink(path)
-        if layout is not None:  # last, as that it is gone says that all is done
-            os.unlink(os.path.join(self._folder, LAYOUT))
+        finish_store(self._folder, KIND, records, starts, crcs, files, steps=steps, metadata=self._metadata)
 
 
 class _Part:
@@ -217,7 +211,7 @@ class _Collected:
     def _sum(self) -> None:
         """Take the block's steps into the checksums."""
         for leaf, rows in enumerate(self._block):
-            self.crcs[leaf] = crc_of(_bytes_of(rows[: self._count]), self.crcs[leaf])
+            self.crcs[leaf] = zlib.crc32(_bytes_of(rows[: self._count]), self.crcs[leaf])
 
     def _spill(self) -> None:
         """Move the block to the file."""

@@ -1,4 +1,4 @@
-"""Compressions and hashes of shards, by the names that the index has for them.
+"""Compressions and hashes of files, by the names that the index of an MDS has for them.
 
 Source: `streaming/base/compression.py` and `hashing.py` of mosaicml-streaming 0.13. A compression is `"zstd"`, `"gz"`,
 `"bz2"`, `"br"` or `"snappy"`, with `":level"` behind all but the last. Hashes are those of hashlib and of xxhash.
@@ -34,7 +34,7 @@ def _package(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{what} needs the package {name}: pip install 'stream-dataloader[mds]'") from error
+        raise ImportError(f"{what} needs the package {name}: pip install {name}") from error
 
 
 def check_compression(name: Any) -> tuple[str, int]:
