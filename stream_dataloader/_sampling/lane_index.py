@@ -21,10 +21,6 @@ class LaneIndex(int):
 
     A dataset's `__getitem__` may look at it. In calculations it is a plain `int`.
 
-    Args:
-        index: The index.
-        lane: See the attribute, as for the others.
-
     Attributes:
         lane: Row of the batch, 0 to B - 1.
         t: Time step of the window, 0 to T - 1.

@@ -1,4 +1,4 @@
-"""The page on Accelerate and the Trainer runs and prints what it says; so do the examples."""
+"""The page on trainers runs and prints what it says; so do the examples."""
 
 import importlib.util
 import os
@@ -17,8 +17,8 @@ pytestmark = [
     ),
 ]
 
-PAGE = (ROOT / "docs" / "guides" / "huggingface.md").read_text()
-PROGRAMS = re.findall(r"^```py\n(.*?)^```\n\n```text\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+PAGE = (ROOT / "docs" / "guides" / "trainers.md").read_text()
+PROGRAMS = re.findall(r"^```py\n((?:(?!```).*\n)*)```\n\n```text\n((?:(?!```).*\n)*)```$", PAGE, re.MULTILINE)
 
 
 def run(program, folder, *arguments):

@@ -1,0 +1,119 @@
+"""Writes the public names with their signatures, so that a change of the public face shows in a diff.
+
+    python docs/api.py [FILE]
+
+Writes `docs/reference/api.txt` by default. A test compares that file with what is written anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+MODULES = [
+    "stream_dataloader",
+    "stream_dataloader.protocols",
+    "stream_dataloader.recurrent",
+    "stream_dataloader.streams",
+    "stream_dataloader.stores",
+    "stream_dataloader.testing",
+    "stream_dataloader.visualize",
+]
+
+
+#: Members to list of classes that have others, without an underscore, for the library's own use.
+MEMBERS = {
+    "FileCache": ["open"],
+    "Store": [
+        "close",
+        "info",
+        "key",
+        "length",
+        "lengths",
+        "metadata",
+        "number",
+        "sources",
+        "verify",
+    ],
+    "StreamDataset": [
+        "batch_size",
+        "fingerprint",
+        "from_map_style",
+        "lengths",
+        "locate",
+        "set_epoch",
+        "sources",
+    ],
+}
+
+
+def names_of(module: ModuleType) -> list[str]:
+    """The module's `__all__`, or else what it defines without an underscore."""
+    defined = [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__ and name[0] != "_"
+    ]
+    return sorted(getattr(module, "__all__", defined))
+
+
+def signature_of(function: Any) -> str:
+    """Parameters with their defaults, without types: Python's versions spell those in different ways."""
+    parameters = inspect.signature(function).parameters.values()
+    bare = [one.replace(annotation=one.empty) for one in parameters if one.name[0] != "_"]
+    return str(inspect.Signature(bare))
+
+
+def members_of(kind: type, listed: set[type]) -> Iterator[str]:
+    """A class's public methods, properties and fields, but for those of a class that is listed by itself."""
+    fields = {name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})}
+    for name in MEMBERS.get(kind.__name__, sorted({*dir(kind), *fields})):
+        homes = [
+            base
+            for base in kind.__mro__
+            if name in {*vars(base), *vars(base).get("__annotations__", {})}
+        ]
+        ours = homes and homes[0].__module__.startswith("stream_dataloader")
+        if name.startswith(("_", "test_")) or not ours or listed.intersection(homes) - {kind}:
+            continue
+        value = inspect.getattr_static(kind, name, None)
+        function = getattr(value, "__func__", value)
+        yield name + (signature_of(function) if inspect.isfunction(function) else "")
+
+
+def lines() -> Iterator[str]:
+    """The file, line by line."""
+    faces = {module: names_of(module) for module in map(importlib.import_module, MODULES)}
+    values = [getattr(module, name) for module, names in faces.items() for name in names]
+    listed = {value for value in values if inspect.isclass(value)}
+    for module, names in faces.items():
+        yield module.__name__
+        for name in names:
+            value = getattr(module, name)
+            if inspect.isfunction(value):
+                yield f"    {name}{signature_of(value)}"
+            elif not inspect.isclass(value) or issubclass(value, Exception):
+                yield f"    {name}"
+            else:
+                is_protocol = getattr(value, "_is_protocol", False)
+                yield f"    class {name}{'' if is_protocol else signature_of(value)}"
+                yield from (f"        {member}" for member in members_of(value, listed))
+        yield ""
+
+
+def main() -> None:
+    """Write the file."""
+    parser = argparse.ArgumentParser(description="Writes the public names with their signatures.")
+    parser.add_argument(
+        "file", nargs="?", type=Path, default=Path(__file__).parent / "reference" / "api.txt"
+    )
+    parser.parse_args().file.write_text("\n".join(lines()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
