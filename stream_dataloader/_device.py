@@ -62,12 +62,7 @@ if TYPE_CHECKING:
 
 
 def device_of(name: Any) -> torch.device:
-    """The device of a name or number.
-
-    Raises:
-        ValueError: torch knows none of that name.
-        TypeError: It is no name and no number.
-    """
+    """The device of a name or number."""
     if isinstance(name, torch.device):
         return name
     if isinstance(name, bool) or not isinstance(name, (str, int)):

@@ -94,11 +94,7 @@ def check_callable(name: str, value: Any, example: str) -> Callable[..., Any]:
 
 
 def check_sources(sources: Any) -> Iterable[Any]:
-    """`sources`, which must be several and in an order.
-
-    Raises:
-        TypeError: They are one source, or have no order.
-    """
+    """`sources`, which must be several and in an order."""
     if isinstance(sources, (str, bytes, bytearray, os.PathLike)):
         raise TypeError(
             f"sources must be a list of sources, and {shorten(sources)} is one {type(sources).__name__}; pass [source]"
@@ -169,11 +165,7 @@ _BELONGS = {
 
 
 def refuse_misplaced(given: Mapping[str, Any], dataset: type) -> None:
-    """Say where options belong that a loader does not have.
-
-    Raises:
-        TypeError: There are some.
-    """
+    """Say where options belong that a loader does not have."""
     if given:
         dataset_has = inspect.signature(dataset).parameters
         of_dataset = f"{{0}} is the dataset's: {dataset.__name__}(..., {{0}}=...)".format
@@ -221,12 +213,7 @@ def check_mix(
     shuffles: Sequence[bool],
     schedules: Sequence[Schedule],
 ) -> Mix:
-    """The mix of lists of these sizes; weights None stands for equal ones.
-
-    Raises:
-        ValueError: Not one weight a list, or one that is not positive and finite, or very small beside the others.
-        TypeError: A weight is no number.
-    """
+    """The mix of lists of these sizes; weights None stands for equal ones."""
     try:
         given = [1.0] * len(sizes) if weights is None else [float(weight) for weight in weights]
     except (TypeError, ValueError):
@@ -263,12 +250,7 @@ def check_rules(
     has_lengths: bool,
     mix: Mix | None = None,
 ) -> Rules:
-    """The rules that these options make.
-
-    Raises:
-        ValueError: A value is out of range, unknown, or does not go with another.
-        TypeError: A value is of the wrong type.
-    """
+    """The rules that these options make."""
     if lookahead is None:
         lookahead = 0 if schedule == "longest_first" else 1
     rules = Rules(
@@ -295,12 +277,7 @@ def check_rules(
 
 
 def check_ranks(groups: Any, rank: Any, world_size: Any, process_group: Any) -> None:
-    """Refuse ranks that cannot be.
-
-    Raises:
-        ValueError: A number is out of range, or one is missing, or there are two ways to tell the rank.
-        TypeError: One is no integer.
-    """
+    """Refuse ranks that cannot be."""
     if groups is not None:
         integer("groups", groups, 1, 2**31)
     if (rank is None) != (world_size is None):
@@ -313,11 +290,7 @@ def check_ranks(groups: Any, rank: Any, world_size: Any, process_group: Any) -> 
 
 
 def check_groups(rules: Rules) -> None:
-    """Refuse what groups cannot share.
-
-    Raises:
-        ValueError: They cannot share the lanes evenly, or there are too few sources.
-    """
+    """Refuse what groups cannot share."""
     groups, lanes = rules.groups, rules.lanes
     if lanes % groups.count:
         raise ValueError(

@@ -242,11 +242,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _checked(tensor: object, shape: tuple[int, ...], form: str, method: str) -> tuple[int, ...]:
-    """`shape`, which the tensor's first dimensions must be.
-
-    Raises:
-        TypeError, ValueError: They are not.
-    """
+    """`shape`, which the tensor's first dimensions must be."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"{method} takes a tensor {form}, and is given a {type(tensor).__name__}; give each leaf by itself"

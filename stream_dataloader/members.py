@@ -56,9 +56,6 @@ class SideBySide(IterableDataset[StreamBatch]):
 
         Args:
             steps: That of a member, by its number.
-
-        Raises:
-            TypeError: No member ends; or as `steps`.
         """
         if isinstance(self.ends_with, int):
             return steps(self.ends_with)
@@ -87,11 +84,7 @@ class SideBySide(IterableDataset[StreamBatch]):
         }
 
     def states_in(self, state: Any) -> list[Any]:
-        """The members' own states in a state.
-
-        Raises:
-            StateError: It is no state of such a loader, or of one of other members.
-        """
+        """The members' own states in a state."""
         if not isinstance(state, Mapping) or "side_by_side" not in state:
             raise StateError(
                 "this is no state of a side_by_side loader; pass what its state_dict() returned (a StreamDataset's "

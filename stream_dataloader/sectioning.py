@@ -122,12 +122,7 @@ def sections(lengths: Sequence[int] | IntArray | None, steps: int, *, jitter: bo
 
 
 def check_sections(given: Any, time_steps: Any) -> Sections | None:
-    """The `sections` of a dataset.
-
-    Raises:
-        TypeError: They are none.
-        ValueError: The streams cut windows of their own.
-    """
+    """The `sections` of a dataset."""
     if given is None:
         return None
     if not isinstance(given, Sections):

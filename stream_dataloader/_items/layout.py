@@ -153,11 +153,7 @@ class Layout:
 
     @classmethod
     def of(cls, item: Any, windowed: bool) -> tuple[Layout, list[Any]]:
-        """The layout of `item`, and its leaves as arrays; `windowed`: leaves lead with a time axis.
-
-        Raises:
-            Misfit: A window none of whose leaves has a time axis, or whose leaves disagree on its length.
-        """
+        """The layout of `item`, and its leaves as arrays; `windowed`: leaves lead with a time axis."""
         try:
             structure, leaves = flatten(item)
             find: Callable[[Any], Spec] = window_spec_of if windowed else spec_of
@@ -173,11 +169,7 @@ class Layout:
             raise _unreadable(item, error) from error
 
     def read(self, item: Any) -> Leaves:
-        """The leaves of `item` as arrays, in this layout's order.
-
-        Raises:
-            Misfit: The item has another structure, or a leaf another dtype or shape.
-        """
+        """The leaves of `item` as arrays, in this layout's order."""
         if self.structure is LEAF and (array := self._read_alone(item)) is not None:
             return (array,)
         try:
@@ -231,11 +223,7 @@ class Layout:
         return dtype, spec.shape
 
     def window_length(self, leaves: Leaves) -> int:
-        """How many time steps a window has.
-
-        Raises:
-            Misfit: No leaf has a time axis, or two have different lengths.
-        """
+        """How many time steps a window has."""
         if len(leaves) == 1 and self.specs[0].timed:
             return len(leaves[0])
         # backwards, so that of each length the first leaf is kept, for the message

@@ -20,11 +20,7 @@ _BUILTIN: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "None":
 
 
 def to_plain(node: Node) -> dict[str, Any] | None:
-    """The structure as plain data; None for a tensor.
-
-    Raises:
-        StateError: A type in it could not be found again.
-    """
+    """The structure as plain data; None for a tensor."""
     if node.type is None:
         return None
     name = next((name for name, kind in _BUILTIN.items() if kind is node.type), None)
@@ -44,11 +40,7 @@ def to_plain(node: Node) -> dict[str, Any] | None:
 
 
 def from_plain(plain: Mapping[str, Any] | None) -> Node:
-    """The structure that `to_plain` made plain data of.
-
-    Raises:
-        StateError: A type in it is not there.
-    """
+    """The structure that `to_plain` made plain data of."""
     if plain is None:
         return LEAF
     kind = _BUILTIN.get(plain["type"]) or _found(plain["type"])

@@ -125,11 +125,7 @@ def is_rebuilt(item: Any) -> bool:
 
 
 def collect(item: Any, node: Node, path: str, into: list[Any]) -> None:
-    """Add the leaves of an item to a list; `path` is the way to it.
-
-    Raises:
-        Misfit: It is of another structure.
-    """
+    """Add the leaves of an item to a list; `path` is the way to it."""
     if node.type is None:
         into.append(item)
         return

@@ -39,10 +39,6 @@ def groups_of(
         numbers: What a flat list of integers is; None: it may be either, which is an error.
         allow_partial: Some indices may be in no group.
         allow_repeats: Indices may come several times.
-
-    Raises:
-        ValueError: The groups do not fit the dataset, or each other.
-        TypeError: They are no groups at all.
     """
     allow_partial = options.flag("allow_partial", allow_partial)
     allow_repeats = options.flag("allow_repeats", allow_repeats)

@@ -28,12 +28,7 @@ def is_group(entry: Any) -> bool:
 
 
 def groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) -> IndexGroups:
-    """The groups of equal ids.
-
-    Raises:
-        ValueError: There is not one id an index, or an id comes again and there is no order.
-        TypeError: An id is no id, or keys cannot be compared.
-    """
+    """The groups of equal ids."""
     count = len(ids)
     if dataset_length is not None and count != dataset_length:
         raise ValueError(

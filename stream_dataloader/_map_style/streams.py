@@ -111,12 +111,7 @@ def map_style(
     allow_partial: bool,
     allow_repeats: bool,
 ) -> dict[str, Any]:
-    """What `StreamDataset` is to be built with, to read a map-style dataset.
-
-    Raises:
-        ValueError: The groups do not fit the dataset.
-        TypeError: It is no map-style dataset, or what is known from it is given too.
-    """
+    """What `StreamDataset` is to be built with, to read a map-style dataset."""
     _check_dataset(dataset)
     for name in ("sources", "open_stream", "lengths"):
         if name in options:

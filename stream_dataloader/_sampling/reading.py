@@ -67,11 +67,7 @@ class SamplerReading:
         return self.place(self.fetched)
 
     def place(self, batches: int) -> Snapshot:
-        """Where it stood after so many batches of the epoch.
-
-        Raises:
-            ValueError: They were not drawn, or it began behind them.
-        """
+        """Where it stood after so many batches of the epoch."""
         number, first = self.start.epoch
         if not first <= batches <= self.fetched:
             raise ValueError(

@@ -47,9 +47,6 @@ class Carried:
 
         Args:
             ranks: What `state_dict` gave on each of them. Some may be there several times, as model-parallel ones are.
-
-        Raises:
-            StateError: There were more or fewer; or see `RecurrentState.load_state_dict`.
         """
         if any(len(states) != len(self._all) for states in ranks):
             raise StateError(

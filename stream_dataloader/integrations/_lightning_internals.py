@@ -39,9 +39,6 @@ def call_before_first_fetch(trainer: Any, function: Callable[[], None]) -> None:
     """Have a function called before Lightning fetches the first batch.
 
     Lightning fetches it before `on_train_start`, if it does not know how many there are. No hook comes between.
-
-    Raises:
-        RuntimeError: This version of Lightning is made otherwise.
     """
     loop = trainer.fit_loop
     needed = {
@@ -95,9 +92,6 @@ def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) ->
         combined: The loaders.
         states: Theirs, in order of those that have one.
         needed: They stand within an epoch. At its beginning one can do without the state.
-
-    Raises:
-        StateError: A state belongs to other sources or options.
     """
     if needed and not states:
         warnings.warn(

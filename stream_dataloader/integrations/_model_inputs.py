@@ -52,12 +52,7 @@ class ModelInputs:
         return ModelInputs(batch_first=self.batch_first, fields=[name for name in self.FIELDS if name in named])
 
     def __call__(self, batch: StreamBatch) -> dict[str, Any]:
-        """The arguments.
-
-        Raises:
-            TypeError: The streams yield no dicts.
-            ValueError: A field has the name of a leaf of the data.
-        """
+        """The arguments."""
         if not isinstance(batch.data, dict):
             raise TypeError(
                 f"a model takes arguments by name, and the streams yield no dict but a {type(batch.data).__name__}; "

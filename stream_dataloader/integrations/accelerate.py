@@ -318,11 +318,7 @@ class _OfAllRanks:
         self._accelerator, self._prepared, self._carried = accelerator, prepared, carried
 
     def state_dict(self) -> dict[str, Any]:
-        """The ranks' states, and the epoch that the loop is in; all ranks call it.
-
-        Raises:
-            ValueError: A carried state would be saved on one rank only.
-        """
+        """The ranks' states, and the epoch that the loop is in; all ranks call it."""
         others = getattr(self._accelerator, "_custom_objects", [])
         if self._accelerator.num_processes > 1 and any(isinstance(other, RecurrentState) for other in others):
             raise ValueError(
@@ -333,11 +329,7 @@ class _OfAllRanks:
         return state | {"carried": gathered(self._carried.state_dict())} if self._carried else state
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load this rank's own state, or what another number of ranks saved.
-
-        Raises:
-            StateError: It is the state of something else, or does not fit; says how.
-        """
+        """Load this rank's own state, or what another number of ranks saved."""
         if "states" not in saved:
             raise StateError(
                 "the checkpoint holds the state of another object where this loader's should be; register objects for "

@@ -55,11 +55,7 @@ def as_state(store: LaneStore, order: LaneOrder, rank: int, world_size: int) -> 
 
 
 def check_state(state: Any) -> None:
-    """Raise unless it is a state.
-
-    Raises:
-        StateError: It is none, or of another version.
-    """
+    """Raise unless it is a state."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"this is no state of a RecurrentState, but a {type(state).__name__}; pass a state_dict()")
     if state["version"] != VERSION:
@@ -71,11 +67,7 @@ def check_state(state: Any) -> None:
 
 
 def of_rank(state: Any, rank: int, world_size: int) -> Carried | None:
-    """What a state says of a rank's lanes.
-
-    Raises:
-        StateError: It is no state, or has not the rank's lanes.
-    """
+    """What a state says of a rank's lanes."""
     check_state(state)
     if not state["lanes"]:
         return None
@@ -190,9 +182,6 @@ class LoadedLanes:
         Args:
             window: The batch.
             whole: It has all lanes, or is a micro-batch of one that has; the parts of idle lanes may not come.
-
-        Raises:
-            StateError: It has other lanes.
         """
         lanes = set(window.lanes.tolist())
         again = whole and not lanes.isdisjoint(self._fed) and self._fed != self._all

@@ -54,11 +54,7 @@ class LaneOrder:
         return found
 
     def check(self, window: Window) -> None:
-        """Raise unless each lane goes on where its state stopped.
-
-        Raises:
-            StateError: A lane does not.
-        """
+        """Raise unless each lane goes on where its state stopped."""
         self._grow(window.lanes)
         source, position, epoch, step = self._last[:, window.lanes]
         same = (source == window.first.source) & (position + 1 == window.first.position)

@@ -77,11 +77,7 @@ class States(NamedTuple):
         return States(self.node, leaves, self.dims)
 
     def check_like(self, known: States, what: str) -> None:
-        """Raise unless structure and shapes, but for the lanes, are the known ones.
-
-        Raises:
-            StateError: They differ.
-        """
+        """Raise unless structure and shapes, but for the lanes, are the known ones."""
         check_same(known.node, self.node, "the state here", what)
         if (own := self.shapes) != (shapes := known.shapes):
             i = next(i for i in range(len(own)) if own[i] != shapes[i])
@@ -111,9 +107,6 @@ def states_of(state: Any, lanes: int, batch_dim: Any, known: States | None = Non
         lanes: How many lanes it is of.
         batch_dim: As for `dims_of`.
         known: States that it returned before.
-
-    Raises:
-        ValueError: It is of another kind than those, or it is not clear where the lanes are.
     """
     node, leaves = take_apart(state)
     if not leaves:

@@ -24,11 +24,7 @@ from stream_dataloader.errors import StateError
 
 
 def take_apart(value: Any, name: str = "state") -> tuple[Node, list[torch.Tensor]]:
-    """The structure of a state and its tensors, of which `unflatten` makes it again.
-
-    Raises:
-        TypeError: It holds something that is neither a tensor nor a container.
-    """
+    """The structure of a state and its tensors, of which `unflatten` makes it again."""
     node, leaves = flatten(value, _parts)
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         pairs = zip(leaf_paths(node, name), leaves, strict=True)
@@ -60,11 +56,7 @@ def _shape_of(node: Node) -> str:
 
 
 def spread(value: Any, node: Node, name: str) -> list[Any]:
-    """One value a tensor, from a value for all of them, or from a structure of such values like the state's.
-
-    Raises:
-        ValueError: The structure is not the state's.
-    """
+    """One value a tensor, from a value for all of them, or from a structure of such values like the state's."""
     if value is None or isinstance(value, int):
         return [value] * len(leaf_paths(node))
     if (parts := _parts(value)) is None:
@@ -96,11 +88,7 @@ def map_tensors(function: Callable[..., torch.Tensor], value: Any, *others: Any)
 
 
 def check_same(expected: Node, found: Node, of: str, other: str) -> None:
-    """Raise unless two structures are the same.
-
-    Raises:
-        StateError: They differ; the text shows both.
-    """
+    """Raise unless two structures are the same."""
     if expected != found:
         raise StateError(
             f"{of} is {_shape_of(expected)} of {names_of(expected)}, and {other} {_shape_of(found)} of "

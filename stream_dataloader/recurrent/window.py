@@ -74,11 +74,7 @@ class Window(NamedTuple):
 
 
 def check_no_start_inside(batch: StreamBatch) -> None:
-    """Raise if a stream starts after the first time step.
-
-    Raises:
-        ValueError: One does; says where.
-    """
+    """Raise if a stream starts after the first time step."""
     host = on_host(batch)
     if host.is_start[1:].any():
         t, row = (host.is_start[1:].nonzero()[0] + torch.tensor([1, 0])).tolist()
