@@ -103,15 +103,7 @@ def _moved_leaf(leaf: Any, device: torch.device) -> Any:
 
 
 class Destination:
-    """The last touch on the way to the user: page-locked memory, and a device that is not one of CUDA.
-
-    Args:
-        device: Where batches are moved to; None: they stay in host memory.
-        pin_memory: Put them into page-locked memory.
-
-    Attributes:
-        device: As given, or set since.
-    """
+    """The last touch on the way to the user: page-locked memory, and a device that is not one of CUDA."""
 
     def __init__(self, device: Any, pin_memory: bool) -> None:
         self.device = None if device is None else device_of(device)

@@ -9,28 +9,13 @@ length that follows from the data: they are made of `batch.host`.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from stream_dataloader.segments import Segments, begins_segment, find_segments
 
 __all__ = ["Conventions"]
-
-
-class _Fields(Protocol):
-    """What a batch has."""
-
-    @property
-    def is_start(self) -> torch.Tensor: ...
-    @property
-    def is_last(self) -> torch.Tensor | None: ...
-    @property
-    def source(self) -> torch.Tensor: ...
-    @property
-    def position(self) -> torch.Tensor: ...
-    @property
-    def host(self) -> _Fields: ...
 
 
 class Conventions:
@@ -40,7 +25,16 @@ class Conventions:
     made: `docs/guides/conventions.md`.
     """
 
-    def is_first(self: _Fields) -> torch.Tensor:
+    if TYPE_CHECKING:  # what a batch has
+        is_start: torch.Tensor
+        is_last: torch.Tensor | None
+        source: torch.Tensor
+        position: torch.Tensor
+
+        @property
+        def host(self) -> Conventions: ...
+
+    def is_first(self) -> torch.Tensor:
         """Dreamer's flag: the recurrent state, and the action before, are zeroed ahead of this step.
 
         It is `is_start`. Padding is not marked. Dreamer's `is_last` is the field `is_last`, transposed. Its
@@ -60,7 +54,7 @@ class Conventions:
         """
         return _rows(self.is_start)
 
-    def is_init(self: _Fields) -> torch.Tensor:
+    def is_init(self) -> torch.Tensor:
         """The flag of torchrl: the first step of a trajectory, as its `InitTracker` writes it.
 
         It is `is_start`. Padding is not marked. In recurrent mode `LSTMModule` and `GRUModule` do not zero the state at
@@ -73,7 +67,7 @@ class Conventions:
         """
         return _rows(self.is_start).unsqueeze(-1)
 
-    def prev_exists(self: _Fields) -> torch.Tensor:
+    def prev_exists(self) -> torch.Tensor:
         """The flag of temporal memories in driving: the frame before is of the same scene, so the memory is kept.
 
         It is 0 where a stream starts, else 1; also 1 in padding. It is a factor: StreamPETR multiplies its memory by
@@ -87,7 +81,7 @@ class Conventions:
         """
         return (~_rows(self.is_start)).float()
 
-    def seq_idx(self: _Fields) -> torch.Tensor:
+    def seq_idx(self) -> torch.Tensor:
         """Mamba-2's number of the sequence that each step is of: the count of starts so far in its lane's window.
 
         The numbers say what becomes of the carried state: `initial_states` belongs to sequence 0. A lane that goes on
@@ -108,7 +102,7 @@ class Conventions:
         """
         return _rows(self.is_start.cumsum(0, dtype=torch.int32))
 
-    def done(self: _Fields) -> torch.Tensor:
+    def done(self) -> torch.Tensor:
         """The flag of reinforcement learning: the step is the last of its stream.
 
         It is `is_last`. Padding is not marked. Whether an episode was over there (torchrl's `terminated`) or cut off
@@ -136,14 +130,14 @@ class Conventions:
             )
         return _rows(self.is_last).unsqueeze(-1)
 
-    def segments(self: _Fields) -> Segments:
+    def segments(self) -> Segments:
         """Where the lanes, laid end to end by `flatten_lanes`, are cut, and which segments continue a carried state.
 
         It is made of `host`. So it waits for a device only if `host` does.
         """
         return _segments(self)
 
-    def cu_seqlens(self: _Fields) -> torch.Tensor:
+    def cu_seqlens(self) -> torch.Tensor:
         """The places where kernels for sequences of different lengths cut the lanes, laid end to end.
 
         Each lane's t = 0 begins a segment, also if its stream goes on: what is before it in the row is another lane.
@@ -164,7 +158,7 @@ class Conventions:
         """
         return _segments(self).cu_seqlens
 
-    def position_ids(self: _Fields, within: Literal["segment", "stream"] = "segment") -> torch.Tensor:
+    def position_ids(self, within: Literal["segment", "stream"] = "segment") -> torch.Tensor:
         """The steps' positions, for the lanes laid end to end.
 
         Args:
@@ -196,7 +190,7 @@ class Conventions:
         begun = torch.where(begins, step, 0).cummax(0).values
         return _rows(step - begun).reshape(1, -1)
 
-    def flatten_lanes(self: _Fields, tensor: torch.Tensor) -> torch.Tensor:
+    def flatten_lanes(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the batch with its lanes laid end to end in one row, as `cu_seqlens` counts them.
 
         Args:
@@ -213,7 +207,7 @@ class Conventions:
         steps, lanes = _checked(tensor, tuple(self.is_start.shape), "(T, B, ...)", "flatten_lanes")
         return tensor.transpose(0, 1).reshape(1, lanes * steps, *tensor.shape[2:])
 
-    def unflatten_lanes(self: _Fields, tensor: torch.Tensor) -> torch.Tensor:
+    def unflatten_lanes(self, tensor: torch.Tensor) -> torch.Tensor:
         """The inverse of `flatten_lanes`.
 
         Args:
@@ -231,7 +225,7 @@ class Conventions:
         return tensor.reshape(lanes, steps, *tensor.shape[2:]).transpose(0, 1)
 
 
-def _segments(batch: _Fields) -> Segments:
+def _segments(batch: Conventions) -> Segments:
     host = batch.host
     return find_segments(host.is_start, host.source < 0, batch.is_start.device)
 

@@ -25,7 +25,6 @@ from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader._schedule.sections import Cuts, Lengths
 from stream_dataloader._schedule.step_count import count_steps, steps_of_groups
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 from stream_dataloader.sectioning import Sections, check_sections
 
@@ -52,55 +51,49 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
     Args:
         sources: The list of sources: paths, texts, tuples, anything picklable. It is packed once into memory that all
-            workers share. A `range`, or an immutable `Sequence` of your own, is not copied: the worker that reads a
-            source indexes it. Such a sequence may compute its sources, and be of any length.
-        open_stream: `open_stream(source)` returns the stream of one source: an iterable of items in time
-            order, such as a generator. See `protocols` for when and where it is called.
+            workers share. A `range`, or an immutable `Sequence` of your own, is not copied but indexed by the worker
+            that reads a source, so it may compute its sources, and be of any length.
+        open_stream: `open_stream(source)` returns the stream of one source: an iterable of items in time order, such
+            as a generator. See `protocols` for when and where it is called.
         batch_size: Number of lanes B, of all workers together.
         padding_mode: What a lane does when no source is left. `"zeros"`: pad with `fill_value`.
             `"data"`: read sources again, unmasked, until every source has been read once. `"drop"`: the epoch
             ends at the first step with an idle lane. `"cycle"`: never ends; each pass is an epoch of its own.
         fill_value: What pads cells without an item: a number, or an array that broadcasts to every leaf; or a dict of
-            them for some leaves, with the items' keys, nested as items are: `{"label": -100, "boxes": {"x": -1}}`. A
-            leaf that the dict does not name, or gives None, is padded with 0; a leaf that is an object is always padded
-            with None. The value must fit every leaf, which is checked with a stream's first item. With a `collate_fn`
-            and without `time_steps` it may be any object, and is an idle lane's window as it is.
+            them, nested as items are: `{"label": -100, "boxes": {"x": -1}}`. Leaves that the dict does not name, or
+            gives None, are padded with 0, and objects always with None. It is checked with a stream's first item. With
+            a `collate_fn` and without `time_steps` it may be any object, and is an idle lane's window as it is.
         seed: Seeds the shuffle and the streams' generators, 0 to 2**63 - 1. None draws one from torch's
             generator now, so that `torch.manual_seed` makes a run repeatable.
         time_steps: Time steps T of a window, for streams that yield single steps: the loader cuts the windows. None:
-            the streams yield whole windows, with a leading time axis; a window that is shorter than its stream's first
-            one is padded.
+            the streams yield whole windows, with a leading time axis; shorter ones than a stream's first are padded.
         windows: `"aligned"`: a stream starts at t = 0 of a window, and the rest of its last window is padding.
-            `"packed"`: the next stream starts at the very next time step, also in the middle of a window; needs
-            `time_steps`.
+            `"packed"`: the next stream starts at the very next time step; needs `time_steps`.
         shuffle: Read the sources in a new order each epoch, seeded from (seed, epoch).
         schedule: `"listed"`: in the order of the list, or shuffled. With `lengths` also `"longest_first"`, or
             `"balanced"`: a random order in which long sources tend to come early.
         deterministic: Assign sources in logical time: batches are the same for any number of workers. False assigns
             them first come, first served, for live sources.
-        lookahead: Number of sources that each lane reserves before it needs them, so that workers do not wait for each
-            other. With 0 a lane takes a source only when it needs one. None stands for 1, but for 0 with
-            `"longest_first"`, where lanes that read long sources would reserve the longest of the rest.
+        lookahead: Number of sources that each lane reserves, so that workers do not wait for each other. With 0 a lane
+            takes a source only when it needs one. None stands for 1, but for 0 with `"longest_first"`, where lanes
+            that read long sources would reserve the longest of the rest.
         open_early: Whether workers open reserved sources in a background thread while they read other streams. None:
-            if `open_stream` declares that this is safe (`protocols.OpensEarly`), and if a sequence that computes the
-            sources declares it too. True: always, also with `num_workers=0`; for factories that cannot declare it.
-            False: never. Batches are the same either way.
+            if `open_stream`, and a sequence that computes the sources, declare that this is safe
+            (`protocols.OpensEarly`). True: always, also with `num_workers=0`. False: never. Batches are the same.
         lengths: Number of items of each source, if known: time steps, or windows without `time_steps`. Makes
             `len(loader)` known: exact, as long as no stream is skipped. A stream of another length is then an error.
         on_error: `"raise"`; `"skip"`: the lane continues with its next source; or a callable that is given the
             `StreamError`, in the worker, and returns one of the two. Streams that do not fit beside each other always
-            raise: only the main process sees which one differs, after workers have read on. To skip such streams, have
-            `open_stream` raise for them.
-        max_failures: How many sources may be skipped; one more is an error of `StreamDataLoader`. It counts over all
-            epochs, and over a resume; a source that fails in each epoch counts once. None: any number.
+            raise, as only the main process sees which one differs; to skip them, have `open_stream` raise.
+        max_failures: How many sources may be skipped, over all epochs and resumes; one more is an error of
+            `StreamDataLoader`. A source that fails in each epoch counts once. None: any number.
         retries: How often in a row a stream that raises is opened again, at the item it had reached, before this counts
             as an error. The first wait is 0.1 s; each further one is twice as long, up to 30 s.
-        retry_on: The exceptions for which a stream is opened again: a class, or several; `OSError`, say. Those that the
-            stream or `open_stream` raised count, not the `StreamError` around them.
+        retry_on: The exceptions of the stream or `open_stream` for which it is opened again: a class, or several.
         fingerprint: Names the list of sources in saved states; None hashes the list. Give one if paths may move.
-        mark_ends: Mark the last time step of each stream in `batch.is_last`. To know whether a stream goes on behind a
-            window, its next item is taken one step ahead, unless `lengths` tells. All else in the batches stays the
-            same. States may be loaded with or without it. With a `collate_fn` it has no effect.
+        mark_ends: Mark the last time step of each stream in `batch.is_last`. Unless `lengths` tells whether a stream
+            goes on behind a window, its next item is taken one step ahead; batches are the same otherwise. States may
+            be loaded with or without it. With a `collate_fn` it has no effect.
         sections: Cuts sources into shorter streams, at places drawn anew in each epoch or at fixed ones: what
             `sections(lengths, steps)` returns. None reads sources whole.
 
@@ -196,10 +189,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
     ) -> Self:
         """Read a map-style dataset: each group of indices is a source, and an item is `dataset[i]`.
 
-        The items of a window come by one call of `dataset.__getitems__`, if there is one: a stream fetches `time_steps`
-        items at once. Lengths are known, so `len(loader)` is exact, and going on from a saved state reads nothing
-        again. The dataset is pickled once for each worker, or inherited by fork. `sources[i]` is the i-th group: a
-        `range`, or an array of indices.
+        A window's `time_steps` items come by one call of `dataset.__getitems__`, if there is one. Lengths are known, so
+        `len(loader)` is exact, and resuming reads nothing again. The dataset is pickled once for each worker, or
+        inherited by fork. `sources[i]` is the i-th group: a `range`, or an array of indices.
 
         Args:
             dataset: Any dataset with `__getitem__` and `__len__`.
@@ -227,18 +219,14 @@ class StreamDataset(IterableDataset[StreamBatch]):
         made = map_style(dataset, groups, others, order=order, allow_partial=allow_partial, allow_repeats=allow_repeats)
         return cls(batch_size=batch_size, **made)
 
-    def __len__(self) -> NoReturn:
+    def __len__(self, *_: Any) -> NoReturn:
         raise TypeError(_NO_INDICES)
+
+    __getitem__ = __add__ = __len__
 
     def __bool__(self) -> bool:
         """Always true; Python would ask `len`."""
         return True
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise TypeError(_NO_INDICES)
-
-    def __add__(self, other: Any) -> NoReturn:
-        raise TypeError(_NO_INDICES)
 
     @property
     def sources(self) -> Sequence[Any]:
@@ -248,23 +236,20 @@ class StreamDataset(IterableDataset[StreamBatch]):
     @property
     def open_stream(self) -> StreamFactory:
         """What opens a source. Of an interleaved dataset it depends on the source's index: see `factory_of`."""
-        return self.source_lists.lists[0].open_stream if self.source_lists.mix is None else _opens_by_index
+        return self.source_lists.open_stream
 
     def factory_of(self, index: int) -> StreamFactory:
         """What opens a source, by its index."""
         return self.source_lists.of(index).open_stream
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The dataset and the source that a number in `batch.source` stands for, of an interleaved dataset.
+        """The number of the dataset, and the index in its `sources`, that a number in `batch.source` stands for.
 
         Args:
-            index: Index of a source, counted over all datasets: 0 or more. -1 in `batch.source` is padding.
-
-        Returns:
-            The number of the dataset, and the index in its `sources`.
+            index: Index of a source, counted over all datasets that were interleaved.
 
         Raises:
-            IndexError: There is no such source.
+            IndexError: There is no such source; -1 in `batch.source` is padding.
         """
         return self.source_lists.locate(index)
 
@@ -279,7 +264,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return self.source_lists.lengths
 
     def plan(self) -> ReadingPlan:
-        """What is to be read and how, for who reads it."""
+        """The plan that whoever reads follows."""
         return ReadingPlan(
             rules=self.rules,
             lists=self.source_lists,
@@ -386,15 +371,3 @@ class StreamDataset(IterableDataset[StreamBatch]):
         if state["session_table"] is None:
             self.session_table = SessionTable(self.rules)
             self.session_table.set_epoch(os.getpid(), self.__dict__.pop("_next_epoch"))
-
-
-def _opens_by_index(source: Any) -> Any:
-    """Stands for the factories of several datasets.
-
-    Raises:
-        TypeError: The source alone does not tell whose it is.
-    """
-    raise TypeError(
-        f"which dataset's open_stream is to open {shorten(source)} depends on its index; call "
-        "factory_of(index)(source) of the interleaved dataset"
-    )

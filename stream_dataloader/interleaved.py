@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stream_dataloader import _options as options
+from stream_dataloader._map_style.streams import CommonOptions
 from stream_dataloader._reading.lists import SourceLists
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
-from stream_dataloader.protocols import Exhausted, OnError, PaddingMode, Windows
+from stream_dataloader.protocols import Exhausted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,21 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["SharedOptions", "interleave"]
 
 
-class SharedOptions(TypedDict, total=False):
-    """Options of `StreamDataset` that all datasets of one mix share."""
+class SharedOptions(CommonOptions, total=False):
+    """Those that all datasets of one mix share."""
 
     batch_size: int
-    padding_mode: PaddingMode
-    fill_value: Any
-    time_steps: int | None
-    windows: Windows
-    deterministic: bool
-    lookahead: int | None
-    on_error: OnError
-    max_failures: int | None
-    retries: int
-    retry_on: type[Exception] | Sequence[type[Exception]]
-    mark_ends: bool
 
 
 def interleave(

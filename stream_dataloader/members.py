@@ -52,11 +52,7 @@ class SideBySide(IterableDataset[StreamBatch]):
         return (any(ending) if self.ends_with == "first" else all(ending)) if ending else False
 
     def count(self, steps: Callable[[int], int]) -> int:
-        """Number of batches of an epoch.
-
-        Args:
-            steps: That of a member, by its number.
-        """
+        """Number of batches of an epoch; `steps` is that of a member, by its number."""
         if isinstance(self.ends_with, int):
             return steps(self.ends_with)
         counts = [steps(number) for number, endless in enumerate(self.endless) if not endless]
@@ -65,14 +61,7 @@ class SideBySide(IterableDataset[StreamBatch]):
         return min(counts) if self.ends_with == "first" else max(counts)
 
     def state(self, epoch: int, step: int, over: Sequence[bool], states: list[dict[str, Any]]) -> dict[str, Any]:
-        """A state of all members, as plain data.
-
-        Args:
-            epoch: The epoch's number.
-            step: The step that comes next.
-            over: Which members have ended.
-            states: The members' own.
-        """
+        """A state of all members, as plain data: the step that comes next, which have ended, and their own states."""
         return {
             "version": _VERSION,
             "side_by_side": len(self.members),

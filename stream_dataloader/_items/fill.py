@@ -57,11 +57,7 @@ def _tensor(path: str, value: Any) -> torch.Tensor:
 
 
 class FillValue:
-    """A fill value, and what it is for each layout.
-
-    Args:
-        fill_value: As the user gave it.
-    """
+    """A fill value, as the user gave it, and what it is for each layout."""
 
     def __init__(self, fill_value: Any) -> None:
         self._value = fill_value
@@ -128,9 +124,8 @@ def _spread(value: Any, node: Node, name: str, path: str, *, named: bool = False
         yield name, value, named
         return
     parts = children_of(value)
-    for_tuple = parts is not None and issubclass(
-        parts[0], tuple
-    )  # of numbers, for an array; or of fill values, for items that are tuples
+    # of numbers, for an array; or of fill values, for items that are tuples
+    for_tuple = parts is not None and issubclass(parts[0], tuple)
     if parts is None or (for_tuple and not issubclass(node.type, tuple)):  # for all leaves below
         for key, child in zip(node.keys, node.children, strict=True):
             yield from _spread(value, child, name, path + step_to(node.type, key), named=named)

@@ -138,11 +138,7 @@ def _write_rows(begin: int, gathered: Iterable[_Gathered]) -> None:
 
 
 class _Source:
-    """The source of a function for a layout.
-
-    Attributes:
-        names: What its names stand for.
-    """
+    """The source of a function for a layout; `names` is what its names stand for."""
 
     def __init__(self, layout: Layout, time_steps: int) -> None:
         self._gathers = time_steps >= _LEAST_GATHERED_STEPS

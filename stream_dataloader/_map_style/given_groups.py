@@ -30,16 +30,7 @@ def groups_of(
     allow_partial: bool = False,
     allow_repeats: bool = False,
 ) -> IndexGroups:
-    """The groups that a user gives.
-
-    Args:
-        given: Group ids, one for each index; lists of indices, or ranges, one for each group; or lengths.
-        dataset_length: Number of items of the dataset; None: one more than the largest index.
-        order: Sort keys, which scattered ids need.
-        numbers: What a flat list of integers is; None: it may be either, which is an error.
-        allow_partial: Some indices may be in no group.
-        allow_repeats: Indices may come several times.
-    """
+    """The groups that a user gives; see `LaneBatchSampler`."""
     allow_partial = options.flag("allow_partial", allow_partial)
     allow_repeats = options.flag("allow_repeats", allow_repeats)
     if numbers is not None:

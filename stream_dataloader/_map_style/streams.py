@@ -19,25 +19,30 @@ from stream_dataloader.sectioning import Sections
 from stream_dataloader.stream_info import get_stream_info
 
 
-class MapStyleOptions(TypedDict, total=False):
-    """Options of `StreamDataset` that `StreamDataset.from_map_style` passes on."""
+class CommonOptions(TypedDict, total=False):
+    """Options of `StreamDataset` that other ways to build one pass on."""
 
     padding_mode: PaddingMode
     fill_value: Any
-    seed: int | None
     time_steps: int | None
     windows: Windows
-    shuffle: bool
-    schedule: Schedule
     deterministic: bool
     lookahead: int | None
-    open_early: bool | None
     on_error: OnError
     max_failures: int | None
     retries: int
     retry_on: type[Exception] | Sequence[type[Exception]]
-    fingerprint: str | None
     mark_ends: bool
+
+
+class MapStyleOptions(CommonOptions, total=False):
+    """Those that `StreamDataset.from_map_style` passes on."""
+
+    seed: int | None
+    shuffle: bool
+    schedule: Schedule
+    open_early: bool | None
+    fingerprint: str | None
     sections: Sections | None
 
 
@@ -60,12 +65,7 @@ class OpenGroup:
         return self is other
 
     def __call__(self, indices: Sequence[int], start: int = 0) -> Iterator[Any]:
-        """Yield the items of one group.
-
-        Args:
-            indices: Its indices.
-            start: How many of them to pass over.
-        """
+        """Yield the items of one group of indices, from number `start` on."""
         info = get_stream_info()
         if info is not None and info.stop is not None:  # of a section: what is behind it need not be fetched
             indices = indices[: info.stop]

@@ -30,6 +30,7 @@ from stream_dataloader._reading.sources import JoinedSources, MadeSources, is_sa
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._schedule.sections import Cut, Cuts
+from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import StreamFactory
 from stream_dataloader.sectioning import Sections, described
 
@@ -140,6 +141,11 @@ class SourceLists:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.sources)
 
+    @property
+    def open_stream(self) -> StreamFactory:
+        """What opens a source of the only list; of several it depends on the source's index."""
+        return self.lists[0].open_stream if self.mix is None else _opens_by_index
+
     def of(self, index: int) -> SourceList:
         """The list that a source is in, by its index."""
         return self.lists[bisect_right(self.starts, index) - 1]
@@ -213,6 +219,13 @@ class SourceLists:
         factories = {id(one.open_stream): ByValue(one.open_stream, "open_stream") for one in self.lists}
         bare = [(replace(one, open_stream=_unset), factories[id(one.open_stream)]) for one in self.lists]
         return _unpickled, (bare, self.mix)  # a factory of several lists stays one
+
+
+def _opens_by_index(source: Any) -> Any:
+    raise TypeError(
+        f"which dataset's open_stream is to open {shorten(source)} depends on its index; call "
+        "factory_of(index)(source) of the interleaved dataset"
+    )
 
 
 def _unset(source: Any) -> Any:

@@ -1,17 +1,21 @@
-"""States of all ranks in one checkpoint, as trainers write checkpoints on one rank only.
+"""States of all ranks in one checkpoint, as trainers write checkpoints on one rank only: loaders', and `Carried` ones.
 
-Guarantee: a rank loads its own state; or, if there were another number of ranks, takes its groups from all of theirs.
+Guarantee: a rank loads its own state; or, if there were another number of ranks, takes its groups or lanes from all of
+theirs. What is carried is as of the batch that the loader's state is of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from stream_dataloader._ranks.place import is_started
 from stream_dataloader._schedule.saved_state import merge_states
+from stream_dataloader.errors import StateError
+from stream_dataloader.recurrent import checkpoint
+from stream_dataloader.recurrent.state import RecurrentState
 
 Value = TypeVar("Value")
 
@@ -29,3 +33,43 @@ def own_state(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """What this rank is to load of all ranks' states, also if they were another number."""
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_started() else (0, 1)
     return states[rank] if len(states) == world_size else merge_states(states)
+
+
+class Carried:
+    """What a model carries: one `RecurrentState`, several, or none."""
+
+    def __init__(self, carry: RecurrentState | Iterable[RecurrentState] | None) -> None:
+        self._all = [carry] if isinstance(carry, RecurrentState) else list(carry or ())
+        for one in self._all:
+            if not isinstance(one, RecurrentState):
+                raise TypeError(f"carry must be a RecurrentState, or a list of them, and has a {type(one).__name__}")
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """This rank's, in host memory."""
+        states = [carry.state_dict() for carry in self._all]
+        return [state | {"leaves": [leaf.cpu() for leaf in state["leaves"]]} for state in states]
+
+    def snapshot(self) -> Carried:
+        """What is carried now, and stays so."""
+        return Carried([carry.snapshot() for carry in self._all])
+
+    def load(self, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        """Load what `state_dict` gave on each rank; model-parallel ones may be there several times."""
+        if any(len(states) != len(self._all) for states in ranks):
+            raise StateError(
+                f"the checkpoint has {len(ranks[0])} carried states, and here are {len(self._all)}; pass those as "
+                "carry= that were there when it was saved, in the same order"
+            )
+        for carry, states in zip(self._all, zip(*ranks, strict=True), strict=True):
+            by_rank = {state["rank"]: state for state in states}
+            own = by_rank.get(carry.place[0])
+            is_own = own is not None and own["world_size"] == carry.place[1]
+            carry.load_state_dict(own if own is not None and is_own else checkpoint.merge_states(by_rank.values()))
+
+    def reset(self) -> None:
+        """Forget all."""
+        for carry in self._all:
+            carry.reset()

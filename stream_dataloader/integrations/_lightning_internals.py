@@ -86,13 +86,7 @@ def evaluation_loaders(trainer: Any) -> list[StreamDataLoader[Any]]:
 
 
 def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) -> bool:
-    """Have loaders go on from their states, and say whether they do.
-
-    Args:
-        combined: The loaders.
-        states: Theirs, in order of those that have one.
-        needed: They stand within an epoch. At its beginning one can do without the state.
-    """
+    """Have loaders go on from their states, and say whether they do; `needed` are those of a place within an epoch."""
     if needed and not states:
         warnings.warn(
             "the checkpoint has no state of a loader, and the epoch that it was saved in is read from its beginning",

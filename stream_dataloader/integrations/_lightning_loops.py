@@ -44,11 +44,7 @@ class Standing(NamedTuple):
 
 
 def standing_of(loop: dict[str, Any]) -> Standing:
-    """Where a run stood.
-
-    Args:
-        loop: The fit loop's part of a checkpoint.
-    """
+    """Where a run stood, by the fit loop's part of a checkpoint."""
     epoch, batch = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]["current"]
     is_last = loop["epoch_loop.batch_progress"]["is_last_batch"] and batch["processed"] == batch["ready"]
     in_batch_end = batch["completed"] < batch["processed"]
@@ -67,12 +63,7 @@ def standing_of(loop: dict[str, Any]) -> Standing:
 
 
 def taken_up(loop: dict[str, Any], standing: Standing) -> dict[str, Any]:
-    """The fit loop's part of a checkpoint, with counters that Lightning takes up as they were meant.
-
-    Args:
-        loop: The part as saved, which is left as it is; without the loaders' states.
-        standing: What it says.
-    """
+    """A copy of that part, without loaders' states, and with counters that Lightning takes up as they were meant."""
     loop = copy.deepcopy(
         {**loop, "state_dict": {k: v for k, v in loop["state_dict"].items() if k != "combined_loader"}}
     )

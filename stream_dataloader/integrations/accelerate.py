@@ -28,8 +28,7 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
-from stream_dataloader.integrations._all_ranks import gathered, own_state
-from stream_dataloader.integrations._carried import Carried
+from stream_dataloader.integrations._all_ranks import Carried, gathered, own_state
 from stream_dataloader.recurrent import RecurrentState
 
 __all__ = ["PreparedLoader", "prepare"]
@@ -306,13 +305,7 @@ class _Numbered(Generic[Batch]):
 
 
 class _OfAllRanks:
-    """The state of a loader on all ranks, as only one of them writes checkpoints.
-
-    Args:
-        accelerator: Saves it.
-        prepared: The loader of this rank.
-        carried: What its model carries.
-    """
+    """The state of a loader on all ranks, and of what its model carries, as only one of them writes checkpoints."""
 
     def __init__(self, accelerator: Accelerator, prepared: PreparedLoader[Any], carried: Carried) -> None:
         self._accelerator, self._prepared, self._carried = accelerator, prepared, carried

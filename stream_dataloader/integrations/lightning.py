@@ -20,8 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.integrations import _lightning_internals as internals
-from stream_dataloader.integrations._all_ranks import gathered
-from stream_dataloader.integrations._carried import Carried
+from stream_dataloader.integrations._all_ranks import Carried, gathered
 from stream_dataloader.integrations._lightning_loops import Stage, Standing, standing_of, taken_up
 from stream_dataloader.integrations._lightning_places import Places, of_all_ranks, stream_loaders
 from stream_dataloader.recurrent import RecurrentState

@@ -30,8 +30,7 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
-from stream_dataloader.integrations._all_ranks import gathered, own_state
-from stream_dataloader.integrations._carried import Carried
+from stream_dataloader.integrations._all_ranks import Carried, gathered, own_state
 from stream_dataloader.integrations._model_inputs import ModelInputs
 from stream_dataloader.integrations._trainer_run import Numbers, TrainerRun, batches_an_epoch
 from stream_dataloader.integrations.accelerate import PreparedLoader
@@ -223,12 +222,7 @@ class _FollowsTraining(TrainerCallback):
 
 
 class _Evaluation(PreparedLoader[Any]):
-    """A loader's epoch 0 as the model's arguments, again for each evaluation.
-
-    Args:
-        loader: The loader.
-        inputs: Makes the model's arguments of a batch.
-    """
+    """A loader's epoch 0 as the model's arguments, which `inputs` makes, again for each evaluation."""
 
     def __init__(self, loader: StreamDataLoader[Any], inputs: Callable[[Any], Mapping[str, Any]]) -> None:
         super().__init__(loader)

@@ -177,12 +177,7 @@ class LoadedLanes:
         self._fed: set[int] = set()
 
     def check(self, window: Window, *, whole: bool) -> None:
-        """Raise if a batch cannot go on from the state.
-
-        Args:
-            window: The batch.
-            whole: It has all lanes, or is a micro-batch of one that has; the parts of idle lanes may not come.
-        """
+        """Raise if a batch, whole or a part, cannot go on from the state; the parts of idle lanes may not come."""
         lanes = set(window.lanes.tolist())
         again = whole and not lanes.isdisjoint(self._fed) and self._fed != self._all
         if lanes <= self._all and not again:

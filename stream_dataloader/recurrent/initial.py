@@ -20,19 +20,7 @@ from stream_dataloader.recurrent.tree import check_same, names_of, take_apart
 
 
 class Initial:
-    """The initial state.
-
-    Args:
-        given: None for zeros; a state of one lane; or a function of the batch, which returns the state of its lanes.
-        batch_dim: The dimension of the lanes: one for all tensors, or a structure of them; None to find it out.
-
-    Attributes:
-        states: That of one lane, if it was given.
-
-    Raises:
-        TypeError: What is given is none of these.
-        ValueError: It is not of one lane, or cannot learn.
-    """
+    """The initial state; see `RecurrentState`. `states` is that of one lane, if it was given."""
 
     def __init__(self, given: Any, batch_dim: Any) -> None:
         self._function: Callable[[StreamBatch], Any] | None = None

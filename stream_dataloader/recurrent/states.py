@@ -64,12 +64,7 @@ class States(NamedTuple):
         return self.map(lambda leaf, dim: leaf.expand(_with_lanes(leaf, dim, lanes)).contiguous())
 
     def blended(self, mask: torch.Tensor, others: Sequence[torch.Tensor]) -> States:
-        """These states, with others in some lanes.
-
-        Args:
-            mask: `(B,)` bool: the lanes of the others.
-            others: Tensors of all lanes, or of one; they are taken in the dtype and to the device of those here.
-        """
+        """These states, with others, of all lanes or of one, where `mask` `(B,)` is set; dtype and device stay."""
         leaves = [
             torch.where(along(dim, mask.to(leaf.device, non_blocking=True), leaf), other.to(leaf), leaf)
             for leaf, other, dim in zip(self.leaves, others, self.dims, strict=True)
@@ -100,14 +95,7 @@ def _with_lanes(leaf: torch.Tensor, dim: int, lanes: int) -> tuple[int, ...]:
 
 
 def states_of(state: Any, lanes: int, batch_dim: Any, known: States | None = None) -> States:
-    """What a model returned.
-
-    Args:
-        state: It.
-        lanes: How many lanes it is of.
-        batch_dim: As for `dims_of`.
-        known: States that it returned before.
-    """
+    """What a model returned for a number of lanes; `known` is what it returned before."""
     node, leaves = take_apart(state)
     if not leaves:
         raise ValueError("the state holds no tensor, so there is nothing to carry; pass what the model returned")
@@ -130,11 +118,11 @@ def dims_of(node: Node, leaves: Sequence[torch.Tensor], lanes: int, batch_dim: A
     """The dimension of the lanes in each tensor.
 
     Args:
-        node: The structure of the tensors.
+        node: The structure of the tensors, which `what` names.
         leaves: The tensors.
         lanes: How many lanes they have.
         batch_dim: One number, or a structure of them; None where it is to be found out.
-        what: Names the structure.
+        what: A name.
 
     Raises:
         ValueError: A tensor has not so many lanes there; or several of its dimensions may be meant.

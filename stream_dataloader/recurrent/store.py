@@ -22,17 +22,7 @@ from stream_dataloader.recurrent.states import Lanes, States
 
 
 class Piece:
-    """The states of some lanes.
-
-    Args:
-        lanes: The lanes' numbers.
-        states: Their states.
-        uncut: How many windows the gradient goes back.
-        is_checked: Whether somebody asks if all numbers are finite.
-
-    Attributes:
-        check: Says whether they are.
-    """
+    """The states of some lanes, through which the gradient goes back `uncut` windows; `check` looks for NaN."""
 
     def __init__(self, lanes: Lanes, states: States, *, uncut: int = 0, is_checked: bool = False) -> None:
         self.lanes, self.states, self.uncut = lanes, states, uncut

@@ -532,7 +532,7 @@ def test_the_first_datasets_seed_is_all_that_counts_unless_one_is_given():
             ValueError,
             "exhausted is 'stop', and must be one of 'drop'",
         ),
-        (lambda: [plain(), plain()], {"lanes": 3}, TypeError, "no option 'lanes'; there are batch_size, padding_mode"),
+        (lambda: [plain(), plain()], {"lanes": 3}, TypeError, "no option 'lanes'; there are padding_mode"),
         (lambda: [plain(), plain()], {"batch_size": 0}, ValueError, "batch_size is 0"),
         (lambda: [plain([1])], {"padding_mode": "drop"}, ValueError, "1 sources leave some of 2 lanes idle"),
     ],
