@@ -78,13 +78,6 @@ def choice(name: str, value: Any, literal: Any) -> Any:
     return value
 
 
-def yes_no_or_none(name: str, value: Any) -> bool | None:
-    """`value`, which must be True, False or None."""
-    if value is not None and not isinstance(value, bool):
-        raise TypeError(f"{name} must be True, False or None, and is {shorten(value)}, a {type(value).__name__}")
-    return value
-
-
 def check_callable(name: str, value: Any, example: str) -> Callable[..., Any]:
     """`value`, which must be callable."""
     if not callable(value):

@@ -15,8 +15,8 @@ import torch
 from stream_dataloader import _options as options
 from stream_dataloader._html.batch import Leaf, Marks, batch_html
 from stream_dataloader._html.page import page
-from stream_dataloader._items.describe import describe, named_leaves
 from stream_dataloader._items.layout import is_dense
+from stream_dataloader._items.structure import describe, named_leaves
 from stream_dataloader._kept_fields import Kept, KeptFields, map_leaves
 from stream_dataloader._memory.copies import note_copy_on, note_copy_to
 from stream_dataloader.conventions import Conventions

@@ -19,8 +19,7 @@ from stream_dataloader._sampling.position import SamplerPosition
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 
 if TYPE_CHECKING:
-    from stream_dataloader._map_style.given_groups import Numbers
-    from stream_dataloader._map_style.group_ids import Order
+    from stream_dataloader._map_style.given_groups import Numbers, Order
 
 __all__ = ["LaneBatchSampler", "LaneIndex"]
 

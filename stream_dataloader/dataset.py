@@ -31,7 +31,7 @@ from stream_dataloader.sectioning import Sections, check_sections
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from stream_dataloader._map_style.group_ids import Order
+    from stream_dataloader._map_style.given_groups import Order
     from stream_dataloader._map_style.streams import MapStyleOptions
 
 __all__ = ["StreamDataset"]

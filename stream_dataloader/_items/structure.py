@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 #: What to do about streams that do not fit beside each other.
 ALIKE = (
     "make all streams alike (resize, crop, convert), or have open_stream raise for those that are not, which "
@@ -186,3 +188,27 @@ def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
     for name, value in zip(node.keys, values, strict=True):
         object.__setattr__(rebuilt, name, value)
     return rebuilt
+
+
+def describe(value: Any) -> str:
+    """Shapes, as data would wait for a device: `{['image']: uint8 (4, 2, 3), ['name']: list [4][2]}`."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if type(value) is list:
+        inner = f"[{len(value[0])}]" if value and type(value[0]) is list else ""
+        return f"list [{len(value)}]{inner}"
+    named = list(named_leaves(value))
+    if named and named[0][0] == "":
+        return type(value).__name__
+    return "{" + ", ".join(f"{path}: {describe(leaf)}" for path, leaf in named) + "}"
+
+
+def named_leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves with the ways to them, in the order of the value's keys; `path` is the way to the value."""
+    parts = children_of(value)
+    if parts is None:
+        yield path, value
+        return
+    kind, keys, children = parts
+    for key, child in zip(keys, children, strict=True):
+        yield from named_leaves(child, path + step_to(kind, key))

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, TypedDict
 
 from torch.utils.data import IterableDataset
 
-from stream_dataloader._map_style.given_groups import groups_of
-from stream_dataloader._map_style.group_ids import Order
+from stream_dataloader._map_style.given_groups import Order, groups_of
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, Windows
 from stream_dataloader.sectioning import Sections

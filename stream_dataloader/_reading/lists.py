@@ -74,7 +74,7 @@ class SourceList:
         lengths = options.check_lengths(lengths, len(packed))
         if fingerprint is not None and not isinstance(fingerprint, str):
             raise TypeError(f"fingerprint must be a string, and is {fingerprint!r}, a {type(fingerprint).__name__}")
-        open_early = options.yes_no_or_none("open_early", open_early)
+        open_early = None if open_early is None else options.flag("open_early", open_early)
         return cls(packed, open_stream, open_early, lengths, sections, fingerprint)
 
     @cached_property
