@@ -81,23 +81,6 @@ def test_structures_are_kept(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_unusual_memory_is_read_right(workers):
-    grid = np.arange(24).reshape(4, 6)
-    items = [grid[::2, ::-1], torch.arange(24).reshape(4, 6)[::2].flip(1), grid[::2, ::-1].astype(">i8")]
-    batch = first_batch([items, items], workers, time_steps=3)
-    assert (batch.data == torch.from_numpy(grid[::2, ::-1].copy())).all()
-    learned = torch.ones(2, requires_grad=True)
-    assert not first_batch([[learned], [learned]], workers).data.requires_grad
-    assert first_batch([[np.zeros((0, 3))], [np.zeros((0, 3))]], workers).data.shape == (2, 2, 0, 3)
-
-
-def test_large_arrays_cross_processes():
-    big = np.arange(300_000, dtype=np.int32)
-    batch = first_batch([[big, big + 1], [big + 2]], 2)
-    assert [int(batch.data[t, b, -1]) - 299_999 for t, b in ((0, 0), (1, 0), (0, 1))] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_a_buffer_that_streams_fill_again_and_again_is_copied_in_time(workers):
     scratch = np.zeros(4)
 

@@ -195,22 +195,16 @@ def test_each_leaf_can_have_its_own_fill_value(workers, transport, time_steps, w
         ({"valid": -1}, r"fill_value\['valid'\]=-1 does not fit item\['valid'\]"),
         ({"half": 1e6}, r"fill_value\['half'\]=1000000.0 does not fit item\['half'\], which is float16"),
         ({"half": np.zeros(3)}, "broadcast"),
-        ({"vaild": 1}, r"fill_value has the keys \['vaild'\], and item only has \['half', 'valid'\]"),
+        ({"vaild": 1}, r"fill_value has the keys \['vaild'\], and item only has \['half', 'name', 'valid'\]"),
+        ({"name": 1}, r"fill_value\['name'\] is 1, and item\['name'\] is an object, which None pads"),
         ({"valid": {"x": 1}}, r"fill_value\['valid'\] is \{'x': 1\}, and item\['valid'\] has no keys"),
     ],
     ids=str,
 )
 def test_a_fill_value_that_does_not_fit_is_told_with_the_first_item(fill_value, reason, workers):
-    item = leaves(half=torch.float16, valid=torch.bool)
+    item = leaves(half=torch.float16, valid=torch.bool) | {"name": "a"}
     with pytest.raises(ValueError, match=reason):
         batches([[item, item]] * 2, workers, fill_value=fill_value)  # nothing is to be padded
-
-
-def test_an_object_cannot_be_filled():
-    with pytest.raises(
-        ValueError, match=r"fill_value\['name'\] is 1, and item\['name'\] is an object, which None pads"
-    ):
-        batches([[{"name": "a"}]], fill_value={"name": 1})
 
 
 @pytest.mark.parametrize("fill_value", ["x", {"label": "x"}, object()])
@@ -296,12 +290,6 @@ def test_a_dtype_is_for_floating_point_data_only(batch):
         with pytest.raises(TypeError, match="dtype"):
             batch.to(*wrong)
     assert batch.to("meta", torch.float16).mask.device.type == "meta"
-
-
-def test_a_batch_on_a_device_knows_the_loaders_state():
-    loader = StreamDataLoader(StreamDataset([4, 4], range, 2, time_steps=2), device="meta")
-    first, _ = loader
-    assert first.state_dict()["step"] == 1
 
 
 def test_a_dict_of_a_collate_fn_keeps_its_type_on_the_way_to_a_device():

@@ -3,7 +3,6 @@
 import itertools
 import pickle
 import traceback
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,39 +23,24 @@ THREAD = {"num_workers": 1, "worker_method": "thread"}
 WRONG_OPTIONS = [
     ({"sources": []}, ValueError, "sources is empty; pass at least one"),
     ({"sources": "clip.mp4"}, TypeError, r"is one str; pass \[source\]"),
-    ({"sources": Path("clip.mp4")}, TypeError, r"Path\('clip.mp4'\) is one PosixPath; pass \[source\]"),
     ({"sources": None}, TypeError, "sources must be a list of sources, and is None"),
     ({"sources": {"a", "b"}}, TypeError, "sources is a set, and must have an order"),
     ({"sources": {"a": 1}}, TypeError, r"sources is a dict, .*sources.items\(\)"),
     ({"sources": [1, (i for i in ())]}, TypeError, "source 1 .*generator.*cannot be pickled"),
     ({"open_stream": 3}, TypeError, "open_stream must be callable, and is 3, a int"),
     ({"batch_size": 0}, ValueError, "batch_size is 0, and must be at least 1"),
-    ({"batch_size": 2.5}, TypeError, "batch_size must be an integer, and is 2.5, a float"),
-    (
-        {"padding_mode": "none"},
-        ValueError,
-        "padding_mode is 'none', and must be one of 'zeros', 'data', 'drop', 'cycle'",
-    ),
-    ({"windows": "loose"}, ValueError, "must be one of 'aligned', 'packed'"),
+    ({"padding_mode": "none"}, ValueError, "padding_mode is 'none', and must be one of 'zeros', 'data', 'drop', 'c"),
     ({"windows": "packed", "time_steps": None}, ValueError, 'windows="packed" needs time_steps='),
     ({"time_steps": 0}, ValueError, "time_steps is 0, and must be at least 1"),
     ({"lookahead": -1}, ValueError, "lookahead is -1, and must be at least 0"),
-    ({"schedule": "random"}, ValueError, "must be one of 'listed', 'longest_first', 'balanced'"),
     ({"schedule": "balanced"}, ValueError, "schedule='balanced' needs lengths="),
     ({"lengths": [1]}, ValueError, "lengths must be 3 integers"),
     ({"lengths": [1, 2, -3]}, ValueError, r"lengths\[2\] is -3, and must be at least 0"),
     ({"seed": -1}, ValueError, "seed is -1, and must be at least 0"),
-    ({"seed": 1 << 63}, ValueError, "must be at most 9223372036854775807"),
     ({"on_error": "ignore"}, ValueError, "on_error is 'ignore', and must be one of 'raise', 'skip'"),
     ({"shuffle": "False"}, TypeError, "shuffle must be True or False, and is 'False', a str"),
-    ({"deterministic": "no"}, TypeError, "deterministic must be True or False, and is 'no', a str"),
     ({"lookahead": 10**6}, ValueError, "lookahead is 1000000, and must be at most 1024"),
-    ({"batch_size": 10**12}, ValueError, "batch_size is 1000000000000, and must be at most 1048576"),
-    (
-        {"lengths": np.array([1, 2, 2**63], np.uint64)},
-        ValueError,
-        r"lengths\[2\] is 9223372036854775808, and must",
-    ),
+    ({"lengths": np.array([1, 2, 2**63], np.uint64)}, ValueError, r"lengths\[2\] is 9223372036854775808, and must"),
     ({"fingerprint": 5}, TypeError, "fingerprint must be a string, and is 5, a int"),
     ({"windows": np.array(["packed", "aligned"])}, ValueError, "windows is array.* must be one of 'aligned', 'packed'"),
     ({"padding_mode": "drop", "batch_size": 4}, ValueError, "lower batch_size to at most 3"),
@@ -74,7 +58,6 @@ def test_a_wrong_option_of_the_dataset_is_an_error_where_it_is_built(options, ki
     ("options", "kind", "reason"),
     [
         ({"num_workers": -1}, ValueError, "num_workers is -1"),
-        ({"num_workers": "2"}, TypeError, "num_workers must be an integer"),
         ({"collate_fn": 3}, TypeError, "collate_fn must be callable"),
         ({"dataset": [1, 2]}, TypeError, r"must be a StreamDataset, and is a list; .*StreamDataset\(sources, "),
         ({"prefetch_factor": 2}, ValueError, "prefetch_factor"),
@@ -83,23 +66,12 @@ def test_a_wrong_option_of_the_dataset_is_an_error_where_it_is_built(options, ki
         ({"persistent_workers": True}, ValueError, "persistent_workers"),
         ({"timeout": -1}, ValueError, "timeout is -1 seconds, and must be from 0 to 1e"),
         ({"timeout": "5"}, TypeError, "timeout must be a number of seconds, and is '5', a str"),
-        ({"timeout": float("inf")}, ValueError, "timeout is inf seconds.*0 waits for ever"),
         ({"pin_memory": "False"}, TypeError, "pin_memory must be True or False, and is 'False'"),
         ({"num_workers": 1, "persistent_workers": "no"}, TypeError, "persistent_workers must be True or False"),
-        (
-            {"num_workers": 1, "prefetch_factor": 10**9},
-            ValueError,
-            "prefetch_factor is 1000000000, and must be at most",
-        ),
-        (
-            {"num_workers": 1, "multiprocessing_context": 5},
-            TypeError,
-            "multiprocessing_context is 5, and must be",
-        ),
+        ({"num_workers": 1, "multiprocessing_context": 5}, TypeError, "multiprocessing_context is 5, and must be"),
         ({"device": "cudaa"}, ValueError, "device is 'cudaa', which torch does not know"),
         ({"device": 1.5}, TypeError, "device must be a torch.device, a name or a number, and is 1.5, a float"),
         ({"transport": None}, ValueError, "transport is None, and must be one of 'auto'"),
-        ({"num_workers": 1, "multiprocessing_context": "thread"}, ValueError, "multiprocessing_context"),
         ({"num_workers": 1, "threads_per_worker": 0}, ValueError, "threads_per_worker is 0, and must be at least 1"),
         ({"num_workers": 0, "threads_per_worker": 2}, ValueError, "num_workers is 0, .* pass num_workers=1"),
         ({**THREAD, "threads_per_worker": 2}, ValueError, "num_workers counts them; leave threads_per_"),

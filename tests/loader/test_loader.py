@@ -4,7 +4,6 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -164,15 +163,6 @@ def test_calls_on_one_stream_never_overlap_with_early_opening():
         list(StreamDataLoader(StreamDataset([3] * 30, read, 3, time_steps=2, lookahead=lookahead, open_early=True)))
 
 
-def test_collate_fn_gets_the_lanes_windows():
-    case = Case([3, 1], lanes=2, time_steps=2)
-    for workers in WORKERS:
-        got = list(StreamDataLoader(case.dataset(), workers, collate_fn=lambda windows: windows))
-        assert [[tuple(w.shape) for w in windows] for windows in got] == [[(2, 3), (2, 3)]] * 2
-        assert got[0][0][:, :2].tolist() == [[0, 0], [0, 1]]
-        assert got[1][1].tolist() == [[0, 0, 0]] * 2
-
-
 def test_collate_fn_gets_windows_as_streams_yield_them():
     def read(n):
         for i in range(n):
@@ -204,14 +194,6 @@ def test_parts_are_the_batches_by_worker(workers):
             assert torch.equal(getattr(part, name), getattr(whole, name)[:, part.lane])
         assert torch.equal(part.reset, whole.reset[part.lane])
     assert next(iter(loader)) == CASE.lanes
-
-
-def test_device_moves_batches():
-    loader = StreamDataLoader(CASE.dataset(), device="meta")
-    assert next(iter(loader)).data.device.type == "meta"
-    assert next(iter(loader.cpu())).data.device.type == "cpu"
-    collated = StreamDataLoader(CASE.dataset(), 0, lambda windows: {"x": [torch.stack(windows), "name"]}).to("meta")
-    assert next(iter(collated))["x"][0].device.type == "meta"
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -403,12 +385,6 @@ def test_processes_that_a_loader_was_sent_to_read_each_for_themselves(method):
         process.close()
     queue.close()
     queue.join_thread()
-
-
-def test_a_loader_is_picklable_and_starts_anew():
-    loader = StreamDataLoader(CASE.dataset(), 2, collate_fn=lambda windows: [w.sum() for w in windows])
-    copy = pickle.loads(pickle.dumps(loader))
-    assert list(copy) == list(loader)
 
 
 def test_a_kept_worker_that_dies_between_epochs_is_replaced_with_a_warning():

@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from stream_dataloader import (
-    ItemError,
     ReadError,
     StateError,
     StreamDataLoader,
     StreamDataset,
-    get_stream_info,
-    interleave,
 )
 from stream_dataloader.testing import batch_key, check_resume
 
@@ -55,14 +52,6 @@ class ManyNumbers(Numbers):
 
 def rows(loader):
     return [batch.data[..., 0].T.tolist() for batch in loader]
-
-
-def test_each_group_is_a_stream():
-    dataset = StreamDataset.from_map_style(Numbers(9), [0, 0, 0, 7, 7, 5, 5, 5, 5], 2, time_steps=2, fill_value=-1)
-    loader = StreamDataLoader(dataset)
-    assert len(loader) == 3
-    assert rows(loader) == [[[0, 1], [3, 4]], [[2, -1], [5, 6]], [[-1, -1], [7, 8]]]
-    assert list(dataset.sources) == [range(3), range(3, 5), range(5, 9)]
 
 
 IDS = [4, 4, 4, 9, 9, 2]
@@ -117,27 +106,16 @@ WRONG = [
     ([3, 3], ValueError, r"they add up to 6: if they are the lengths of consecutive groups"),
     ([0, 1, 0, 1, 1, 1], ValueError, r"id 0 at index 0, and, with other ids between, again at index 2.*order="),
     ([0, 0, 0, None, 1, 1], ValueError, r"groups\[3\] is None"),
-    ([0.5, 0.5, float("nan"), 1.0, 1.0, 1.0], ValueError, r"groups\[2\] is nan"),
     ([range(5)], ValueError, r"no group has index 5, and the dataset has 6 items.*allow_partial=True"),
-    ([[0], [2, 4]], ValueError, r"no group has index 1 and 2 more, and the dataset has 6 items.*allow_partial=True"),
     ([range(4), range(3, 6)], ValueError, r"index 3 is in groups\[0\] and \[1\].*allow_repeats=True"),
     ([[0, 1, 2, 1], [3, 4, 5]], ValueError, r"index 1 is twice in groups\[0\].*allow_repeats=True"),
-    (
-        [[0, 1], [2, -1]],
-        ValueError,
-        r"groups\[1\]\[1\] is -1, and indices count from 0 to 5; a negative index does not",
-    ),
+    ([[0, 1], [2, -1]], ValueError, r"groups\[1\]\[1\] is -1, and indices count from 0 to 5; a negative index"),
     ([[0, 1], [2, 6]], ValueError, r"groups\[1\]\[1\] is 6, and the dataset has 6 items, so indices count from 0 to 5"),
-    ([range(3), range(3, 9)], ValueError, r"groups\[1\]\[3\] is 6, and the dataset has 6 items"),
-    ([range(-2, 3)], ValueError, r"groups\[0\]\[0\] is -2"),
     ([range(3), 4], TypeError, r"groups\[1\] is 4, a int, and groups\[0\] a list of indices"),
     ([0, [1]] * 3, TypeError, r"groups\[1\] is \[1\], a list, and groups\[0\] 0"),
     ([["a"]], TypeError, r"groups\[0\] is \['a'\], and must be a flat list of integers"),
-    ([[0.5]], TypeError, "must be a flat list of integers"),
-    ([[[0], [1, 2]]], TypeError, "must be a flat list of integers"),
     ([], ValueError, "groups is empty"),
     ("abc", TypeError, "groups is 'abc', a str"),
-    ({0: [1]}, TypeError, "a dict"),
     (3, TypeError, "groups is 3, a int"),
 ]
 
@@ -330,18 +308,6 @@ def test_an_error_comes_at_its_own_item(kind, broken):
     assert [item for batch in read for item in batch[0] if item >= 0] == list(range(broken))
 
 
-@pytest.mark.parametrize("odd", [1, 4, 5])
-def test_an_item_that_differs_is_an_error_of_its_own_place(odd):
-    def make(index):
-        return torch.zeros(2 + (index == odd))
-
-    dataset = StreamDataset.from_map_style(Kinds(make), [range(11)], 1, time_steps=4)
-    with pytest.raises(
-        ItemError, match=rf"item {odd}, .*float32 \(3,\), and was float32 \(2,\); all items of a stream"
-    ):
-        list(StreamDataLoader(dataset))
-
-
 class Flaky(ManyNumbers):
     """Fails once for each index in `broken`."""
 
@@ -376,18 +342,6 @@ def test_too_few_items_and_a_stop_are_errors():
             list(StreamDataLoader(dataset))
 
 
-class Noisy(Numbers):
-    def __getitem__(self, index):
-        info = get_stream_info()
-        return torch.tensor([index, info.source_index, info.lane])
-
-
-def test_a_dataset_knows_which_stream_it_is_read_for():
-    dataset = StreamDataset.from_map_style(Noisy(6), [0, 0, 0, 1, 1, 1], 2, time_steps=3)
-    (batch,) = StreamDataLoader(dataset)
-    assert batch.data.transpose(0, 1).flatten(0, 1).tolist() == [[i, i // 3, i // 3] for i in range(6)]
-
-
 def test_without_time_steps_an_item_is_a_window():
     dataset = StreamDataset.from_map_style([torch.arange(3) + 10 * i for i in range(4)], [0, 0, 1, 1], 2)
     assert [batch.data.T.tolist() for batch in StreamDataLoader(dataset)] == [
@@ -402,14 +356,6 @@ def test_ends_are_marked_without_an_item_more():
     ends = [batch.is_last.T.tolist() for batch in StreamDataLoader(dataset)]
     assert ends == [[[False] * 2] * 2, [[False, True], [False, False]], [[False] * 2, [True, False]]]
     assert sorted(itertools.chain(*numbers.calls)) == list(range(9))
-
-
-def test_two_datasets_are_mixed_by_weight():
-    one = StreamDataset.from_map_style(Numbers(4), [0, 0, 1, 1], 1, time_steps=2, seed=0)
-    two = StreamDataset.from_map_style(ManyNumbers(2), [0, 0], 1, time_steps=2)
-    loader = StreamDataLoader(interleave([one, two], [2, 1]))
-    assert len(loader) == 3
-    assert sorted(rows(loader)) == [[[0, 1]], [[0, 1]], [[2, 3]]]
 
 
 def test_a_subclass_is_built_as_itself():
