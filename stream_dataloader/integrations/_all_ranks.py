@@ -6,18 +6,21 @@ theirs. What is carried is as of the batch that the loader's state is of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from stream_dataloader._ranks.place import is_started
 from stream_dataloader._schedule.saved_state import merge_states
+from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent import checkpoint
 from stream_dataloader.recurrent.state import RecurrentState
 
 Value = TypeVar("Value")
+State = dict[str, Any]
 
 
 def gathered(value: Value) -> list[Value]:
@@ -33,6 +36,20 @@ def own_state(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """What this rank is to load of all ranks' states, also if they were another number."""
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_started() else (0, 1)
     return states[rank] if len(states) == world_size else merge_states(states)
+
+
+def place_of(loader: StreamDataLoader[Any], ahead: int = 0) -> Callable[[], State] | None:
+    """Where a loader stood so many batches ago; None if it has not begun, or not then."""
+    epoch = loader._position.epoch
+    if epoch is None:
+        return None
+    record = epoch.record()
+    if ahead:
+        try:
+            record = epoch.record(record.step - ahead)
+        except ValueError:  # an iteration before it: the shorter loader of several began anew
+            return None
+    return functools.partial(loader._position.state_of, epoch, record)
 
 
 class Carried:

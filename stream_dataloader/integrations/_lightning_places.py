@@ -6,16 +6,13 @@ after a batch. So the places of the last few batches are kept, by the number of 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from stream_dataloader._ranks.place import is_started
 from stream_dataloader._schedule.saved_state import merge_states
 from stream_dataloader.dataloader import StreamDataLoader
-from stream_dataloader.integrations._all_ranks import gathered
-
-State = dict[str, Any]
+from stream_dataloader.integrations._all_ranks import State, gathered, place_of
 
 
 class Count(NamedTuple):
@@ -47,7 +44,7 @@ class Places:
         for loader in stream_loaders(loaders):
             if loader in self._loaded:
                 begin[loader] = _giving(self._loaded[loader])
-            elif (place := _place(loader, count.fetched)) is not None:
+            elif (place := place_of(loader, count.fetched)) is not None:
                 begin[loader] = place
             else:
                 begin[loader] = _giving(loader.state_dict())
@@ -67,7 +64,7 @@ class Places:
         loaders = list(loaders)
         for number in range(count.ready - 1, count.fetched + 1):
             if number not in self._after or number == count.fetched:
-                places = {loader: _place(loader, count.fetched - number) for loader in stream_loaders(loaders)}
+                places = {loader: place_of(loader, count.fetched - number) for loader in stream_loaders(loaders)}
                 self._after[number] = {loader: place for loader, place in places.items() if place is not None}
         for number in [number for number in self._after if number < count.ready - 1]:
             del self._after[number]
@@ -91,20 +88,6 @@ def stream_loaders(loaders: Iterable[Any]) -> list[StreamDataLoader[Any]]:
 
 def _giving(state: State) -> Callable[[], State]:
     return lambda: state
-
-
-def _place(loader: StreamDataLoader[Any], ahead: int) -> Callable[[], State] | None:
-    """Where a loader stood so many batches ago; None if it has not begun, or not then."""
-    epoch = loader._position.epoch
-    if epoch is None:
-        return None
-    record = epoch.record()
-    if ahead:
-        try:
-            record = epoch.record(record.step - ahead)
-        except ValueError:  # an iteration before it: the shorter loader of several began anew
-            return None
-    return functools.partial(loader._position.state_of, epoch, record)
 
 
 def of_all_ranks(loader: StreamDataLoader[Any], state: State) -> State:

@@ -6,7 +6,6 @@ batch that was trained on, and what was fetched beyond it comes first when the t
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections import deque
@@ -15,8 +14,8 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
-from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.integrations._all_ranks import place_of
 
 _MOST_EPOCHS_COUNTED = 8  # one takes two seconds where there are 100,000 sources
 
@@ -72,16 +71,11 @@ class TrainerRun(Dataset[Mapping[str, Any]]):
             self._begin = None
         for _ in range(3):  # of the epoch before there is nothing left, nor may there be of the one that was loaded
             for batch in self._epoch:
-                return _Fetched(self._inputs(batch), self._state_of(batch))
+                place = place_of(self._loader)
+                assert place is not None  # a batch of it was just fetched
+                return _Fetched(self._inputs(batch), place)
             self._epoch = iter(self._loader)
         raise StopIteration  # a whole epoch without a batch; the Trainer says so
-
-    def _state_of(self, batch: Any) -> Callable[[], Mapping[str, Any]]:
-        """What tells the loader's state as of a batch that was just fetched, without keeping the batch's memory."""
-        if isinstance(batch, StreamBatch):
-            return dataclasses.replace(batch, data=None).state_dict
-        state = self._loader.state_dict()  # what a collate_fn returns knows none, and later it may not be known
-        return lambda: state
 
     def return_unused(self) -> None:
         """A Trainer's epoch begins: what was fetched in the one before, and not trained on, comes first."""

@@ -14,9 +14,10 @@ ahead, unless epochs have a fixed number of batches::
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -24,7 +25,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.state import GradientState
 
-from stream_dataloader.batch import StreamBatch
+from stream_dataloader._loader.epoch import Epoch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
@@ -107,20 +108,23 @@ class _Place(NamedTuple):
     Attributes:
         epoch: The epoch's number.
         delivered: How many of its batches were handed out, with those before a loaded state.
-        step: The loader's own step. It is the same, unless epochs are stretches of one endless run.
+        state: Tells the loader's state there.
     """
 
     epoch: int
     delivered: int
-    step: int
+    state: Callable[[], dict[str, Any]]
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> _Place:
-        """The place of a loader's state: at an epoch's end, that of the next one's beginning."""
-        stretch = state.get("stretch")  # with batches_per_epoch
-        if stretch is None:
-            return cls(state["epoch"], state["step"], state["step"])
-        return cls(stretch["number"], stretch["delivered"], state["step"])
+    def of(cls, loader: StreamDataLoader[Any], epoch: Epoch) -> _Place:
+        """The place after the batch of an epoch that was just fetched."""
+        record, length = epoch.record(), loader.batches_per_epoch
+        number, delivered = epoch.number, record.step
+        if epoch.epochs is not None and length is not None:
+            number, delivered = epoch.epochs.at(record.step)
+            if not delivered:  # behind the last batch
+                number, delivered = number - 1, length
+        return cls(number, delivered, functools.partial(loader._position.state_of, epoch, record))
 
 
 class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
@@ -162,7 +166,7 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
         """
         if self._ended is not None:
             return self._ended
-        return (self._place or _Place.of(self.loader.state_dict())).epoch
+        return self.loader.epoch if self._place is None else self._place.epoch
 
     @property
     def step(self) -> int:
@@ -192,50 +196,33 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
         self.begin()
         self.remainder = 0  # no row is there twice, so gather_for_metrics has nothing to cut off
         try:
-            yield from self._counted() if self._length else self._looked_ahead()
+            yield from self._read()
             self._place = None
         finally:
             self.end()
 
-    @property
-    def _length(self) -> int | None:
-        """Number of batches of each epoch, if it is fixed."""
-        return getattr(self.loader, "batches_per_epoch", None)
-
-    def _counted(self) -> Iterator[Batch]:
-        """An epoch of n batches: the end is known, and a loop that is left leaves no batch behind that was fetched."""
-        for batch in self.loader:
-            self._place = self._next_place(batch)
-            self.end_of_dataloader = self._place.delivered == self._length
-            yield batch
-
-    def _looked_ahead(self) -> Iterator[Batch]:
-        batches = iter(self.loader)
-        ahead = _fetch(batches)
-        while ahead is not None:
-            if isinstance(ahead, Exception):
-                raise ahead
-            (batch,) = ahead
-            place = self._next_place(batch)
-            ahead = _fetch(batches)
+    def _read(self) -> Iterator[Batch]:
+        """One batch is fetched ahead; of epochs of n batches the end is known, and a loop that is left loses none."""
+        batches, length = iter(self.loader), self.loader.batches_per_epoch
+        following, epoch = _fetch(batches), None
+        while following is not None:
+            if isinstance(following, Exception):
+                raise following
+            (batch,) = following
+            epoch = epoch or self.loader._position.epoch  # of this loop, whatever is set meanwhile
+            assert epoch is not None
+            place = _Place.of(self.loader, epoch)
+            if length is None:
+                following = _fetch(batches)
             self._place = place
-            self.end_of_dataloader = ahead is None
+            self.end_of_dataloader = following is None if length is None else place.delivered == length
             yield batch
-
-    def _next_place(self, batch: Any) -> _Place:
-        """The place after a batch that was just fetched."""
-        if self._place is not None:
-            return _Place(self._place.epoch, self._place.delivered + 1, self._place.step + 1)
-        if isinstance(batch, StreamBatch) and self._length is None:
-            return _Place(batch.epoch, batch.step + 1, batch.step + 1)
-        place = _Place.of(self.loader.state_dict())
-        if place.delivered == 0 and self._length:  # it was the epoch's only batch
-            return _Place(place.epoch - 1, self._length, place.step)
-        return place
+            if length is not None:
+                following = _fetch(batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank's loader stands, as of the batch in hand; see `StreamDataLoader.state_dict`."""
-        return self.loader.state_dict(None if self._place is None else self._place.step)
+        return self.loader.state_dict() if self._place is None else self._place.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state with the next `iter()`; see `StreamDataLoader.load_state_dict`."""
@@ -328,9 +315,8 @@ class _OfAllRanks:
                 "the checkpoint holds the state of another object where this loader's should be; register objects for "
                 "checkpointing, and prepare loaders, in the order in which it was done when the checkpoint was saved"
             )
-        state = own_state(saved["states"])
-        self._prepared.load_state_dict(state)
+        self._prepared.load_state_dict(own_state(saved["states"]))
         if "carried" in saved:
             self._carried.load(saved["carried"])
-        if saved["epoch"] < _Place.of(state).epoch:
+        if saved["epoch"] < self._prepared.loader.epoch:
             self._prepared.load_end_of(saved["epoch"])
