@@ -62,8 +62,6 @@ class AudioVisualStream:
     def __post_init__(self) -> None:
         remedy = "give 1 or more, or None for as many as fit between two frames"
         check_numbers(self, samples=(remedy, 1), **READER_NUMBERS)
-        if self.video.backend != "av":
-            raise ValueError(f'backend is {self.video.backend!r}, which reads no sound; use VideoStream(backend="av")')
 
     def __call__(self, source: Any, *, start: int = 0) -> Any:
         """Open one video.

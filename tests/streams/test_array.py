@@ -271,18 +271,6 @@ def test_headers_of_every_version_and_writer(tmp_path):
 # bad input
 
 
-@pytest.mark.parametrize("dataset", [3, ["a", 3], {"a": None}, b"a"])
-def test_wrong_dataset_options_are_refused(dataset):
-    with pytest.raises(TypeError, match=r"dataset is .*; give a dataset's name, several, or a mapping"):
-        ArrayStream(dataset=dataset)
-
-
-@pytest.mark.parametrize("dataset", ["", [], ("a", ""), {}])
-def test_dataset_options_that_name_nothing_are_refused(dataset):
-    with pytest.raises(ValueError, match=r"dataset is .*, which names nothing"):
-        ArrayStream(dataset=dataset)
-
-
 def written(path, content):
     path.write_bytes(content)
     return path
@@ -295,9 +283,6 @@ def cut(path):
 PAIRS = np.zeros(4, [("x", np.float32), ("y", np.int64)])
 
 BAD_FILES = {
-    "missing": (lambda path: path, r"a\.bin.*FileNotFoundError"),
-    "directory": (lambda path: path.mkdir() or path, r"a\.bin is a directory; give the files in it"),
-    "empty": (lambda path: written(path, b""), r"a\.bin is empty, a file of zero bytes"),
     "text": (lambda path: written(path, b"hello world"), r"a\.bin is neither a \.npy nor an HDF5 file: it begins"),
     "archive": (lambda path: written(path, b"PK\x03\x04..."), r"a\.bin is a zip archive .*save its arrays as \.npy"),
     "no header": (lambda path: written(path, b"\x93NUMPY\x01\x00\x20"), r"a\.bin is not a whole \.npy file: "),
@@ -342,7 +327,7 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize(("bad", "workers"), [*((bad, 0) for bad in BAD_FILES), ("cut", 1), ("missing", 1)])
+@pytest.mark.parametrize(("bad", "workers"), [*((bad, 0) for bad in BAD_FILES), ("cut", 1)])
 @pytest.mark.filterwarnings("ignore:num_workers is")
 def test_bad_files_are_named(tmp_path, bad, workers):
     make, message = BAD_FILES[bad]
@@ -379,9 +364,7 @@ def test_bad_datasets_are_named(tmp_path, dataset, message):
         ({"a": np.array("x")}, ValueError, "the source's 'a' is a single number"),
         ((np.arange(4), 2, 9), ValueError, "rows 2 to 9 were asked for, and the array has 4"),
         ((np.arange(4), 5, None), ValueError, "rows 5 to 4 were asked for, and the array has 4"),
-        ((np.arange(4), 3, 2), ValueError, "start is 3 and stop is 2"),
         ((np.arange(4), 1.5, None), TypeError, r"start is 1\.5; rows are counted"),
-        ((np.arange(4), 1), ValueError, "a tuple of 2"),
     ],
 )
 def test_bad_sources_are_told(source, kind, message):

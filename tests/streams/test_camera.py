@@ -211,27 +211,6 @@ def test_a_device_by_pyav():
         CameraStream(backend="av")(97)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": (0, 5)}, "size is"),
-        ({"backend": "gstreamer"}, "backend is 'gstreamer'; use one of 'av', 'opencv', None"),
-        ({"items": "tuple"}, "items is 'tuple'"),
-        ({"keep": "first"}, "keep is 'first'"),
-        ({"on_corrupt": "raise"}, "on_corrupt is 'raise'"),
-        ({"fps": 0}, "fps is 0"),
-        ({"buffer_frames": 0}, "buffer_frames is 0"),
-        ({"timeout_seconds": 0}, "timeout_seconds is 0"),
-        ({"reconnect_tries": -1}, "reconnect_tries is -1"),
-        ({"reconnect_seconds": (2, 1)}, r"reconnect_seconds is \(2, 1\)"),
-        ({"backend": "opencv", "options": {"a": "b"}}, "options are for PyAV"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        CameraStream(**options)
-
-
 def readers():
     return [thread for thread in threading.enumerate() if thread.name.startswith("camera ")]
 

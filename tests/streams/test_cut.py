@@ -16,7 +16,6 @@ VIDEOS = {
     "ts": ("libx264", "yuv420p", "mpegts", {}),
     "m2ts": ("libx264", "yuv420p", "mpegts", {"mpegts_m2ts_mode": "1"}),
     "mp4": ("libx264", "yuv420p", "mp4", FRAGMENTS),
-    "indexed.mp4": ("libx264", "yuv420p", "mp4", {"movflags": "cmaf+frag_keyframe+empty_moov+global_sidx"}),
     "mkv": ("libx264", "yuv420p", "matroska", {}),
     "avi": ("mpeg4", "yuv420p", "avi", {}),
 }
@@ -77,12 +76,6 @@ def test_videos(tmp_path, suffix):
     is_found_out(path, VideoStream(size=(24, 32)))
 
 
-def test_with_opencv_too(tmp_path):
-    path = tmp_path / "cut.mp4"
-    write_video(path, *VIDEOS["mp4"])
-    is_found_out(path, VideoStream(size=(24, 32), backend="opencv"))
-
-
 @pytest.mark.parametrize("suffix", AUDIOS)
 def test_audio(tmp_path, suffix):
     path = tmp_path / f"cut.{suffix}"
@@ -99,15 +92,14 @@ def test_what_says_what_is_missing(tmp_path):
     assert load(path, VideoStream(on_corrupt="drop")) >= 23
 
 
-@pytest.mark.parametrize("backend", ["av", "opencv"])
-def test_a_file_that_yields_nothing_is_no_empty_stream(tmp_path, backend):
+def test_a_file_that_yields_nothing_is_no_empty_stream(tmp_path):
     """A live recording of which only the beginning was written: its headers, and no picture."""
     path = tmp_path / "nothing.mp4"
     write_video(path, *VIDEOS["mp4"])
     data = path.read_bytes()
     path.write_bytes(data[: data.index(b"moof") - 4])
     with pytest.raises((OpenError, ReadError), match=r"nothing\.mp4.* has no frame that"):
-        load(path, VideoStream(backend=backend))
+        load(path, VideoStream())
 
 
 def test_audio_that_yields_nothing_is_no_empty_stream(tmp_path):

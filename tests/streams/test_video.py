@@ -5,6 +5,7 @@ import os
 import shutil
 import struct
 import threading
+import wave
 from fractions import Fraction
 from pathlib import Path
 
@@ -65,12 +66,6 @@ class TestResampled(TestVideo):
     @pytest.fixture(params=[{"fps": 7}, {"fps": 40, "frame_step": 3}, {"start": 0.5, "stop": 1.5}])
     def open_stream(self, request):
         return VideoStream(size=(24, 32), **request.param)
-
-
-class TestOpenCV(TestVideo):
-    @pytest.fixture(params=[{}, {"layout": "HWC", "color": "gray", "frame_step": 2}])
-    def open_stream(self, request):
-        return VideoStream(size=(24, 32), backend="opencv", **request.param)
 
 
 @pytest.mark.parametrize("codec", clips.CODECS)
@@ -191,10 +186,9 @@ def test_frames_are_given_back_to_the_decoder_without_garbage_collection(folder)
         video.close()
 
 
-@pytest.mark.parametrize("backend", ["av", "opencv"])
 @pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
-def test_rotated_and_mirrored_videos_come_upright(folder, tmp_path, turns, mirrored, backend):
+def test_rotated_and_mirrored_videos_come_upright(folder, tmp_path, turns, mirrored):
     path = tmp_path / "turned.mp4"
     data = bytearray(Path(clip(folder)).read_bytes())
     one, matrix = (
@@ -207,10 +201,10 @@ def test_rotated_and_mirrored_videos_come_upright(folder, tmp_path, turns, mirro
         a, b = -a, -b
     data[matrix : matrix + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
     path.write_bytes(data)
-    upright = read(clip(folder), backend=backend)[5]
+    upright = read(clip(folder))[5]
     expected = np.rot90(upright[:, :, ::-1] if mirrored else upright, turns, axes=(1, 2))
     for layout in ("CHW", "HWC"):
-        found = read(str(path), layout=layout, backend=backend)[5]
+        found = read(str(path), layout=layout)[5]
         found = found if layout == "CHW" else found.transpose(2, 0, 1)
         assert np.array_equal(found, expected)
 
@@ -337,49 +331,23 @@ def cut(path, to, share=0.6):
 BUSY = {"size": (240, 320)}  # enough bytes a frame to break some
 
 
-@pytest.mark.parametrize("backend", ["av", "opencv"])
-def test_bad_files_are_refused_by_name(folder, tmp_path, backend):
-    with av.open(str(tmp_path / "sound.wav"), "w") as container:
-        track = container.add_stream("pcm_s16le", 8000, layout="mono")
-        sound = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), "s16", "mono")
-        sound.sample_rate = 8000
-        container.mux(track.encode(sound))
-        container.mux(track.encode(None))
-    (tmp_path / "empty.mp4").touch()
+def test_bad_files_are_refused_by_name(folder, tmp_path):
+    with wave.open(str(tmp_path / "sound.wav"), "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(bytes(1600))
     (tmp_path / "text.mp4").write_text("no video at all\n" * 100)
     cut(clip(folder), tmp_path / "no-index.mp4", 0.5)
     cases = {
-        "empty.mp4": "is empty, a file of zero bytes",
         "text.mp4": "cannot be read as a media file",
         "no-index.mp4": "cannot be read as a media file .* cut off before its index",
         "sound.wav": "has no video stream 0; it has only audio",
-        "missing.mp4": "No such file",
-        ".": "is a directory; give the files in it",
     }
     for name, message in cases.items():
         with pytest.raises(OpenError, match=rf"(?s)source 0 .*{name}.*{message}"):
-            load([str(tmp_path / name)], backend=backend)
-    with pytest.raises(OpenError, match="a tuple of 2"):
-        load([("a.mp4", 3)], backend=backend)
-    with pytest.raises(OpenError, match="start is 5 and stop is 3"):
-        load([("a.mp4", 5, 3)], backend=backend)
+            load([str(tmp_path / name)])
     for beyond in ((61, None), (61, 70), (10, 70)):
         with pytest.raises((OpenError, ReadError), match=rf"frames {beyond[0]} to .* were asked for, and it has 60"):
-            load([(clip(folder), *beyond)], backend=backend)
-
-
-def test_a_file_that_may_not_be_read(folder, tmp_path):
-    path = tmp_path / "secret.mp4"
-    shutil.copy(clip(folder), path)
-    path.chmod(0)
-    user = os.geteuid()
-    if user == 0:  # the superuser reads everything
-        os.seteuid(65534)
-    try:
-        with pytest.raises(OpenError, match=r"secret\.mp4.*Permission denied"):
-            load([str(path)])
-    finally:
-        os.seteuid(user)
+            load([(clip(folder), *beyond)])
 
 
 def test_missing_streams_are_counted(folder):
@@ -390,8 +358,7 @@ def test_missing_streams_are_counted(folder):
 @pytest.mark.parametrize(
     ("codec", "flags"), [("h264", "faststart"), ("h264-mkv", None), ("h264-avi", None), ("mpeg4-avi", None)]
 )
-@pytest.mark.parametrize("backend", ["av", "opencv"])
-def test_a_file_that_was_cut_is_an_error_after_its_last_frame(folder, tmp_path, codec, flags, backend):
+def test_a_file_that_was_cut_is_an_error_after_its_last_frame(folder, tmp_path, codec, flags):
     whole = clips.write_clip(
         tmp_path / f"whole.{clips.CODECS[codec][0]}", 60, codec, **BUSY, **({"movflags": flags} if flags else {})
     )
@@ -399,12 +366,11 @@ def test_a_file_that_was_cut_is_an_error_after_its_last_frame(folder, tmp_path, 
     with pytest.raises(
         ReadError, match=r"cut\..*(cut off|cannot be decoded|cannot be read further|is damaged)"
     ) as caught:
-        load([path], backend=backend, time_steps=1)
+        load([path], time_steps=1)
     assert 5 < caught.value.position < 60
-    if backend == "av":
-        kept = numbers(path, on_corrupt="drop")
-        assert len(kept) > 5
-        assert kept == list(range(len(kept)))
+    kept = numbers(path, on_corrupt="drop")
+    assert len(kept) > 5
+    assert kept == list(range(len(kept)))
 
 
 def test_damaged_frames(tmp_path):
@@ -433,32 +399,6 @@ def test_a_file_that_shrinks_while_it_is_read(folder, tmp_path):
     with pytest.raises(ValueError, match=r"shrinking\.mkv"):
         list(frames)
     stream.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": (0, 10)}, r"size is \(0, 10\); height and width must be from 1"),
-        ({"size": 5}, "give .height, width."),
-        ({"size": (4, 5, 6)}, "give .height, width."),
-        ({"layout": "BCHW"}, "layout is 'BCHW'; use one of 'CHW', 'HWC'"),
-        ({"color": "yuv"}, "color is 'yuv'"),
-        ({"fit": "pad"}, "fit is 'pad'"),
-        ({"dtype": "int8"}, "dtype is int8; use uint8 or float32"),
-        ({"frame_step": 0}, "frame_step is 0"),
-        ({"fps": 0}, "fps is 0"),
-        ({"fps": float("nan")}, "fps is nan"),
-        ({"stream": -1}, "stream is -1"),
-        ({"start": -1}, "start is -1"),
-        ({"start": 2, "stop": 1}, "start is 2 and stop is 1"),
-        ({"on_corrupt": "ignore"}, "on_corrupt is 'ignore'"),
-        ({"backend": "decord"}, "backend is 'decord'"),
-        ({"backend": "opencv", "fps": 5}, 'fps cannot be had with backend="opencv"'),
-    ],
-)
-def test_bad_options_are_refused_at_once(options, message):
-    with pytest.raises(ValueError, match=message):
-        VideoStream(**options)
 
 
 @pytest.mark.skipif(not MEDIA.is_dir(), reason="STREAM_DATALOADER_MEDIA names no folder of real media")
@@ -501,27 +441,18 @@ def test_packets_that_were_lost_on_the_way_are_noticed(tmp_path):
         load([str(tmp_path / "lossy.ts")])
 
 
-def test_places_that_make_no_sense(folder):
+def test_places_that_are_not_there(folder):
     path = clip(folder)
     for source, message in (
-        ((path, 1.5, 2), "give both as ints, which count .*, or both as floats, in seconds"),
-        ((path, float("nan"), None), "start is nan"),
-        ((path, True, None), "start is True"),
         ((path, 0.0, 9.0), r"seconds 0.* to 9\.0 of .* were asked for, and it has 2\.400"),
         ((path, 0, 400), "frames 0 to 400 of .* were asked for, and it has 60"),
     ):
         for fps in (None, 10):
             with pytest.raises((OpenError, ReadError), match=message):
                 load([source], fps=fps)
-    for item, message in ((61, "has 60 items, and was to be read from item 61 on"), (-1, "start is -1")):
-        with pytest.raises(ValueError, match=message):
-            read(path, item)
-    with pytest.raises(ValueError, match="has 24 items, and was to be read from item 25 on"):
-        read(path, 25, fps=10)
-    with pytest.raises(TypeError, match=r"frame_step is 1\.5, which is no whole number"):
-        VideoStream(frame_step=1.5)
-    with pytest.raises(TypeError, match="cache is '/tmp/x'; give a FileCache"):
-        VideoStream(cache="/tmp/x")
+    for item, fps in ((61, None), (25, 10)):
+        with pytest.raises(ValueError, match=f"has {item - 1} items, and was to be read from item {item} on"):
+            read(path, item, fps=fps)
     with pytest.raises(TypeError, match="a single path; give a list"):
         segment_videos(path, max_frames=5)
 
@@ -530,8 +461,12 @@ def test_the_size_is_that_of_the_first_frame_wherever_reading_begins(tmp_path):
     one = clips.write_clip(tmp_path / "one.ts", 20, "h264-ts", offset=1000)
     two = clips.write_clip(tmp_path / "two.ts", 20, "h264-ts", offset=1800, first=20, size=(96, 256))
     (tmp_path / "both.ts").write_bytes(Path(one).read_bytes() + Path(two).read_bytes())
-    for backend in ("av", "opencv"):
-        assert read(str(tmp_path / "both.ts"), 30, backend=backend)[0].shape == (3, 48, 64)
+    assert read(str(tmp_path / "both.ts"), 30)[0].shape == (3, 48, 64)
+
+
+def test_a_video_that_opencv_was_chosen_for(folder):
+    with pytest.warns(DeprecationWarning, match="PyAV"):
+        assert len(read(clip(folder), backend="opencv")) == 60
 
 
 def test_resampled_sections_resume_at_their_end(folder):

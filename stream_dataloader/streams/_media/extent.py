@@ -76,8 +76,8 @@ def _matroska_end(head: bytes) -> int | None:
 
 
 def _missing_of_mp4(file: BinaryIO, size: int) -> str | None:
-    """ISO/IEC 14496-12: boxes; of a fragment there are two, and an index of segments knows their sizes."""
-    position, last, fragmented, declared = 0, b"", False, 0
+    """ISO/IEC 14496-12: boxes, two of each fragment."""
+    position, last = 0, b""
     for _ in range(_MOST_BOXES):
         if position >= size:
             break
@@ -94,24 +94,8 @@ def _missing_of_mp4(file: BinaryIO, size: int) -> str | None:
         if position + length > size:
             name, end = last.decode("latin-1"), position + length
             return f"it has {size} bytes, and the box {name!r} at byte {position} lasts to byte {end}"
-        fragmented |= last == b"moof"
-        if last == b"sidx":
-            declared = max(declared, _segments_end(_read_at(file, position, min(length, 1 << 20)), position + length))
         position += length
-    if last == b"moof":
-        return f"its {size} bytes end before the data of its last fragment"
-    return f"it has {size} bytes, and its index declares {declared}" if declared > size else None
-
-
-def _segments_end(box: bytes, behind: int) -> int:
-    """The byte behind what a segment index (8.16.3) refers to; 0 if it does not tell."""
-    offset = struct.Struct(">20x4xI2xH" if box[8:9] == b"\0" else ">20x8xQ2xH")
-    if len(box) < offset.size:
-        return 0
-    first, count = offset.unpack_from(box)
-    references = box[offset.size : offset.size + 12 * count]
-    sizes = (int.from_bytes(references[i : i + 4], "big") & 0x7FFFFFFF for i in range(0, len(references), 12))
-    return behind + int(first) + sum(sizes)
+    return f"its {size} bytes end before the data of its last fragment" if last == b"moof" else None
 
 
 def _is_cut_transport(file: BinaryIO, head: bytes, size: int) -> bool:

@@ -25,7 +25,7 @@ from stream_dataloader.streams._media.opencv import pack_planes
 if TYPE_CHECKING:
     import av
 
-__all__ = ["UPRIGHT", "ArrayConverter", "AvConverter", "Orientation", "Picture", "orientation"]
+__all__ = ["ArrayConverter", "AvConverter", "Picture"]
 
 # Gray is the luma as it is, so no colour matrix applies. libswscale converts between matrices, also for gray, unless
 # both are its default.
@@ -93,7 +93,7 @@ def _dtype_name(dtype: Any) -> str:
     return name
 
 
-class Orientation(NamedTuple):
+class _Orientation(NamedTuple):
     """How a picture is shown upright: mirrored first, then turned.
 
     Attributes:
@@ -105,10 +105,10 @@ class Orientation(NamedTuple):
     mirrored: bool = False
 
 
-UPRIGHT = Orientation()
+_UPRIGHT = _Orientation()
 
 
-def orientation(frame: av.VideoFrame) -> Orientation:
+def _orientation(frame: av.VideoFrame) -> _Orientation:
     """How a frame is shown upright, by its display matrix (ISO/IEC 14496-12, 8.3.2).
 
     The matrix takes a pixel at x, y to ax + cy, bx + dy. FFmpeg's angle of it (`frame.rotation`) ignores mirroring.
@@ -118,12 +118,12 @@ def orientation(frame: av.VideoFrame) -> Orientation:
     found = side_data(frame)
     matrix: Any = found.get("DISPLAYMATRIX") if len(found) else None
     if matrix is None:
-        return UPRIGHT
+        return _UPRIGHT
     a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))
     mirrored = a * d - b * c < 0
     if mirrored:
         a, b = -a, -b
-    return Orientation(round(math.atan2(-b, a) / (math.pi / 2)) % 4, mirrored)
+    return _Orientation(round(math.atan2(-b, a) / (math.pi / 2)) % 4, mirrored)
 
 
 class _Plan(NamedTuple):
@@ -131,14 +131,14 @@ class _Plan(NamedTuple):
 
     width: int  # before it is turned
     height: int
-    upright: Orientation
+    upright: _Orientation
     cut: tuple[slice, slice]  # which part is used, rows and columns
     place: tuple[slice, slice]  # where that goes
     borders: bool  # something around it stays black
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(width: int, height: int, aspect: float, upright: Orientation, size: tuple[int, int], fit: str) -> _Plan:
+def _plan(width: int, height: int, aspect: float, upright: _Orientation, size: tuple[int, int], fit: str) -> _Plan:
     """Plan for a picture of `width` x `height` pixels, each `aspect` times as wide as high."""
     turns = upright.turns
     rows, columns = size
@@ -169,7 +169,7 @@ class _Converter:
         self.picture = picture
         self._scratch: Any = None
 
-    def _set_size(self, width: int, height: int, upright: Orientation) -> None:
+    def _set_size(self, width: int, height: int, upright: _Orientation) -> None:
         if self.picture.size is None:  # that of the first picture
             size = (height, width) if upright.turns % 2 == 0 else (width, height)
             self.picture = dataclasses.replace(self.picture, size=size)
@@ -225,16 +225,16 @@ class AvConverter(_Converter):
         self._gray = picture.color == "gray"
         self._format = "gray" if self._gray else "gbrp"
         self._order = (2, 0, 1) if picture.color == "rgb" else (0,)  # R, G, B among the planes G, B, R
-        self._planned: tuple[tuple[int, int, Orientation], _Plan] | None = None  # for the frame before
+        self._planned: tuple[tuple[int, int, _Orientation], _Plan] | None = None  # for the frame before
 
     def empty(self, frame: av.VideoFrame) -> Any:
         """Room for one picture; if no size was asked for, the frame decides it."""
-        self._set_size(frame.width, frame.height, orientation(frame))
+        self._set_size(frame.width, frame.height, _orientation(frame))
         return self.picture.empty()
 
     def write(self, frame: av.VideoFrame, out: Any) -> None:
         """Convert `frame` into `out`, of the picture's shape and dtype."""
-        shape = frame.width, frame.height, orientation(frame)
+        shape = frame.width, frame.height, _orientation(frame)
         if self._planned is None or self._planned[0] != shape:
             self._set_size(*shape)
             assert self.picture.size is not None
@@ -257,13 +257,9 @@ class AvConverter(_Converter):
 class ArrayConverter(_Converter):
     """Writes pictures as OpenCV has them: `(H, W)`, `(H, W, 3)` BGR or `(H, W, 4)` BGRA, uint8 or uint16."""
 
-    def __init__(self, picture: Picture, upright: Orientation = UPRIGHT) -> None:
-        super().__init__(picture)
-        self._upright = upright
-
     def empty(self, image: Any) -> Any:
         """Room for one picture; if no size was asked for, the image decides it."""
-        self._set_size(image.shape[1], image.shape[0], self._upright)
+        self._set_size(image.shape[1], image.shape[0], _UPRIGHT)
         return self.picture.empty()
 
     def write(self, image: Any, out: Any) -> None:
@@ -271,9 +267,9 @@ class ArrayConverter(_Converter):
         import cv2
 
         height, width = image.shape[:2]
-        self._set_size(width, height, self._upright)
+        self._set_size(width, height, _UPRIGHT)
         assert self.picture.size is not None
-        plan = _plan(width, height, 1.0, self._upright, self.picture.size, self.picture.fit)
+        plan = _plan(width, height, 1.0, _UPRIGHT, self.picture.size, self.picture.fit)
         if image.dtype == np.uint16 and not self.picture.deep:  # keep the most significant bits
             image = (image >> 8).astype(np.uint8)
         if image.ndim == 3 and image.shape[2] == 4:

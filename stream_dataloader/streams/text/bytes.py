@@ -156,16 +156,8 @@ def is_compressed(path: Any) -> bool:
 
 
 def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
-    """Open a file; what is in a `.gz` or `.zst` is read as if it were not compressed.
-
-    Raises:
-        OSError: It is missing, a directory or unreadable.
-        ValueError: It is empty, or no regular file.
-        ImportError: A `.zst` file cannot be read without another package.
-    """
+    """Open a file; what is in a `.gz` or `.zst` is read as if it were not compressed."""
     name = os.fsdecode(path)
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        raise ValueError(f"{name} is a pipe or a device; give a regular file, which can be read again")
     local = open_local(path, cache)
     with closed_on_error(local):
         here = check_file(local.path)

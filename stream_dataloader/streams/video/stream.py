@@ -1,4 +1,4 @@
-"""Videos as streams of frames, with PyAV or OpenCV.
+"""Videos as streams of frames, with PyAV.
 
 Guarantees: frames are scaled, converted and written straight into the batch; item n is the same picture however
 it is reached, by reading or by seeking, in any container; a video that is damaged or cut is reported.
@@ -7,6 +7,7 @@ it is reached, by reading or by seeking, in any container; a video that is damag
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ from typing import Any, ClassVar, Literal, get_args
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.flags import check_choices, check_flags
 from stream_dataloader.streams._media.items import PictureItems
-from stream_dataloader.streams._media.opencv import check_opencv
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
@@ -61,14 +61,13 @@ class VideoStream:
         on_corrupt: What to do about damaged frames: `"raise"` an error, `"keep"` what the decoder made of them, or
             `"drop"` them. `"keep"` and `"drop"` cannot seek, and take the frames that are left of a file that is cut
             off.
-        backend: `"av"` (PyAV), or `"opencv"`, which supports sizes, colours, `frame_step` and frame numbers only.
+        backend: PyAV reads all videos; `"opencv"` is accepted, with a warning, from code that chose it.
         device: What decodes: None or `"cpu"`; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder. Frames come back to
             host memory, for batches. With it, `on_corrupt` must be `"raise"`. It has not run on a GPU yet.
         device_fallback: Decode by the CPU what the device cannot decode, and warn once, instead of a `DeviceError`.
         cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
 
     Raises:
-        ImportError: The backend is OpenCV, and it is not installed.
         ValueError: An option has a value that it cannot have.
 
     Example:
@@ -122,21 +121,7 @@ class VideoStream:
                 "frames are damaged; use device=None"
             )
         if self.backend == "opencv":
-            self._check_opencv()
-
-    def _check_opencv(self) -> None:
-        seconds = isinstance(self.start, float) or isinstance(self.stop, float)
-        for name, asked in (
-            ("fps", self.fps is not None),
-            ("stream", self.stream != 0),
-            ("with_times", self.with_times),
-            ("on_corrupt", self.on_corrupt != "raise"),
-            ("device", self.device is not None),
-            ("start and stop in seconds", seconds),
-        ):
-            if asked:
-                raise ValueError(f'{name} cannot be had with backend="opencv"; use backend="av"')
-        check_opencv('VideoStream(backend="opencv")')
+            warnings.warn('backend="opencv" is gone: PyAV reads the video', DeprecationWarning, stacklevel=3)
 
     def __call__(self, source: Any, *, start: int = 0) -> Any:
         """Open one video.
@@ -187,13 +172,9 @@ class OpenVideo(PictureItems):
         if options.picture.size is None and start:
             self._set_size()
 
-    def _opened(self, *, by_cpu: bool = False) -> Any:
-        """The video, by the decoder asked for or by the CPU's: a `FrameReader`."""
+    def _opened(self, *, by_cpu: bool = False) -> FrameReader:
+        """The video, by the decoder asked for or by the CPU's."""
         options, path = self._options, self._selection.section.path
-        if options.backend == "opencv":
-            from stream_dataloader.streams.video.opencv import CaptureReader
-
-            return CaptureReader(path)
         device = None if by_cpu else options.device
         try:
             return FrameReader(path, options.stream, options.on_corrupt, device)
