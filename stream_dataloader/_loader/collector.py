@@ -7,52 +7,73 @@ One FIFO a reader; a step is complete when each reader that has not ended has a 
                   |        |
                step 0   step 1   ...
 
-Guarantee: steps come in order, each once and whole, whoever was faster or died meanwhile.
+A source is blamed once three workers died while they read it at the same logical time, or opened it. Two are no proof:
+a new worker goes to the very place where the one before was, and may spend most of its time there, so one that is
+killed from outside is often in the same place. After a first death no stream is opened early, so that a death names one
+source. If a worker has several threads, each death names one of each. After the second at one place they take turns, so
+that the third names one.
+
+Guarantees: steps come in order, each once and whole, whoever was faster or died meanwhile. A source that kills its
+worker each time costs two restarts, and is named with the third death.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable
 
 from stream_dataloader._assembly.part import Part
-from stream_dataloader._loader.epoch import Epoch
-from stream_dataloader._loader.rescue import Rescue
-from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._workers.feed import Feed
-from stream_dataloader.errors import WorkerDeathError
+from stream_dataloader._loader.epoch import Epoch, Record
+from stream_dataloader._notices import log
+from stream_dataloader._reading.plan import NO_RECOVERY, Recovery
+from stream_dataloader._workers.feed import Assignment, Feed
+from stream_dataloader.errors import WorkerDeathError, shorten
+
+_PROOF = 3  # deaths at one place
 
 
 class StepCollector:
     """The parts of an epoch, step after step.
 
     Args:
-        feed: The workers' parts.
-        readers: Who reads which lanes.
-        rescue: Has new workers go on after a death.
+        begin: Begins to read from a record of what was delivered; None if the loader is gone.
+        work: What is read.
+        most: How many restarts there may be.
 
     Attributes:
         readers: Who reads which lanes.
-        feed: The workers' parts.
         elsewhere: The feeds of other threads or processes, which have to end.
+        feed: The workers' parts, once `start` was called.
     """
 
-    def __init__(self, feed: Feed, readers: Sequence[Reader], rescue: Rescue) -> None:
-        self.readers = readers
-        self.feed = feed
-        self.elsewhere = feed.elsewhere
-        self._rescue = rescue
-        self._forget()
+    feed: Feed
 
-    def _forget(self) -> None:
+    def __init__(self, begin: Callable[[Record, Recovery], Feed | None], work: Assignment, most: int) -> None:
+        self.readers = work.readers
+        self.elsewhere: list[Feed] = []
+        self._begin = begin
+        self._work = work
+        self._most = most
+        self._restarts = 0
+        self._deaths: Counter[tuple[int, int, int]] = Counter()  # by suspect, which is a member's
+        self._killers: dict[tuple[int, int], int] = {}
+
+    def start(self, record: Record, recovery: Recovery = NO_RECOVERY) -> bool:
+        """Have workers read on from a record, and nothing more come from those before."""
+        if (feed := self._begin(record, recovery)) is None:
+            return False
+        self.elsewhere[:] = feed.elsewhere
+        self.feed = feed
         self._fifos: list[deque[Part]] = [deque() for _ in self.readers]
         self._ended = [False] * len(self.readers)
+        return True
+
+    def begin_epoch(self) -> None:
+        """Resets the number of restarts; keeps the suspects."""
+        self._restarts = 0
 
     def collect(self, epoch: Epoch) -> list[Part | None]:
         """Each reader's part of the step that comes next, None for one that has ended.
-
-        Args:
-            epoch: Tells the step, and where new workers begin if one dies.
 
         Raises:
             WorkerError: A worker died and there may be no more restarts, or none delivered in time.
@@ -68,7 +89,9 @@ class StepCollector:
                 try:
                     self._receive(epoch.step)
                 except WorkerDeathError as death:
-                    self._go_on(death, epoch)
+                    self.feed.close()
+                    if not self._start_again(death, epoch.last):
+                        raise
                     parts = []
         return parts
 
@@ -77,12 +100,34 @@ class StepCollector:
             self._fifos[part.reader].append(part)
             self._ended[part.reader] = part.end or bool(part.faults)
 
-    def _go_on(self, death: WorkerDeathError, epoch: Epoch) -> None:
-        """Have new workers deliver the step, and nothing more from those before."""
-        self.feed.close()
-        feed = self._rescue.restart(death, epoch.last)
-        if feed is None:
-            raise death
-        self.elsewhere[:] = feed.elsewhere
-        self.feed = feed
-        self._forget()
+    def _start_again(self, death: WorkerDeathError, record: Record) -> bool:
+        """Have new workers go on from a record; False if there were too many deaths already.
+
+        Raises:
+            WorkerDeathError: A source is to blame, and is not to be skipped.
+        """
+        member, dataset = death.member, self._work.members[death.member]
+        suspects = {(member, *suspect) for suspect in death.suspects}
+        self._deaths.update(suspects)
+        proven = {(of, source): time for of, source, time in suspects if self._deaths[of, source, time] >= _PROOF}
+        unknown = proven.keys() - self._killers.keys()
+        if unknown:
+            named = ", ".join(f"{index} ({shorten(dataset.sources[index], 80)})" for _, index in sorted(unknown))
+            if dataset.on_error == "raise":
+                raise WorkerDeathError(
+                    f"source {named} killed its worker {_PROOF} times, each time at the same place; leave it out, or "
+                    f'pass on_error="skip": {death}',
+                    death.suspects,
+                    member,
+                ) from death
+            log.warning("source %s killed its worker %d times and is skipped", named, _PROOF)
+            self._killers |= proven
+        elif self._restarts >= self._most:
+            return False
+        # as many suspects as a worker has threads may be in the same place as before, and one of them is the killer
+        again = any(self._deaths[suspect] == _PROOF - 1 for suspect in suspects)
+        one_by_one = again and self._work.settings.threads_per_worker > 1
+        self._restarts += 1
+        self._work.tally.counts["restarts"] += 1
+        log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
+        return self.start(record, Recovery(self._killers, cautious=True, one_by_one=one_by_one))

@@ -26,12 +26,11 @@ from stream_dataloader._loader.collector import StepCollector
 from stream_dataloader._loader.epoch import Epoch, Record
 from stream_dataloader._loader.iteration import Iteration, Output
 from stream_dataloader._loader.position import LoaderPosition
-from stream_dataloader._loader.rescue import Rescue
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.deferred import Begun, Turn
-from stream_dataloader._reading.plan import NO_RECOVERY, Reading, Recovery
+from stream_dataloader._reading.plan import Reading, Recovery
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.saved_state import common
 from stream_dataloader._schedule.snapshot import Snapshot, uncounted_lane
@@ -74,7 +73,7 @@ class Starter:
 
     def renew(self, settings: WorkerSettings) -> None:
         """Have other workers for the next iteration; what is being read goes on with those it has."""
-        self._rescue: Rescue  # of what is read
+        self._collector: StepCollector  # of what is read
         self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and it on the device
         self._work = work = self._work._replace(members=[own.reading for own in self._ranks], settings=settings)
         in_threads = settings.worker_method == "thread" and work.num_workers
@@ -99,7 +98,7 @@ class Starter:
         if kept is not None and self._goes_on(kept[0], position, output):
             iteration = kept[0]
             position.begin(iteration.epoch)
-            self._rescue.begin_epoch()
+            self._collector.begin_epoch()
         else:
             self.end()
             kept, iteration = None, self._start(position, output)
@@ -156,8 +155,8 @@ class Starter:
         if work.num_workers and self.pool.owner != os.getpid():  # the loader was built before this process was forked
             self.renew(work.settings)
         begin_again = functools.partial(_begin_again, weakref.ref(self), epoch, whole_windows)
-        self._rescue = Rescue(begin_again, work, self._max_restarts)
-        collector = StepCollector(self._read(epoch, whole_windows, epoch.last), work.readers, self._rescue)
+        self._collector = collector = StepCollector(begin_again, work, self._max_restarts)
+        collector.start(epoch.last)
         if not output.parts and not position.goes_on:
             try:
                 self._meet_ranks(epoch, position)
@@ -177,7 +176,7 @@ class Starter:
                 terms = {} if ranks.alone else common(position.coming_states()[number])
                 course.steps = ranks.begin(course.progress.epoch, course.progress.step, terms)
 
-    def _read(self, epoch: Epoch, whole_windows: bool, record: Record, recovery: Recovery = NO_RECOVERY) -> Feed:
+    def _read(self, epoch: Epoch, whole_windows: bool, record: Record, recovery: Recovery) -> Feed:
         """Begin to read all members, from a record of what was delivered."""
         starts = []
         for course, own in zip(epoch.courses, record.members, strict=True):

@@ -107,40 +107,25 @@ def _end_all() -> None:
         ending.now()
 
 
-class WeakKeys(Generic[Key, T]):
-    """A value for each of several objects that it does not keep."""
+class WeakItems(Generic[Key]):
+    """A set of objects that it does not keep."""
 
     def __init__(self) -> None:
-        self._values: dict[weakref.ref[Key], T] = {}
-
-    def get(self, key: Key) -> T | None:
-        """An object's value, if it has one."""
-        return self._values.get(weakref.ref(key))
-
-    def items(self) -> list[tuple[Key, T]]:
-        """All objects, and their values."""
-        return [(key, value) for ref, value in tuple(self._values.items()) if (key := ref()) is not None]
-
-    def clear(self) -> None:
-        """Have nothing in it."""
-        self._values.clear()
-
-    def __setitem__(self, key: Key, value: T) -> None:
-        self._values[weakref.ref(key, self._values.pop)] = value
-
-
-class WeakItems(WeakKeys[Key, bool]):
-    """A set of objects that it does not keep."""
+        self._refs: dict[weakref.ref[Key], bool] = {}
 
     def add(self, item: Key) -> None:
         """Have an object in it for as long as there is one."""
-        self[item] = True
+        self._refs[weakref.ref(item, self._refs.pop)] = True
+
+    def clear(self) -> None:
+        """Have nothing in it."""
+        self._refs.clear()
 
     def __contains__(self, item: Key) -> bool:
-        return self.get(item) is not None
+        return weakref.ref(item) in self._refs
 
     def __iter__(self) -> Iterator[Key]:
-        return iter([item for item, _ in self.items()])
+        return iter([item for ref in tuple(self._refs) if (item := ref()) is not None])
 
 
 class WeakValues(Generic[Key, T]):

@@ -301,10 +301,16 @@ def by_value(state: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 class Message:
-    """Carries anything through a worker's queue: it is pickled at once, and arrives as what it carries."""
+    """Carries anything through a worker's queue: it is pickled at once.
 
-    def __init__(self, content: Any) -> None:
+    Args:
+        content: What it carries.
+        arrive: Makes what arrives of the pickle.
+    """
+
+    def __init__(self, content: Any, arrive: Callable[[bytes], Any] = pickle.loads) -> None:
         self._pickled = dumps_home(content)
+        self._arrive = arrive
 
     def __len__(self) -> int:
         """Bytes of it."""
@@ -315,4 +321,4 @@ class Message:
         return pickle.loads(self._pickled)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return pickle.loads, (self._pickled,)
+        return self._arrive, (self._pickled,)

@@ -33,8 +33,7 @@ from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.packets import PacketContext, Unanswered
 from stream_dataloader._workers.processes import Crew, WorkerInit
-from stream_dataloader._workers.sealed import Arrived
-from stream_dataloader._workers.worker import WorkerParts
+from stream_dataloader._workers.worker import Arrived, WorkerParts
 from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, shorten
 
 _DEATH_SECONDS = 1.0  # a connection to a worker that was killed may break before its end is known
@@ -147,7 +146,7 @@ class WorkerPool(Pool):
         with interrupts_held(self.method) as interrupts:
             crew.session = session  # not before: of an interrupted start, nobody is to be taken for dead
             try:
-                crew.iterator = iterator = torch_quirks.iterator_of(self._dataloader, packets.processes)
+                crew.iterator = iterator = torch_quirks.iterator_of(self._dataloader)
             except (Unanswered, BrokenPipeError, ConnectionResetError, EOFError):
                 pass
             except RuntimeError:  # torch's signal handler may have raised a death

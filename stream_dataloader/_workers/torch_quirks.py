@@ -8,34 +8,26 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from multiprocessing import forkserver, process, util
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from stream_dataloader._memory.endings import WeakKeys
+from stream_dataloader._memory.endings import WeakItems
 
 #: How long torch waits for each worker, one after the other, when one of its iterators goes.
 JOIN_SECONDS = 5.0
 
 
-def iterator_of(dataloader: DataLoader[Any], processes: Iterable[BaseProcess]) -> Iterator[Any]:
-    """An iterator of torch's, of whose workers torch raises no death.
-
-    torch would, from a signal handler, in whatever code is running.
-
-    Args:
-        dataloader: torch's.
-        processes: Its workers, once they are started.
-    """
+def iterator_of(dataloader: DataLoader[Any]) -> Iterator[Any]:
+    """An iterator of torch's, of whose workers torch raises no death: it would, in whatever code is running."""
     iterator: Any = iter(dataloader)
     if iterator._worker_pids_set:
         signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
         iterator._worker_pids_set = False
-        _iterators[iterator] = processes
+        _iterators.add(iterator)
     return iterator  # type: ignore[no-any-return]
 
 
@@ -54,15 +46,15 @@ class _Gone:
     """What becomes of an iterator of torch's whose workers have ended: it has no `__del__`."""
 
 
-#: Iterators whose workers are those of this process, and their workers.
-_iterators: WeakKeys[Any, Iterable[BaseProcess]] = WeakKeys()
+#: Iterators whose workers are those of this process.
+_iterators: WeakItems[Any] = WeakItems()
 
 
 def _leave_to_parent() -> None:
     """Leave workers to the process that started them: torch ends them with their iterator, Python at its own end."""
-    for iterator, processes in _iterators.items():
+    for iterator in _iterators:
         iterator._shutdown = True
-        process._children.difference_update(processes)  # type: ignore[attr-defined]
+        process._children.difference_update(getattr(iterator, "_workers", ()))  # type: ignore[attr-defined]
     _iterators.clear()
 
 

@@ -1,6 +1,7 @@
 """A worker's side of a pool: which session it reads, and the messages that it sends.
 
-Guarantee: a part that cannot be pickled is an error at its own step; those before it arrive.
+Guarantees: a part that cannot be pickled is an error at its own step; those before it arrive. What a worker sent is
+fetched while the worker is there, and an error in unpickling it is raised where the message is read: at its own step.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import pickle
 import time as clock
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +20,7 @@ from stream_dataloader._assembly.part import MESSAGE_BYTES, Contents, Fault, Par
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slot_writer import PooledSlots
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
-from stream_dataloader._memory.pickling import ByValue
+from stream_dataloader._memory.pickling import ByValue, Message
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.meters import Meters
@@ -29,10 +31,30 @@ from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import Exchange
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.pace import MessageSizes, Pace
-from stream_dataloader._workers.sealed import Sealed
 from stream_dataloader._workers.worker_steps import ROOM, InThreads, InTurn, WorkerSteps
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import ErrorReport
+from stream_dataloader.errors import ErrorReport, detached
+
+
+class Arrived:
+    """A message that has arrived.
+
+    It is unpickled at once: large items are fetched from the process that sent them, which may end before it is read.
+    """
+
+    def __init__(self, pickled: bytes) -> None:
+        self._content: Any = None
+        self._error: Exception | None = None
+        try:
+            self._content = pickle.loads(pickled)
+        except Exception as error:
+            self._error = detached(error)  # its frames may hold a connection that a worker waits for
+
+    def read(self) -> Any:
+        """What it carries; raises what unpickling it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._content
 
 
 class WorkerParts(IterableDataset[Any]):
@@ -93,14 +115,14 @@ class WorkerParts(IterableDataset[Any]):
             members.append(dataset)
         self.__dict__.update(state | {"_members": members})
 
-    def __iter__(self) -> Iterator[Sealed]:
+    def __iter__(self) -> Iterator[Message]:
         worker = get_worker_info()
         assert worker is not None
         self._mailbox.pids[worker.id] = os.getpid()
         self.sessions += 1
         return self._read(self.sessions, worker.id)
 
-    def _read(self, session: int, worker_id: int) -> Iterator[Sealed]:
+    def _read(self, session: int, worker_id: int) -> Iterator[Message]:
         if self._last is not None:
             self._last.wait()  # its threads may still write to slots that are used again
         if self._mailbox.closed(session):
@@ -153,20 +175,20 @@ class WorkerParts(IterableDataset[Any]):
         self._last = InThreads(readers, exchange)
         return self._last
 
-    def _most_steps(self, steps: int, parts: list[Part], message: Sealed) -> int:
+    def _most_steps(self, steps: int, parts: list[Part], message: Message) -> int:
         """How many steps a message like this one may carry: as the slots allow, and as its size does."""
         slots = self.slots if any(part.contents.in_slot for part in parts) else None
         in_slots = MOST_STEPS_A_MESSAGE if slots is None else slots.most_steps
         return min(in_slots, MESSAGE_BYTES * steps // len(message))
 
 
-def _message(worker_id: int, parts: list[Part]) -> Sealed:
+def _message(worker_id: int, parts: list[Part]) -> Message:
     try:
-        return Sealed(pack(parts))
+        return Message(pack(parts), Arrived)
     except Exception as error:
         if len(parts) > 1:  # those before the one that cannot be pickled can
-            return Sealed([packed for part in parts for packed in _message(worker_id, [part]).read()])
+            return Message([packed for part in parts for packed in _message(worker_id, [part]).read()], Arrived)
         (part,) = parts
         runs = part.contents.runs
         fault = Fault(runs[0].lane if runs else 0, True, ErrorReport(unsendable(part, worker_id, error)))
-        return Sealed([part._replace(contents=Contents(runs=runs), faults=[fault])])
+        return Message([part._replace(contents=Contents(runs=runs), faults=[fault])], Arrived)

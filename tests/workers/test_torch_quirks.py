@@ -70,8 +70,8 @@ def test_torch_raises_deaths_from_a_handler_which_must_not_be_ours(own_handler):
     batches = iter(DataLoader(Stuck(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         die(next(batches))
-    loader, context = loader_and_context(Stuck())
-    ours = torch_quirks.iterator_of(loader, context.processes)
+    loader, _ = loader_and_context(Stuck())
+    ours = torch_quirks.iterator_of(loader)
     die(next(ours))
     with pytest.raises(Unanswered):
         next(ours)
@@ -80,15 +80,15 @@ def test_torch_raises_deaths_from_a_handler_which_must_not_be_ours(own_handler):
 
 def test_kept_workers_are_awaited_where_an_iterator_is_asked_for(own_handler):
     loader, context = loader_and_context(range(2), persistent_workers=True)
-    assert list(torch_quirks.iterator_of(loader, context.processes)) == [0, 1]
+    assert list(torch_quirks.iterator_of(loader)) == [0, 1]
     die(context.processes[0].pid)
     with pytest.raises(Unanswered):
-        torch_quirks.iterator_of(loader, context.processes)
+        torch_quirks.iterator_of(loader)
 
 
 def test_an_iterator_that_was_shut_down_has_no_workers_and_does_nothing_where_it_goes():
     loader, context = loader_and_context(range(9))
-    batches = torch_quirks.iterator_of(loader, context.processes)
+    batches = torch_quirks.iterator_of(loader)
     next(batches)
     torch_quirks.shut_down(batches)
     assert [process.exitcode is None for process in context.processes] == [False]
@@ -102,7 +102,7 @@ def test_an_iterator_waits_for_each_worker_as_long_as_it_is_said_to():
 @pytest.mark.timeout(120)
 def test_a_process_that_was_forked_leaves_workers_alone_when_it_drops_their_iterator_and_ends():
     loader, context = loader_and_context(Stuck())
-    batches = torch_quirks.iterator_of(loader, context.processes)
+    batches = torch_quirks.iterator_of(loader)
     next(batches)
     if not (pid := os.fork()):
         del batches
