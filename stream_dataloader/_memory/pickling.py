@@ -43,12 +43,7 @@ def dumps(content: Any) -> bytes:
     except Exception:  # if the second way fails too, its error is the one that says why
         return dumps_by_value(content)
     if mentions_hidden(pickled):
-        try:
-            return dumps_by_value(content)
-        except Exception:  # it may hold what only multiprocessing can send
-            if _NameFinder.finds_hidden(content):
-                raise  # where it arrives, it would be a name that is not there
-            return pickled
+        return dumps_by_value(content)
     return pickled
 
 
@@ -57,12 +52,14 @@ def dumps_home(content: Any) -> bytes:
     try:
         return _forking_dumps(content)
     except Exception:
-        return _dumps_with(content, home=True)
+        return dumps_by_value(content, home=True)
 
 
-def dumps_by_value(content: Any) -> bytes:
-    """Pickle, by value what is local or hidden."""
-    return _dumps_with(content, home=False)
+def dumps_by_value(content: Any, *, home: bool = False) -> bytes:
+    """Pickle, by value what is local or hidden; `home`: for the process that started this one."""
+    file = io.BytesIO()
+    _ValuePickler(file, home=home).dump(content)
+    return file.getvalue()
 
 
 def mentions_hidden(pickled: bytes | memoryview) -> bool:
@@ -82,29 +79,6 @@ class _TensorPickler(ForkingPickler):
         table: Any = self.dispatch_table
         if (usual := table.get(torch.Tensor)) is not None:
             table[torch.Tensor] = lambda tensor: tensor.__reduce_ex__(2) if tensor.is_quantized else usual(tensor)
-
-
-class _NameFinder(_TensorPickler):
-    """Looks for functions and classes that a process which is started anew would look up in vain."""
-
-    hidden = False
-
-    @classmethod
-    def finds_hidden(cls, content: Any) -> bool:
-        finder = cls(io.BytesIO())
-        finder.dump(content)
-        return finder.hidden
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (type, FunctionType)) and obj.__module__ == "__main__" and not main_module.finds(obj):
-            self.hidden = True
-        return NotImplemented
-
-
-def _dumps_with(content: Any, *, home: bool) -> bytes:
-    file = io.BytesIO()
-    _ValuePickler(file, home=home).dump(content)
-    return file.getvalue()
 
 
 class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
