@@ -129,14 +129,7 @@ def rate(count: float, seconds: float) -> float:
 
 
 def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> Advice:
-    """The advice that follows from figures: about what costs most.
-
-    Args:
-        figures: What was counted.
-        setup: How the loader was built.
-        padding_share: How much of the epoch's batches is padding.
-        cores: How many cores may be used.
-    """
+    """The advice that follows from figures: about what costs most."""
     if figures.batches < 2:
         return Advice("unknown", f"Too few batches to tell anything from ({figures.batches}): read more.")
     if padding_share >= _MUCH_PADDING:

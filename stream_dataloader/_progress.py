@@ -20,11 +20,8 @@ class ProgressBar(Generic[Batch]):
     """Iterates over a loader's epoch, and shows how far it is. Quiet where there is no terminal.
 
     Args:
-        batches: The loader's iterator.
-        stats: The loader's counts.
         total: How many batches there are; None if that is not known.
         sources: How many sources there are; None if the epoch does not end.
-        lanes: Number of lanes.
         options: Of tqdm, which win over those set here.
     """
 

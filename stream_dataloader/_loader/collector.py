@@ -35,11 +35,6 @@ _PROOF = 3  # deaths at one place
 class StepCollector:
     """The parts of an epoch, step after step.
 
-    Args:
-        begin: Begins to read from a record of what was delivered; None if the loader is gone.
-        work: What is read.
-        most: How many restarts there may be.
-
     Attributes:
         readers: Who reads which lanes.
         elsewhere: The feeds of other threads or processes, which have to end.

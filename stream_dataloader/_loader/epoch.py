@@ -34,14 +34,13 @@ class Course:
         member: The member.
         start: Where it begins.
         readers: Which of the readers are its own.
-        ended: It has ended before.
+        ended: It has nothing for the step that comes next.
         goes_on: It never ends, and goes on in the loader's next epoch: it is asked only for steps that are delivered.
 
     Attributes:
         dataset: What is read.
         progress: Follows the member's own epoch.
         steps: Decides which steps belong to that.
-        ended: It has nothing for the step that comes next.
     """
 
     def __init__(self, member: Member, start: Start, readers: slice, *, ended: bool, goes_on: bool) -> None:
@@ -83,7 +82,6 @@ class Epoch:
         stop: The step before which it ends; None if only reading tells, or it is a run.
 
     Attributes:
-        step: The step that comes next.
         epochs: The epochs of n batches that the run is read in; None if it is an epoch by itself.
         last: Where it stands.
         finished: The end was seen.
@@ -108,11 +106,7 @@ class Epoch:
         self.step = step  # the last, as Ctrl-C may come between any two lines: the step's record is there
 
     def advance(self, reports: Sequence[Any]) -> None:
-        """Follow one more step.
-
-        Args:
-            reports: What each part reports; None for a reader that ended before.
-        """
+        """Follow one more step."""
         for course in self.courses:
             if not course.ended:
                 course.progress.advance(reports[course.readers])

@@ -57,21 +57,7 @@ class Output(NamedTuple):
 
 
 class Iteration:
-    """An iterator over the batches of one epoch, or of a run that is read in epochs.
-
-    Args:
-        epoch: It, which is followed as it is delivered.
-        collector: The workers' parts.
-        position: Where the loader stands.
-        output: What is yielded.
-        tally: Counts what is handed out.
-
-    Attributes:
-        epoch: The epoch.
-        output: What is yielded.
-        closed: It is over, or was left.
-        ending: Ends what goes on elsewhere; None if nothing does.
-    """
+    """An iterator over the batches of one epoch, or of a run that is read in epochs."""
 
     def __init__(
         self, epoch: Epoch, collector: StepCollector, position: LoaderPosition, output: Output, tally: Tally
@@ -153,11 +139,7 @@ class Iteration:
         return self._owner == os.getpid()
 
     def parts(self, steps: int | None = None) -> Iterator[StreamBatch]:
-        """The epoch not regrouped: each worker's part of each step, in order of step and worker.
-
-        Args:
-            steps: How many steps; None: to the epoch's end.
-        """
+        """The epoch, or `steps` of it, not regrouped: each worker's part of each step, in order of step and worker."""
         regroupers = []
         numbered = enumerate(self._collector.readers)
         for _, group in itertools.groupby(numbered, lambda numbered: numbered[1].worker_id):

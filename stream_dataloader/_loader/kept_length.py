@@ -29,12 +29,7 @@ class KeptLength:
         self._kept = None
 
     def asked(self, epoch: int, count: int) -> None:
-        """A loader's `__len__` was called.
-
-        Args:
-            epoch: The epoch it is about.
-            count: The answer.
-        """
+        """A loader's `__len__` was called, which answers `count` for an epoch."""
         if "lightning" not in sys.modules and "pytorch_lightning" not in sys.modules:
             return
         asking = _module(3)

@@ -25,12 +25,7 @@ from stream_dataloader.errors import FailureLimitError, StreamError
 
 
 class Member:
-    """A member of a batch.
-
-    Args:
-        dataset: What it reads.
-        ranks: Who else reads it, and what is read here.
-        length: Number of batches n of an epoch of an endless run; None: epochs are the dataset's.
+    """A member of a batch: a dataset, and who reads it; `length` is that of its epochs if it is an endless run.
 
     Attributes:
         ranks: Who else reads it, and what is read here.
@@ -79,12 +74,7 @@ class Member:
         return self.state(Start(epoch, record.unpack(self.ranks.reading.rules)), at)
 
     def state(self, start: Start, at: EpochPlace | None = None) -> dict[str, Any]:
-        """A place as plain data.
-
-        Args:
-            start: The place.
-            at: Where it is in an epoch of n batches.
-        """
+        """A place as plain data; `at`: where it is in an epoch of n batches."""
         rules, length = self.ranks.reading.rules, self._length
         failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
         items = None if self.layout is None else layout_to_plain(self.layout)
@@ -92,11 +82,7 @@ class Member:
         return state if length is None or at is None else state | plain_epoch(at, length)
 
     def count_failure(self, failure: StreamError) -> None:
-        """A stream was skipped.
-
-        Raises:
-            FailureLimitError: It was one too many.
-        """
+        """A stream was skipped; raises `FailureLimitError` if it was one too many."""
         group = failure.lane // self.ranks.reading.rules.lanes_of_a_group
         self._failed.setdefault(group, set()).add(failure.source_index)
         most = self._dataset.max_failures

@@ -155,11 +155,7 @@ class LoaderPosition:
         return self._coming()[1].step
 
     def coming_epoch(self, readers: Sequence[Reader]) -> Epoch:
-        """What is to be read next; `begin` says that it has begun.
-
-        Args:
-            readers: Who reads which lanes.
-        """
+        """What is to be read next, and by whom; `begin` says that it has begun."""
         coming, place = self._coming()
         courses = []
         for number, member in enumerate(self.members):
@@ -170,11 +166,7 @@ class LoaderPosition:
         return Epoch(coming.run, place.step, courses, None if self._sides is None else self._length)
 
     def begin(self, epoch: Epoch) -> None:
-        """The coming epoch has begun, and the loaded state is used.
-
-        Args:
-            epoch: It, or the run that it is a part of.
-        """
+        """The coming epoch, or the run that it is a part of, has begun, and the loaded state is used."""
         continued = self.goes_on
         if (text := self._position.renaming("loader")) is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=7)
@@ -194,11 +186,7 @@ class LoaderPosition:
         return ended[0] if self._sides is None else self._sides.is_end(ended)
 
     def note_failure(self, member: Member, failure: StreamError) -> None:
-        """A stream was skipped.
-
-        Raises:
-            FailureLimitError: It was one too many.
-        """
+        """A stream was skipped; raises `FailureLimitError` if it was one too many."""
         self.failures.append(failure)
         member.count_failure(failure)
 
@@ -219,12 +207,7 @@ class LoaderPosition:
         return loaded
 
     def load(self, state: Mapping[str, Any], loaded: Sequence[LoadedState]) -> None:
-        """Go on from a state.
-
-        Args:
-            state: The state.
-            loaded: What it says of each member.
-        """
+        """Go on from a state, and from what it says of each member."""
         self._requests_heeded = self._dataset.epoch_request[0]
         starts = tuple(member.load(own) for member, own in zip(self.members, loaded, strict=True))
         if self._sides is None:
@@ -291,11 +274,7 @@ class LoaderPosition:
         return states[0] if self._sides is None else self._sides.state(epoch, step, over, states)
 
     def count(self, epoch: int) -> int:
-        """Number of batches of an epoch.
-
-        Raises:
-            TypeError: It is not known.
-        """
+        """Number of batches of an epoch; raises TypeError if it is not known."""
         steps = [member.ranks.reading.steps_of for member in self.members]
         return steps[0](epoch) if self._sides is None else self._sides.count(lambda number: steps[number](epoch))
 

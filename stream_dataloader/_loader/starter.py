@@ -46,13 +46,6 @@ from stream_dataloader.stats import LoaderStats
 class Starter:
     """Starts iterations of one loader, and holds its workers.
 
-    Args:
-        ranks: What is read here of each member of the batch, and who else reads.
-        workers: Number of workers of each member; 0 reads in the thread that asks.
-        max_restarts: How often new workers may go on in an epoch.
-        settings: What workers are started with.
-        turn: Says which iterator is read.
-
     Attributes:
         pool: The workers.
     """

@@ -37,15 +37,7 @@ _numbers = itertools.count()
 
 
 def when_gone(watched: object, call: Callable[[], Any]) -> Callable[[], Any]:
-    """Have something called once an object is gone.
-
-    Args:
-        watched: The object.
-        call: A function of C, or a partial of one. It must not keep the object.
-
-    Returns:
-        What makes it forgotten.
-    """
+    """Have a function of C, which does not keep an object, called once that is gone; returns what forgets it."""
     refs, number = (_Call(watched, _call), _Call(watched, _call)), next(_numbers)
     forget = functools.partial(_kept.pop, number, None)
     refs[0].call, refs[1].call = call, forget

@@ -60,11 +60,7 @@ def bytes_of(lay_out: Callable[[Carver], object]) -> int:
 
 
 class SharedFields:
-    """Fields that all processes see to which it is sent while they are started.
-
-    Args:
-        shared: False: they are ordinary arrays, of this process.
-    """
+    """Fields that all processes see to which it is sent while they are started, or ordinary arrays, of this one."""
 
     _memory: SharedMemory
 

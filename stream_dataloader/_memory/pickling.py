@@ -241,12 +241,7 @@ def spawning() -> bool:
 
 
 class ByValue:
-    """Wraps something that pickle may not be able to take along; unpickles to a `ByValue` of it.
-
-    Args:
-        value: What it wraps.
-        name: What the user knows it by.
-    """
+    """Wraps something that pickle may not be able to take along, named as the user knows it; unpickles to another."""
 
     def __init__(self, value: Any, name: str = "") -> None:
         self.value = value
@@ -275,12 +270,7 @@ def by_value(state: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 class Message:
-    """Carries anything through a worker's queue: it is pickled at once.
-
-    Args:
-        content: What it carries.
-        arrive: Makes what arrives of the pickle.
-    """
+    """Carries anything through a worker's queue: it is pickled at once, and arrives as what is made of that."""
 
     def __init__(self, content: Any, arrive: Callable[[bytes], Any] = pickle.loads) -> None:
         self._pickled = dumps_home(content)

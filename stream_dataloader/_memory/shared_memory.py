@@ -53,14 +53,7 @@ _ALIGNMENT = 64
 
 
 def anonymous_file(label: str = "stream_dataloader") -> int:
-    """A descriptor of an empty file in memory, without a name in any folder.
-
-    Args:
-        label: What the system shows for it.
-
-    Raises:
-        OSError: The system offers none.
-    """
+    """A descriptor of an empty file in memory, without a name in any folder; OSError if the system offers none."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(label, os.MFD_CLOEXEC)
     try:
@@ -159,11 +152,7 @@ def _attach_file(handle: Any) -> SharedFile:
 
 
 class _Arena(SharedFile):
-    """A file of one size, of which blocks are handed out one behind the other.
-
-    Args:
-        size: Bytes; None takes those of a file that is there.
-        fd: Its descriptor.
+    """A file of one size, of which blocks are handed out one behind the other; without a size, one that is there.
 
     Attributes:
         map_: Its memory.
@@ -214,12 +203,7 @@ def _take(size: int) -> tuple[_Arena, int]:
 
 
 class SharedMemory(SharedFile):
-    """A block of zeroed memory of a size that is known beforehand.
-
-    Args:
-        size: Bytes.
-        place: An arena and where in it the block begins, if it is there.
-    """
+    """A block of zeroed memory of a size that is known beforehand; `place` is where it lies, if it is there."""
 
     def __init__(self, size: int, place: tuple[_Arena, int] | None = None) -> None:
         self.size = self._length = max(size, 1)

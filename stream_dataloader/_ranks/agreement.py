@@ -34,11 +34,7 @@ _KEPT_STEPS = 64  # a process that is the same rank as another may lag behind
 
 
 class Steps:
-    """Decides which steps belong to the epoch, without a word to other ranks.
-
-    Args:
-        count: How many there are; None: as many as this rank has data for.
-    """
+    """Decides which steps belong to the epoch, so many or as many as this rank has data for, without asking others."""
 
     def __init__(self, count: int | None = None) -> None:
         self._count = count
@@ -66,13 +62,7 @@ class Steps:
 
 
 class AgreedSteps(Steps):
-    """Ranks tell each other how far they got.
-
-    Args:
-        rendezvous: The epoch's, begun.
-        every: A step is delivered if every rank has data for it, not if any has.
-        step: The first step.
-    """
+    """Ranks tell each other how far they got; with `every`, a step is delivered only if every rank has data for it."""
 
     def __init__(self, rendezvous: Rendezvous, *, every: bool, step: int) -> None:
         super().__init__()
@@ -94,11 +84,7 @@ class AgreedSteps(Steps):
             self._listener = speak(partial(self._listen, rendezvous.connect), "rank-listener")
 
     def delivers(self, step: int, has_data: bool) -> bool:
-        """See `Steps`.
-
-        Raises:
-            RankError: A rank that has to be asked did not answer.
-        """
+        """See `Steps`."""
         if has_data:
             with self._news:
                 self._known = step + 1

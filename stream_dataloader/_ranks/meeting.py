@@ -55,11 +55,7 @@ class Wanted(NamedTuple):
 
 
 def ask_for_name(connection: StoreConnection, place: RankPlace, wanted: Wanted) -> str:
-    """The name under which rank 0 begins an epoch, to which this rank comes.
-
-    Raises:
-        RankError: Rank 0 begins none.
-    """
+    """The name under which rank 0 begins an epoch, to which this rank comes; RankError if it begins none."""
     nonce, use = uuid.uuid4().hex, connection.use
     connection.move(prefix_of(place.peers))
     calls = use.calls.setdefault(place.peers, {})

@@ -65,11 +65,6 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
 class OwnRank:
     """Which rank this process is, which may be known only later; one of several stays it when torch.distributed ends.
 
-    Args:
-        rank: See `StreamDataLoader`, as the other arguments.
-        world_size: How many there are.
-        process_group: Tells both.
-
     Raises:
         ValueError: There is no such rank, or only one of the numbers is given, or there are two ways to tell them.
         TypeError: One is no integer.

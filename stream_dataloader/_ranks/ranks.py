@@ -30,15 +30,7 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The ranks that share a loader's epochs, and this one among them.
-
-    Args:
-        dataset: What they read.
-        timeout: Seconds to wait for one of them; 0: as long as the store of torch.distributed waits.
-        groups: See `StreamDataLoader`, as the other arguments.
-        rank: This one.
-        world_size: How many there are.
-        process_group: Tells both.
+    """The ranks that share a loader's epochs, and this one among them; for arguments see `StreamDataLoader`.
 
     Attributes:
         reading: What this rank reads: the dataset, by the rules of its groups.
@@ -114,15 +106,10 @@ class Ranks:
         return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
 
     def begin(self, epoch: int, step: int, terms: Mapping[str, Any]) -> Steps:
-        """Begin an epoch together with all other ranks.
-
-        Args:
-            epoch: The epoch's number.
-            step: The first step.
-            terms: What must be alike on all ranks.
+        """Begin an epoch together with all other ranks, at a step; the terms must be alike on all of them.
 
         Raises:
-            RankError: It is not, or a rank did not come.
+            RankError: They are not, or a rank did not come.
         """
         rules = self.reading.rules
         if self.alone:

@@ -36,10 +36,6 @@ class Rendezvous:
         store: Through which ranks speak.
         name: The prefix of all keys, alike on all ranks; None: rank 0 chooses one.
         patience: Seconds to wait for another rank.
-
-    Attributes:
-        written: Keys that this rank has set, in full.
-        speaker: The thread that speaks for the main thread.
     """
 
     def __init__(self, place: RankPlace, store: Store, name: str | None, patience: float) -> None:
@@ -48,8 +44,8 @@ class Rendezvous:
         self._store: Store | None = store
         self._name = name or ""
         self._keeps_store = dist.get_rank() == 0
-        self.written: set[str] = set()
-        self.speaker = StoreThread(self.connect)
+        self.written: set[str] = set()  # keys that this rank has set, in full
+        self.speaker = StoreThread(self.connect)  # for the main thread
 
     @property
     def connect(self) -> Callable[[], StoreConnection]:
@@ -87,9 +83,6 @@ class Rendezvous:
 
     def begin(self, terms: Mapping[str, Any]) -> None:
         """Wait for all ranks, and check that they are about to read the same.
-
-        Args:
-            terms: What must be alike on all ranks.
 
         Raises:
             RankError: They are not, or one did not come; names it.
@@ -131,13 +124,7 @@ class Rendezvous:
         connection: StoreConnection,
         meanwhile: Callable[[StoreConnection], object] | None = None,
     ) -> None:
-        """Begin under the name that the ranks have met by.
-
-        Args:
-            terms: What must be alike on all ranks.
-            connection: To the store.
-            meanwhile: What this rank has to do again and again for others to come.
-        """
+        """Begin under the name that the ranks have met by; `meanwhile` is done again and again for others to come."""
         rank, mine = self.place.rank, json.dumps(terms)
         self._note(keys.TERMS, keys.DIFFERS, keys.READY)  # whichever rank sets them
         if rank == 0:

@@ -76,14 +76,7 @@ def _can_be_cloned(store: Any) -> bool:
 
 
 class StoreConnection:
-    """A connection to the store, for one thread; with a prefix of its own for all keys.
-
-    Args:
-        store: torch.distributed's.
-        prefix: Of all keys.
-        patience: Seconds to wait for a rank that does not come forward.
-        world_size: How many ranks there are.
-    """
+    """A connection to the store, for one thread, with a prefix for all keys. `patience` is that with other ranks."""
 
     def __init__(self, store: Store, prefix: str, patience: float, world_size: int) -> None:
         self._own = _can_be_cloned(store)  # else the connection is the training's too, and must not be waited on
@@ -149,12 +142,7 @@ class StoreConnection:
         purpose: str,
         meanwhile: Callable[[StoreConnection], object] | None = None,
     ) -> str:
-        """The value of a key that other ranks are to set.
-
-        Args:
-            missing: Says on which ranks that depends.
-            purpose: What they are to do, for the error.
-            meanwhile: What this rank has to do again and again for others to go on.
+        """The value of a key that missing ranks are to set, for a purpose; `meanwhile` is done again and again.
 
         Raises:
             RankError: One of them has left, or none of them got any further for as long as patience lasts.
@@ -232,11 +220,7 @@ def _over() -> StoreConnection:
 
 
 class StoreThread:
-    """A thread that speaks for the main thread, which can be interrupted meanwhile.
-
-    Args:
-        connect: Opens its connection.
-    """
+    """A thread that speaks for the main thread, which can be interrupted meanwhile."""
 
     def __init__(self, connect: Callable[[], StoreConnection]) -> None:
         self._connect = connect

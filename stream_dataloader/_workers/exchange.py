@@ -29,11 +29,7 @@ class Failure(NamedTuple):
 
 
 class Exchange:
-    """The parts of one iteration that were read and not taken yet.
-
-    Args:
-        workers: How many threads there are.
-        room: How many parts of each.
+    """The parts of one iteration that were read and not taken yet: so many of each worker have `room`.
 
     Attributes:
         closed: No part is wanted any more.
@@ -49,11 +45,7 @@ class Exchange:
         self._room = threading.Condition(lock)
 
     def put(self, worker: int, part: Part | None) -> bool:
-        """Hand over a worker's next part, and wait until there is room for another; False if none is wanted.
-
-        Args:
-            part: It; None: no further part comes.
-        """
+        """Hand over a worker's next part, or None for the end, and wait for room; False if none is wanted any more."""
         read = self._read[worker]
         last = part is None or part.end or bool(part.faults)
         with self._ready:
@@ -89,12 +81,9 @@ class Exchange:
         return ready
 
     def take(self, seconds: float | None = None) -> list[Part] | Failure | None:
-        """The next part of each worker that has not ended, or why one has none; None if that takes too long.
+        """The next part of each worker that has not ended, or why one has none; None if that takes too many seconds.
 
         None of them has one once all have ended.
-
-        Args:
-            seconds: How long to wait; None: for as long as it takes.
         """
         with self._ready:
             if not self._ready.wait_for(self._step_is_ready, seconds):

@@ -56,13 +56,7 @@ class Feed(Protocol):
 
 
 class LocalFeed:
-    """Lanes that are read in this process, when their parts are asked for; see `Feed`.
-
-    Args:
-        readers: What reads them.
-        slot: Where they put batches together; None if each has its own memory.
-        others: Brings the parts of other readers; None if there are none.
-    """
+    """Lanes that are read in this process, when their parts are asked for, and those of `others`; see `Feed`."""
 
     def __init__(
         self, readers: Sequence[PartReader], slot: SharedSlot | None = None, others: Feed | None = None
@@ -126,8 +120,6 @@ class Pool(ABC):
 
     Attributes:
         owner: The process that built it.
-        memory: Where batches are put together.
-        board: What the workers are doing.
     """
 
     def __init__(self, work: Assignment, messages: int, otherwise: str, *, shared: bool) -> None:
@@ -138,13 +130,7 @@ class Pool(ABC):
 
     @abstractmethod
     def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> Feed:
-        """Start an iteration; the one before must be closed.
-
-        Args:
-            starts: Where each member begins.
-            whole_windows: Pass on windows that the streams cut as they are.
-            recovery: What is different after a worker died.
-        """
+        """Start an iteration, where each member starts; the one before must be closed."""
 
     @abstractmethod
     def dismiss(self) -> None:
@@ -175,11 +161,6 @@ class Crew(Protocol):
 
 class CrewWatch:
     """Waits for workers: knows how long, and on whom.
-
-    Args:
-        crew: The workers.
-        board: What they are doing.
-        work: What they read.
 
     Attributes:
         board: What the workers are doing.

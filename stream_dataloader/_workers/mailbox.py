@@ -16,9 +16,6 @@ class Mailbox(SharedFields):
     Sessions are numbered from 1. A worker that is kept counts them itself, as often as it is iterated; it may
     still look at one when the next is announced, so the last few stay readable.
 
-    Args:
-        workers: How many there are.
-
     Attributes:
         pids: Process id of each worker, which it writes itself; 0 before it has come.
     """

@@ -18,15 +18,7 @@ from stream_dataloader._workers.tally import Tally
 
 
 class BatchMemory:
-    """Slots for the batches of one loader; `ready` makes them.
-
-    Args:
-        lanes: Lanes of the batch, B.
-        messages: See `SlotPool`.
-        settings: Say by which transport batches come, and whether slots are to be page-locked, where there is CUDA.
-        tally: Where to count copies.
-        otherwise: What is done with batches without slots, in words.
-    """
+    """Slots for the batches of one loader, made by `ready`; `otherwise` says what becomes of batches without."""
 
     def __init__(self, lanes: int, messages: int, settings: WorkerSettings, tally: Tally, otherwise: str) -> None:
         self._lanes = lanes
@@ -89,14 +81,7 @@ class BatchMemory:
         self._transport = "queue"
 
     def slot(self, leases: SlotLeases | None, session: int, whole_windows: bool, step: int) -> Slot | None:
-        """The slot of a step that all workers are done with; None if it has none.
-
-        Args:
-            leases: Those that the session's workers began with.
-            session: Their session.
-            whole_windows: Each lane's window lies in one piece.
-            step: The step.
-        """
+        """The slot of a step that a session's workers, who began with `leases`, are done with; None if it has none."""
         if leases is None:
             return None
         copies = leases.copies

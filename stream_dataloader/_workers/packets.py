@@ -76,12 +76,7 @@ class Flag:
 
 
 class PacketQueue:
-    """Messages from any number of processes to one; see the module. Its face is that of `multiprocessing.Queue`.
-
-    Args:
-        context: What built it.
-        ended: Set when nobody reads any more.
-    """
+    """Messages from any number of processes to one; see the module. Its face is that of `multiprocessing.Queue`."""
 
     def __init__(self, context: PacketContext, ended: Flag) -> None:
         self._context: PacketContext | None = context
@@ -131,13 +126,10 @@ class PacketQueue:
         return True
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next message.
-
-        Args:
-            timeout: Seconds to wait for it. Where the queue was built, its context's `Watch` decides instead.
+        """The next message; where the queue was built, its context's `Watch` decides how long to wait for it.
 
         Raises:
-            Empty: It takes longer.
+            Empty: It takes longer than the timeout, elsewhere.
             Unanswered: The `Watch` gives up.
         """
         begin = time.monotonic()
@@ -183,9 +175,6 @@ class PacketQueue:
 class PacketContext(BaseContext):
     """Starts processes as another context does; its queues and its event are those of this module.
 
-    Args:
-        base: The other one.
-
     Attributes:
         processes: Those that were to be started.
         full: Queues that have to send what there was no room for.
@@ -230,11 +219,7 @@ class PacketContext(BaseContext):
         self._poll.register(descriptor, select.POLLIN)
 
     def wait(self, reader: int, begin: float) -> None:
-        """Wait until there may be something to read.
-
-        Args:
-            reader: Where it would be.
-            begin: When the wait began.
+        """Wait until there may be something to read, since `begin`.
 
         Raises:
             Unanswered: There is nothing, and the `Watch` gives up.

@@ -166,16 +166,7 @@ def _as_it_is(part: Any) -> Any:
 
 
 class WorkerFeed:
-    """One iteration over the parts of a pool's workers; see `Feed`.
-
-    Args:
-        iterator: torch's; None if a worker died before there was one.
-        crew: The workers.
-        watch: Waits for them.
-        slot: Leases a step's slot.
-        pool: Theirs, which needs others once they are no more.
-        announce_end: Announces its end to them.
-    """
+    """One iteration over the parts of a pool's workers; see `Feed`. Without an iterator a worker died before."""
 
     def __init__(
         self,

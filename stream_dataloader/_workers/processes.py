@@ -66,11 +66,7 @@ def cap_opencv() -> None:
 
 
 def watch_parent(folder: str | None) -> None:
-    """Have this process end soon after the one that started it.
-
-    Args:
-        folder: That one's, to be removed if it did not come to it.
-    """
+    """Have this process end soon after the one that started it; a folder is what that one may not have removed."""
     parent, started_by = os.getppid(), multiprocessing.parent_process()
 
     def watch() -> None:  # a forkserver, the parent of its children, outlives the process that asked for them
@@ -139,11 +135,7 @@ class Crew:
         return code != 0 or not self._mailbox.may_exit(self.session, self._number(pid))
 
     def died(self, *, or_ended: bool = False) -> dict[int, str]:
-        """Who died, -1 for one that was only starting, and how.
-
-        Args:
-            or_ended: If nobody did, those that just ended.
-        """
+        """Who died, -1 for one that was only starting, and how; `or_ended`: if nobody did, those that just ended."""
         ended = self._ended()
         died = {pid: code for pid, code in ended.items() if self._is_death(pid, code)} or (ended if or_ended else {})
         numbers = {pid: self._number(pid) for pid in died}
@@ -154,12 +146,7 @@ class Crew:
         }
 
     def advice(self, died: Iterable[int], method: str) -> str:
-        """What may have ended workers, and what to do about it.
-
-        Args:
-            died: Their numbers, -1 for one that was only starting.
-            method: How they were started.
-        """
+        """What may have ended workers, -1 for one that was only starting, and what to do about it."""
         codes = [code for child in self.children.values() if (code := child.exitcode)]
         if -1 in died and method != "fork" and not (codes and min(codes) < 0):
             return _advice_for_start(method)

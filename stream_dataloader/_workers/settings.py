@@ -29,12 +29,7 @@ class WorkerSettings:
     threads_per_worker: int
 
     def __post_init__(self) -> None:
-        """Check them all.
-
-        Raises:
-            ValueError: A value is out of range or unknown, or is for processes, and workers are threads.
-            TypeError: A value is of the wrong type.
-        """
+        """Check them all."""
         options.choice("worker_method", self.worker_method, WorkerMethod)
         options.choice("transport", self.transport, Transport)
         options.check_context(self.multiprocessing_context)
@@ -51,11 +46,7 @@ class WorkerSettings:
         vars(self).update(checked, timeout=options.seconds("timeout", self.timeout), threads_per_worker=threads)
 
     def check_threads(self, num_workers: int) -> None:
-        """Refuse several threads where there are no worker processes.
-
-        Raises:
-            ValueError: There are none.
-        """
+        """Refuse several threads where there are no worker processes."""
         number = self.threads_per_worker
         if number > 1 and self.worker_method == "thread":
             raise ValueError(
@@ -71,11 +62,7 @@ class WorkerSettings:
 
 
 def _check_for_threads(multiprocessing_context: Any, transport: Transport) -> None:
-    """Refuse what is for processes.
-
-    Raises:
-        ValueError: It was given.
-    """
+    """Refuse what is for processes."""
     if multiprocessing_context is not None:
         raise ValueError(
             f'multiprocessing_context is {shorten(multiprocessing_context)}, and worker_method="thread" starts no '
@@ -89,12 +76,7 @@ def _check_for_threads(multiprocessing_context: Any, transport: Transport) -> No
 
 
 def check_restarts(max_restarts: Any, worker_method: WorkerMethod) -> int:
-    """`max_restarts`, which is for workers that can die alone.
-
-    Raises:
-        ValueError: It is below 0, or given with threads.
-        TypeError: It is no integer.
-    """
+    """`max_restarts`, which is for workers that can die alone."""
     number = options.integer("max_restarts", max_restarts, 0)
     if number and worker_method == "thread":
         raise ValueError(
@@ -106,11 +88,7 @@ def check_restarts(max_restarts: Any, worker_method: WorkerMethod) -> int:
 
 
 def check_dataset(dataset: Any) -> Any:
-    """`dataset`, which a loader can read.
-
-    Raises:
-        TypeError: It is no `StreamDataset`.
-    """
+    """`dataset`, which a loader can read."""
     if not isinstance(dataset, (StreamDataset, SideBySide)):
         raise TypeError(
             f"dataset must be a StreamDataset, and is a {type(dataset).__name__}; sources go into "

@@ -24,11 +24,6 @@ _EVENTS = 4096
 class Tally:
     """The counts of one loader, over all of its epochs.
 
-    Args:
-        readers: Who reads its lanes.
-        time_steps: T; None if streams cut windows.
-        shared: They are other processes.
-
     Attributes:
         meters: Where workers count.
         counts: What is only ever added to, by its name in `LoaderStats`.
@@ -53,14 +48,7 @@ class Tally:
         self._total_ns += self._mark - begin
 
     def batch(self, begin: int, step: int, parts: Sequence[Part | None], layout: Layout | None) -> None:
-        """A batch is handed out.
-
-        Args:
-            begin: When it was asked for.
-            step: Its number.
-            parts: What it is made of.
-            layout: What its items look like, if that is known.
-        """
+        """A batch was asked for at `begin`, and is handed out: made of `parts`, whose items have a layout, if known."""
         items, time_steps, counts = 0, self._time_steps, self.counts
         longest = time_steps or 0
         for part in parts:

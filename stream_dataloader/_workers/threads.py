@@ -165,14 +165,7 @@ class _ThreadCrew:
 
 
 class ThreadFeed:
-    """One iteration over the parts of a pool's threads; see `Feed`.
-
-    Args:
-        exchange: Where they put what they read.
-        jobs: What each does.
-        slot: Leases a step's slot.
-        pool: Theirs.
-    """
+    """One iteration over the parts of a pool's threads; see `Feed`."""
 
     def __init__(
         self, exchange: Exchange, jobs: Sequence[Job], slot: Callable[[int], Slot | None], pool: ThreadPool

@@ -30,7 +30,7 @@ from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import Exchange
 from stream_dataloader._workers.mailbox import Mailbox
-from stream_dataloader._workers.pace import MessageSizes, Pace
+from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.worker_steps import ROOM, InThreads, InTurn, WorkerSteps
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport, detached
@@ -61,15 +61,6 @@ class WorkerParts(IterableDataset[Any]):
     """What torch's `DataLoader` iterates over in each worker: messages with its parts in a session.
 
     The main process sets its attributes before it starts workers, which get a copy.
-
-    Args:
-        members: What is read: the dataset of each member of the batch.
-        readers: Who reads which lanes.
-        mailbox: Says which session is read.
-        pace: Says how many steps a message carries.
-        key: Names the loader's sessions, but for their number.
-        meters: Where workers count what they do.
-        board: Where they say what they do.
 
     Attributes:
         sessions: How many sessions there were before the one that is iterated next in this process.
@@ -128,15 +119,18 @@ class WorkerParts(IterableDataset[Any]):
         if self._mailbox.closed(session):
             return
         with contextlib.closing(self._steps(session, worker_id)) as read:
-            sizes = MessageSizes(self._pace, session, worker_id)
-            for count in sizes:
+            pace, count = self._pace, 1
+            pace.filled(worker_id, 0.0, 1)
+            for number in itertools.count():
+                count = pace.agreed(session, number, count)
                 begin = clock.monotonic()
                 steps = list(itertools.islice(read, count))
                 if not steps:
                     break
                 parts = list(itertools.chain.from_iterable(steps))
                 message = _message(worker_id, parts)
-                sizes.filled(clock.monotonic() - begin, self._most_steps(len(steps), parts, message))
+                most_steps = self._most_steps(len(steps), parts, message)
+                pace.filled(worker_id, clock.monotonic() - begin, most_steps)
                 yield message
         self._mailbox.leave(session, worker_id)
 

@@ -48,12 +48,7 @@ class InTurn:
 
 
 class InThreads:
-    """Read with each reader in a thread of its own.
-
-    Args:
-        readers: They give up once the exchange is closed.
-        exchange: Where threads put what they read.
-    """
+    """Read with each reader in a thread of its own. Readers give up once the exchange is closed."""
 
     def __init__(self, readers: Sequence[PartReader], exchange: Exchange) -> None:
         self._exchange = exchange
