@@ -9,7 +9,7 @@ kept, so that what was read before it can be handed out first: `check` raises it
 from __future__ import annotations
 
 import codecs
-import gzip
+import functools
 import importlib
 import os
 import sys
@@ -23,11 +23,11 @@ from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, ope
 
 __all__ = ["StringBytes", "TextBytes", "encoding_name", "in_utf8", "is_compressed", "open_text"]
 
-#: How much is decompressed or decoded at a time, at most.
+#: How much is decoded at a time, at most.
 _PIECE_BYTES = 1 << 16
 
-#: How much zstd data its decoder gets at once. Repeated bytes shrink to a 32,000th, so this may become 16 MB.
-_ZSTD_BYTES = 1 << 9
+#: How much compressed data a decoder gets at a time. gzip shrinks repeated bytes to a 1,000th, zstd to a 32,000th.
+_GZIP_BYTES, _ZSTD_BYTES = 1 << 13, 1 << 9
 
 #: How much of what is read forward stays readable before the last offset asked for.
 _KEPT_BYTES = 16
@@ -163,68 +163,49 @@ def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
         here = check_file(local.path)
         if not is_compressed(path):
             return FileBytes(here, name, local)
-        pieces = _from_gzip(here) if name.lower().endswith(".gz") else _from_zstd(here)
-        return ForwardBytes(name, "byte {} of its text", _told(pieces, name), local.close)
+        pieces = _decompressed(here, name, *_decoder(name))
+        return ForwardBytes(name, "byte {} of its text", pieces, local.close)
 
 
-def _told(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Pieces of a compressed file. What its module raises becomes an error that says what to do."""
-    place = 0
-    modules = (sys.modules.get(module) for module in ("zstandard", "compression.zstd"))
-    theirs = tuple(module.ZstdError for module in modules if module is not None)
-    try:
-        for piece in pieces:
-            place += len(piece)
-            yield piece
-    except (OSError, EOFError, zlib.error, *theirs) as error:
-        raise ValueError(
-            f"{name} cannot be decompressed behind byte {place} of its text: {error}; "
-            "it is damaged or was cut short: make or fetch it again"
-        ) from error
-    finally:
-        pieces.close()  # type: ignore[attr-defined]
-
-
-def _from_gzip(path: str) -> Iterator[bytes]:
-    file = gzip.open(path, "rb")  # noqa: SIM115  # at once, not with the first piece
-    return _read(file, file.read1)
-
-
-def _from_zstd(path: str) -> Iterator[bytes]:
+def _decoder(name: str) -> tuple[Callable[[], Any], type[Exception], int]:
+    """What makes a decoder of a file's frames, its error, and how many bytes it gets at a time."""
+    if name.lower().endswith(".gz"):
+        return functools.partial(zlib.decompressobj, 16 + zlib.MAX_WBITS), zlib.error, _GZIP_BYTES
     if sys.version_info >= (3, 14):
-        file = importlib.import_module("compression.zstd").open(path, "rb")
-        return _read(file, getattr(file, "read1", file.read))
+        zstd = importlib.import_module("compression.zstd")
+        return zstd.ZstdDecompressor, zstd.ZstdError, _ZSTD_BYTES
     try:
         import zstandard
     except ImportError as error:
         raise ImportError(
-            f"{path} is read with the package zstandard: pip install 'stream-dataloader[zstd]', or use Python 3.14"
+            f"{name} is read with the package zstandard: pip install 'stream-dataloader[zstd]', or use Python 3.14"
         ) from error
-    return _frames(open(path, "rb"), zstandard.ZstdDecompressor().decompressobj)
+    return zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError, _ZSTD_BYTES
 
 
-def _read(file: Any, read1: Callable[[int], bytes]) -> Iterator[bytes]:
-    """What `read1` returns: it has what there is before it raises, where `read` has not."""
-    with file:
-        while data := read1(_PIECE_BYTES):
-            yield data
-
-
-def _frames(file: Any, decoder: Callable[[], Any]) -> Iterator[bytes]:
-    """What is in a zstd file's frames.
-
-    zstandard's own reader takes the end of the file for the end of the text, also within a frame. Here that is an
-    error, as with gzip.
-    """
-    with file:
-        frame, compressed = None, b""
-        while compressed := compressed or file.read(_ZSTD_BYTES):
-            frame = frame or decoder()
-            yield frame.decompress(compressed)
-            compressed = frame.unused_data if frame.eof else b""
-            frame = None if frame.eof else frame
-        if frame is not None:
-            raise EOFError("the file ends before its zstd data does")
+def _decompressed(
+    path: str, name: str, decoder: Callable[[], Any], failure: type[Exception], count: int
+) -> Iterator[bytes]:
+    """What is in a file's frames, one after the other; its end within a frame is an error."""
+    frame, compressed, place = None, b"", 0
+    with open(path, "rb") as file:
+        try:
+            while compressed := compressed or file.read(count):
+                if frame is None and not (compressed := compressed.lstrip(b"\0")):  # padding between frames
+                    continue
+                frame = frame or decoder()
+                piece = frame.decompress(compressed)
+                place += len(piece)
+                yield piece
+                compressed = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
+            if frame is not None:
+                raise EOFError("the file ends before its compressed data does")
+        except (OSError, EOFError, failure) as error:
+            raise ValueError(
+                f"{name} cannot be decompressed behind byte {place} of its text: {error}; "
+                "it is damaged or was cut short: make or fetch it again"
+            ) from error
 
 
 def encoding_name(encoding: str) -> str:
