@@ -282,48 +282,44 @@ def cut(path):
 
 PAIRS = np.zeros(4, [("x", np.float32), ("y", np.int64)])
 
+
+def npy(array):
+    """Saves an array."""
+    return lambda path: saved(path.with_suffix(".npy"), array)
+
+
+def hdf5_of(rows):
+    """Stores a dataset a."""
+    return lambda path: stored(path, a=rows)
+
+
+def bytes_of(content):
+    """Writes some bytes."""
+    return lambda path: written(path, content)
+
+
+#: How each is made, and what tells it from the others.
 BAD_FILES = {
-    "text": (lambda path: written(path, b"hello world"), r"a\.bin is neither a \.npy nor an HDF5 file: it begins"),
-    "archive": (lambda path: written(path, b"PK\x03\x04..."), r"a\.bin is a zip archive .*save its arrays as \.npy"),
-    "no header": (lambda path: written(path, b"\x93NUMPY\x01\x00\x20"), r"a\.bin is not a whole \.npy file: "),
-    "odd version": (lambda path: written(path, b"\x93NUMPY\x09\x00\x20\x00"), r"a\.bin is not a whole \.npy file: "),
-    "cut": (
-        lambda path: cut(saved(path.with_suffix(".npy"), TABLE)),
-        r"a\.npy is cut off: 328 bytes of 368, for \(20, 3\) of float32; write it anew",
-    ),
-    "number": (
-        lambda path: saved(path.with_suffix(".npy"), np.float32(1)),
-        r"a\.npy is a single number, without an axis",
-    ),
-    "objects": (
-        lambda path: saved(path.with_suffix(".npy"), np.array([{}, None], object)),
-        r"a\.npy is of dtype object, and batches are made of numbers",
-    ),
-    "strings": (lambda path: saved(path.with_suffix(".npy"), np.array(["a", "b"])), r"a\.npy is of dtype <U1"),
-    "dates": (
-        lambda path: saved(path.with_suffix(".npy"), np.zeros(3, "M8[s]")),
-        r"dtype datetime64\[s\], and",
-    ),
-    "structured": (
-        lambda path: saved(path.with_suffix(".npy"), PAIRS),
-        r"a structured array of \[\('x', '<f4'\), \('y', '<i8'\)\]; save each",
-    ),
-    "no dict": (lambda path: written(path, b"\x93NUMPY\x01\x00\x04\x00abc\n"), r"\.npy file: its header is 'abc"),
-    "odd dtype": (
-        lambda path: written(path, saved(path.with_suffix(".npy"), TABLE).read_bytes().replace(b"<f4", b"<f5")),
-        r"a\.bin is not a whole \.npy file: its header is .*<f5",
-    ),
-    "cut hdf5": (lambda path: cut(stored(path, rows=TABLE)), r"a\.bin is not a whole HDF5 file: .*truncated"),
-    "head of hdf5": (lambda path: written(path, b"\x89HDF\r\n\x1a\n"), r"a\.bin is not a whole HDF5 file: "),
-    "several": (
-        lambda path: stored(path, a=TABLE, deep__b=FRAMES),
-        r"a\.bin has 2 datasets: 'a' \(20, 3\), 'deep/b' \(23, 2, 5, 4\); name one by ArrayStream\(dataset=\.\.\.\)",
-    ),
-    "none": (stored, r"a\.bin has no dataset; name one"),
-    "hdf5 number": (lambda path: stored(path, a=np.float32(1)), r"a\.bin, dataset /a is a single number"),
-    "hdf5 empty": (lambda path: stored(path, a=h5py.Empty("f4")), r"a\.bin, dataset /a is empty: it has neither shape"),
-    "hdf5 strings": (lambda path: stored(path, a=["x", "y"]), r"dataset /a holds strings, references or rows of many"),
-    "hdf5 structured": (lambda path: stored(path, a=PAIRS), r"dataset /a is a structured array of \('x', 'y'\)"),
+    "text": (bytes_of(b"hello world"), "is neither"),
+    "archive": (bytes_of(b"PK\x03\x04..."), "is a zip archive"),
+    "no header": (bytes_of(b"\x93NUMPY\x01\x00\x20"), "is not a whole"),
+    "odd version": (bytes_of(b"\x93NUMPY\x09\x00\x20\x00"), "is not a whole"),
+    "no dict": (bytes_of(b"\x93NUMPY\x01\x00\x04\x00abc\n"), "its header is 'abc"),
+    "odd dtype": (lambda path: written(path, npy(TABLE)(path).read_bytes().replace(b"<f4", b"<f5")), "<f5"),
+    "cut": (lambda path: cut(npy(TABLE)(path)), "is cut off: 328 bytes of 368"),
+    "number": (npy(np.float32(1)), "is a single number"),
+    "objects": (npy(np.array([{}, None], object)), "is of dtype object"),
+    "strings": (npy(np.array(["a", "b"])), "is of dtype <U1"),
+    "dates": (npy(np.zeros(3, "M8[s]")), r"is of dtype datetime64\[s\]"),
+    "structured": (npy(PAIRS), "is a structured array"),
+    "cut hdf5": (lambda path: cut(stored(path, rows=TABLE)), "is not a whole HDF5 file: .*truncated"),
+    "head of hdf5": (bytes_of(b"\x89HDF\r\n\x1a\n"), "is not a whole HDF5 file"),
+    "several": (lambda path: stored(path, a=TABLE, deep__b=FRAMES), r"has 2 datasets: 'a' \(20, 3\), 'deep/b'"),
+    "none": (stored, "has no dataset"),
+    "hdf5 number": (hdf5_of(np.float32(1)), "dataset /a is a single number"),
+    "hdf5 empty": (hdf5_of(h5py.Empty("f4")), "dataset /a is empty"),
+    "hdf5 strings": (hdf5_of(["x", "y"]), "dataset /a holds strings"),
+    "hdf5 structured": (hdf5_of(PAIRS), "dataset /a is a structured array"),
 }
 
 
@@ -332,7 +328,7 @@ BAD_FILES = {
 def test_bad_files_are_named(tmp_path, bad, workers):
     make, message = BAD_FILES[bad]
     source = make(tmp_path / "a.bin")
-    with pytest.raises(OpenError, match=r"(?s)source 0 .*" + message):
+    with pytest.raises(OpenError, match=rf"(?s)source 0 .*{source.name}.*{message}"):
         batches(ArrayStream(), [source], workers)
 
 
@@ -354,28 +350,25 @@ def test_bad_datasets_are_named(tmp_path, dataset, message):
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "message"),
+    ("kind", "source"),
     [
-        (np.float32(1), ValueError, "the source is a single number"),
-        (torch.tensor(1), ValueError, "the source is a single number"),
-        (np.array([None]), ValueError, "the source is of dtype object"),
-        ({}, ValueError, "an empty mapping"),
-        ({"a": TABLE, "b": TABLE[:3]}, ValueError, "as many rows each, and they have {'a': 20, 'b': 3}"),
-        ({"a": np.array("x")}, ValueError, "the source's 'a' is a single number"),
-        ((np.arange(4), 2, 9), ValueError, "rows 2 to 9 were asked for, and the array has 4"),
-        ((np.arange(4), 5, None), ValueError, "rows 5 to 4 were asked for, and the array has 4"),
-        ((np.arange(4), 1.5, None), TypeError, r"start is 1\.5; rows are counted"),
+        *((ValueError, source) for source in (np.float32(1), torch.tensor(1), np.array([None]), {})),
+        (ValueError, {"a": TABLE, "b": TABLE[:3]}),
+        (ValueError, {"a": np.array("x")}),
+        (ValueError, (np.arange(4), 2, 9)),
+        (ValueError, (np.arange(4), 5, None)),
+        (TypeError, (np.arange(4), 1.5, None)),
     ],
 )
-def test_bad_sources_are_told(source, kind, message):
-    with pytest.raises(kind, match=message):
+def test_bad_sources_are_refused(source, kind):
+    with pytest.raises(kind, match=r"source|array|start"):
         ArrayStream()(source)
 
 
-def test_bad_starts_are_told(tmp_path):
+def test_bad_starts_are_refused(tmp_path):
     path = saved(tmp_path / "a.npy", TABLE)
     assert rows(ArrayStream(), (path, 2, 5), start=3) == []
-    with pytest.raises(ValueError, match="start is 4, and the source has 3 rows; give at most that"):
+    with pytest.raises(ValueError, match="start is 4"):
         ArrayStream()((path, 2, 5), start=4)
 
 

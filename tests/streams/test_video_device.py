@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from stream_dataloader import DeviceError, OpenError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader import DeviceError, OpenError, StreamDataLoader, StreamDataset
 from stream_dataloader.streams import AudioVisualStream, VideoStream
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -206,22 +206,19 @@ def test_no_device(folder, workers):
     problem = found.value.__cause__
     assert isinstance(problem, DeviceError)
     assert (problem.device, problem.codec) == ("cuda:1", "h264")
-    for told in (path, "h264", "'cuda:1'", "no driver", "device=None", "device_fallback=True"):
-        assert told in str(problem)
+    assert "device_fallback=True" in str(problem)
 
 
 @without_a_gpu
 def test_a_codec_that_no_device_decodes(tmp_path):
     path = clips.write_clip(tmp_path / "clip.mkv", 3, "ffv1-mkv")
-    with pytest.raises(
-        DeviceError, match=r"clip\.mkv \(ffv1\) .* 'cuda': FFmpeg's decoder for it does not use the dev"
-    ):
+    with pytest.raises(DeviceError, match=r"clip\.mkv \(ffv1\)"):
         read(path, device="cuda")
 
 
 def test_an_ffmpeg_without_cuda(folder, monkeypatch):
     monkeypatch.setattr("stream_dataloader.streams.video.device.hwdevices_available", lambda: ["vaapi"])
-    with pytest.raises(DeviceError, match=r"mp4 \(h264\) .* 'cuda': the FFmpeg of this PyAV was built without CUDA"):
+    with pytest.raises(DeviceError, match="without CUDA"):
         read(clip(folder), device="cuda")
 
 
@@ -238,42 +235,29 @@ def test_files_that_are_at_fault_are_told_as_ever(tmp_path, fallback):
         assert str(found.value) == str(expected.value)
 
 
-def test_a_decoder_that_was_not_set_up_on_the_device(folder, gpu):
-    gpu.has_decoder = False  # PyAV raises only if no stream of the file has one
-    with pytest.raises(DeviceError, match=r"\(h264\).*does not use the device"):
-        VideoStream(device="cuda")(clip(folder))
+#: How a device fails. PyAV itself raises only if no stream of a file has a decoder there.
+FAILURES = {
+    "no decoder": {"has_decoder": False},
+    "software": {"software_from": 0},
+    "software later": {"software_from": 14},
+    "crops": {"crops": True},
+    "fails at once": {"fails_at": 0, "error": invalid},
+    "fails early": {"fails_at": 3, "error": external},
+    "fails later": {"fails_at": 12, "error": external},
+}
 
 
-@pytest.mark.parametrize("packet", [0, 14])
-def test_what_ffmpeg_decodes_by_the_cpu_is_refused(folder, gpu, packet):
-    gpu.software_from = packet
-    with pytest.raises(DeviceError, match="FFmpeg decoded it by the CPU"):
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_what_the_device_does_not_decode_is_an_error(folder, gpu, failure):
+    vars(gpu).update(failure)
+    with pytest.raises(DeviceError, match=r"h264\.mp4 \(h264\) .* 'cuda': ") as found:
         read(clip(folder), device="cuda")
+    assert (found.value.device, found.value.codec) == ("cuda", "h264")
 
 
-def test_a_first_frame_that_fails(folder, gpu):
-    gpu.fails_at, gpu.error = 0, invalid
-    with pytest.raises(
-        ReadError, match=r"cannot be decoded \(Invalid data.*\): the device may lack the profile or the"
-    ):
-        loaded([clip(folder)], device="cuda")
-
-
-def test_a_later_frame_that_fails(folder, gpu):
-    gpu.fails_at, gpu.error = 12, invalid
-    with pytest.raises(ValueError, match=r"mp4: a frame cannot be decoded \(Invalid data"):
-        read(clip(folder), device="cuda")
-
-
-def test_a_device_that_fails_later(folder, gpu):
-    gpu.fails_at, gpu.error = 12, external
-    with pytest.raises(DeviceError, match=r"it failed \(Generic error in an external library\)"):
-        read(clip(folder), device="cuda")
-
-
-def test_pictures_that_are_cut_out_of_larger_ones(folder, gpu):
-    gpu.crops = True
-    with pytest.raises(DeviceError, match="pictures of 64x48 are cut out of larger ones, which only the CPU does"):
+def test_a_later_frame_that_fails_is_the_video_s_fault(folder, gpu):
+    vars(gpu).update(fails_at=12, error=invalid)
+    with pytest.raises(ValueError, match=r"mp4: a frame cannot be decoded"):
         read(clip(folder), device="cuda")
 
 
@@ -307,25 +291,12 @@ def test_the_cpu_decodes_if_that_is_asked_for_and_says_so_once(folder, caplog):
 
 
 @pytest.mark.parametrize("item", [0, 7])
-@pytest.mark.parametrize(
-    "failure",
-    [
-        {"has_decoder": False},
-        {"software_from": 0},
-        {"software_from": 14},
-        {"crops": True},
-        {"fails_at": 0, "error": invalid},
-        {"fails_at": 12, "error": external},
-        {"fails_at": 3, "error": external},
-    ],
-    ids=["no decoder", "software", "software later", "crops", "fails at once", "fails later", "fails early"],
-)
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_the_cpu_goes_on_at_the_very_frame(folder, gpu, failure, item):
     expected = read(clip(folder), item, size=(20, 30), with_times=True)
-    for name, value in failure.items():
-        setattr(gpu, name, value)
-    frames, told = fallen_back(clip(folder), item, size=(20, 30), with_times=True)
-    assert len(told) == 1
+    vars(gpu).update(failure)
+    frames, warned = fallen_back(clip(folder), item, size=(20, 30), with_times=True)
+    assert len(warned) == 1
     assert [frame["pts_seconds"] for frame in frames] == [frame["pts_seconds"] for frame in expected]
     assert same([frame["frame"] for frame in frames], [frame["frame"] for frame in expected])
     assert not any(reference() for reference in gpu.opened)
