@@ -14,7 +14,7 @@ __all__ = ["ACCURATE_BILINEAR", "ANY_METADATA", "drop_reserved_tags", "side_data
 
 _MAJOR = int(av.__version__.split(".")[0])
 
-#: Options for `av.open`: a title that is no UTF-8 is no reason to refuse a file. From 19 on none ever is.
+#: Options for `av.open`: a title that is not UTF-8 must not fail. From 19 on it never does.
 ANY_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if _MAJOR < 19 else {}
 
 #: SWS_BILINEAR | SWS_ACCURATE_RND, which `Interpolation` has names for from 18 on. As a number all versions take it.

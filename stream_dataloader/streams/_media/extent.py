@@ -27,7 +27,7 @@ _MP4_BOXES = (
 
 
 def missing(path: str) -> str | None:
-    """What tells that a file was cut; None if nothing does."""
+    """The sign that a file was cut; None if there is none."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(4096)
@@ -112,7 +112,7 @@ def _is_cut_transport(file: BinaryIO, head: bytes, size: int) -> bool:
 def _is_cut_mpeg_audio(file: BinaryIO, head: bytes, size: int) -> bool:
     if head[:3] != b"ID3" and not _mpeg_frame_bytes(head[:4]):
         return False
-    if any(name in head for name in (b"Xing", b"Info", b"VBRI")):  # it says how many frames there are
+    if any(name in head for name in (b"Xing", b"Info", b"VBRI")):  # it has the number of frames, see `audio.headers`
         return False
     tail = _read_at(file, max(0, size - _MPEG_TAIL_BYTES), _MPEG_TAIL_BYTES)
     for start in range(min(len(tail), 4096)):
@@ -121,7 +121,7 @@ def _is_cut_mpeg_audio(file: BinaryIO, head: bytes, size: int) -> bool:
             position, frames = position + length, frames + 1
             if position >= len(tail):
                 break
-        if frames > 2:  # more than two headers in step are no chance
+        if frames > 2:  # three headers in step are no coincidence
             return position > len(tail)
     return False
 
@@ -137,7 +137,7 @@ _MPEG_KBITS = {  # by version 1 or not, and layer
 
 
 def _mpeg_frame_bytes(header: bytes) -> int:
-    """How long a frame of MPEG audio is (ISO/IEC 11172-3, 2.4.1.3); 0 if this is none, or does not tell."""
+    """How long a frame of MPEG audio is (ISO/IEC 11172-3, 2.4.1.3); 0 if this is no header, or of an open rate."""
     if len(header) < 4 or header[0] != 0xFF or header[1] < 0xE0:
         return 0
     version, layer = header[1] >> 3 & 3, 4 - (header[1] >> 1 & 3)

@@ -1,6 +1,6 @@
 """Options that are on or off, or one of a few values.
 
-Guarantee: what is neither true nor false is refused, as `"false"` would count as true.
+Guarantee: a flag that is neither True nor False raises, as `"false"` would count as true.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Guarantee: what was read within `with known:` is what the file held when it became known, or an error. A file that is
 shorter by then is not touched: reading mapped memory behind its end would kill the process (SIGBUS).
 
-A change is noticed by inode, size and time of change. Not noticed is who sets that time back, who writes within the
-same tick of the file system's clock (4 ms at most), and who writes through a memory map on tmpfs (`/dev/shm`).
+A change is noticed by inode, size and time of change. Not noticed: a program that sets that time back, a write within
+the same tick of the file system's clock (4 ms at most), and writes through a memory map on tmpfs (`/dev/shm`).
 """
 
 from __future__ import annotations

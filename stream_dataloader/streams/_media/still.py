@@ -30,7 +30,7 @@ def decoded_image(
         gray: One channel.
         deep: uint16 if the image has 16 bits a channel.
         upright: Turned as its EXIF says.
-        flags: Of OpenCV's `imdecode`, instead: what is returned is then what they say.
+        flags: Of OpenCV's `imdecode`, in place of all others.
 
     Raises:
         ValueError: It is cut short, damaged, or no image that OpenCV can decode.
@@ -48,7 +48,7 @@ def decoded_image(
         flags |= (cv2.IMREAD_ANYDEPTH if deep else 0) | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    except cv2.error as error:  # more pixels than OpenCV's limit, say
+    except cv2.error as error:  # for example, more pixels than OpenCV's limit
         raise ValueError(f"{name} cannot be decoded: {' '.join(str(error).split())}") from error
     if image is None:
         what = "cut short, damaged, no image, or one of 32 bits a channel"

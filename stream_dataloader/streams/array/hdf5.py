@@ -109,7 +109,7 @@ class Hdf5Table:
             self._dataset.id.read(selected, rows, memory)
         except OSError as error:
             what = f"{self._name}, rows {start} to {start + len(out)}: {_text(error)}"
-            if error.errno is None:  # said by the library, of a checksum or of what cannot be unpacked
+            if error.errno is None:  # the library's own: a wrong checksum, or a chunk that cannot be unpacked
                 raise StoreError(f"{what}; it is damaged, write it anew") from error
             raise OSError(error.errno, what) from error
 

@@ -38,7 +38,7 @@ class FrameClock:
             self._end += seconds
 
     def gap_before(self, frame: Any) -> float:
-        """Seconds that are missing between the frame before and this one; 0 if time stamps cannot tell."""
+        """Seconds that are missing between the frame before and this one; 0 if time stamps do not show it."""
         if self._end is None or frame.pts is None:
             return 0.0
         inexact = 2 * self._tick_seconds

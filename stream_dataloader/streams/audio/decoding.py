@@ -37,7 +37,7 @@ _COUNTING_FORMATS = ("wav", "w64", "aiff", "au", "caf", "flac")
 _STATELESS_FORMATS = (*_COUNTING_FORMATS, "mov,mp4,m4a,3gp,3g2,mj2")
 _STATELESS_CODECS = ("flac", "alac", "pcm_")
 
-#: FFmpeg ignores these codecs' checksums unless it is told to check them.
+#: FFmpeg checks these codecs' checksums only with an option.
 _CHECKS = {"flac": "crccheck+explode", "wavpack": "crccheck", "tta": "crccheck"}
 
 #: An MP3 frame may need bytes of the frames before it: up to 511, or 255 where a frame may hold as few as 3 of them.
@@ -46,7 +46,7 @@ _MP3_PREROLL_PACKETS = 128
 #: Nearer places are not sought: decoding what is before them is faster.
 _SEEK_SECONDS = 1.0
 
-#: The most silence that is made at once in place of what is missing.
+#: The longest piece of silence made in place of what is missing.
 _SILENCE_SAMPLES = 65536
 
 
@@ -71,7 +71,7 @@ class AudioDecoder:
         self._on_corrupt = on_corrupt
         self._open()
         with closed_on_error(self):
-            # The first frame tells what the codec's parameters may leave out.
+            # The first frame has what the codec's parameters may lack.
             first = self._first if self._first is not None else self._stream.codec_context
             self.rate = int(first.sample_rate)
             self.channels = int(first.layout.nb_channels)
@@ -94,13 +94,13 @@ class AudioDecoder:
 
     @property
     def says_how_many(self) -> bool:
-        """Whether the format tells the number of samples, so that none at all may be right."""
+        """Whether the format counts its samples, so a file of none is valid."""
         return self._container.format.name in _COUNTING_FORMATS
 
     def seek(self, start: int) -> int:
         """Go to sample `start` or to one before it; called once, before `pieces`. Returns the number of that sample."""
         near = start <= _SEEK_SECONDS * self.rate
-        # With damaged data left out, only decoding from the beginning tells which sample is the n-th.
+        # With damaged data left out, the n-th sample is found only by decoding from the beginning.
         if near or self._on_corrupt != "raise" or self._clock.origin is None:
             return 0
         sought = self._sought(start)
@@ -160,7 +160,7 @@ class AudioDecoder:
         """A sample at `start` or before: its number, the frame that it begins, and those after; None if unsure."""
         ticks_a_sample = 1 / (self._stream.time_base * self.rate)
         if ticks_a_sample.denominator != 1:
-            return None  # time stamps do not tell samples apart
+            return None  # time stamps are coarser than samples
         origin = self._clock.origin or 0
         target = origin + start * int(ticks_a_sample)
         container, codec = self._container.format.name, self._stream.codec_context.name

@@ -1,4 +1,4 @@
-"""What a file's headers say about how long its audio is.
+"""How long a file's audio is by its headers.
 
 Guarantee: a file that was cut off is found if its format makes that possible: by the length that it declares (WAV,
 AIFF, AU, W64, FLAC, MP3 with an Xing header), or by where its index (MP4), its segment (Matroska, AVI) or its last page
@@ -26,7 +26,7 @@ _PRIMING_SECONDS = 0.1  # counted by some muxers, but not handed out: Opus has u
 
 
 def declared_samples(path: str, container: Any, stream: Any) -> int | None:
-    """The number of samples, at the stream's rate, where a header tells it exactly."""
+    """The number of samples, at the stream's rate; None if no header has it exactly."""
     duration, time_base, context = stream.duration, stream.time_base, stream.codec_context
     if container.format.name not in _COUNTING or not duration or not time_base:
         return None
@@ -82,7 +82,7 @@ def check_audio_not_cut(
 
 
 def _end_seconds(container: Any, stream: Any) -> float | None:
-    """When the audio ends, as the file says; counted from 0 or from the first sample, as files differ in that."""
+    """When the audio ends by the file's metadata; files count from 0 or from the first sample."""
     name = container.format.name
     if name == "ogg" and stream.duration:
         return float(stream.duration * stream.time_base)
@@ -121,7 +121,7 @@ def _ogg_end(path: str) -> int | None:
 
 
 def _has_xing_header(path: str) -> bool:
-    """Whether an MP3 says how many frames it has. Otherwise FFmpeg guesses the duration by the size."""
+    """Whether an MP3 has its number of frames. Otherwise FFmpeg guesses the duration by the size."""
     with open(path, "rb") as file:
         head = file.read(10)
         tag = 0

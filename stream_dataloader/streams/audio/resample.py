@@ -29,7 +29,7 @@ __all__ = ["Converter", "Samples", "as_float", "layout_name", "output_length", "
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 _FILTER_TAPS = 32  # libswresample's filter_size, at the lower of the two rates
-_BLOCK_SAMPLES = 8192  # given to the filter graph at once
+_BLOCK_SAMPLES = 8192  # given to the filter graph together
 _PLANES = 8  # an AVFrame has room for 8 planes (AV_NUM_DATA_POINTERS): more channels come packed
 _LAYOUTS = ("", "mono", "stereo", "2.1", "4.0", "5.0", "5.1", "6.1", "7.1")
 _SAMPLE_TYPES: dict[str, tuple[Any, float, float]] = {

@@ -1,7 +1,7 @@
 """Audio as windows of samples, of one rate and number of channels.
 
 Guarantee: item n holds the same bits however it is reached, by reading or by seeking, resampled or not (see
-`samples`); windows are written straight into the batch, many at once; audio that is damaged or cut is reported.
+`samples`); windows are written straight into the batch, many by one copy; audio that is damaged or cut is reported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, ope
 
 __all__ = ["AudioStream"]
 
-_AHEAD_SAMPLES = 16384  # read at once, for several windows
+_AHEAD_SAMPLES = 16384  # read together, for several windows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Guarantees:
 
-- One process fetches a file, and the others wait for it. If that process is killed, another takes over at once.
+- One process fetches a file, and the others wait for it. If that process is killed, another takes over immediately.
 - A file in the cache is complete: it gets its name after its last byte. What a killed process left unfinished is
   overwritten or deleted.
 - A file is not deleted while a `LocalFile` of it is open, so it cannot vanish between getting its path and opening it.
@@ -61,9 +61,9 @@ class FileCache:
             environment variable STREAM_DATALOADER_CACHE names, else in `stream_dataloader` in the user's cache.
         size_limit_bytes: How much all files may take together. For a new file, those that were not used for longest are
             deleted. Files in use, and files that are being fetched, may exceed the limit. None is what
-            STREAM_DATALOADER_CACHE_BYTES says, else no limit.
+            STREAM_DATALOADER_CACHE_BYTES holds, else no limit.
         storage_options: Options of fsspec's file systems, by protocol: `{"s3": {"anon": True}}`.
-        check_seconds: How long the server is not asked again whether a file has changed. A new run asks in any case.
+        check_seconds: How long a file counts as unchanged before the server is asked again. A new run always asks.
         timeout_seconds: How long a server may be silent before that is an error.
 
     Raises:
@@ -127,7 +127,7 @@ class FileCache:
         return held is not None
 
     def made(self, name: str, version: str, size: int, make: Callable[[str], None]) -> LocalFile:
-        """A file that is made of others, by unpacking say: once by all processes together, as a remote one is fetched.
+        """A file made from others, by unpacking for example: once for all processes, as a remote one is fetched.
 
         Args:
             name: Identifies it.
@@ -250,7 +250,7 @@ def open_local(path: str | os.PathLike[str], cache: FileCache | None = None) -> 
 
 
 def local_path(path: str | os.PathLike[str], cache: FileCache | None = None) -> str:
-    """As `open_local`, but nothing keeps the file: with a size limit another process may delete it at once."""
+    """As `open_local`, but nothing keeps the file: with a size limit another process may delete it immediately."""
     with open_local(path, cache) as file:
         return file.path
 

@@ -3,7 +3,7 @@
 Guarantee: a lock is released when its holder dies, also by SIGKILL: `flock` belongs to the open file, which the kernel
 closes. A file may be deleted while it is locked; the next `lock` notices that, and makes a new file.
 
-    holder                                    who may come in
+    holder                                    others admitted
     lock(path)              one process       nobody else
     lock(path, shared=True) any number        other shared ones
 """

@@ -26,7 +26,7 @@ _WAIT_SECONDS = (0.2, 0.5, 1.0)  # before each further try
 
 _HTTP, _S3, _GCS = ("http", "https"), ("s3", "s3a"), ("gs", "gcs")
 
-#: What tells one version of a file from the next, as the servers name it, in lower case and without - and _.
+#: Fields of answers that differ between versions of a file, in lower case and without - and _.
 _VERSION = {
     *("etag", "lastmodified", "mtime", "modified", "modify", "updated", "created", "datetime", "generation"),
     *("versionid", "checksum", "crc", "crc32c", "md5", "md5hash", "contentmd5", "digest", "size"),
@@ -209,7 +209,7 @@ class RemoteFile:
             except Exception as error:
                 if (known := final_error(self._url, error)) is not None:
                     raise known from error
-                if wait is None or timed_out(error):  # who waited for a timeout has waited long enough
+                if wait is None or timed_out(error):  # a timeout is wait enough
                     raise UnreachableError(
                         f"{self._url} could not be fetched ({tries} tries in {time.monotonic() - began:.1f} s): "
                         f"{text_of(error)}; check the address, the network and the server"

@@ -1,6 +1,6 @@
 """What becomes of an error of fsspec, aiohttp or botocore: another try, or a builtin error that names the URL.
 
-Guarantee: an error that another try cannot cure is raised at once, as the builtin error that a local file would give.
+Guarantee: an error that another try cannot cure is raised without one, as the builtin error of a local file.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class CameraStream:
         on_corrupt: Whether a frame that was decoded with errors is delivered (`"keep"`) or counts as `lost` (`"drop"`);
             PyAV only.
         timeout_seconds: The longest wait for a connection, and for the next frame, before the camera counts as lost.
-        reconnect_tries: How often in a row, without a frame in between, a lost camera is connected again; None has no
-            limit. The first connection must succeed at once (but see `retries` of `StreamDataset`).
+        reconnect_tries: How often in a row, without a frame in between, a lost camera is reconnected; None has no
+            limit. The first connection has one try (but see `retries` of `StreamDataset`).
         reconnect_seconds: The wait before the first try, and the longest wait. Each wait is twice the one before.
         options: FFmpeg's options for the format and protocol, such as `{"rtsp_transport": "udp"}` (tcp is the default);
             PyAV only.
@@ -130,7 +130,7 @@ class CameraStream:
     def _picture(self) -> Picture:
         return Picture(self.size, self.layout, self.color, self.dtype, self.fit)
 
-    def __call__(self, source: Any, *, start: int = 0) -> _Live:  # noqa: ARG002 - what has been cannot be had again
+    def __call__(self, source: Any, *, start: int = 0) -> _Live:  # noqa: ARG002 - frames of the past are gone
         """Connect to one camera, and wait for its first frame.
 
         Args:

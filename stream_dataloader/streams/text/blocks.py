@@ -23,7 +23,7 @@ __all__ = ["NOTHING", "Codes", "TextBlocks"]
 Codes = np.ndarray[Any, np.dtype[Any]]
 NOTHING: Codes = np.zeros(0, np.uint8)
 
-#: Enough bytes before and behind an offset to tell where a character begins.
+#: Enough bytes before and behind an offset to find where a character begins.
 _AROUND = 4
 
 

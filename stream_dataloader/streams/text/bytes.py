@@ -32,7 +32,7 @@ _GZIP_BYTES, _ZSTD_BYTES = 1 << 13, 1 << 9
 #: How much of what is read forward stays readable before the last offset asked for.
 _KEPT_BYTES = 16
 
-#: Byte order marks, which say the byte order. Where there is none, it is that of the machine.
+#: Byte order marks. Without one, the byte order is the machine's.
 _MARKS = {
     "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
     "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
@@ -119,7 +119,7 @@ class ForwardBytes(TextBytes):
     Args:
         name: What error messages call it.
         place: What they call an offset.
-        pieces: Yields them, or raises the error to be told.
+        pieces: Yields them, or raises why there are no more.
         close: Closes what they are made of.
     """
 
@@ -228,7 +228,7 @@ def in_utf8(file: TextBytes, encoding: str, errors: str) -> TextBytes:
 
     Args:
         file: Its bytes.
-        encoding: What they are encoded with, as `encoding_name` says it.
+        encoding: Their encoding, as `encoding_name` returns it.
         errors: "strict" or "replace".
     """
     if encoding == "utf-8":
@@ -257,7 +257,7 @@ def _transcoded(file: TextBytes, encoding: str, errors: str) -> Iterator[bytes]:
 
 
 def invalid(file: TextBytes, encoding: str, error: UnicodeDecodeError, begin: int) -> ValueError:
-    """What to say of bytes that are no text, in data that begins at an offset."""
+    """The error for invalid bytes, in data that begins at an offset."""
     found = " ".join(f"{byte:02x}" for byte in error.object[error.start : error.end][:4])
     return ValueError(
         f"{file.name} is not valid {encoding} at {file.place.format(begin + error.start)} ({found}): {error.reason}; "

@@ -121,7 +121,7 @@ class Units:
             self._known.append((units, offset))
 
     def _count(self, data: bytes) -> int | None:
-        """How many units a block has; None if only making them tells."""
+        """How many units a block has; None if unknown until they are made."""
         return self._blocks.count(data)
 
     def _made(self, first: int, data: bytes) -> Iterator[Codes]:

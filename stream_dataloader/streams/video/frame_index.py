@@ -92,7 +92,7 @@ def _scan(path: str, stream: int) -> FrameIndex:
         video = choose_stream(container, "video", stream)
         ticks = ticks_of_untimed(container, video)
         # In program streams FFmpeg's times depend on where it begins to read: a packet may get the time of another one,
-        # so packets of one checksum cannot be told apart.
+        # so packets of one checksum are indistinguishable.
         exact = container.format.name != "mpeg"
         refreshed = video.codec_context.name == "h264"
         try:

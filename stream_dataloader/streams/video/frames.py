@@ -82,12 +82,12 @@ class FrameReader:
         return frame_index(self._path, self._index)
 
     def count(self) -> int | None:
-        """The number of frames; None if the container does not tell."""
+        """The number of frames; None if the container has no times."""
         times = self._known.times
         return None if times is None else len(times)
 
     def time_of(self, frame: int) -> int | None:
-        """The time stamp of a frame in the stream's time base; None if there is no such frame, or no way to tell."""
+        """The time stamp of a frame in the stream's time base; None if there is no such frame, or it is unknown."""
         times = self._known.times
         return int(times[frame]) if times is not None and frame < len(times) else None
 
@@ -101,7 +101,7 @@ class FrameReader:
         return bisect.bisect_left(times, int(times[0]) + seconds / float(self.stream.time_base))
 
     def seconds(self, frame: Any) -> float:
-        """When a frame is shown, in the container's own time; NaN if it does not tell."""
+        """When a frame is shown, in the container's own time; NaN if unknown."""
         return math.nan if frame.pts is None else float(frame.pts * self.stream.time_base)
 
     def frames(self, start: int = 0) -> Iterator[Any]:
@@ -111,7 +111,7 @@ class FrameReader:
         time = self.time_of(start)
         if time is None and self.count() is not None and self.on_corrupt == "raise":
             return iter(())
-        # Where frames may be left out, or have no times, only reading from the beginning tells which frame is the n-th.
+        # Where frames may be left out, or have no times, the n-th is found only by reading from the beginning.
         if time is None or self._ticks is not None or self.on_corrupt != "raise":
             return itertools.islice(self.frames(), start, None)
         return self._frames_at(time, start)
@@ -247,7 +247,7 @@ class FrameReader:
             )
 
     def _declared(self) -> int:
-        """The number of frames by the header, without what an edit list cuts off; 0 if it does not tell."""
+        """The number of frames by the header, without what an edit list cuts off; 0 if unknown."""
         declared: int = self.stream.frames
         if self._container.format.name.startswith("mov,") and self.stream.index_entries:
             return min(declared, len(self.stream.index_entries))
