@@ -9,6 +9,7 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.context import BaseContext
 from typing import Any, get_args
 
@@ -228,38 +229,27 @@ def check_mix(
     return Mix(tuple(sizes), tuple(given), exhausted, tuple(shuffles), tuple(schedules))
 
 
-def check_rules(
-    *,
-    num_sources: int,
-    batch_size: Any,
-    padding_mode: Any,
-    windows: Any,
-    time_steps: Any,
-    lookahead: Any,
-    shuffle: Any,
-    schedule: Any,
-    seed: int,
-    deterministic: Any,
-    has_lengths: bool,
-    mix: Mix | None = None,
-) -> Rules:
-    """The rules that these options make."""
+def lanes(batch_size: Any) -> int:
+    """`batch_size`, the number of lanes."""
+    return integer("batch_size", batch_size, 1, _MOST_LANES)
+
+
+def check_rules(rules: Rules, lookahead: Any, *, has_lengths: bool) -> Rules:
+    """Rules made of what a user gave, whose lanes are checked; the rest is checked here."""
     if lookahead is None:
-        lookahead = 0 if schedule == "longest_first" else 1
-    rules = Rules(
-        num_sources=num_sources,
-        lanes=integer("batch_size", batch_size, 1, _MOST_LANES),
-        padding_mode=choice("padding_mode", padding_mode, PaddingMode),
-        windows=choice("windows", windows, Windows),
-        time_steps=None if time_steps is None else integer("time_steps", time_steps, 1, 2**31),
+        lookahead = 0 if rules.schedule == "longest_first" else 1
+    rules = replace(
+        rules,
+        padding_mode=choice("padding_mode", rules.padding_mode, PaddingMode),
+        windows=choice("windows", rules.windows, Windows),
+        time_steps=None if rules.time_steps is None else integer("time_steps", rules.time_steps, 1, 2**31),
         lookahead=integer("lookahead", lookahead, 0, _MOST_LOOKAHEAD),
-        shuffle=flag("shuffle", shuffle),
-        schedule=choice("schedule", schedule, Schedule),
-        seed=integer("seed", seed, 0),
-        deterministic=flag("deterministic", deterministic),
-        mix=mix,
+        shuffle=flag("shuffle", rules.shuffle),
+        schedule=choice("schedule", rules.schedule, Schedule),
+        seed=integer("seed", rules.seed, 0),
+        deterministic=flag("deterministic", rules.deterministic),
     )
-    if num_sources == 0:
+    if rules.num_sources == 0:
         raise ValueError("sources is empty; pass at least one source")
     if rules.schedule != "listed" and not has_lengths:
         raise ValueError(f"schedule={rules.schedule!r} needs lengths=, the number of items of each source")

@@ -16,6 +16,7 @@ from stream_dataloader import _options as options
 from stream_dataloader._map_style.given_groups import groups_of
 from stream_dataloader._sampling.lane_index import LaneIndex
 from stream_dataloader._sampling.position import SamplerPosition
+from stream_dataloader._schedule.rules import Rules
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 
 if TYPE_CHECKING:
@@ -99,33 +100,20 @@ class LaneBatchSampler(Sampler[list[int]]):
     ) -> None:
         if dataset_length is not None:
             dataset_length = options.integer("dataset_length", dataset_length, 0)
-        found = groups_of(
-            groups_or_lengths,
-            dataset_length,
-            order=order,
-            numbers=numbers,
-            allow_partial=allow_partial,
-            allow_repeats=allow_repeats,
+        left_out = {"allow_partial": allow_partial, "allow_repeats": allow_repeats}
+        found = groups_of(groups_or_lengths, dataset_length, order=order, numbers=numbers, **left_out)
+        time_steps = self.time_steps = options.integer("time_steps", time_steps, 1, 2**31)
+        lanes, given_seed = options.lanes(batch_size), seed
+        seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
+        rules = Rules(
+            len(found), lanes, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic=True
         )
-        rules = options.check_rules(
-            num_sources=len(found),
-            batch_size=batch_size,
-            padding_mode=padding_mode,
-            windows=windows,
-            time_steps=options.integer("time_steps", time_steps, 1, 2**31),
-            lookahead=lookahead,
-            shuffle=shuffle,
-            schedule=schedule,
-            seed=int(torch.randint(2**62, ()).item()) if seed is None else seed,
-            deterministic=True,
-            has_lengths=True,
-        )
+        rules = options.check_rules(rules, lookahead, has_lengths=True)
         options.check_ranks(groups, rank, world_size, None)
         self.batch_size = rules.lanes
-        self.time_steps: int = rules.time_steps or 1
         self.batches_per_epoch = options.batches_per_epoch(batches_per_epoch, rules.padding_mode)
         self._position = SamplerPosition(
-            found, rules, groups, (rank, world_size), self.batches_per_epoch, seed_is_given=seed is not None
+            found, rules, groups, (rank, world_size), self.batches_per_epoch, seed_is_given=given_seed is not None
         )
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -157,20 +157,11 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.mark_ends = options.flag("mark_ends", mark_ends)
         self.given_lookahead = lookahead
         self._steps: tuple[int, list[int]] | None = None  # of the epoch that was asked for last
-        self.rules = options.check_rules(
-            num_sources=len(self.sources) if self.cuts is None else len(self.cuts),
-            batch_size=batch_size,
-            padding_mode=padding_mode,
-            windows=windows,
-            time_steps=time_steps,
-            lookahead=lookahead,
-            shuffle=shuffle,
-            schedule=schedule,
-            seed=seed,
-            deterministic=deterministic,
-            has_lengths=lists.lengths is not None,
-            mix=lists.mix,
+        lanes, draws = options.lanes(batch_size), len(self.sources) if self.cuts is None else len(self.cuts)
+        rules = Rules(
+            draws, lanes, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic, lists.mix
         )
+        self.rules = options.check_rules(rules, lookahead, has_lengths=lists.lengths is not None)
         self.session_table = SessionTable(self.rules)
         self._iterations = 0  # in this process
         self.epoch_request = (0, 0)  # how often an epoch was set, and the last one
