@@ -1,8 +1,7 @@
 """`StreamDataset`: the sources, how to open them and how to schedule them.
 
 It is a description, and reads nothing: `plan` is what `_reading` follows. Iterated over by itself, or by torch's own
-`DataLoader`, it yields a *part* a step and process, a consecutive range of lanes; `StreamDataLoader` regroups the parts
-into batches.
+`DataLoader`, it yields *parts*, the lanes of one process each, which `StreamDataLoader` regroups into batches.
 """
 
 from __future__ import annotations
@@ -38,11 +37,9 @@ __all__ = ["StreamDataset"]
 
 _BY_VALUE = ("on_error", "fill_value", "retry_on")  # what is the user's own
 
-
 _NO_INDICES = (
-    "a StreamDataset is read as streams: it has no length and no items by index, as random_split, Subset and "
-    "ConcatDataset need them. Split the list of sources, and make a StreamDataset of each part; for one dataset out of "
-    "several: interleave([...]), or side_by_side([...])"
+    "a StreamDataset has no length and no items by index, which random_split, Subset and ConcatDataset need. Split the "
+    "list of sources, and make a StreamDataset of each part; to join several: interleave([...]), side_by_side([...])"
 )
 
 
@@ -138,9 +135,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         super().__init__()
         if not isinstance(sources, SourceLists):
             sections = check_sections(sections, time_steps)
-            sources = SourceLists(
-                [SourceList.checked(sources, open_stream, open_early, lengths, sections, fingerprint)]
-            )
+            one = SourceList.checked(sources, open_stream, open_early, lengths, sections, fingerprint)
+            sources = SourceLists([one])
         self.source_lists = lists = sources  # of `interleave` those of several datasets
         self.weights = (1.0,) if lists.mix is None else lists.mix.weights  # of the datasets that it is made of
         seed = int(torch.randint(2**62, ()).item()) if seed is None else options.integer("seed", seed, 0)
@@ -236,9 +232,6 @@ class StreamDataset(IterableDataset[StreamBatch]):
     def locate(self, index: int) -> tuple[int, int]:
         """The number of the dataset, and the index in its `sources`, that a number in `batch.source` stands for.
 
-        Args:
-            index: Index of a source, counted over all datasets that were interleaved.
-
         Raises:
             IndexError: There is no such source; -1 in `batch.source` is padding.
         """
@@ -311,11 +304,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return other
 
     def steps_of_groups(self, epoch: int) -> list[int]:
-        """For how many steps of an epoch each group has something to read; with `"drop"`, for all of its lanes.
-
-        Raises:
-            TypeError: The number is not known without `lengths`, or there is no end.
-        """
+        """For how many steps of an epoch each group has something to read; with `"drop"`, for all of its lanes."""
         if self.rules.padding_mode == "cycle":
             raise TypeError(
                 'padding_mode="cycle" has no last batch, so there is no len(); pass batches_per_epoch= to the loader'
@@ -328,11 +317,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return self._steps[1]
 
     def steps_of(self, epoch: int) -> int:
-        """Number of batches of an epoch.
-
-        Raises:
-            TypeError: As `steps_of_groups`.
-        """
+        """Number of batches of an epoch; a `TypeError` without `lengths`, or without an end."""
         return count_steps(self.rules, self.steps_of_groups(epoch))
 
     def __iter__(self) -> Iterator[StreamBatch]:
@@ -356,9 +341,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        for name in _BY_VALUE:
-            setattr(self, name, state[name].value)
+        self.__dict__.update(state | {name: state[name].value for name in _BY_VALUE})
         if state["session_table"] is None:
             self.session_table = SessionTable(self.rules)
             self.session_table.set_epoch(os.getpid(), self.__dict__.pop("_next_epoch"))
