@@ -4,6 +4,7 @@ import collections
 import itertools
 from dataclasses import dataclass, field
 
+import cases
 import numpy as np
 import pytest
 from cases import cells, key
@@ -104,32 +105,19 @@ FACTORIES = {"start": starting, "forward": forward, "seek": Seeking, "state": St
 
 
 @dataclass
-class Case:
+class Case(cases.Case):
     """A dataset with sections, small enough to be replayed by the model."""
 
     lengths: list = field(default_factory=lambda: [11, 0, 3, 8, 20])
-    steps: int = 4
-    jitter: bool = True
-    factory: str = "start"
-    lanes: int = 2
     time_steps: int = 3
-    windows: str = "aligned"
-    padding_mode: str = "zeros"
-    lookahead: int = 1
     shuffle: bool = True
-    seed: int = 0
+    jitter: bool = True
+    steps: int = 4
+    factory: str = "start"
 
     def dataset(self, **options):
-        given = {
-            "padding_mode": self.padding_mode,
-            "seed": self.seed,
-            "time_steps": self.time_steps,
-            "windows": self.windows,
-            "shuffle": self.shuffle,
-            "lookahead": self.lookahead,
-            "sections": sections(self.lengths, self.steps, jitter=self.jitter),
-        }
-        return StreamDataset(list(enumerate(self.lengths)), FACTORIES[self.factory], self.lanes, **(given | options))
+        cut = sections(self.lengths, self.steps, jitter=self.jitter)
+        return super().dataset(**({"open_stream": FACTORIES[self.factory], "sections": cut} | options))
 
     def expected(self, dataset, epoch=0):
         """What the model says, batch after batch, if each section is a source: in the batch it is not."""
@@ -155,24 +143,19 @@ def named(cut, epoch, cell):
     return section.source, section.start + position, fresh
 
 
-def cases(modes=("zeros", "data", "drop"), factories=tuple(FACTORIES)):
-    def build(lengths, mode, lanes, **rest):
-        lengths[0] = max(lengths[0], 1) if mode == "cycle" else lengths[0]
-        return Case(lengths, lanes=1 if mode == "drop" else lanes, padding_mode=mode, **rest)
+def cut_cases(modes=("zeros", "data", "drop"), factories=tuple(FACTORIES)):
+    def build(case, **rest):
+        if case.padding_mode == "cycle":
+            case.lengths[0] = max(case.lengths[0], 1)
+        case.lanes = 1 if case.padding_mode == "drop" else case.lanes
+        return Case(**{**vars(case), **rest})
 
     return st.builds(
         build,
-        lengths=st.lists(st.integers(0, 25), min_size=1, max_size=8),
+        cases.cases(max_streams=8, max_length=25, max_lanes=5, modes=modes),
         steps=st.integers(1, 9),
         jitter=st.booleans(),
         factory=st.sampled_from(factories),
-        lanes=st.integers(1, 5),
-        mode=st.sampled_from(modes),
-        time_steps=st.integers(1, 5),
-        windows=st.sampled_from(["aligned", "packed"]),
-        lookahead=st.integers(0, 3),
-        shuffle=st.booleans(),
-        seed=st.integers(0, 1 << 40),
     )
 
 
@@ -197,9 +180,9 @@ def check_fields(batch, dataset):
 
 
 @random_cases(200)
-@given(cases(), st.booleans())
-def test_batches_are_those_of_the_serial_model(case, mark_ends):
-    dataset = case.dataset(mark_ends=mark_ends)
+@given(cut_cases())
+def test_batches_are_those_of_the_serial_model(case):
+    dataset = case.dataset()
     loader = StreamDataLoader(dataset)
     for epoch in range(2):
         count, batches = len(loader), list(loader)
@@ -216,7 +199,7 @@ def test_batches_are_those_of_the_serial_model(case, mark_ends):
 
 
 @random_cases(30)
-@given(cases())
+@given(cut_cases())
 def test_it_resumes_exactly_in_the_middle_of_any_section(case):
     def loader(num_workers):
         return StreamDataLoader(case.dataset(), num_workers)
@@ -240,9 +223,9 @@ class Passes:
 
 
 @random_cases(100)
-@given(cases(modes=("cycle",), factories=("start",)), st.integers(1, 12))
+@given(cut_cases(modes=("cycle",), factories=("start",)), st.integers(1, 12))
 def test_with_cycle_each_pass_is_cut_anew(case, steps):
-    dataset = case.dataset()
+    dataset = case.dataset(mark_ends=False)
     cut, order = dataset.cuts, Order(dataset.rules, 0, dataset.scheduled_lengths)
     iterator = iter(StreamDataLoader(dataset))
     batches = list(itertools.islice(iterator, steps))

@@ -30,6 +30,8 @@ class Case:
 
     def dataset(self, **options):
         given = {
+            "open_stream": Counting(self.jitter),
+            "batch_size": self.lanes,
             "padding_mode": self.padding_mode,
             "seed": self.seed,
             "time_steps": self.time_steps,
@@ -39,7 +41,7 @@ class Case:
             "open_early": self.open_early,
             "mark_ends": self.mark_ends,
         }
-        return StreamDataset(list(enumerate(self.lengths)), Counting(self.jitter), self.lanes, **(given | options))
+        return StreamDataset(list(enumerate(self.lengths)), **(given | options))
 
     def expected(self, dataset, epoch=0):
         """What the model says, batch after batch."""

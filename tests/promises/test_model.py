@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from promises.simulated_pool import SimulatedLoader, pause
 
-from stream_dataloader import ReadError, StreamDataLoader, StreamDataset, WorkerDeathError, get_stream_info
+from stream_dataloader import ReadError, StreamDataLoader, WorkerDeathError, get_stream_info
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:skipped the rest of a stream:RuntimeWarning"),
@@ -82,22 +82,9 @@ class Sample:
     seeks: bool
 
     def dataset(self, on_error):
-        case, factory = self.case, (SeekingStream if self.seeks else Stream)(self.broken)
-        return StreamDataset(
-            list(enumerate(case.lengths)),
-            factory,
-            case.lanes,
-            case.padding_mode,
-            seed=case.seed,
-            time_steps=case.time_steps,
-            windows=case.windows,
-            shuffle=case.shuffle,
-            lookahead=case.lookahead,
-            deterministic=self.deterministic,
-            on_error=on_error,
-            mark_ends=case.mark_ends,
-            open_early=False,  # in a thread that the machine does not lead
-        )
+        factory = (SeekingStream if self.seeks else Stream)(self.broken)
+        options = {"open_early": False}  # in a thread that the machine does not lead
+        return self.case.dataset(open_stream=factory, deterministic=self.deterministic, on_error=on_error, **options)
 
     @property
     def readable(self):

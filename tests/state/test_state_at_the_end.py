@@ -53,18 +53,7 @@ def test_a_step_that_was_not_read_is_not_known():
 @random_cases(60)
 @given(cases(max_streams=8, max_length=6, max_lanes=4), st.booleans())
 def test_behind_the_last_of_n_known_batches_the_state_is_the_next_epochs_beginning(case, groups):
-    dataset = StreamDataset(
-        list(case.lengths),
-        range,
-        case.lanes,
-        case.padding_mode,
-        time_steps=case.time_steps,
-        windows=case.windows,
-        shuffle=case.shuffle,
-        lookahead=case.lookahead,
-        seed=case.seed,
-        lengths=case.lengths,
-    )
+    dataset = case.dataset(lengths=case.lengths)
     groups = case.lanes if groups and len(case.lengths) >= case.lanes else None
     loader = StreamDataLoader(dataset, groups=groups)
     batches, count = iter(loader), len(loader)
