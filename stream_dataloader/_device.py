@@ -202,7 +202,7 @@ class OneAhead:
         self._fetch()  # while the batch before is still being computed with
         following = None
         if self._end is None:
-            with contextlib.suppress(Exception):  # of memory, say: told in this batch's turn, if it fails then, too
+            with contextlib.suppress(Exception):  # of memory, say: raised in this batch's turn, if it fails then, too
                 following = self._copy()
         self._ahead = following
         self._hold(self._end is None, self._end is not None)

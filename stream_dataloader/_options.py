@@ -192,10 +192,10 @@ def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) ->
         raise ValueError(
             f"lengths must be {num_sources} integers, one a source, and is of shape {array.shape}, {array.dtype}"
         )
-    for wrong, told in ((array < 0, "at least 0"), (array > _MOST_ITEMS, f"at most {_MOST_ITEMS}")):
+    for wrong, limit in ((array < 0, "at least 0"), (array > _MOST_ITEMS, f"at most {_MOST_ITEMS}")):
         if wrong.any():
             index = int(wrong.argmax())
-            raise ValueError(f"lengths[{index}] is {array[index]}, and must be {told}")
+            raise ValueError(f"lengths[{index}] is {array[index]}, and must be {limit}")
     return array.astype(np.int64)
 
 

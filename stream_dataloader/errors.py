@@ -236,7 +236,7 @@ class ErrorReport:
 def detached(error: Exception) -> Exception:
     """`error`, to be kept and raised later: without the frames that it came through, and all that they hold.
 
-    What the frames were is told by the last of its causes, as for an error that comes from another process.
+    The last of its causes shows what the frames were, as for an error that comes from another process.
     """
     report, left = ErrorReport(error), [error, error.__cause__, error.__context__]
     seen: set[int] = set()  # causes may form a circle

@@ -32,7 +32,7 @@ The bytes of small arrays are gathered, and written together: for 64 arrays of 2
 the time, and it took longer for larger or fewer ones.
 
 Guarantee: what is written is what `Layout.read` would give. An item that is not plainly like the layout, or that
-raises, is given back, for `Layout.read` to accept or to tell how it differs. Each item is copied before the next is
+raises, is given back, for `Layout.read` to accept or to say how it differs. Each item is copied before the next is
 taken, as a stream may use one buffer for all.
 """
 
@@ -118,7 +118,7 @@ def step_writer(layout: Layout, time_steps: int) -> StepWriter:
 
 def _blamed(layout: Layout, item: Any, error: Exception) -> tuple[tuple[Any, ...], Exception | None]:
     """What comes of an error in the middle of an item: the item, if it raises, or the error, of a signal's handler."""
-    if isinstance(error, OverflowError):  # a number that is told of where it is written
+    if isinstance(error, OverflowError):  # a number that is reported where it is written
         return (item,), None
     try:
         layout.read(item)

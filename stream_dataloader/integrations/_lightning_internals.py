@@ -200,7 +200,7 @@ def fetches_batches(trainer: Any) -> bool:
     return isinstance(trainer.fit_loop._data_fetcher, _PrefetchDataFetcher)
 
 
-def tell_batch_size(trainer: Any, lanes: int) -> None:
+def set_batch_size(trainer: Any, lanes: int) -> None:
     """Number of lanes, by which `self.log` weighs; Lightning would take the first tensor's first dimension, time."""
     if trainer._results is not None and trainer._results.batch_size is None:
         trainer._results.batch_size = lanes

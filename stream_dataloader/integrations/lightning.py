@@ -1,7 +1,7 @@
 """Lightning: epochs as long as they are, and checkpoints that continue at the very next batch.
 
 Lightning asks for a loader's length once, and cuts and validates all epochs by it. It saves the state of loaders that
-have one, but as of the last batch fetched, and uses it only for an epoch that is not finished. `StreamEpochs` tells it
+have one, but as of the last batch fetched, and uses it only for an epoch that is not finished. `StreamEpochs` says
 before each epoch what that epoch is, and saves and loads what belongs to the batches trained on.
 
 Guarantees: every epoch is read to its end, validated and counted, and has Lightning's number. A run that goes on from a
@@ -177,7 +177,7 @@ class StreamEpochs(Callback):
             if internals.fetches_batches(trainer):
                 self._places.note(internals.train_loaders(trainer).flattened, internals.batches_counted(trainer))
             self._carried_before = self._carried.snapshot()
-            _tell_batch_size(trainer, batch)
+            _set_batch_size(trainer, batch)
 
     def on_validation_batch_start(
         self,
@@ -188,7 +188,7 @@ class StreamEpochs(Callback):
         dataloader_idx: int = 0,  # noqa: ARG002
     ) -> None:
         """Tell Lightning how many lanes the batch has."""
-        _tell_batch_size(trainer, batch)
+        _set_batch_size(trainer, batch)
 
     on_test_batch_start = on_validation_batch_start
 
@@ -220,6 +220,6 @@ class StreamEpochs(Callback):
 ExactResume = StreamEpochs
 
 
-def _tell_batch_size(trainer: Trainer, batch: Any) -> None:
+def _set_batch_size(trainer: Trainer, batch: Any) -> None:
     if isinstance(batch, StreamBatch):
-        internals.tell_batch_size(trainer, len(batch))
+        internals.set_batch_size(trainer, len(batch))

@@ -3,7 +3,7 @@
 Guarantees: the Trainer's next batch is always the loader's next one; no batch is left out, cut off or read twice at an
 end of an epoch, by a stop, or by a resume, which reads nothing again.
 
-The Trainer has one number of batches for all epochs, from which it tells where it is. A loader's epochs may differ. So
+The Trainer has one number of batches for all epochs, by which it knows where it is. A loader's epochs may differ. So
 the Trainer's epochs only count, and the loader's follow each other beneath::
 
     the loader's epochs     0 0 0 0 0 | 1 1 1 | 2 2 2 2 | 3 ...

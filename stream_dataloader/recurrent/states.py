@@ -1,6 +1,6 @@
 """`States`: tensors of some lanes, in the structure of a model's state, and where the lanes are in each.
 
-Guarantee: the dimension of the lanes is never guessed. It is told, or it is the only one that can be meant.
+Guarantee: the dimension of the lanes is never guessed. It is given, or only one can be meant.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class StoreContract(StreamContract):
             Which tests were passed.
 
         Raises:
-            AssertionError: A test failed; tells what and where.
+            AssertionError: A test failed; the message says what and where.
         """
         return self._run_all({"open_stream": store, "sources": list(store.sources), "expected": expected})
 

@@ -79,7 +79,7 @@ class StreamContract:
             Which tests were passed.
 
         Raises:
-            AssertionError: A test failed; tells what and where.
+            AssertionError: A test failed; the message says what and where.
         """
         if num_workers is not None:
             self.num_workers = num_workers
