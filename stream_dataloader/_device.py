@@ -1,10 +1,9 @@
 """Batches on the way to an accelerator: page-locked memory, and copies ahead of use.
 
 Guarantees: what the user gets is on the current stream as if it had been made there. Memory is locked once, not batch
-by batch. No batch is lost: an error of copying is raised in place of the batch it belongs to, and asked again, the
-loader tries that batch again. With a model that is slower than the copies, the device never waits for one, and the host
-waits for the device only where it is three batches ahead. So six batches lie on the device, but for those that users
-hold.
+by batch. No batch is lost: an error of copying is raised in place of its batch, which is tried again when asked again.
+With a model that is slower than the copies, the device never waits for one, and the host waits only where it is three
+batches ahead. So six batches lie on the device, but for those that users hold.
 
 ::
 
@@ -14,28 +13,22 @@ hold.
 
 Why this is so, by what CUDA and torch document:
 
-- *Used on the current stream.* The current stream is told to wait for the copy's event: `cudaStreamWaitEvent` makes the
-  device wait, and returns at once on the host. What the user begins there afterwards, in eager mode, backward or
-  compiled, comes after the copy. The tensors are plain ones. For another stream of their own, users order it behind the
-  current one, as with any tensor.
+- *Used on the current stream.* The current stream waits for the copy's event (`cudaStreamWaitEvent`, which returns
+  immediately on the host). What the user begins there afterwards, in eager mode, backward or compiled, comes after the
+  copy. For a stream of their own, users order it behind the current one, as with any tensor.
 - *Memory on the device.* It is allocated while the copy stream is current, so torch's allocator hands it out again only
-  to the copy stream, where it comes after earlier copies. `record_stream` adds that what the current stream does with
-  it by the time it is freed must be done, too. That can be said of dense tensors only. What else a batch holds (sparse
-  tensors, objects with a `to` of their own) is moved on the current stream when it is handed out.
-- *Memory in the host.* A slot that is let go waits for the copy stream, too (`_assembly/page_lock.py`). It is let go
-  while that is the current stream, so that it waits for copies alone, and not for what the model still computes.
-  torch's own page-locked memory knows what is copied from it.
-- *Nothing waits.* From page-locked memory with `non_blocking=True` a copy returns at once, so pageable leaves are put
-  into page-locked memory before, and so are leaves with gaps, which torch would gather in pageable memory. The host
-  waits in two cases only, and in both the device has work to do: two copies are under way, as they are slower than all
-  else; or it is three batches ahead of the device, as nothing was read back. Without that it would fill the device with
-  batches, of which each is still to be computed with. It sleeps meanwhile (`blocking=True`), as workers need the cores.
+  to that stream, behind earlier copies, and, by `record_stream`, behind what the current stream does with it. That
+  works for dense tensors only. Sparse tensors and objects with a `to` are moved when they are handed out.
+- *Memory in the host.* A slot is let go while the copy stream is current, so that it waits for copies alone
+  (`_assembly/page_lock.py`), and not for what the model still computes.
+- *Nothing waits.* From page-locked memory with `non_blocking=True` a copy returns immediately, so other leaves are put
+  there before, and so are leaves with gaps. The host waits in two cases, and in both the device has work to do: two
+  copies are under way, as they are slower than all else; or it is three batches ahead, as nothing was read back, and
+  would fill the device. It sleeps meanwhile (`blocking=True`), as workers need the cores.
 - *One stream a device.* Memory goes back to the stream it was allocated for. With a new stream an epoch, each epoch's
-  would stay behind; so all loaders of a process copy on one stream a device.
-- *Several devices.* "cuda" is the device that is current when reading begins, and stays so. The current device is as it
-  was after each `next`.
-- *No memory.* If there is none for the batch ahead, that is tried again when the batch is wanted, when the one before
-  may have been freed.
+  would stay behind.
+- *Several devices.* "cuda" is the device that is current when reading begins. The current device stays as it was.
+- *No memory.* If there is none for the batch ahead, that is tried again when the batch is wanted.
 
 Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda` that runs copies and
 kernels late, in any order that streams and events allow.
@@ -161,14 +154,10 @@ class _Nothing:
 
 
 class OneAhead:
-    """Copies batches to a device on a stream of its own, one batch ahead of the one in use.
+    """Copies batches from host memory to a device on a stream of its own, one batch ahead of the one in use.
 
-    Args:
-        batches: Yields batches in host memory.
-        device: The device to copy them to.
-        hold: Called with what was fetched and not handed out yet: whether a batch, and whether the end.
-        release: Called when a batch in host memory was let go, on the copy stream.
-        backend: `torch.cuda`, or a stand-in.
+    It calls `hold` with what was fetched and not handed out yet (a batch, the end), and `release`, on the copy stream,
+    when it let go of a batch in host memory.
     """
 
     def __init__(

@@ -17,13 +17,7 @@ _VERSION = 1  # of states
 
 
 class SideBySide(IterableDataset[StreamBatch]):
-    """What a loader of `side_by_side` reads: its `dataset`.
-
-    Attributes:
-        members: The datasets, each with the lanes that it has here.
-        ends_with: When an epoch ends.
-        endless: Which members never end.
-    """
+    """What a loader of `side_by_side` reads, its `dataset`: the members, each with the lanes that it has here."""
 
     lengths = None  # of one list; each member has its own
     epoch_request = 0, 0  # nobody calls its `set_epoch`; see `StreamDataset`

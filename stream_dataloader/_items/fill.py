@@ -21,11 +21,7 @@ Fills = Sequence["np.ndarray[Any, Any] | None"]
 
 
 def check_fill(fill_value: Any) -> None:
-    """Refuse a fill value that cannot pad any leaf.
-
-    Raises:
-        ValueError: It, or what it has for a leaf, is neither a number nor an array.
-    """
+    """Refuse a fill value that, or whose value for a leaf, is neither a number nor an array."""
     for path, value in _given(fill_value, "fill_value"):
         _tensor(path, value)
 
@@ -65,11 +61,7 @@ class FillValue:
         self._fills: dict[int, tuple[Layout, Fills]] = {}
 
     def of(self, layout: Layout) -> Fills:
-        """What pads each leaf.
-
-        Raises:
-            ValueError: It is no number, has other keys than the items, does not broadcast, or does not fit a dtype.
-        """
+        """What pads each leaf; a `ValueError` if it has other keys, does not broadcast, or does not fit a dtype."""
         known = self._fills.get(id(layout))
         if known is None:
             values = _spread(self._value, layout.structure, "fill_value", "item")

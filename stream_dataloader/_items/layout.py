@@ -203,11 +203,7 @@ class Layout:
         return None
 
     def read_window(self, item: Any) -> tuple[Leaves, int]:
-        """The leaves of a window, and how many time steps it has.
-
-        Raises:
-            Misfit: See `read` and `window_length`.
-        """
+        """The leaves of a window, and how many time steps it has; a `Misfit` as for `read` and `window_length`."""
         dtype, shape = self._array_alone
         array = _array_of(item) if dtype is not None and type(item) is torch.Tensor else item
         if type(array) is np.ndarray and array.dtype is dtype and array.shape[1:] == shape:  # nearly always

@@ -2,30 +2,15 @@
 
 `Layout.read` walks each item's structure anew and works out what each leaf is. That takes many times as long as to copy
 a small leaf. Once the layout is known, all that an item must be is known too. So a flat function is written for it, as
-`dataclasses` writes an `__init__`. For items `{"done": bool, "image": (8, 8, 3) uint8}` it comes to this::
+`dataclasses` writes an `__init__`, from `_TEMPLATE`. For items `{"done": bool, "image": (8, 8, 3) uint8}` an item is
+taken apart, checked and written by::
 
-    def write(stream, begin, stop, columns, row):
-        t = begin
-        column0 = columns[0][:, row]
-        column1, bytes1 = columns[1][:, row], []
-        gathered = ((column1, bytes1, uint8, (8, 8, 3)),)
-        try:
-            for t in range(begin, stop):
-                item = value = next(stream)
-                try:
-                    if type(value) is not dict or len(value) != 2: return Taken(t - begin, (item,))
-                    value0 = value["done"]
-                    value1 = value["image"]
-                    ...  # the type, dtype and shape of each leaf; if they are others: the same
-                    column0[t] = value0
-                    bytes1.append(value1.tobytes())
-                except Exception as error:
-                    return Taken(t - begin, *blamed(layout, item, error))
-        except BaseException as error:
-            return Taken(t - begin, (), error)
-        finally:
-            write_rows(begin, gathered)
-        return Taken(stop - begin)
+    if type(value) is not dict or len(value) != 2: return Taken(t - begin, (item,))
+    value0 = value["done"]
+    value1 = value["image"]
+    ...  # the type, dtype and shape of each leaf; if they are others: the same
+    column0[t] = value0
+    bytes1.append(value1.tobytes())
 
 Nothing of the items is in the source: keys, types, dtypes and shapes are names in it, whose values are handed to it.
 The bytes of small arrays are gathered, and written together: for 64 arrays of 256 bytes that takes three quarters of

@@ -46,12 +46,7 @@ class MapStyleOptions(CommonOptions, total=False):
 
 
 class OpenGroup:
-    """Opens the stream of one group.
-
-    Args:
-        dataset: What has the items.
-        time_steps: How many are fetched by one call of the dataset's `__getitems__`, if it has that: a window.
-    """
+    """Opens the stream of one group; `time_steps` items are fetched by one call of `__getitems__`, if there is one."""
 
     # `_reading` keeps factories that it has looked at in a cache by their hash, which must not keep a dataset alive
     __hash__: ClassVar[None]  # type: ignore[assignment]

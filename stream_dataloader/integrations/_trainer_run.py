@@ -31,12 +31,8 @@ class TrainerRun(Dataset[Mapping[str, Any]]):
     """The loader's batches, epoch after epoch; which number is asked for does not matter.
 
     So the numbers that a Trainer skips when it resumes cost nothing, as the loader stands behind them already.
-
-    Args:
-        loader: The loader.
-        inputs: Makes the model's arguments of a batch.
-        state: Where the loader begins; it goes there when the first batch is asked for.
-        batches: Number of batches of a Trainer's epoch, None if not known.
+    `inputs` makes the model's arguments of a batch, `state` is where the loader begins, with the first batch that is
+    asked for, and `batches` the number of batches of a Trainer's epoch, None if unknown.
     """
 
     def __init__(

@@ -103,13 +103,7 @@ def _check_sharing(accelerator: Accelerator) -> None:
 
 
 class _Place(NamedTuple):
-    """Where a loop stands.
-
-    Attributes:
-        epoch: The epoch's number.
-        delivered: How many of its batches were handed out, with those before a loaded state.
-        state: Tells the loader's state there.
-    """
+    """Where a loop stands: how many batches of an epoch were handed out, and the loader's state there."""
 
     epoch: int
     delivered: int

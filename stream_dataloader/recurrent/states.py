@@ -20,13 +20,7 @@ Lanes = npt.NDArray[np.int64]
 
 
 class States(NamedTuple):
-    """Tensors with the lanes side by side.
-
-    Attributes:
-        node: The structure of a state.
-        leaves: Its tensors.
-        dims: The dimension of the lanes in each.
-    """
+    """The structure of a state, its tensors, with the lanes side by side, and the dimension of the lanes in each."""
 
     node: Node
     leaves: Sequence[torch.Tensor]
@@ -115,18 +109,7 @@ def states_of(state: Any, lanes: int, batch_dim: Any, known: States | None = Non
 
 
 def dims_of(node: Node, leaves: Sequence[torch.Tensor], lanes: int, batch_dim: Any, what: str) -> list[int]:
-    """The dimension of the lanes in each tensor.
-
-    Args:
-        node: The structure of the tensors, which `what` names.
-        leaves: The tensors.
-        lanes: How many lanes they have.
-        batch_dim: One number, or a structure of them; None where it is to be found out.
-        what: A name.
-
-    Raises:
-        ValueError: A tensor has not so many lanes there; or several of its dimensions may be meant.
-    """
+    """The dimension of so many lanes in each tensor of `what`, by the user's `batch_dim`."""
     numbers = spread(batch_dim, node, "batch_dim")
     named = zip(leaf_paths(node, what), leaves, numbers, strict=True)
     return [_dim_of(name, leaf, lanes, number) for name, leaf, number in named]

@@ -73,11 +73,7 @@ def spread(value: Any, node: Node, name: str) -> list[Any]:
 
 
 def map_tensors(function: Callable[..., torch.Tensor], value: Any, *others: Any) -> Any:
-    """`value` with each tensor replaced by what `function` makes of it, and of the tensors of `others` beside it.
-
-    Raises:
-        StateError: The others are of another structure.
-    """
+    """`value` with each tensor replaced by what `function` makes of it, and of the tensors of `others` beside it."""
     node, leaves = take_apart(value)
     beside = [leaves]
     for other in others:
