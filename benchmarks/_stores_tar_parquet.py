@@ -115,7 +115,7 @@ def parquet_rows(folder: Path, quick: bool) -> Iterator[Row]:
     path = os.path.join(folder, "steps.parquet")
     table = pa.table({"episode": np.repeat(np.arange(episodes), length), "state": state})
     pq.write_table(table, path, row_group_size=group_rows)
-    store = ParquetStore(path, key="episode", columns=["state"])
+    store = ParquetStore(path, stream="episode", columns=["state"])
 
     def theirs() -> float:
         return rate_of(DataLoader(TableRows(path, group_rows, count), LANES * STEPS, num_workers=WORKERS), len)

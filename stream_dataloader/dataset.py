@@ -77,8 +77,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
         open_early: Whether workers open reserved sources in a background thread while they read other streams. None:
             if `open_stream`, and a sequence that computes the sources, declare that this is safe
             (`protocols.OpensEarly`). True: always, also with `num_workers=0`. False: never. Batches are the same.
-        lengths: Number of items of each source, if known: time steps, or windows without `time_steps`. Makes
-            `len(loader)` known: exact, as long as no stream is skipped. A stream of another length is then an error.
+        lengths: Number of items of each source, if known: time steps, or windows without `time_steps`. None: what
+            `open_stream` says, as stores do (`protocols.KnowsLengths`). Makes `len(loader)` known: exact, as long as no
+            stream is skipped. A stream of another length is then an error.
         on_error: `"raise"`; `"skip"`: the lane continues with its next source; or a callable that is given the
             `StreamError`, in the worker, and returns one of the two. Streams that do not fit beside each other always
             raise, as only the main process sees which one differs; to skip them, have `open_stream` raise.

@@ -49,6 +49,7 @@ __all__ = [
     "CollateFn",
     "ErrorPolicy",
     "Exhausted",
+    "KnowsLengths",
     "OnError",
     "OpensEarly",
     "PaddingMode",
@@ -167,6 +168,15 @@ class OpensEarly(Protocol):
 
     def __call__(self, source: Any) -> Iterable[Any]:
         """Open one stream; may be called in both threads at once."""
+        ...
+
+
+@runtime_checkable
+class KnowsLengths(Protocol):
+    """A factory that knows how many items there are, so that `StreamDataset` needs no `lengths`."""
+
+    def lengths_of(self, sources: Any) -> Any:
+        """Number of items of each source, `(sources,)`; None if only reading tells, or these are not its own."""
         ...
 
 

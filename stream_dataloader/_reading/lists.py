@@ -31,7 +31,7 @@ from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._schedule.sections import Cut, Cuts
 from stream_dataloader.errors import shorten
-from stream_dataloader.protocols import StreamFactory
+from stream_dataloader.protocols import KnowsLengths, StreamFactory
 from stream_dataloader.sectioning import Sections, described
 
 _LOOKED_AT = 1024  # sources of a sequence that makes them, for a fingerprint
@@ -69,6 +69,8 @@ class SourceList:
         """
         options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
         packed = sources_of(options.check_sources(sources))
+        if lengths is None and isinstance(open_stream, KnowsLengths):
+            lengths = open_stream.lengths_of(sources)
         if sections is not None:
             lengths = sections.resolve(lengths)
         lengths = options.check_lengths(lengths, len(packed))

@@ -20,7 +20,7 @@ from stream_dataloader.cli.option_values import add_options, with_options
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ItemError, StoreError
-from stream_dataloader.stores._base.formats import FORMATS, format_of
+from stream_dataloader.stores._base.formats import format_of
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,9 @@ def find_target(options: argparse.Namespace, media: Collection[str] = ()) -> Tar
 def _store_at(path: str) -> str | None:
     """The format of the store that lies at a path; None if it is no store. A folder may be named as a store is."""
     try:
-        found = format_of(path)
+        return format_of(path)
     except (StoreError, FileNotFoundError, NotADirectoryError):
         return None
-    return found if found in FORMATS else None
 
 
 def dataset_of(target: Target, options: argparse.Namespace, lengths: Sequence[int] | None) -> StreamDataset:

@@ -4,7 +4,7 @@
 
     stores.pack((paths, open_video), "clips.store")          # decode once
     sources, open_stream = stores.open("clips.store")        # from then on, read at the speed of memory
-    dataset = StreamDataset(sources, open_stream, batch_size=8, time_steps=16, lengths=open_stream.lengths)
+    dataset = StreamDataset(sources, open_stream, batch_size=8, time_steps=16)              # which knows the lengths
 
 A store is a factory that knows its streams; `open` finds out its format. Each format is a module of its own, which
 imports the packages it needs when it is first used. Each passes `testing.StoreContract`. They import of the package
@@ -19,7 +19,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.formats import FORMATS, check_options, format_of
+from stream_dataloader.stores._base.formats import FORMATS, format_of, known_formats
+from stream_dataloader.stores._base.options import check_options
 from stream_dataloader.stores._base.patterns import plain_path
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
@@ -63,21 +64,10 @@ __all__ = [
 ]
 
 #: Names that are imported when they are first used, and their modules.
-_MODULES = {
-    "Hdf5Store": "hdf5",
-    "LeRobotStore": "lerobot",
-    "LmdbStore": "lmdb",
-    "MdsStore": "mds",
-    "MdsWriter": "mds",
-    "MemmapStore": "memmap",
-    "NpyStore": "npy",
-    "PackReport": "_packing.report",
-    "ParquetStore": "parquet",
-    "TensorDictStore": "tensordict",
-    "TfdsStore": "tfds",
-    "WebDatasetStore": "webdataset",
-    "ZarrStore": "zarr",
-    "pack": "_packing.driver",
+_MODULES = {one.store: one.module for one in FORMATS.values()} | {
+    "MdsWriter": f"{__name__}.mds",
+    "PackReport": f"{__name__}._packing.report",
+    "pack": f"{__name__}._packing.driver",
 }
 
 
@@ -86,8 +76,8 @@ def open(path: str | os.PathLike[str], *, format: str | None = None, **options: 
 
     Args:
         path: A folder, a file, or a URL where the format allows.
-        format: The store's format, one of `"memmap"`, `"tensordict"`, `"npy"`, `"lerobot"`, `"hdf5"`, `"zarr"`,
-            `"mds"`, `"tfds"`, `"lmdb"`, `"webdataset"`, `"parquet"`. None finds it out by the names of files.
+        format: The store's format, such as `"memmap"`; the classes of stores have its name as `format`. None finds it
+            out by the names of files.
         options: Of the format's class: `stores.MemmapStore` and so on.
 
     Returns:
@@ -107,16 +97,16 @@ def open(path: str | os.PathLike[str], *, format: str | None = None, **options: 
         >>> np.save(folder / "a.npy", np.arange(5))
         >>> np.save(folder / "b.npy", np.arange(3))
         >>> sources, open_stream = stores.open(folder)
-        >>> dataset = StreamDataset(sources, open_stream, batch_size=2, time_steps=3, lengths=open_stream.lengths)
+        >>> dataset = StreamDataset(sources, open_stream, batch_size=2, time_steps=3)
         >>> [batch.data.T.tolist() for batch in StreamDataLoader(dataset)]
         [[[0, 1, 2], [0, 1, 2]], [[3, 4, 0], [0, 0, 0]]]
     """
     path = plain_path(path)
     name = format_of(path) if format is None else format
-    if name not in FORMATS:
-        raise ValueError(f"format is {format!r}; use one of {', '.join(map(repr, FORMATS))}, or None to have it found")
-    module = importlib.import_module(f"{__name__}.{FORMATS[name].module}")
-    kind: Callable[..., Store] = getattr(module, FORMATS[name].store)
+    if (found := known_formats().get(name)) is None:
+        known = ", ".join(map(repr, known_formats()))
+        raise ValueError(f"format is {format!r}; use one of {known}, or None to have it found")
+    kind: Callable[..., Store] = found.load(found.store)
     taken = f"{path} was taken for a store of format {name!r}" if format is None else f"format is {name!r}"
     check_options(kind, options, taken)
     store = kind(path, **options)
@@ -153,4 +143,4 @@ def __getattr__(name: str) -> Any:
     """Import a format when it is first used, so that one does not need the packages of another."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

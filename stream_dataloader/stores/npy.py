@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.leaves import names_given
+from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.rows import check_untold
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.streams._media.names import natural_order
@@ -46,7 +46,7 @@ class NpyStore(Store):
 
     Args:
         path: The folder, or one file, which is one stream.
-        leaves: Which files of a stream's folder to read, by their names without suffix; None reads all.
+        columns: Which files of a stream's folder to read, by their names without suffix; None reads all.
 
     Raises:
         FileNotFoundError: There is nothing at that path.
@@ -69,9 +69,10 @@ class NpyStore(Store):
 
     format: ClassVar[str] = "npy"
 
-    def __init__(self, path: str | os.PathLike[str], *, leaves: Sequence[str] | None = None) -> None:
-        self._wanted = names_given(leaves)
-        super().__init__(path, leaves=self._wanted)
+    @renamed(leaves="columns")
+    def __init__(self, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None) -> None:
+        self._wanted = given_columns(columns)
+        super().__init__(path, columns=self._wanted)
         _ = self.index
 
     def _read_index(self) -> _NpyIndex:
@@ -108,7 +109,7 @@ class NpyStore(Store):
         if not files:
             return folder, folders, self._leaf_names(folder, folders)
         if self._wanted is not None:
-            raise StoreError(f"{self.path} has no leaves {self._wanted}: each stream is one array; leave out leaves=")
+            raise StoreError(f"{self.path} has no columns {self._wanted}: each stream is one array; leave out columns=")
         return folder, files, None
 
     def _leaf_names(self, folder: str, keys: list[str]) -> list[str]:
@@ -123,14 +124,14 @@ class NpyStore(Store):
                     + (
                         ""
                         if self._wanted
-                        else f", and {keys[0]} has {shorten(first, 120)}; all need the same, or leaves="
+                        else f", and {keys[0]} has {shorten(first, 120)}; all need the same, or columns="
                     )
                 )
             if self._wanted is None and len(files) > len(first):
                 extra = next(name for name in files if name not in first)
                 raise StoreError(
                     f"{place} (stream {number}) has {extra}{_SUFFIX}, which {keys[0]} lacks; all streams need the same "
-                    "files, or leaves= says which to read"
+                    "files, or columns= says which to read"
                 )
         return self._wanted or first
 

@@ -139,8 +139,8 @@ def test_a_store_is_verified(capsys, numbers):
 
 def test_options_of_the_format_are_handed_on(tmp_path, capsys):
     stores.pack(([1], lambda n: [{"a": n, "b": n}]), tmp_path / "x")
-    assert run(capsys, "inspect", tmp_path / "x", "--option", "leaves=['b']")[0] == 0
-    status, _, errors = run(capsys, "inspect", tmp_path / "x", "--option", "leaves=['c']")
+    assert run(capsys, "inspect", tmp_path / "x", "--option", "columns=['b']")[0] == 0
+    status, _, errors = run(capsys, "inspect", tmp_path / "x", "--option", "columns=['c']")
     assert (status, "has no leaf" in errors) == (1, True)
     status, _, errors = run(capsys, "inspect", tmp_path / "x", "--option", "colour=red")
     assert (status, "colour" in errors) == (2, True)

@@ -90,21 +90,21 @@ def test_a_wrong_filter_key_is_an_error(robomimic, names, message):
 
 
 def test_some_leaves_can_be_read_alone(robomimic):
-    assert [*Hdf5Store(robomimic, leaves=["obs/image", "actions"])(2)][3].keys() == {"obs", "actions"}
-    assert next(Hdf5Store(robomimic, leaves="obs")(2)).keys() == {"obs"}  # a group: all in it
-    image = next(Hdf5Store(robomimic, leaves="obs/image")(2))  # a dataset: an item by itself
+    assert [*Hdf5Store(robomimic, columns=["obs/image", "actions"])(2)][3].keys() == {"obs", "actions"}
+    assert next(Hdf5Store(robomimic, columns="obs")(2)).keys() == {"obs"}  # a group: all in it
+    image = next(Hdf5Store(robomimic, columns="obs/image")(2))  # a dataset: an item by itself
     assert np.array_equal(image, STREAMS[2][0]["obs"]["image"])
     with pytest.raises(StoreError, match=r"demos.hdf5, /data/demo_0 has no leaf 'obs/depth'; it has \['actions', "):
-        Hdf5Store(robomimic, leaves=["actions", "obs/depth"])
+        Hdf5Store(robomimic, columns=["actions", "obs/depth"])
 
 
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"leaves": 3}, TypeError, "leaves is 3; give a name"),
-        ({"leaves": [3]}, TypeError, r"leaves is \[3\]; give a name"),
-        ({"leaves": []}, ValueError, "names nothing"),
-        ({"leaves": ""}, ValueError, "names nothing"),
+        ({"columns": 3}, TypeError, "columns is 3"),
+        ({"columns": [3]}, TypeError, r"columns is \[3\]"),
+        ({"columns": []}, ValueError, "each that is wanted once"),
+        ({"columns": ["actions"] * 2}, ValueError, "each that is wanted once"),
         ({"group": 3}, TypeError, "group is 3; give a name"),
         ({"filter_key": b"x"}, TypeError, "filter_key is b'x'"),
     ],
@@ -144,7 +144,7 @@ def test_event_representations_are_streams_of_arrays(tmp_path):
         with h5py.File(folder / "event_representations.h5", "w") as file:
             file.create_dataset("data", data=rows, chunks=(1, 20, 6, 8), compression="lzf", maxshape=(None, 20, 6, 8))
         np.save(folder / "objframe_idx_2_repr_idx.npy", np.arange(3))
-    store = Hdf5Store(tmp_path / "train", leaves="data")
+    store = Hdf5Store(tmp_path / "train", columns="data")
     assert [store.key(n).split("/")[0] for n in store.sources] == ["one", "two"]
     assert np.array_equal(np.stack(list(store(1))), frames["two"])
 
@@ -165,14 +165,14 @@ def test_leaves_of_different_lengths_are_an_error_that_says_what_to_choose(robom
     with h5py.File(robomimic, "a") as file:
         file["data/demo_0/extra"] = np.zeros(24)
     with pytest.raises(
-        StoreError, match=r"24 steps of \['extra'\]; choose some that have, such as leaves=\['actions', "
+        StoreError, match=r"24 steps of \['extra'\]; choose some that have, such as columns=\['actions', "
     ):
         Hdf5Store(robomimic)
-    assert len(Hdf5Store(robomimic, leaves=["actions", "obs"])) == 4
+    assert len(Hdf5Store(robomimic, columns=["actions", "obs"])) == 4
     with h5py.File(robomimic, "a") as file:
         del file["data/demo_2/dones"]
         file["data/demo_2/dones"] = np.zeros(8, int)
-    store = Hdf5Store(robomimic, leaves=["actions", "dones"])
+    store = Hdf5Store(robomimic, columns=["actions", "dones"])
     with pytest.raises(StoreError, match=r"demos.hdf5, stream 2 \(demo_2\): .* 8 steps of \['dones'\]"):
         store(2)
     assert len(store.verify()) == 1
@@ -190,7 +190,7 @@ BROKEN = {
     ),
     "a leaf that only others have": (
         lambda file: file.pop("data/demo_2/obs/image"),
-        r"stream 2 \(demo_2\) has no dataset 'obs/image'; name others by leaves=",
+        r"stream 2 \(demo_2\) has no dataset 'obs/image'; name others by columns=",
     ),
     "a group instead of a leaf": (
         lambda file: (file.pop("data/demo_2/obs/pose"), file.create_group("data/demo_2/obs/pose")),

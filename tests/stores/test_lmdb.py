@@ -152,16 +152,16 @@ def test_items_of_any_numbers_come_back(tmp_path, opened, item):
 
 def test_some_leaves_of_dicts_can_be_read_alone(tmp_path, opened):
     path = written(tmp_path / "a")
-    assert [sorted(item) for item in opened(path, leaves=["pose", "label"])(2)] == [["label", "pose"]] * 7
+    assert [sorted(item) for item in opened(path, columns=["pose", "label"])(2)] == [["label", "pose"]] * 7
     with pytest.raises(StoreError, match=r"no leaf \['depth'\].*'image', 'label', 'pose'"):
-        LmdbStore(path, leaves=["depth"])
-    assert stores.inspect(path, leaves=["label"]).leaves == {"['label']": "int64 ()"}
-    for wrong in ("label", [], [3]):
+        LmdbStore(path, columns=["depth"])
+    assert stores.inspect(path, columns=["label"]).leaves == {"['label']": "int64 ()"}
+    for wrong in ("label", [3]):
         with pytest.raises(TypeError, match="give a list of names"):
-            LmdbStore(path, leaves=wrong)
+            LmdbStore(path, columns=wrong)
     alone = written(tmp_path / "b", [[np.zeros(3)]])
     with pytest.raises(StoreError, match=r"no leaf \['label'\]; its items are no dicts"):
-        LmdbStore(alone, leaves=["label"])
+        LmdbStore(alone, columns=["label"])
 
 
 def smooth(shape, seed):
@@ -457,7 +457,7 @@ def test_a_plain_lmdb_needs_decode(tmp_path):
         stores.open(path)
     with pytest.raises(ValueError, match="was packed as a store, and its items need no decode="):
         LmdbStore(written(tmp_path / "b"), decode=text)
-    for wrong in ({"separator": "/"}, {"open_databases": 0}):
+    for wrong in ({"stream": "/"}, {"open_databases": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             LmdbStore(path, **wrong)
 
@@ -466,7 +466,7 @@ def test_a_plain_lmdb_needs_decode(tmp_path):
 def test_keys_that_share_a_prefix_are_a_stream(tmp_path, opened, subdir):
     values = {b"clip%d/%06d" % (clip, i): b"%d" % (100 * clip + i) for clip in range(3) for i in range(4 + clip)}
     path = plain(tmp_path / "a.lmdb", values | {b"__len__": b"15"}, subdir=subdir)
-    store = opened(path, decode=text, separator="/")
+    store = opened(path, decode=text, stream="/")
     assert [store.key(number) for number in store.sources] == ["clip0", "clip1", "clip2"]
     assert list(store.lengths) == [4, 5, 6]
     assert list(store(2, start=1)) == [201, 202, 203, 204, 205]

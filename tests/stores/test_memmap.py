@@ -54,10 +54,10 @@ def test_a_stream_has_its_key_and_metadata(tmp_path):
 
 
 def test_some_leaves_of_dicts_can_be_read_alone(tmp_path):
-    store = MemmapStore(written(tmp_path / "a", STREAMS), leaves=["pose", "label"])
+    store = MemmapStore(written(tmp_path / "a", STREAMS), columns=["pose", "label"])
     assert [sorted(item) for item in store(2)] == [["label", "pose"]] * 7
     with pytest.raises(StoreError, match=r"no leaf \['depth'\].*'image', 'label', 'pose'"):
-        MemmapStore(store.path, leaves=["depth"])
+        MemmapStore(store.path, columns=["depth"])
 
 
 @pytest.mark.parametrize(

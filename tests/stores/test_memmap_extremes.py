@@ -78,12 +78,12 @@ def test_numbers_of_a_dtype_that_numpy_lacks_keep_it(tmp_path):
 
 def test_leaves_are_a_list_of_names_and_info_tells_of_them(tmp_path):
     path = written(tmp_path / "a", images((3,)))
-    assert stores.inspect(path, leaves=["label"]).leaves == {"['label']": "int64 ()"}
-    with pytest.raises(TypeError, match="leaves is 'label'; give a list of names"):
-        MemmapStore(path, leaves="label")
+    assert stores.inspect(path, columns=["label"]).leaves == {"['label']": "int64 ()"}
+    with pytest.raises(TypeError, match="columns is 'label'; give a list of names"):
+        MemmapStore(path, columns="label")
     alone = written(tmp_path / "b", [[np.zeros(3)]])
     with pytest.raises(StoreError, match=r"no leaf \['label'\]; its items are no dicts"):
-        MemmapStore(alone, leaves=["label"])
+        MemmapStore(alone, columns=["label"])
 
 
 @pytest.mark.parametrize("method", START_METHODS)

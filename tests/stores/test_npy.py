@@ -81,14 +81,14 @@ def test_one_file_is_one_stream(tmp_path):
 
 
 def test_some_leaves_can_be_read_alone(tmp_path):
-    store = NpyStore(folders_of_leaves(tmp_path / "a"), leaves=["state"])
+    store = NpyStore(folders_of_leaves(tmp_path / "a"), columns=["state"])
     assert [list(item) for item in read(store(2))] == [["state"]] * 7
     with pytest.raises(StoreError, match=r"episode8 \(stream 0\) has no depth.npy; it has .*action"):
-        NpyStore(store.path, leaves=["depth"])
+        NpyStore(store.path, columns=["depth"])
     with pytest.raises(TypeError, match="a list of names"):
-        NpyStore(store.path, leaves="state")
+        NpyStore(store.path, columns="state")
     with pytest.raises(StoreError, match="each stream is one array"):
-        NpyStore(files_of_rows(tmp_path / "b"), leaves=["state"])
+        NpyStore(files_of_rows(tmp_path / "b"), columns=["state"])
 
 
 def mixed(folder):
@@ -200,7 +200,7 @@ def test_absurdly_many_rows_of_no_bytes_are_refused(tmp_path):
 def test_an_option_of_another_format_is_refused_with_the_format_that_was_found(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(3))
     with pytest.raises(
-        TypeError, match=r"was taken for a store of format 'npy', which has no option 'lengths'; it has le"
+        TypeError, match=r"was taken for a store of format 'npy', which has no option 'lengths'; it has columns"
     ):
         stores.open(tmp_path, lengths="n")
     with pytest.raises(TypeError, match=r"^format is 'npy', which has no option 'stream'"):

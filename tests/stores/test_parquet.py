@@ -100,13 +100,13 @@ class ParquetContract(StoreTests):
 class TestParquetStore(ParquetContract):
     @pytest.fixture
     def made(self, tmp_path):
-        return ParquetStore(two_parquets(tmp_path / "a"), key="episode", cache_bytes=2000)
+        return ParquetStore(two_parquets(tmp_path / "a"), stream="episode", cache_bytes=2000)
 
 
 class TestArrowFile(ParquetContract):
     @pytest.fixture
     def made(self, tmp_path):
-        return ParquetStore(write_ipc(tmp_path / "a.arrow", TABLE, "file"), key="episode")
+        return ParquetStore(write_ipc(tmp_path / "a.arrow", TABLE, "file"), stream="episode")
 
 
 class TestSavedDataset(ParquetContract):
@@ -117,7 +117,7 @@ class TestSavedDataset(ParquetContract):
         write_ipc(tmp_path / "cache-of-some-map.arrow", TABLE.slice(1, 2), "stream")
         names = [{"filename": f"data-0000{i}-of-00002.arrow"} for i in range(2)]
         (tmp_path / "state.json").write_text(json.dumps({"_data_files": names, "_indices_data_files": None}))
-        return ParquetStore(tmp_path, key="episode")
+        return ParquetStore(tmp_path, stream="episode")
 
 
 def written(path, columns, **options):
@@ -144,9 +144,9 @@ def test_runs_of_a_key_are_streams(tmp_path, keys):
     path = written(tmp_path / "a.parquet", {"k": keys, "x": range(5)}, row_group_size=2)
     if None in keys:
         with pytest.raises(StoreError, match=r"a\.parquet, row 3: k is null"):
-            ParquetStore(path, key="k")
+            ParquetStore(path, stream="k")
         return
-    store = ParquetStore(path, key="k", columns=["x"])
+    store = ParquetStore(path, stream="k", columns=["x"])
     found = {store.key(number): [int(item["x"]) for item in store(number)] for number in store.sources}
     assert found == {str(keys[0]): [0, 1], str(keys[2]): [2], str(keys[3]): [3, 4]}
     assert store.number(str(keys[2])) == 1
@@ -155,7 +155,7 @@ def test_runs_of_a_key_are_streams(tmp_path, keys):
 def test_a_key_in_several_places_is_an_error(tmp_path):
     path = written(tmp_path / "a.parquet", {"k": [1, 1, 2, 1]}, row_group_size=2)
     with pytest.raises(StoreError, match=r"row 3: rows with k = 1 are in several places.*sort_by"):
-        ParquetStore(path, key="k")
+        ParquetStore(path, stream="k")
 
 
 def test_folders_may_tell_columns(tmp_path):
@@ -164,7 +164,7 @@ def test_folders_may_tell_columns(tmp_path):
         folder.mkdir(parents=True)
         for part in range(2):
             written(folder / f"part-{part}.parquet", {"x": [part, episode]})
-    store = stores.open(tmp_path, key="episode").open_stream
+    store = stores.open(tmp_path, stream="episode").open_stream
     assert [store.key(number) for number in store.sources] == ["2", "10"]
     assert list(store(1))[3] == {"x": 10, "episode": 10, "task": "drop"}
     batch = next(iter(StreamDataLoader(StreamDataset([0, 1], store, batch_size=2, time_steps=4))))
@@ -269,7 +269,7 @@ def test_images_are_decoded(tmp_path, nested):
 
 def test_options_are_checked(tmp_path):
     path = written(tmp_path / "a.parquet", {"x": [1], "y": [2]})
-    for options in ({"columns": ["z"]}, {"key": "z"}, {"decode": {"z": "image"}}):
+    for options in ({"columns": ["z"]}, {"stream": "z"}, {"decode": {"z": "image"}}):
         with pytest.raises(StoreError, match=r"no column \['z'\]; it has \['x', 'y'\]"):
             ParquetStore(path, **options)
     for kind, options in (
@@ -328,7 +328,7 @@ def test_a_saved_dataset_is_what_its_state_says(tmp_path):
 def test_a_file_that_is_replaced_or_cut_off_is_an_error(tmp_path, kind):
     path = str(tmp_path / "a.arrow")
     pq.write_table(TABLE, path, row_group_size=7) if kind == "parquet" else write_ipc(path, TABLE, kind)
-    store = ParquetStore(path, key="episode", cache_bytes=0)
+    store = ParquetStore(path, stream="episode", cache_bytes=0)
     sent = pickle.dumps(store)
     stream = store(0)
     next(stream)
@@ -355,11 +355,11 @@ def test_row_groups_are_read_once_for_all_streams_within_the_limit(tmp_path, mon
         return whole(self, group, columns)
 
     monkeypatch.setattr(stores.parquet.tables.TableFile, "read", counted)
-    store = ParquetStore(path, key="k")
+    store = ParquetStore(path, stream="k")
     for number in store.sources:
         list(store(number))
     assert read == [0, 1, 2, 3]
-    store = ParquetStore(path, key="k", cache_bytes=0)
+    store = ParquetStore(path, stream="k", cache_bytes=0)
     list(store(0))
     list(store(0))
     assert read[4:] == [0, 0]
@@ -368,7 +368,7 @@ def test_row_groups_are_read_once_for_all_streams_within_the_limit(tmp_path, mon
 def test_tables_on_a_server_are_fetched(tmp_path):
     fsspec = pytest.importorskip("fsspec")
     fsspec.filesystem("memory").put(two_parquets(tmp_path / "a"), "/tables", recursive=True)
-    store = ParquetStore("memory://tables/data-{2,10}.parquet", key="episode", columns=["state"])
+    store = ParquetStore("memory://tables/data-{2,10}.parquet", stream="episode", columns=["state"])
     assert store.lengths.tolist() == [23, 3, 31, 8]
     assert len(list(store(2))) == 31
     store.close()

@@ -34,7 +34,7 @@ class OfEpisodes(StoreTests):
 
     @pytest.fixture
     def options(self):
-        return {"episode": ("collector", "traj_ids")}
+        return {"stream": ("collector", "traj_ids")}
 
     @pytest.fixture
     def made(self, tmp_path, options):
@@ -54,7 +54,7 @@ class TestNumbers(OfEpisodes):
 
     @pytest.fixture
     def options(self):
-        return {"done": ("next", "done"), "leaves": ["pixels", "action", "nothing", "next"]}
+        return {"done": ("next", "done"), "columns": ["pixels", "action", "nothing", "next"]}
 
     @pytest.fixture
     def expected(self):
@@ -87,17 +87,17 @@ def test_lengths_are_a_column_or_a_file(tmp_path):
     assert list(store.info().leaves) == ["['x']"]
     np.save(tmp_path / "a" / "lengths.npy", np.array([4, 6]))
     for path in ("lengths.npy", str(tmp_path / "a" / "lengths.npy")):
-        assert TensorDictStore(store.path, leaves=["x"], lengths=path).lengths.tolist() == [4, 6]
+        assert TensorDictStore(store.path, columns=["x"], lengths=path).lengths.tolist() == [4, 6]
     for wrong in ([4, 5], [-1, 11], [2**62, 2**62], [4.0, 6.0], [[4, 6]]):
         np.save(tmp_path / "a" / "lengths.npy", np.array(wrong))
         with pytest.raises(StoreError, match=r"lengths.npy"):
-            TensorDictStore(store.path, leaves=["x"], lengths="lengths.npy")
+            TensorDictStore(store.path, columns=["x"], lengths="lengths.npy")
 
 
 def test_a_replay_buffer_is_read_as_far_as_it_was_filled(tmp_path):
     folder = saved(tmp_path)
     (folder / "storage_metadata.json").write_text(json.dumps({"metadata": {}, "is_pytree": False, "len": 22}))
-    assert TensorDictStore(folder, episode=("collector", "traj_ids")).lengths.tolist() == [20, 2]
+    assert TensorDictStore(folder, stream=("collector", "traj_ids")).lengths.tolist() == [20, 2]
     assert TensorDictStore(folder).lengths.tolist() == [22]
     (folder / "storage_metadata.json").write_text(json.dumps({"len": STEPS + 1}))
     with pytest.raises(StoreError, match="62 steps are filled, of 61"):
@@ -105,7 +105,7 @@ def test_a_replay_buffer_is_read_as_far_as_it_was_filled(tmp_path):
 
 
 def test_nested_names_are_tuples_and_take_all_below(tmp_path):
-    store = TensorDictStore(saved(tmp_path), leaves=[("next", "deep"), "pixels"])
+    store = TensorDictStore(saved(tmp_path), columns=[("next", "deep"), "pixels"])
     item = next(iter(store(0)))
     assert {key: list(item[key]) for key in ("next",)} == {"next": ["deep"]}
     assert sorted(item) == ["next", "pixels"]
@@ -114,16 +114,16 @@ def test_nested_names_are_tuples_and_take_all_below(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"leaves": "pixels"}, TypeError),
-        ({"leaves": []}, TypeError),
-        ({"leaves": [3]}, TypeError),
-        ({"leaves": ["depth"]}, StoreError),
-        ({"leaves": ["robot"]}, StoreError),
-        ({"episode": "x", "done": "y"}, ValueError),
-        ({"episode": 3}, TypeError),
-        ({"episode": ("collector", "x")}, StoreError),
-        ({"episode": "pixels"}, StoreError),
-        ({"episode": "action"}, StoreError),
+        ({"columns": "pixels"}, TypeError),
+        ({"columns": []}, TypeError),
+        ({"columns": [3]}, TypeError),
+        ({"columns": ["depth"]}, StoreError),
+        ({"columns": ["robot"]}, StoreError),
+        ({"stream": "x", "done": "y"}, ValueError),
+        ({"stream": 3}, TypeError),
+        ({"stream": ("collector", "x")}, StoreError),
+        ({"stream": "pixels"}, StoreError),
+        ({"stream": "action"}, StoreError),
         ({"done": ("next", "reward")}, StoreError),
         ({"lengths": ("next", "deep", "a/b")}, StoreError),
         ({"lengths": "task"}, StoreError),
@@ -179,7 +179,7 @@ def change(folder, key, **entries):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (pickled, "'robot' is pickled.*leaves="),
+        (pickled, "'robot' is pickled.*columns="),
         (pickled_stack, "'task' is pickled"),
         (nested_tensor, "'pixels' is a nested tensor"),
         (lazy_stack, "'next' is a lazy stack"),
@@ -194,7 +194,7 @@ def test_what_cannot_be_read_is_named_and_can_be_left_out(tmp_path, damage, mess
     damage(saved(tmp_path))
     with pytest.raises(StoreError, match=message):
         TensorDictStore(tmp_path / "a")
-    assert len(list(TensorDictStore(tmp_path / "a", leaves=["action"])(0))) == STEPS
+    assert len(list(TensorDictStore(tmp_path / "a", columns=["action"])(0))) == STEPS
     assert not pathlib.Path("pwned").exists()
 
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_read_is_named_and_can_be_left_out(tmp_path, damage, mess
 def test_damage_is_named(tmp_path, damage, message):
     damage(saved(tmp_path))
     with pytest.raises(StoreError, match=message):
-        TensorDictStore(tmp_path / "a", episode=("collector", "traj_ids"))
+        TensorDictStore(tmp_path / "a", stream=("collector", "traj_ids"))
 
 
 def test_keys_before_they_were_encoded_are_found(tmp_path):
@@ -243,7 +243,7 @@ def test_a_tensorclass_is_a_dict(tmp_path):
     (tmp_path / "a" / "other.pickle").write_bytes(b"x")
     with pytest.raises(StoreError, match=r"'other.pickle' is pickled"):
         stores.open(tmp_path / "a")
-    assert TensorDictStore(tmp_path / "a", leaves=["x"]).lengths.tolist() == [4]
+    assert TensorDictStore(tmp_path / "a", columns=["x"]).lengths.tolist() == [4]
 
 
 def test_what_is_no_tensordict_is_refused(tmp_path):
@@ -260,13 +260,13 @@ def test_an_empty_recording_has_no_episodes(tmp_path):
     folder = saved(tmp_path, {"x": torch.zeros(0, 3), "n": torch.zeros(0, dtype=torch.int64)}, (0,))
     assert TensorDictStore(folder).lengths.tolist() == [0]
     assert list(TensorDictStore(folder)(0)) == []
-    for option in ("lengths", "episode", "done"):
+    for option in ("lengths", "stream", "done"):
         assert len(TensorDictStore(folder, **{option: "n"})) == 0
 
 
 def test_texts_can_say_where_episodes_begin(tmp_path):
     folder = saved(tmp_path, {"x": np.arange(5), "clip": Texts("aabbb")}, (5,))
-    assert TensorDictStore(folder, episode="clip").lengths.tolist() == [2, 3]
+    assert TensorDictStore(folder, stream="clip").lengths.tolist() == [2, 3]
 
 
 def test_tensordict_is_not_imported(tmp_path):
@@ -279,7 +279,7 @@ def test_tensordict_is_not_imported(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_what_was_saved(tmp_path, workers):
-    sources, store = stores.open(saved(tmp_path), done=("next", "done"), leaves=["action", "next"])
+    sources, store = stores.open(saved(tmp_path), done=("next", "done"), columns=["action", "next"])
     dataset = StreamDataset(sources, store, batch_size=2, time_steps=8, lengths=store.lengths)
     found = [[] for _ in sources]
     for batch in StreamDataLoader(dataset, num_workers=workers):

@@ -121,7 +121,7 @@ def test_buffers_of_all_kinds_are_read(tmp_path, rows, options):
 
 
 def test_chunks_are_unpacked_once(buffer, monkeypatch):
-    store = ZarrStore(buffer, leaves="obs/image")
+    store = ZarrStore(buffer, columns="obs/image")
     asked = []
     unpack = zarr.Array.__getitem__
     monkeypatch.setattr(zarr.Array, "__getitem__", lambda self, rows: asked.append(rows) or unpack(self, rows))
@@ -142,14 +142,14 @@ def test_arrays_anywhere_can_be_read(tmp_path):
     assert [item["img"].tolist() for item in store(0)] == [[0, 1], [2, 3]]
     assert store.info().metadata == {"made": "here"}
     assert store.info().version == "3"
-    assert [item.tolist() for item in ZarrStore(tmp_path / "a.zarr", data="/", ends="stops", leaves="img")(0)]
+    assert [item.tolist() for item in ZarrStore(tmp_path / "a.zarr", data="/", ends="stops", columns="img")(0)]
 
 
 def test_some_leaves_can_be_read_alone(buffer):
-    assert next(ZarrStore(buffer, leaves=["obs/pose", "dones"])(0)).keys() == {"obs", "dones"}
-    assert next(ZarrStore(buffer, leaves="obs/pose")(0)).shape == (3,)
+    assert next(ZarrStore(buffer, columns=["obs/pose", "dones"])(0)).keys() == {"obs", "dones"}
+    assert next(ZarrStore(buffer, columns="obs/pose")(0)).shape == (3,)
     with pytest.raises(StoreError, match=r"demos\.zarr, data has no leaf 'depth'; it has \['actions', "):
-        ZarrStore(buffer, leaves=["depth"])
+        ZarrStore(buffer, columns=["depth"])
 
 
 def edited(buffer, edit):
@@ -188,7 +188,7 @@ BROKEN = {
     ),
     "a leaf too short": (
         lambda root: root.create_array("data/extra", data=np.zeros(7)),
-        r"other numbers of steps: \{'extra': 7\}; .* choose others by leaves=",
+        r"other numbers of steps: \{'extra': 7\}; .* choose others by columns=",
     ),
     "a step of two gigabytes": (
         lambda root: root.create_array("data/x", shape=(61, 2**31), chunks=(1, 1 << 20), dtype="u1"),
@@ -255,7 +255,7 @@ def test_what_is_no_store_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"leaves": 3}, TypeError, "leaves is 3; give a name"),
+        ({"columns": 3}, TypeError, "columns is 3; give a list of names"),
         ({"ends": None}, TypeError, "ends is None; give a path"),
         ({"data": ""}, TypeError, "data is ''; give a path"),
     ],

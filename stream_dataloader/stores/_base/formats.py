@@ -1,22 +1,26 @@
-"""What kind of store lies at a path: told by names of files, without reading data.
+"""The table of formats, and what kind of store lies at a path: told by names of files, without reading data.
+
+A format of another package is an entry point of the group `stream_dataloader.stores`: its name is the format's, its
+object a subclass of `Store`. To be found by a path, that has a static method `recognises(path, names)`; see `Format`.
 
 Guarantee: looking costs a listing of two folders at most, and needs no optional package.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from inspect import signature
-from typing import NamedTuple
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NamedTuple
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.streams._media.flags import check_flags
 from stream_dataloader.streams.cache.file_cache import is_url
 
-__all__ = ["FORMATS", "HDF5_SUFFIXES", "Format", "check_options", "format_of"]
+__all__ = ["FORMATS", "HDF5_SUFFIXES", "Format", "format_of", "known_formats"]
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 
@@ -28,7 +32,7 @@ class Format(NamedTuple):
     """One format.
 
     Attributes:
-        module: Where its store is, below `stores`.
+        module: Where its store is.
         store: The name of its class.
         packer: The name of its `Packer`, or None if nothing can be packed into it.
         recognise: Whether what lies at a path is of this format, by the path and the names in the folder.
@@ -38,6 +42,10 @@ class Format(NamedTuple):
     store: str
     packer: str | None
     recognise: Callable[[str, frozenset[str]], bool]
+
+    def load(self, name: str) -> Any:
+        """Its store or its packer."""
+        return getattr(importlib.import_module(self.module), name)
 
 
 def _value(path: str, key: str, *names: str) -> object:
@@ -102,38 +110,41 @@ def _is_parquet(path: str, names: frozenset[str]) -> bool:
     return any(as_hive) and not _is_npy(path, names)
 
 
+def _ours(
+    module: str, store: str, recognise: Callable[[str, frozenset[str]], bool], packer: str | None = None
+) -> Format:
+    return Format(f"stream_dataloader.stores.{module}", store, packer, recognise)
+
+
 #: By their names, in the order in which they are looked for.
 FORMATS: dict[str, Format] = {
-    "lmdb": Format("lmdb", "LmdbStore", "LmdbPacker", _is_lmdb),
-    "memmap": Format("memmap", "MemmapStore", "MemmapPacker", lambda _, names: "store.json" in names),
-    "lerobot": Format(
-        "lerobot", "LeRobotStore", None, lambda path, _: bool(_value(path, "codebase_version", "meta", "info.json"))
+    "lmdb": _ours("lmdb", "LmdbStore", _is_lmdb, "LmdbPacker"),
+    "memmap": _ours("memmap", "MemmapStore", lambda _, names: "store.json" in names, "MemmapPacker"),
+    "lerobot": _ours(
+        "lerobot", "LeRobotStore", lambda path, _: bool(_value(path, "codebase_version", "meta", "info.json"))
     ),
-    "mds": Format("mds", "MdsStore", "MdsPacker", _is_mds),
-    "tfds": Format("tfds", "TfdsStore", None, lambda _, names: {"dataset_info.json", "features.json"} <= names),
-    "zarr": Format("zarr", "ZarrStore", None, _is_zarr),
-    "tensordict": Format(
-        "tensordict", "TensorDictStore", None, lambda path, _: bool(_value(path, "_type", "meta.json"))
-    ),
-    "hdf5": Format("hdf5", "Hdf5Store", None, _is_hdf5),
-    "webdataset": Format("webdataset", "WebDatasetStore", None, _suffixed(".tar", ".tar.gz", ".tgz")),
-    "parquet": Format("parquet", "ParquetStore", None, _is_parquet),
-    "npy": Format("npy", "NpyStore", None, _is_npy),
+    "mds": _ours("mds", "MdsStore", _is_mds, "MdsPacker"),
+    "tfds": _ours("tfds", "TfdsStore", lambda _, names: {"dataset_info.json", "features.json"} <= names),
+    "zarr": _ours("zarr", "ZarrStore", _is_zarr),
+    "tensordict": _ours("tensordict", "TensorDictStore", lambda path, _: bool(_value(path, "_type", "meta.json"))),
+    "hdf5": _ours("hdf5", "Hdf5Store", _is_hdf5),
+    "webdataset": _ours("webdataset", "WebDatasetStore", _suffixed(".tar", ".tar.gz", ".tgz")),
+    "parquet": _ours("parquet", "ParquetStore", _is_parquet),
+    "npy": _ours("npy", "NpyStore", _is_npy),
 }
 
 
-def check_options(kind: Callable[..., object], options: Mapping[str, object], taken: str) -> None:
-    """Refuse options that a format's store or packer has not, or whose value is not True or False where it must be.
+@functools.cache
+def known_formats() -> dict[str, Format]:
+    """Those of the table, and behind them those of other packages."""
+    found = entry_points(group="stream_dataloader.stores")
+    others = {one.name: Format(one.module, one.attr, None, functools.partial(_is_others, one)) for one in found}
+    return FORMATS | {name: one for name, one in others.items() if name not in FORMATS}
 
-    Raises:
-        TypeError: Names one; `taken` says why it is that format.
-    """
-    known = [option for option in signature(kind).parameters if option not in ("path", "folder")]
-    if unknown := sorted(options.keys() - set(known)):
-        raise TypeError(
-            f"{taken}, which has no option {unknown[0]!r}; it has {', '.join(known)}; format= names another format"
-        )
-    check_flags(kind, options)
+
+def _is_others(entry: EntryPoint, path: str, names: frozenset[str]) -> bool:
+    recognises = getattr(entry.load(), "recognises", None)
+    return recognises is not None and bool(recognises(path, names))
 
 
 def format_of(path: str) -> str:
@@ -148,10 +159,10 @@ def format_of(path: str) -> str:
         if not os.path.exists(path):
             raise FileNotFoundError(f"there is no store at {path}; give the path of a folder or a file")
         names = frozenset(os.listdir(path)) if os.path.isdir(path) else frozenset()
-    found = next((name for name, format_ in FORMATS.items() if format_.recognise(path, names)), None)
+    found = next((name for name, one in known_formats().items() if one.recognise(path, names)), None)
     if found is None:
         raise StoreError(
             f"{path} is no store of a known format; name it, if it is one: stores.open(path, format=...), one of "
-            f"{', '.join(FORMATS)}"
+            f"{', '.join(known_formats())}"
         )
     return found

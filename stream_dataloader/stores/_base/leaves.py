@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,7 +31,6 @@ __all__ = [
     "dtype_named",
     "items_json",
     "leaf_names",
-    "names_given",
     "owned",
     "read_layout",
     "structure_of",
@@ -125,25 +124,11 @@ def leaf_names(structure: Node | None) -> list[str]:
     return [path.removeprefix("item") or path for path in leaf_paths(structure)]
 
 
-def names_given(leaves: Any) -> list[str] | None:
-    """The option `leaves` of a store whose items are dicts: names of entries, or None for all.
-
-    Raises:
-        TypeError: It is no list of names.
-    """
-    if leaves is None:
-        return None
-    names = list(leaves) if isinstance(leaves, Iterable) and not isinstance(leaves, str) else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"leaves is {leaves!r}; give a list of names, or None for all")
-    return names
-
-
 def check_names(wanted: Sequence[str] | None, structure: Node | None, path: str) -> None:
     """Refuse names of which items have no entry.
 
     Args:
-        wanted: See `names_given`.
+        wanted: See `options.given_columns`.
         structure: Of an item; None if there is no item.
         path: The store, for errors.
 

@@ -96,7 +96,7 @@ class PackedIndex(Texts):
     Args:
         folder: The store.
         classes: See `structure.from_json`.
-        wanted: See `leaves.names_given`.
+        wanted: See `options.given_columns`.
         check: Whether to compare the tables with their checksums.
 
     Attributes:

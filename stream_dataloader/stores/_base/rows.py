@@ -67,32 +67,11 @@ class Selection:
         self.structure, self.names = flatten(names[0] if alone else item)
 
 
-def check_leaves(leaves: Any) -> Leaves:
-    """The option `leaves`, as plain data.
-
-    Raises:
-        TypeError: It is neither a name nor several.
-        ValueError: It names nothing.
-    """
-    if leaves is None or isinstance(leaves, str):
-        found: Leaves = leaves
-        names = [] if leaves is None else [leaves]
-    else:
-        names = list(leaves) if isinstance(leaves, Iterable) else []
-        found = names
-    wrong = not all(isinstance(name, str) for name in names)
-    if wrong or (leaves is not None and not isinstance(leaves, Iterable)):
-        raise TypeError(f"leaves is {shorten(leaves)}; give a name such as 'obs/image', several, or None for all")
-    if leaves is not None and not (names and all(names)):
-        raise ValueError(f"leaves is {shorten(leaves)}, which names nothing; give names, or None for all")
-    return found
-
-
 def selected(leaves: Leaves, there: Sequence[str], name: str) -> Selection:
     """Find the leaves that a user wants among those there are.
 
     Args:
-        leaves: As `check_leaves` returned it. A level's name stands for all leaves below it.
+        leaves: See `given_columns`. A level's name stands for all leaves below it.
         there: The names of all.
         name: Of the store, for errors.
 
@@ -121,7 +100,7 @@ def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None
     if size > LARGEST_ROW_BYTES:
         raise StoreError(
             f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes, more than the {LARGEST_ROW_BYTES:,} that "
-            "one may have: the store is damaged, or its first axis is not time; leave it out, by leaves="
+            "one may have: the store is damaged, or its first axis is not time; leave it out, by columns="
         )
 
 
@@ -154,7 +133,7 @@ def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
         most = max(by_length.values(), key=len)
         raise StoreError(
             f"{name}: leaves that are read side by side need as many steps each, and there are {told}; choose some "
-            f"that have, such as leaves={shorten(most, 200)}, or cut the others"
+            f"that have, such as columns={shorten(most, 200)}, or cut the others"
         )
     return next(iter(by_length), 0)
 

@@ -184,6 +184,11 @@ class Store(ABC):
         lengths: NDArray[np.int64] | None = self.index.lengths
         return lengths
 
+    def lengths_of(self, sources: Any) -> NDArray[np.int64] | None:
+        """See `protocols.KnowsLengths`: those of all streams, if these are the sources."""
+        whole = isinstance(sources, StreamNumbers) and sources.fingerprint == self.index.fingerprint
+        return self.lengths if whole else None
+
     def key(self, number: int) -> str:
         """A stream's name in the store's format."""
         return str(self._check_number(number))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import importlib
 import inspect
 import itertools
 import json
@@ -25,7 +24,8 @@ from stream_dataloader._items.content import hash_content
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport, StoreError, StreamError, WorkerDeathError, shorten
-from stream_dataloader.stores._base.formats import FORMATS, check_options
+from stream_dataloader.stores._base.formats import FORMATS
+from stream_dataloader.stores._base.options import check_options
 from stream_dataloader.stores._base.packing import Packer, StreamRecord
 from stream_dataloader.stores._packing.folder import PartialFolder
 from stream_dataloader.stores._packing.given import Given, given_of
@@ -114,7 +114,7 @@ def pack(
         >>> report.streams, report.steps
         (2, 7)
         >>> sources, open_stream = stores.open(path)
-        >>> dataset = StreamDataset(sources, open_stream, batch_size=2, time_steps=5, lengths=open_stream.lengths)
+        >>> dataset = StreamDataset(sources, open_stream, batch_size=2, time_steps=5)
         >>> [batch.data.T.tolist() for batch in StreamDataLoader(dataset)]
         [[[104, 101, 108, 108, 111], [104, 105, 0, 0, 0]]]
     """
@@ -311,8 +311,7 @@ def _packer(format: str) -> Callable[..., Packer]:
         why = "is only read" if format in FORMATS else "is unknown"
         raise ValueError(f"format {format!r} {why}; pack into one of {', '.join(map(repr, known))}")
     found = FORMATS[format]
-    module = importlib.import_module(f"stream_dataloader.stores.{found.module}")
-    packer: Callable[..., Packer] = getattr(module, str(found.packer))
+    packer: Callable[..., Packer] = found.load(str(found.packer))
     return packer
 
 

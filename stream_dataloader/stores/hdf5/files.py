@@ -28,7 +28,7 @@ __all__ = [
     "open_tables_of",
 ]
 
-REMEDY = "name others by leaves=, or leave the stream out"
+REMEDY = "name others by columns=, or leave the stream out"
 
 _LARGEST_ATTRIBUTE_BYTES = 1 << 24
 

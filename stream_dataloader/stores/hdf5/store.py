@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.handles import Handles, Lease
-from stream_dataloader.stores._base.rows import RowSteps, check_leaves, loaded_if_small
+from stream_dataloader.stores._base.options import given_columns, renamed
+from stream_dataloader.stores._base.rows import RowSteps, loaded_if_small
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.hdf5.files import attributes, hdf5_errors, open_known, open_tables_of
 from stream_dataloader.stores.hdf5.index import Hdf5Index, read_index
@@ -35,7 +36,7 @@ class Hdf5Store(Store):
         path: A file, or a folder: all files below it whose names end in `.h5` or `.hdf5` are read, in natural order.
         group: Which group is looked at; `"/"` is the file's root. None takes `"data"` if there is such a group, as
             robomimic has it, and else the root.
-        leaves: Names of the datasets to read, such as `["actions", "obs/image"]`; a group's name stands for all in it.
+        columns: Names of the datasets to read, such as `["actions", "obs/image"]`; a group's name stands for all in it.
             A single name gives items that are arrays, not dicts. None reads all.
         filter_key: Only the streams that are listed in the dataset `mask/<filter_key>`, as robomimic has it.
 
@@ -61,22 +62,23 @@ class Hdf5Store(Store):
 
     format: ClassVar[str] = "hdf5"
 
+    @renamed(leaves="columns")
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         group: str | None = None,
-        leaves: str | Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
         filter_key: str | None = None,
     ) -> None:
         for name, value in (("group", group), ("filter_key", filter_key)):
             if value is not None and (not isinstance(value, str) or not value):
                 raise TypeError(f"{name} is {value!r}; give a name, or None")
-        self._wanted = check_leaves(leaves)
+        self._wanted = given_columns(columns, alone=True)
         self._group = group
         self._filter_key = filter_key
         self._files: Handles[KnownFile, Any] = Handles(open_known)
-        super().__init__(path, group=group, leaves=self._wanted, filter_key=filter_key)
+        super().__init__(path, group=group, columns=self._wanted, filter_key=filter_key)
         _ = self.index
 
     def close(self) -> None:

@@ -30,8 +30,9 @@ from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside
-from stream_dataloader.stores._base.leaves import LeafSpec, chosen, leaf_names, names_given, owned
+from stream_dataloader.stores._base.leaves import LeafSpec, chosen, leaf_names, owned
 from stream_dataloader.stores._base.mapped import LeafFile
+from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.packed import HEADER, PackedIndex, PackedStore, check_sizes
 from stream_dataloader.stores._base.store import Index
 from stream_dataloader.stores._base.stream import Steps
@@ -52,52 +53,53 @@ class LmdbStore(PackedStore):
 
     Args:
         path: The folder that was packed; or any LMDB file, or a folder with some, if there is `decode`.
-        leaves: Names of the leaves to read of items that are dicts; None reads all. Of a packed store.
+        columns: Names of the leaves to read of items that are dicts; None reads all. Of a packed store.
         open_databases: How many databases a process has open at most; None: all that it reads.
         readahead: Whether the system reads ahead in the files. Streams are read in order, so it mostly helps; it does
             not where the values that are read next to each other in time lie apart, and there is too little memory.
         check: Whether a process compares a value with its checksum when it reads it first. Of a packed store.
         decode: What makes an item of a value: called with its bytes. It is sent to workers. For LMDB files that were
             not packed as a store; each key is a time step, in LMDB's order, which is that of the keys' bytes.
-        separator: Keys that are alike up to the last one of it are a stream; keys without it are left out. None: each
-            database is a stream. With `decode`.
+        stream: A separator, such as `"/"`: keys that are alike up to the last one of it are a stream; keys without it
+            are left out. None: each database is a stream. With `decode`.
 
     Raises:
         FileNotFoundError: There is nothing.
         StoreError: The store is unfinished, damaged or of another version, or has no such leaf, or is none of ours and
             there is no `decode`.
-        TypeError: `leaves` is no list of names, or `decode` no function.
+        TypeError: `columns` is no list of names, or `decode` no function.
 
     Checked against py-lmdb 3.0.0, with LMDB 0.9.36.
     """
 
     format: ClassVar[str] = "lmdb"
 
+    @renamed(leaves="columns", separator="stream")
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        leaves: tuple[str, ...] | list[str] | None = None,
+        columns: Sequence[str] | None = None,
         open_databases: int | None = None,
         readahead: bool = True,
         check: bool = True,
         decode: Callable[[bytes], Any] | None = None,
-        separator: str | None = None,
+        stream: str | None = None,
     ) -> None:
         if open_databases is not None and open_databases < 1:
             raise ValueError(f"open_databases is {open_databases}; one has to be open to be read, or None for all")
         if decode is not None and not callable(decode):
             raise TypeError(f"decode is {decode!r}; give a function that makes an item of a value's bytes, or None")
-        if separator is not None and (decode is None or not separator):
-            raise ValueError(f"separator is {separator!r}; give some text, with decode=, or None")
+        if stream is not None and (decode is None or not stream):
+            raise ValueError(f"stream is {stream!r}; give some text that separates, with decode=, or None")
         super().__init__(
             path,
-            leaves=names_given(leaves),
+            columns=given_columns(columns),
             open_databases=open_databases,
             readahead=readahead,
             check=check,
             decode=decode,
-            separator=separator,
+            stream=stream,
         )
 
     def _read_index(self) -> Index:
@@ -114,20 +116,20 @@ class LmdbStore(PackedStore):
             return _PackedIndex(self.path, options, self._classes, check=self._check_all)
         if was_packed:
             raise ValueError(f"{self.path} was packed as a store, and its items need no decode=; leave it out")
-        if options["leaves"] is not None:
-            raise ValueError("leaves= is for stores that were packed; have decode= return what is wanted")
+        if options["columns"] is not None:
+            raise ValueError("columns= is for stores that were packed; have decode= return what is wanted")
         return _PlainIndex(self.path, options)
 
     def _open_steps(self, number: int) -> Steps:
         index, name = self.index, self.name_of(number)
         if isinstance(index, _PlainIndex):
             return _PlainSteps(index, number, name, self._options["decode"])
-        return _PackedSteps(index, number, name, self._options["leaves"], self._options["check"])
+        return _PackedSteps(index, number, name, self._options["columns"], self._options["check"])
 
     def _leaves(self) -> dict[str, str]:
         if isinstance(index := self.index, _PlainIndex):
             return super()._leaves()
-        structure, leaves = chosen(self._options["leaves"], index.structure, index.leaves)
+        structure, leaves = chosen(self._options["columns"], index.structure, index.leaves)
         return dict(zip(leaf_names(structure), map(str, leaves), strict=True))
 
     def check_stream(self, number: int) -> None:
@@ -217,7 +219,7 @@ class _PackedIndex(PackedIndex):
 
     def __init__(self, folder: str, options: Mapping[str, Any], classes: dict[str, type], *, check: bool) -> None:
         self._options = options
-        super().__init__(folder, classes, options["leaves"], check=check)
+        super().__init__(folder, classes, options["columns"], check=check)
 
     def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
         self.window: int = content["window"]
@@ -337,7 +339,7 @@ class _PlainIndex:
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         names = _files_at(path)
         self.databases = _Databases(dict.fromkeys(names, ()), options)
-        separator = options["separator"]
+        separator = options["stream"]
         digest = hashlib.blake2b(repr(separator).encode(), digest_size=16)
         self._names: list[str] = []
         self.places: list[tuple[int, int, int]] = []  # of each stream: database, first value, the one after its last

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from stream_dataloader.stores._base.files import inside, stamp_of
+from stream_dataloader.stores._base.options import given_columns
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.structure import classes_of
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder, read_index
@@ -80,10 +81,8 @@ class MdsStore(Store):
     ) -> None:
         if stream is not None and not isinstance(stream, str):
             raise TypeError(f"stream is {stream!r}; give 'shard', 'sample' or the name of a column")
-        if isinstance(columns, str):
-            raise TypeError(f"columns is {columns!r}; give a list of names")
         self._stream = stream
-        self._columns = None if columns is None else list(columns)
+        self._columns = given_columns(columns)
         self._decoding = {"allow_pickle": allow_pickle, "upright": upright}
         self._ahead = whole_number("predownload", predownload, "give a number of shards from 0 on", 0)
         options: dict[str, Any] = {"stream": stream, "split": split, "columns": self._columns, "cache": cache}

@@ -114,8 +114,6 @@ class MdsIndex:
         else:
             others = [name for name in self.found.names if name not in (note.get("key"), self._key)]
             names = others or self.found.names if wanted is None else wanted
-            if wanted is not None and len(set(names)) < max(1, len(names)):
-                raise StoreError(f"columns is {wanted}; name one or more of {self.found.names}, each once")
             structure, names = flatten({name: name for name in names})
         return structure, [self._column(name) for name in names]
 

@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 
 from stream_dataloader._items.structure import Node
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.leaves import chosen, leaf_names, names_given
+from stream_dataloader.stores._base.leaves import chosen, leaf_names
 from stream_dataloader.stores._base.mapped import LeafFile, MappedSteps
+from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.packed import PackedIndex, PackedStore, check_sizes
 from stream_dataloader.stores._base.tables import ROWS
 
@@ -40,19 +41,20 @@ class MemmapStore(PackedStore):
 
     Args:
         path: Its folder.
-        leaves: Names of the leaves to read of items that are dicts; None reads all.
+        columns: Names of the leaves to read of items that are dicts; None reads all.
 
     Raises:
         FileNotFoundError: There is no such folder.
         StoreError: The store is unfinished, damaged or of another version, or has no such leaf.
-        TypeError: `leaves` is no list of names.
+        TypeError: `columns` is no list of names.
     """
 
     format: ClassVar[str] = "memmap"
 
-    def __init__(self, path: str | os.PathLike[str], *, leaves: tuple[str, ...] | list[str] | None = None) -> None:
-        self._wanted = names_given(leaves)
-        super().__init__(path, leaves=self._wanted)
+    @renamed(leaves="columns")
+    def __init__(self, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None) -> None:
+        self._wanted = given_columns(columns)
+        super().__init__(path, columns=self._wanted)
 
     def _read_index(self) -> _Index:
         if not os.path.isdir(self.path):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.arrow import pyarrow_of
+from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.parquet.rows import Rows
 from stream_dataloader.stores.parquet.steps import RowSteps
@@ -36,7 +37,7 @@ class ParquetStore(Store):
     Args:
         path: A file, a folder of files, also with folders `key=value` in it, a pattern `"data-{00..15}.parquet"` or
             `"*.parquet"`, or a URL. Files are read in the order of their names.
-        key: The column whose runs of one value are streams, also from one file to the next. None: each file is one.
+        stream: The column whose runs of one value are streams, also from one file to the next. None: each file is one.
         columns: Which to read, in this order; None reads all.
         decode: Columns of binary that hold encoded images: `{"image": "image"}`; with dots in structs.
         fill_null: What takes the place of nulls: a value, or values by column. None has nulls raise.
@@ -57,18 +58,19 @@ class ParquetStore(Store):
         >>> path = tempfile.mkdtemp() + "/steps.parquet"
         >>> table = pyarrow.table({"episode": [7, 7, 9], "state": [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]})
         >>> pyarrow.parquet.write_table(table, path)
-        >>> store = ParquetStore(path, key="episode", columns=["state"])
+        >>> store = ParquetStore(path, stream="episode", columns=["state"])
         >>> [(store.key(number), [item["state"].tolist() for item in store(number)]) for number in store.sources]
         [('7', [[0.0, 1.0], [1.0, 1.0]]), ('9', [[2.0, 1.0]])]
     """
 
     format: ClassVar[str] = "parquet"
 
+    @renamed(key="stream")
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        key: str | None = None,
+        stream: str | None = None,
         columns: Sequence[str] | None = None,
         decode: Mapping[str, str] | None = None,
         fill_null: Any = None,
@@ -79,14 +81,12 @@ class ParquetStore(Store):
         cache_bytes: int = 256 << 20,
         cache: FileCache | None = None,
     ) -> None:
-        if isinstance(columns, str):
-            raise TypeError("columns is a list of names; give [name] for one")
-        columns = None if columns is None else list(columns)
+        wanted = given_columns(columns)
         decode = {} if decode is None else dict(decode)
         super().__init__(
             path,
-            key=key,
-            columns=columns,
+            stream=stream,
+            columns=wanted,
             decode=decode or None,
             fill_null=fill_null,
             size=size,
@@ -97,12 +97,10 @@ class ParquetStore(Store):
             cache=cache,
         )
         pyarrow_of("ParquetStore")
-        if columns is not None and (not columns or len(set(columns)) < len(columns)):
-            raise ValueError(f"columns is {columns}; give each that is wanted once, or None for all")
         if wrong := {name: kind for name, kind in decode.items() if kind != "image"}:
             raise ValueError(f"decode is {wrong}; 'image' is what a column can be decoded as")
         whole_number("cache_bytes", cache_bytes, "give a number of bytes from 0 on", 0)
-        self._key, self._columns, self._images = key, columns, frozenset(decode)
+        self._key, self._columns, self._images = stream, wanted, frozenset(decode)
         self._fill, self._cache_bytes, self._cache = fill_null, cache_bytes, cache
         self._picture = Picture(size, layout, color, upright=upright)
         _ = self.index

@@ -21,6 +21,7 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import read_json
 from stream_dataloader.stores._base.leaves import LeafSpec
 from stream_dataloader.stores._base.mapped import Column, LeafFile, MappedSteps, TextColumn
+from stream_dataloader.stores._base.options import renamed
 from stream_dataloader.stores._base.rows import check_untold
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.tensordict.saved import Name, Saved, read_saved
@@ -39,46 +40,47 @@ class TensorDictStore(Store):
     what holds for all steps (`NonTensorData`) is not in items, `info().metadata` has it. Names are as in tensordict:
     `"reward"`, or a tuple for what is nested, `("next", "reward")`.
 
-    Without `lengths`, `episode` or `done`, the whole is one stream. A storage that torchrl's `ReplayBuffer` dumped is
+    Without `stream`, `lengths` or `done`, the whole is one stream. A storage that torchrl's `ReplayBuffer` dumped is
     read as far as it was filled, in the order in which it lies there.
 
     Args:
         path: The folder.
-        leaves: Names of what to read; a nested TensorDict's name takes all that is in it. None reads all.
+        columns: Names of what to read; a nested TensorDict's name takes all that is in it. None reads all.
+        stream: The name of a column with a whole number a step: where it changes, a stream begins. torchrl's is
+            `("collector", "traj_ids")`.
         lengths: Where the streams' lengths are: the name of a column with a number a stream, which is then no leaf of
             items, or a `.npy` file, looked for in the folder if its path is relative.
-        episode: The name of a column with a whole number a step: where it changes, a stream begins. torchrl's is
-            `("collector", "traj_ids")`.
         done: The name of a column with a flag a step: a stream ends with a step where it is set. torchrl's is
             `("next", "done")`.
 
     Raises:
         FileNotFoundError: There is no such folder.
         StoreError: The save is damaged, or lacks what was named; holds what is not read: pickles, nested tensors, lazy
-            stacks, tensors without time or of another length (leave them out, by `leaves`); the column does not fit.
+            stacks, tensors without time or of another length (leave them out, by `columns`); the column does not fit.
         TypeError: A name that is none.
-        ValueError: More than one of `lengths`, `episode` and `done`.
+        ValueError: More than one of `stream`, `lengths` and `done`.
     """
 
     format: ClassVar[str] = "tensordict"
 
+    @renamed(leaves="columns", episode="stream")
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        leaves: Sequence[str | tuple[str, ...]] | None = None,
+        columns: Sequence[str | tuple[str, ...]] | None = None,
+        stream: str | tuple[str, ...] | None = None,
         lengths: str | tuple[str, ...] | None = None,
-        episode: str | tuple[str, ...] | None = None,
         done: str | tuple[str, ...] | None = None,
     ) -> None:
-        if leaves is not None and (isinstance(leaves, str) or not isinstance(leaves, Sequence) or not leaves):
-            raise TypeError(f"leaves is {leaves!r}; give a list of names, or None for all")
-        self._wanted = None if leaves is None else [_name("leaves", leaf) for leaf in leaves]
-        given = {"lengths": lengths, "episode": episode, "done": done}
+        if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence) or not columns):
+            raise TypeError(f"columns is {columns!r}; give a list of names, or None for all")
+        self._wanted = None if columns is None else [_name("columns", column) for column in columns]
+        given = {"stream": stream, "lengths": lengths, "done": done}
         self._cuts = {option: _name(option, value) for option, value in given.items() if value is not None}
         if len(self._cuts) > 1:
             raise ValueError(f"{' and '.join(self._cuts)} both say where streams begin; give one of them")
-        super().__init__(path, leaves=self._wanted, **{option: self._cuts.get(option) for option in given})
+        super().__init__(path, columns=self._wanted, **{option: self._cuts.get(option) for option in given})
         _ = self.index
 
     def _read_index(self) -> _Index:
@@ -99,7 +101,7 @@ class TensorDictStore(Store):
         if wrong := next((name for name in chosen if rows[name] != most), None):
             raise StoreError(
                 f"{self.path}: {_text(wrong)} has {rows[wrong]} rows, and time has {most} steps (by "
-                f"{'the batch size' if saved.batch else _text(chosen[0])}); leave it out, by leaves="
+                f"{'the batch size' if saved.batch else _text(chosen[0])}); leave it out, by columns="
             )
         bounds = self._bounds(saved, most)
         structure, flat = flatten(_nested({name: _column(saved, name) for name in chosen}))
@@ -124,7 +126,7 @@ class TensorDictStore(Store):
             below = [name for name in found if name[: len(wanted)] == wanted]
             for name, why in saved.refused.items():
                 if name[: len(wanted)] == wanted:
-                    raise StoreError(f"{self.path}: {_text(name)} {why}; leaves= names what to read instead")
+                    raise StoreError(f"{self.path}: {_text(name)} {why}; columns= names what to read instead")
             if wanted and not below:
                 why = "holds for all steps; info().metadata has it" if wanted in saved.values else "is not there"
                 raise StoreError(
@@ -135,7 +137,7 @@ class TensorDictStore(Store):
             chosen.pop(self._cuts.get("lengths", ()), None)
         for name in chosen:
             if name in saved.tensors and not saved.tensors[name][1].shape:
-                raise StoreError(f"{self.path}: {_text(name)} is one number, without time; leave it out, by leaves=")
+                raise StoreError(f"{self.path}: {_text(name)} is one number, without time; leave it out, by columns=")
         if not chosen:
             raise StoreError(f"{self.path} holds no tensors to read")
         return list(chosen)
@@ -167,7 +169,7 @@ class TensorDictStore(Store):
         if len(found) not in (steps, most):
             raise StoreError(f"{text} has {len(found)} rows, and there are {steps} steps; it has to have as many")
         found = found[:steps]
-        ends = found[1:] != found[:-1] if option == "episode" else found[:-1]
+        ends = found[1:] != found[:-1] if option == "stream" else found[:-1]
         return np.array([0, *(np.flatnonzero(ends) + 1), steps] if steps else [0], np.int64)
 
     def _cut_column(self, saved: Saved, option: str, name: Name) -> tuple[NDArray[Any], str]:

@@ -16,7 +16,7 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside, read_json
 from stream_dataloader.streams._media.known_file import KnownFile
 
-__all__ = ["INFO", "Index", "Shard", "import_tfds", "read_index"]
+__all__ = ["Index", "Shard", "read_index"]
 
 INFO, FEATURES = "dataset_info.json", "features.json"
 
@@ -61,21 +61,6 @@ class Index:
         return shard, shard.skip + number - (self._stops[found] - shard.take)
 
 
-def import_tfds() -> Any:
-    """tensorflow_datasets.
-
-    Raises:
-        ImportError: It is not installed; names the extra.
-    """
-    try:
-        import tensorflow_datasets
-    except ImportError as error:
-        raise ImportError(
-            f"a TFDS dataset needs tensorflow-datasets ({error}); install it: pip install 'stream-dataloader[tfds]'"
-        ) from error
-    return tensorflow_datasets
-
-
 def read_index(path: str, split: str) -> Index:
     """Read what there is.
 
@@ -93,7 +78,12 @@ def read_index(path: str, split: str) -> Index:
     info = read_json(os.path.join(path, INFO), dict)
     _check_format(path, info)
     read_json(os.path.join(path, FEATURES), dict)
-    tfds = import_tfds()
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise ImportError(
+            f"a TFDS dataset needs tensorflow-datasets ({error}); install it: pip install 'stream-dataloader[tfds]'"
+        ) from error
     try:
         builder = tfds.builder_from_directory(path, file_format="array_record")
         features, splits = builder.info.features, builder.info.splits

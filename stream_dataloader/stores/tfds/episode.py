@@ -1,89 +1,86 @@
 """Decodes an episode: what was stored of its steps at once, and each step when it is read.
 
-Guarantee: of an episode's record only the leaves that are wanted are unpacked. Images and other encoded leaves are
+Guarantee: of an episode's record only the columns that are wanted are unpacked. Images and other encoded columns are
 decoded one step at a time, as it is read; plain numbers are copied a window at a time.
 
-A record is a `tf.train.Example`: flat lists of numbers and byte strings by name, all steps of a leaf in one list.
+A record is a `tf.train.Example`: flat lists of numbers and byte strings by name, all steps of a column in one list.
 TFDS's own parser and features decode it, by NumPy, as `as_data_source` does (checked with tensorflow-datasets 4.9.10).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from stream_dataloader._items.layout import as_array
+from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.rows import Leaves, Selection, selected
+from stream_dataloader.stores._base.values import put_row
 
 __all__ = ["Episode", "EpisodeReader"]
 
-_SEPARATOR = "/"
-
 
 class EpisodeReader:
-    """Which leaves of the steps are wanted, and what decodes them.
+    """Which columns of the steps are wanted, and what decodes them.
 
     Args:
         features: The dataset's.
         path: The dataset, for errors.
         steps: The feature that holds the steps.
-        leaves: Which leaves of a step, by their names joined by "/"; that of a dict is all below it. None: all.
+        columns: Which columns of a step; see `rows.selected`.
+
+    Attributes:
+        selection: The columns of an item.
 
     Raises:
-        StoreError: There is no such feature or leaf.
+        StoreError: There is no such feature or column.
     """
 
-    def __init__(self, features: Any, path: str, steps: str, leaves: Sequence[str] | None) -> None:
+    def __init__(self, features: Any, path: str, steps: str, columns: Leaves) -> None:
         from tensorflow_datasets.core import example_parser
 
-        names = [name for name in _names(features) if hasattr(features[name], "feature")]
-        if steps not in names:
+        nested = [name for name in _names(features) if hasattr(features[name], "feature")]
+        if steps not in nested:
             raise StoreError(
-                f"{path} has no feature {steps!r} of several steps; give steps= one of {names}, of its features "
-                f"{list(_names(features))}"
+                f"{path} has no feature {steps!r} of several steps; give stream= one of {nested}, of its features "
+                f"{_names(features)}"
             )
-        self._steps = steps
-        found = {keys: feature for keys, feature in _leaves(features[steps].feature) if _is_wanted(keys, leaves)}
-        for name in leaves if leaves is not None else ():
-            if not any(_is_below(keys, name) for keys in found):
-                there = [_SEPARATOR.join(keys) for keys, _ in _leaves(features[steps].feature)]
-                raise StoreError(f"{path} has no leaf {name!r} in its {steps}; it has {there}")
-        if not found:
-            raise StoreError(f"{path} has no leaf in its {steps}; leaves is {leaves}")
+        there = dict(_leaves(features[steps].feature))
+        alone = list(there) == [""]  # a step is one value
+        self.selection = (
+            Selection([""], alone=True) if alone and not columns else selected(columns, list(there), f"{path}, {steps}")
+        )
+        names = self.selection.names
         info = features.get_serialized_info()
-        parts = [(keys, _at(info[steps], keys)) for keys in found]
-        self._parser = example_parser.ExampleParserNp({steps: _nested(parts)})
-        self._decoders = {keys: _Decoder(feature) for keys, feature in found.items()}
-        rest = {name: features[name] for name in _names(features) if name != steps}
-        self._rest = {name: _Decoder(feature) for name, feature in rest.items()}
-        self._rest_parser = example_parser.ExampleParserNp({name: info[name] for name in rest})
+        parts = unflatten(self.selection.structure, iter([_at(info[steps], name) for name in names]))
+        self._steps = steps
+        self._parser = example_parser.ExampleParserNp({steps: parts})
+        self._decoders = [_Decoder(there[name]) for name in names]
+        self._rest = {name: _Decoder(features[name]) for name in _names(features) if name != steps}
+        self._rest_parser = example_parser.ExampleParserNp({name: info[name] for name in self._rest})
 
     def episode(self, record: bytes, name: str) -> Episode:
-        """The steps of a record.
-
-        Args:
-            record: The bytes of an example.
-            name: The stream's, for errors.
+        """The steps of a record, the bytes of an example; `name` is the stream's, for errors.
 
         Raises:
             StoreError: It is damaged.
         """
+        names = self.selection.names
         try:
             stored = self._parser.parse_example(record)[self._steps]
-            columns = {keys: _Column(_at(stored, keys), decoder) for keys, decoder in self._decoders.items()}
+            columns = [_Column(_at(stored, one), decoder) for one, decoder in zip(names, self._decoders, strict=True)]
         except Exception as error:
             raise StoreError(
                 f"{name} does not fit the features in features.json ({type(error).__name__}: {error}); prepare the "
                 "dataset anew"
             ) from error
-        steps = {_SEPARATOR.join(keys): len(column) for keys, column in columns.items()}
-        if len(set(steps.values())) != 1:
-            raise StoreError(f"{name} is damaged: its leaves have different numbers of steps, {steps}")
-        return Episode(columns, name)
+        if len({len(column) for column in columns}) != 1:
+            steps = dict(zip(names, map(len, columns), strict=True))
+            raise StoreError(f"{name} is damaged: its columns have different numbers of steps, {steps}")
+        return Episode(self.selection, columns, name)
 
     def metadata(self, record: bytes, name: str) -> Mapping[str, Any]:
         """The features of a record besides its steps, as plain values.
@@ -101,44 +98,41 @@ class EpisodeReader:
 class Episode:
     """The steps of one episode; see `_base.stream.Steps`."""
 
-    def __init__(self, columns: Mapping[tuple[str, ...], _Column], name: str) -> None:
+    def __init__(self, selection: Selection, columns: list[_Column], name: str) -> None:
+        self._selection = selection
         self._columns = columns
         self._name = name
-        self._steps = len(next(iter(columns.values())))
+        self._steps = len(columns[0])
 
     def __len__(self) -> int:
         return self._steps
 
     def item(self, index: int) -> Any:
-        return _nested([(keys, self._value(keys, column, index)) for keys, column in self._columns.items()])
+        values = [self._value(column, index) for column in range(len(self._columns))]
+        return unflatten(self._selection.structure, iter(values))
 
     def read(self, start: int, out: Any) -> None:
-        for keys, column in self._columns.items():
-            leaf = _at(out, keys)
-            rows = as_array(leaf) if isinstance(leaf, torch.Tensor) else leaf
+        for number, (column, leaf) in enumerate(zip(self._columns, flatten(out)[1], strict=True)):
             if column.plain is not None:
-                rows[...] = column.plain[start : start + len(rows)]
+                leaf[...] = column.plain[start : start + len(leaf)]
                 continue
-            for t in range(len(rows)):
-                value = np.asarray(self._value(keys, column, start + t))
-                if value.shape != rows.shape[1:] or value.dtype != rows.dtype:
-                    raise ValueError(
-                        f"{self._name}, step {start + t}: {_SEPARATOR.join(keys)} is {value.dtype} {value.shape}, and "
-                        f"was {rows.dtype} {rows.shape[1:]} before, as all steps must be"
-                    )
-                rows[t] = value
+            for t in range(len(leaf)):
+                put_row(self._value(number, start + t), leaf, t, f"{self._name}, step {start + t}{self._leaf(number)}")
 
-    def _value(self, keys: tuple[str, ...], column: _Column, index: int) -> Any:
+    def _leaf(self, column: int) -> str:
+        return f", {name}" if (name := self._selection.names[column]) else ""
+
+    def _value(self, column: int, index: int) -> Any:
         try:
-            return column.value(index)
+            return self._columns[column].value(index)
         except Exception as error:
-            leaf = f", {_SEPARATOR.join(keys)}" if keys else ""
             raise StoreError(
-                f"{self._name}, step {index}{leaf}: it cannot be decoded ({type(error).__name__}: {error})"
+                f"{self._name}, step {index}{self._leaf(column)}: it cannot be decoded ({type(error).__name__}: "
+                f"{error})"
             ) from error
 
     def close(self) -> None:
-        self._columns = {}
+        self._columns = []
 
 
 class _Decoder:
@@ -167,7 +161,7 @@ class _Decoder:
 
 
 class _Column:
-    """One leaf of all steps of an episode, as it was stored.
+    """One column of all steps of an episode, as it was stored.
 
     Attributes:
         plain: The numbers themselves, `(steps, ...)`, if nothing is left to decode.
@@ -197,46 +191,25 @@ def _kind(value: Any) -> Any:
     return (value.dtype, value.shape) if isinstance(value, (np.generic, np.ndarray)) else object()
 
 
-def _names(features: Any) -> Iterator[str]:
-    return iter(sorted(features.keys()) if callable(getattr(features, "keys", None)) else ())
+def _names(features: Any) -> list[str]:
+    return sorted(features.keys()) if callable(getattr(features, "keys", None)) else []
 
 
-def _leaves(feature: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The leaves of nested features: a sequence in a step is one."""
+def _leaves(feature: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested features, their names joined by "/": a sequence in a step is one."""
     from tensorflow_datasets import features
 
     if not isinstance(feature, features.FeaturesDict):
-        yield keys, feature
+        yield name, feature
         return
-    for name in sorted(feature.keys()):  # in features.json they have no order, and each process finds another one
-        yield from _leaves(feature[name], (*keys, name))
+    for key in _names(feature):  # in features.json they have no order, and each process finds another one
+        yield from _leaves(feature[key], f"{name}/{key}" if name else key)
 
 
-def _is_below(keys: tuple[str, ...], name: str) -> bool:
-    return (_SEPARATOR.join(keys) + _SEPARATOR).startswith(name + _SEPARATOR)
-
-
-def _is_wanted(keys: tuple[str, ...], leaves: Sequence[str] | None) -> bool:
-    return leaves is None or any(_is_below(keys, name) for name in leaves)
-
-
-def _at(nested: Any, keys: tuple[str, ...]) -> Any:
-    for key in keys:
+def _at(nested: Any, name: str) -> Any:
+    for key in name.split("/") if name else ():
         nested = nested[key]
     return nested
-
-
-def _nested(values: Sequence[tuple[tuple[str, ...], Any]]) -> Any:
-    """Dicts in dicts; the value itself if there is but one without a name."""
-    if len(values) == 1 and not values[0][0]:
-        return values[0][1]
-    found: dict[str, Any] = {}
-    for keys, value in values:
-        inner = found
-        for key in keys[:-1]:
-            inner = inner.setdefault(key, {})
-        inner[keys[-1]] = value
-    return found
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ was forked after it was used, by whomever, opening a file ends in a segmentation
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
 import subprocess
@@ -83,7 +84,9 @@ class Records:
                 env=os.environ | {"PYTHONPATH": paths},
             )
             self._end = weakref.finalize(self, _end, self._child, os.getpid())
-            _enlarge(self._child)
+            assert self._child.stdout is not None
+            with contextlib.suppress(AttributeError, OSError):  # it writes a large part of a record at once
+                fcntl.fcntl(self._child.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         return self._child
 
     def _stop(self) -> None:
@@ -95,15 +98,6 @@ class Records:
         """End the child; the next read starts another."""
         with self._lock:
             self._stop()
-
-
-def _enlarge(child: subprocess.Popen[bytes]) -> None:
-    """Let the child write a large part of a record at once, where the system can do that."""
-    import fcntl
-
-    assert child.stdout is not None
-    with contextlib.suppress(AttributeError, OSError):
-        fcntl.fcntl(child.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _end(child: subprocess.Popen[bytes], owner: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.tfds.builder import Index, read_index
 from stream_dataloader.stores.tfds.episode import Episode, EpisodeReader
@@ -34,33 +35,31 @@ class TfdsStore(Store):
     Args:
         path: The builder's directory: `.../name/version`, or `.../name/config/version`.
         split: Which examples: `"train"`, parts as `"train[10%:20%]"`, sums as `"train[:100]+validation"`, `"all"`.
-        steps: The feature that holds the steps: a `Dataset`, `Sequence` or `Video`.
-        leaves: Which leaves of a step to unpack, with their outer names: `"observation/image"`; `"observation"` is all
-            below it. None: all.
+        stream: The feature that holds a stream's steps: a `Dataset`, `Sequence` or `Video`.
+        columns: Which columns of a step to unpack, with their outer names: `"observation/image"`; `"observation"` is
+            all below it. None: all.
 
     Raises:
         FileNotFoundError: There is no such directory.
         ImportError: tensorflow-datasets is not installed.
-        StoreError: The dataset is damaged, in TFRecord files, or has no such split, feature or leaf.
+        StoreError: The dataset is damaged, in TFRecord files, or has no such split, feature or column.
     """
 
     format: ClassVar[str] = "tfds"
 
+    @renamed(steps="stream", leaves="columns")
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         split: str = "train",
-        steps: str = "steps",
-        leaves: Sequence[str] | None = None,
+        stream: str = "steps",
+        columns: Sequence[str] | None = None,
     ) -> None:
         if not isinstance(split, str):
             raise TypeError(f"split is {split!r}; give a text such as 'train' or 'train[:50%]+test'")
-        if isinstance(leaves, str):
-            raise TypeError(f"leaves is the text {leaves!r}; give a list of names, [{leaves!r}]")
-        chosen = None if leaves is None else list(leaves)
-        super().__init__(path, split=split, steps=steps, leaves=chosen)
-        self._split, self._steps, self._leaf_names = split, steps, chosen
+        self._split, self._stream, self._columns = split, stream, given_columns(columns)
+        super().__init__(path, split=split, stream=stream, columns=self._columns)
         self._records: dict[int, Records] = {}
         if is_url(self.path):
             raise StoreError(f"{self.path} is remote, and array_record reads local files; copy the dataset here")
@@ -75,7 +74,7 @@ class TfdsStore(Store):
 
     def _episodes(self) -> EpisodeReader:
         if self._reader is None:
-            self._reader = EpisodeReader(self.index.features, self.path, self._steps, self._leaf_names)
+            self._reader = EpisodeReader(self.index.features, self.path, self._stream, self._columns)
         return self._reader
 
     def _record(self, number: int) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import stamp_of
+from stream_dataloader.stores._base.options import given_columns
 from stream_dataloader.stores._base.patterns import matching
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.webdataset.decoding import Decoder
@@ -90,14 +91,14 @@ class WebDatasetStore(Store):
         allow_pickle: bool = False,
         cache: FileCache | None = None,
     ) -> None:
-        if isinstance(shards, str) or isinstance(columns, str):
-            raise TypeError("shards and columns are lists of names; give [name] for one")
-        shards, columns = (None if names is None else list(names) for names in (shards, columns))
+        if isinstance(shards, str):
+            raise TypeError("shards is a list of names; give [name] for one")
+        shards, wanted = None if shards is None else list(shards), given_columns(columns)
         super().__init__(
             path,
             shards=shards,
             stream=stream,
-            columns=columns,
+            columns=wanted,
             decode=decode,
             size=size,
             layout=layout,
@@ -106,16 +107,14 @@ class WebDatasetStore(Store):
             allow_pickle=allow_pickle,
             cache=cache,
         )
-        if columns is not None and (not columns or len(set(columns)) < len(columns)):
-            raise ValueError(f"columns is {columns}; give each that is wanted once, or None for all")
-        self._shards, self._columns, self._cache = shards, columns, cache
+        self._shards, self._columns, self._cache = shards, wanted, cache
         self._stream = stream
         self._remote: list[str] = []
         rule_of(stream)
         self._picture = Picture(size, layout, color, upright=upright)
         self._decoding = {"decode": bool(decode), "allow_pickle": bool(allow_pickle)}
         known = {extension for tar in self.index.tars for extension in tar.extensions} | {KEY}
-        if missing := [name for name in columns or () if name not in known]:
+        if missing := [name for name in wanted or () if name not in known]:
             raise StoreError(f"{self.path} has no column {missing}; it has {sorted(known)}")
 
     def __getstate__(self) -> dict[str, Any]:

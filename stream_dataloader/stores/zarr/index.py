@@ -121,7 +121,7 @@ def open_group(path: str) -> Opened:
 
 
 def read_index(opened: Opened, path: str, data: str, ends: str, leaves: Leaves) -> ZarrIndex:
-    """Look at what there is; `data`, `ends` and `leaves` are those of `ZarrStore`.
+    """Look at what there is; `data`, `ends` and `leaves` (`columns`) are those of `ZarrStore`.
 
     Raises:
         StoreError: What is asked for is not in the store, or does not fit together.
@@ -139,7 +139,7 @@ def read_index(opened: Opened, path: str, data: str, ends: str, leaves: Leaves) 
     if wrong := {name: len(array) for name, array in arrays.items() if len(array) != steps}:
         raise StoreError(
             f"{path}: {ends} ends at step {steps}, and there are arrays with other numbers of steps: "
-            f"{shorten(wrong, 300)}; the store is half written, or they are no data: choose others by leaves="
+            f"{shorten(wrong, 300)}; the store is half written, or they are no data: choose others by columns="
         )
     check_untold(path, steps, (math.prod(array.row_shape) for array in arrays.values()))
     digest = hashlib.blake2b(stops.tobytes(), digest_size=16)

@@ -12,7 +12,8 @@ from contextlib import closing
 from typing import Any, ClassVar
 
 from stream_dataloader.stores._base.handles import Handles
-from stream_dataloader.stores._base.rows import RowSteps, check_leaves
+from stream_dataloader.stores._base.options import given_columns, renamed
+from stream_dataloader.stores._base.rows import RowSteps
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.zarr.arrays import ChunkedTable, zarr_errors
 from stream_dataloader.stores.zarr.index import Opened, ZarrIndex, open_group, read_index
@@ -35,7 +36,7 @@ class ZarrStore(Store):
         path: A folder, or an archive (`.zarr.zip`).
         data: The group of the arrays; `"/"` is the root.
         ends: The array that says where streams end, counted in steps from the store's first.
-        leaves: Names of the arrays to read, such as `["img", "action"]`; a group's name stands for all in it. A single
+        columns: Names of the arrays to read, such as `["img", "action"]`; a group's name stands for all in it. A single
             name gives items that are arrays, not dicts. None reads all.
 
     Raises:
@@ -57,22 +58,23 @@ class ZarrStore(Store):
 
     format: ClassVar[str] = "zarr"
 
+    @renamed(leaves="columns")
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         data: str = "data",
         ends: str = "meta/episode_ends",
-        leaves: str | Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
     ) -> None:
         for name, value in (("data", data), ("ends", ends)):
             if not isinstance(value, str) or not value:
                 raise TypeError(f"{name} is {value!r}; give a path in the store, such as 'data'")
-        self._wanted = check_leaves(leaves)
+        self._wanted = given_columns(columns, alone=True)
         self._data = data
         self._ends = ends
         self._opened: Handles[str, Opened] = Handles(open_group)
-        super().__init__(path, data=data, ends=ends, leaves=self._wanted)
+        super().__init__(path, data=data, ends=ends, columns=self._wanted)
         _ = self.index
 
     def close(self) -> None:

@@ -86,7 +86,7 @@ def test_what_tensordict_saves_is_read(tmp_path, robust):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         as_tensordict(tree, (STEPS,)).memmap(tmp_path / "a", robust_key=robust)
-    store = stores.open(tmp_path / "a", episode=("collector", "traj_ids")).open_stream
+    store = stores.open(tmp_path / "a", stream=("collector", "traj_ids")).open_stream
     assert store.lengths.tolist() == [20, 7, 31, 3]
     assert store.info().metadata == {"robot": "arm"}
     found = [item for number in store.sources for item in read(store(number))]
@@ -118,7 +118,7 @@ def test_a_tensorclass_is_read(tmp_path):
     Sample(x=torch.arange(3), label=object, batch_size=[3]).memmap(tmp_path / "b")
     with pytest.raises(StoreError, match="is pickled"):
         TensorDictStore(tmp_path / "b")
-    assert len(read(TensorDictStore(tmp_path / "b", leaves=["x"])(0))) == 3
+    assert len(read(TensorDictStore(tmp_path / "b", columns=["x"])(0))) == 3
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_what_is_not_read_is_refused_by_name(tmp_path, value, message):
         TensorDict({"x": value(), "z": torch.zeros(2)}, [2]).memmap(tmp_path / "a")
     with pytest.raises(StoreError, match=message):
         TensorDictStore(tmp_path / "a")
-    assert len(read(TensorDictStore(tmp_path / "a", leaves=["z"])(0))) == 2
+    assert len(read(TensorDictStore(tmp_path / "a", columns=["z"])(0))) == 2
 
 
 def test_a_smaller_tensordict_over_a_larger_one_is_read(tmp_path):
@@ -162,5 +162,5 @@ buffer.dumps(sys.argv[1])
 @pytest.mark.skipif(importlib.util.find_spec("torchrl") is None, reason="torchrl is not installed")
 def test_a_replay_buffer_of_torchrl_is_read(tmp_path):
     subprocess.run([sys.executable, "-c", REPLAY, tmp_path / "a"], check=True, timeout=PATIENCE)
-    store = stores.open(tmp_path / "a" / "storage", episode=("collector", "traj_ids"), leaves=["x"]).open_stream
+    store = stores.open(tmp_path / "a" / "storage", stream=("collector", "traj_ids"), columns=["x"]).open_stream
     assert [[int(item["x"]) for item in read(store(number))] for number in store.sources] == [[0, 1, 2], [3, 4, 5], [6]]

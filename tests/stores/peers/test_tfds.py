@@ -164,7 +164,7 @@ class TestTfdsStore(StoreTests):
 
     @pytest.fixture
     def made(self, prepared):
-        return TfdsStore(prepared, leaves=NUMBERS)
+        return TfdsStore(prepared, columns=NUMBERS)
 
     @pytest.fixture
     def expected(self, prepared):
@@ -205,7 +205,7 @@ def test_an_episode_has_its_id_and_metadata(prepared, opened):
 
 def test_sequences_of_any_name_are_streams(prepared, opened):
     source = tfds.builder_from_directory(prepared).as_data_source("train")
-    rewards, frames = opened(prepared, steps="reward"), opened(prepared, steps="video")
+    rewards, frames = opened(prepared, stream="reward"), opened(prepared, stream="video")
     for number in range(len(source)):
         assert list(rewards(number)) == list(source[number]["reward"])
         for ours, others in zip(frames(number), source[number]["video"], strict=True):
@@ -216,15 +216,15 @@ def test_sequences_of_any_name_are_streams(prepared, opened):
 
 
 def test_only_wanted_leaves_are_unpacked(prepared, opened):
-    store = opened(prepared, leaves=["observation/state", "label"])
+    store = opened(prepared, columns=["observation/state", "label"])
     assert [sorted(item) for item in store(3)] == [["label", "observation"]] * 3
     assert [sorted(item["observation"]) for item in store(3)] == [["state"]] * 3
-    with pytest.raises(StoreError, match=r"no leaf 'depth' in its steps; it has .*'observation/image'"):
-        opened(prepared, leaves=["label", "depth"])
-    with pytest.raises(StoreError, match=r"leaves is \[\]"):
-        opened(prepared, leaves=[])
-    with pytest.raises(TypeError, match=r"give a list of names, \['label'\]"):
-        opened(prepared, leaves="label")
+    with pytest.raises(StoreError, match=r"no leaf 'depth'; it has .*'observation/image'"):
+        opened(prepared, columns=["label", "depth"])
+    with pytest.raises(ValueError, match=r"columns is \[\]"):
+        opened(prepared, columns=[])
+    with pytest.raises(TypeError, match=r"give a list of names"):
+        opened(prepared, columns="label")
 
 
 def test_a_step_is_decoded_when_it_is_read(prepared, opened, monkeypatch):
@@ -240,7 +240,7 @@ def test_a_step_is_decoded_when_it_is_read(prepared, opened, monkeypatch):
 
 
 def test_text_travels_beside_the_numbers(prepared, opened):
-    store = opened(prepared, leaves=["instruction", "label"])
+    store = opened(prepared, columns=["instruction", "label"])
     for workers in (0, 2):
         dataset = StreamDataset(list(store.sources), store, batch_size=2, time_steps=4)
         told = set()
@@ -251,7 +251,7 @@ def test_text_travels_beside_the_numbers(prepared, opened):
 
 
 def test_ranks_and_workers_share_all_episodes_once(prepared, opened):
-    store = opened(prepared, split="all", leaves=["observation/state"])
+    store = opened(prepared, split="all", columns=["observation/state"])
     episodes = theirs(prepared, "all")
     lengths = [len(items) for items in episodes]
     expected = sorted(tuple(item["observation"]["state"]) for items in episodes for item in items)
@@ -272,8 +272,8 @@ def test_ranks_and_workers_share_all_episodes_once(prepared, opened):
         ({"split": "validation"}, r"no split 'validation' .*it has \['test', 'train'\]"),
         ({"split": "train[10:20]"}, "no split 'train\\[10:20\\]'.*incompatible with 6 examples"),
         ({"split": "train["}, "no split 'train\\['"),
-        ({"steps": "frames"}, r"no feature 'frames' of several steps; give steps= one of .*'reward'"),
-        ({"steps": "episode_metadata"}, "no feature 'episode_metadata' of several steps"),
+        ({"stream": "frames"}, r"no feature 'frames' of several steps; give stream= one of .*'reward'"),
+        ({"stream": "episode_metadata"}, "no feature 'episode_metadata' of several steps"),
     ],
 )
 def test_a_wrong_option_is_told_with_what_there_is(prepared, options, message):

@@ -1,0 +1,77 @@
+"""Options of stores: what they may be, and older names that they are known by.
+
+`columns=` and `stream=` mean the same in each format that has them: what an item is made of, and which steps are one
+stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
+
+from stream_dataloader.errors import shorten
+from stream_dataloader.streams._media.flags import check_flags
+
+__all__ = ["check_options", "given_columns", "renamed"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a function take options by older names too, `old="new"`, and warn of them."""
+
+    def with_older_names(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def taking(*args: P.args, **options: P.kwargs) -> R:
+            for old in names.keys() & options.keys():
+                if (new := names[old]) in options:
+                    raise TypeError(f"{old}= is an older name of {new}=; give one of them")
+                warnings.warn(f"{old}= is called {new}= now", DeprecationWarning, stacklevel=2)
+                options[new] = options.pop(old)
+            return function(*args, **options)
+
+        taking.older_names = names  # type: ignore[attr-defined]
+        return taking
+
+    return with_older_names
+
+
+def check_options(kind: Callable[..., object], options: Mapping[str, object], taken: str) -> None:
+    """Refuse options that a format's store or packer has not, or whose value is not True or False where it must be.
+
+    Raises:
+        TypeError: Names one; `taken` says why it is that format.
+    """
+    known = [option for option in signature(kind).parameters if option not in ("path", "folder")]
+    older = getattr(kind.__init__, "older_names", {})
+    if unknown := sorted(options.keys() - set(known) - set(older)):
+        raise TypeError(
+            f"{taken}, which has no option {unknown[0]!r}; it has {', '.join(known)}; format= names another format"
+        )
+    check_flags(kind, options)
+
+
+def given_columns(columns: Any, *, alone: bool = False) -> Any:
+    """The option `columns`, as plain data: a list of names, or None for all.
+
+    Args:
+        columns: As it was given.
+        alone: One name may be given by itself, and is returned as it is.
+
+    Raises:
+        TypeError: It is no list of names.
+        ValueError: It names nothing, or something twice.
+    """
+    if columns is None or (alone and isinstance(columns, str) and columns):
+        return columns
+    names = [columns] if isinstance(columns, str) or not isinstance(columns, Iterable) else list(columns)
+    if isinstance(columns, str) or not all(isinstance(name, str) for name in names):
+        more = ", one by itself" if alone else ""
+        raise TypeError(f"columns is {shorten(columns)}; give a list of names{more}, or None for all")
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"columns is {shorten(columns)}; give each that is wanted once, or None for all")
+    return names

@@ -1,0 +1,142 @@
+"""The table of formats, and what follows from it; formats of other packages; options' older names; known lengths."""
+
+import json
+import os
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+from small_stores import SMALL
+from store_tests import StoreTests
+
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores import Hdf5Store, NpyStore, ParquetStore, Store, TensorDictStore, TfdsStore
+from stream_dataloader.stores._base.formats import FORMATS, known_formats
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_in_the_pages_and_among_the_names(name):
+    kind = FORMATS[name].load(FORMATS[name].store)
+    assert kind.format == name
+    assert FORMATS[name].store in stores.__all__
+    page = (DOCS / "guides" / "stores.md").read_text()
+    assert f'`"{name}"`' in page
+    assert f"`{FORMATS[name].store}`" in page
+
+
+def test_there_is_a_small_store_of_each_format_to_test_with():
+    missing = [name for name in FORMATS if not any(name in known for known in SMALL)]
+    assert missing == ["tfds"]  # which has tests beside its package
+
+
+class JsonStore(Store):
+    """A file with a list of lists of numbers."""
+
+    format = "numbers"
+
+    def __init__(self, path):
+        super().__init__(path)
+        _ = self.index
+
+    @staticmethod
+    def recognises(path, names):
+        return path.endswith(".numbers")
+
+    def _read_index(self):
+        try:
+            return Numbers(self.path)
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"{self.path} is damaged: {error}") from None
+
+    def _open_steps(self, number):
+        return self.index.streams[number]
+
+
+class Numbers:
+    def __init__(self, path):
+        text = pathlib.Path(path).read_bytes()
+        self.streams = [Row(row) for row in json.loads(text)]
+        self.lengths = np.array([len(row) for row in self.streams])
+        self.fingerprint = str(hash(text))
+
+    def __len__(self):
+        return len(self.streams)
+
+
+class Row:
+    def __init__(self, row):
+        self.row = np.array([int(number) for number in row])
+
+    def __len__(self):
+        return len(self.row)
+
+    def item(self, index):
+        return self.row[index].copy()
+
+    def read(self, start, out):
+        out[...] = self.row[start : start + len(out)]
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """As if a package had the entry point."""
+    info = tmp_path / "packages" / "numbers-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Name: numbers\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[stream_dataloader.stores]\nnumbers = {__name__}:JsonStore\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, os.path.dirname(info)])
+    known_formats.cache_clear()
+    yield
+    known_formats.cache_clear()
+
+
+@pytest.mark.usefixtures("installed")
+class TestOfAnotherPackage(StoreTests):
+    @pytest.fixture
+    def expected(self):
+        return [[np.int64(10 * stream + step) for step in range(steps)] for stream, steps in enumerate((5, 0, 9, 3))]
+
+    @pytest.fixture
+    def made(self, tmp_path, expected):
+        path = tmp_path / "a.numbers"
+        path.write_text(json.dumps([[int(item) for item in items] for items in expected]))
+        return JsonStore(path)
+
+
+OLDER = [(NpyStore, "leaves", "columns"), (Hdf5Store, "leaves", "columns"), (ParquetStore, "key", "stream")]
+OLDER += [(TensorDictStore, "episode", "stream"), (TfdsStore, "steps", "stream")]
+
+
+@pytest.mark.parametrize(("kind", "old", "new"), OLDER)
+def test_older_names_of_options_are_taken_and_warned_of(tmp_path, kind, old, new):
+    with pytest.raises(TypeError, match=new):
+        kind(tmp_path / "a", **{old: ["x"], new: ["x"]})
+    with pytest.warns(DeprecationWarning, match=f"{old}= is called {new}="), pytest.raises((OSError, TypeError)):
+        kind(tmp_path / "a", **{old: ["x"]})
+
+
+def test_an_older_name_is_an_option_for_open_too(tmp_path):
+    (tmp_path / "a").mkdir()
+    np.savez(tmp_path / "a" / "x")
+    np.save(tmp_path / "a" / "x.npy", np.arange(3))
+    with pytest.warns(DeprecationWarning, match="columns"):
+        assert stores.open(tmp_path, leaves=["x"]).open_stream.lengths.tolist() == [3]
+
+
+def test_a_dataset_of_a_store_knows_its_lengths(tmp_path):
+    for name, steps in (("a", 5), ("b", 2), ("c", 7)):
+        np.save(tmp_path / f"{name}.npy", np.arange(steps))
+    dataset = StreamDataset(*stores.open(tmp_path), batch_size=2, time_steps=3, schedule="longest_first")
+    assert dataset.lengths.tolist() == [5, 2, 7]
+    loader = StreamDataLoader(dataset)
+    assert len(loader) == len(list(loader)) == 3
+    sources, store = stores.open(tmp_path)
+    assert StreamDataset([0, (2, 1, 3)], store, 2, time_steps=3).lengths is None  # others than the store's own
+    assert StreamDataset(sources, store, 2, time_steps=3, lengths=[5, 2, 7]).lengths.tolist() == [5, 2, 7]
