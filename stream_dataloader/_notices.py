@@ -6,13 +6,15 @@ Guarantee: where nobody set up logging, nothing is told twice.
 from __future__ import annotations
 
 import logging
+import warnings
 
-__all__ = ["log", "log_warned"]
+__all__ = ["log", "warn"]
 
 log = logging.getLogger("stream_dataloader")
 
 
-def log_warned(text: str) -> None:
-    """Log what a Python warning tells too. Without handlers Python would print the record beside the warning."""
+def warn(text: str, stacklevel: int, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn, and log it too. Without handlers Python would print the record beside the warning."""
     if log.hasHandlers():
         log.warning("%s", text)
+    warnings.warn(text, category, stacklevel=stacklevel + 1)

@@ -18,11 +18,7 @@ from stream_dataloader.protocols import WorkerMethod
 
 
 class _Absent:
-    """An attribute of torch's `DataLoader` that a stream loader has not.
-
-    Args:
-        reason: Why, and what to do instead.
-    """
+    """An attribute of torch's `DataLoader` that a stream loader has not, and why, and what to do instead."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

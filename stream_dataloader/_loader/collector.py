@@ -68,11 +68,7 @@ class StepCollector:
         self._restarts = 0
 
     def collect(self, epoch: Epoch) -> list[Part | None]:
-        """Each reader's part of the step that comes next, None for one that has ended.
-
-        Raises:
-            WorkerError: A worker died and there may be no more restarts, or none delivered in time.
-        """
+        """Each reader's part of the step that comes next, None for one that has ended."""
         parts: list[Part | None] = []
         while len(parts) < len(self.readers):
             fifo = self._fifos[len(parts)]
@@ -96,11 +92,7 @@ class StepCollector:
             self._ended[part.reader] = part.end or bool(part.faults)
 
     def _start_again(self, death: WorkerDeathError, record: Record) -> bool:
-        """Have new workers go on from a record; False if there were too many deaths already.
-
-        Raises:
-            WorkerDeathError: A source is to blame, and is not to be skipped.
-        """
+        """Have new workers go on from a record; False if there were too many deaths already."""
         member, dataset = death.member, self._work.members[death.member]
         suspects = {(member, *suspect) for suspect in death.suspects}
         self._deaths.update(suspects)

@@ -127,11 +127,7 @@ class Epoch:
         return self.finished and not self._end_held
 
     def record(self, step: int | None = None) -> Record:
-        """Where the epoch stands for the user, or stood before `step`.
-
-        Raises:
-            ValueError: That is too long ago, or was not delivered yet.
-        """
+        """Where the epoch stands for the user, or stood before `step`."""
         if step is None:
             step = self.step - self.is_ahead
         record: Record

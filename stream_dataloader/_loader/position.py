@@ -28,13 +28,7 @@ from stream_dataloader.members import SideBySide
 
 
 class Place(NamedTuple):
-    """A place in an epoch.
-
-    Attributes:
-        step: The loader's step that comes next.
-        starts: Where each member goes on.
-        over: Which members have ended.
-    """
+    """A place in an epoch."""
 
     step: int
     starts: tuple[Start, ...]

@@ -44,11 +44,7 @@ from stream_dataloader.stats import LoaderStats
 
 
 class Starter:
-    """Starts iterations of one loader, and holds its workers.
-
-    Attributes:
-        pool: The workers.
-    """
+    """Starts iterations of one loader, and holds its workers."""
 
     def __init__(
         self, ranks: Sequence[Ranks], workers: Sequence[int], max_restarts: int, settings: WorkerSettings, turn: Turn
@@ -133,12 +129,7 @@ class Starter:
             self._ending.now()
 
     def _start(self, position: LoaderPosition, output: Output) -> Iteration:
-        """Start the iteration that comes next; the position is told once it has begun.
-
-        Raises:
-            StateError: Time steps are wanted, and where it begins they were not counted.
-            RankError: The ranks are not about to read the same, or one did not come.
-        """
+        """Start the iteration that comes next; the position is told once it has begun."""
         begin, whole_windows = clock(), output.collate_fn is not None
         work = self._work
         epoch = position.coming_epoch(work.readers)

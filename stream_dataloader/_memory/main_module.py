@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import symtable
 import sys
-from collections.abc import Iterator
 from multiprocessing import process
 from typing import Any, NamedTuple
 
@@ -68,11 +68,11 @@ def _read(path: str) -> Script:
     except (OSError, SyntaxError, ValueError):
         return Script(frozenset(), frozenset(), has_guard=True)
     guards = [node for node in tree.body if isinstance(node, ast.If) and _is_guard(node.test)]
-    guarded = {name for guard in guards for node in guard.body for name in _bound(node)}
-    free = {name for node in tree.body if node not in guards for name in _bound(node)}
-    free |= {name for guard in guards for node in guard.orelse for name in _bound(node)}
+    guarded = _bound([node for guard in guards for node in guard.body])
+    otherwise = [node for guard in guards for node in guard.orelse]
+    free = _bound([node for node in tree.body if node not in guards] + otherwise)
     free |= {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-    return Script(frozenset(guarded), frozenset(free), bool(guards))
+    return Script(guarded, frozenset(free), bool(guards))
 
 
 def _is_guard(test: ast.expr) -> bool:
@@ -84,16 +84,7 @@ def _is_guard(test: ast.expr) -> bool:
     return sides == {"__name__", "'__main__'"}
 
 
-def _bound(node: ast.AST) -> Iterator[str]:
-    """The names that a statement binds, except those within functions and classes."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        for alias in node.names:
-            yield alias.asname or alias.name.split(".")[0]
-    elif isinstance(node, ast.Name):
-        if isinstance(node.ctx, ast.Store):
-            yield node.id
-    elif not isinstance(node, ast.Lambda):
-        for child in ast.iter_child_nodes(node):
-            yield from _bound(child)
+def _bound(statements: list[ast.stmt]) -> frozenset[str]:
+    """The names that statements bind, except those within functions and classes."""
+    names = symtable.symtable(ast.unparse(ast.Module(statements, [])), "<script>", "exec").get_symbols()
+    return frozenset(n.get_name() for n in names if n.is_assigned() or n.is_imported() or n.is_namespace())

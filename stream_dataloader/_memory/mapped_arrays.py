@@ -31,23 +31,15 @@ def reduce_map(array: np.memmap[Any, Any]) -> Any:
     page = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     offset = page + array.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data - before
     mode = "r" if array.mode == "r" or not array.flags.writeable else "r+"  # w+ would make the file anew
-    return _mapped, (path, identity, mode, offset, size, array.dtype, array.shape, array.strides, before)
+    view = array.shape, array.dtype, before, array.strides
+    return _mapped, (path, identity, mode, offset, size, view)
 
 
-def _mapped(
-    path: str,
-    identity: tuple[int, int],
-    mode: Any,
-    offset: int,
-    size: int,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    before: int,
-) -> Any:
+def _mapped(path: str, identity: tuple[int, int], mode: Any, offset: int, size: int, view: tuple[Any, ...]) -> Any:
     if _identity(path) != identity:
         raise OSError(f"{path}, which a source is a part of, is another file now than when it was mapped; map it anew")
     file = np.memmap(path, np.uint8, mode, offset, (size,))
+    shape, dtype, before, strides = view
     array: Any = np.ndarray.__new__(np.memmap, shape, dtype, file, before, strides)
     for name in ("_mmap", "filename", "mode", "offset"):
         setattr(array, name, getattr(file, name))

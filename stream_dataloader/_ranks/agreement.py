@@ -44,11 +44,7 @@ class Steps:
         return has_data if self._count is None else step < self._count
 
     def layout(self) -> Any:
-        """The layout of other ranks' items.
-
-        Raises:
-            RankError: No other rank can know.
-        """
+        """The layout of other ranks' items; a RankError where no other rank can know."""
         raise RankError(
             "this rank has no item to read, from here on, so it cannot know what to pad; use fewer ranks or groups, or "
             "start torch.distributed, so that another rank can tell it"

@@ -86,11 +86,7 @@ def pack(error: RankError) -> str:
 
 
 def checked(value: str) -> str:
-    """A value that is no error.
-
-    Raises:
-        RankError: The one that `pack` made a value of.
-    """
+    """A value that is no error; the error, if `pack` made the value of one, is raised."""
     if value.startswith("["):
         raise RankError(*json.loads(value))
     return value

@@ -33,11 +33,7 @@ def is_started() -> bool:
 
 
 def find_place(rank: int | None, world_size: int | None, process_group: Any) -> RankPlace:
-    """This process's place: as given, else in the process group, else among all of torch.distributed's, else alone.
-
-    Raises:
-        ValueError: This process is not in the process group, or that is a mesh of several dimensions.
-    """
+    """This process's place: as given, else in the process group, else among all of torch.distributed's, else alone."""
     if rank is not None and world_size is not None:
         twins = is_started() and world_size != dist.get_world_size()
         return RankPlace(rank, world_size, f"ranks of {world_size}", twins)
@@ -63,12 +59,7 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
 
 
 class OwnRank:
-    """Which rank this process is, which may be known only later; one of several stays it when torch.distributed ends.
-
-    Raises:
-        ValueError: There is no such rank, or only one of the numbers is given, or there are two ways to tell them.
-        TypeError: One is no integer.
-    """
+    """Which rank this process is, which may be known only later; it stays one of several if torch.distributed ends."""
 
     def __init__(self, rank: int | None, world_size: int | None, process_group: Any = None) -> None:
         options.check_ranks(None, rank, world_size, process_group)

@@ -11,8 +11,6 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
 from stream_dataloader import _options as options
 from stream_dataloader._ranks.agreement import AgreedSteps, Steps
 from stream_dataloader._ranks.meeting import counted_name
@@ -22,6 +20,7 @@ from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
 from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader._schedule.step_count import count_steps
+from stream_dataloader._workers.torch_quirks import default_store
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
 
@@ -30,11 +29,7 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The ranks that share a loader's epochs, and this one among them; for arguments see `StreamDataLoader`.
-
-    Attributes:
-        reading: What this rank reads: the dataset, by the rules of its groups.
-    """
+    """The ranks that share a loader's epochs, and this one among them; for arguments see `StreamDataLoader`."""
 
     def __init__(
         self,
@@ -52,7 +47,7 @@ class Ranks:
         self._groups = groups
         self._seed = dataset.rules.seed
         self._place = RankPlace()
-        self.reading = dataset
+        self.reading = dataset  # by this rank, by the rules of its groups
         self._store: weakref.ref[Store] | None = None  # where this loader has its name
         self._name, self._sessions = "", 0  # if several processes are the same rank
 
@@ -62,11 +57,7 @@ class Ranks:
         return self._place.world_size == 1
 
     def find_place(self) -> bool:
-        """Find out which rank this is, which may be known only now; whether `reading` is another one for it.
-
-        Raises:
-            ValueError: Ranks or lanes cannot share the groups evenly.
-        """
+        """Find out which rank this is, which may be known only now; whether `reading` is another one for it."""
         place = self._place = self._own.now()
         groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
         rules = dataclasses.replace(self._dataset.rules, groups=groups, seed=self._seed)
@@ -77,11 +68,7 @@ class Ranks:
         return True
 
     def load(self, state: Any) -> LoadedState:
-        """What a state says of this rank's groups; its seed and number of groups are adopted at the next `find_place`.
-
-        Raises:
-            StateError: It is of another dataset, or not of this rank's groups.
-        """
+        """What a state says of this rank's groups; its seed and groups are adopted at the next `find_place`."""
         total, place = groups_of(state), self._own.now()
         try:
             groups = Groups.of_rank(total, place.rank, place.world_size)
@@ -106,11 +93,7 @@ class Ranks:
         return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
 
     def begin(self, epoch: int, step: int, terms: Mapping[str, Any]) -> Steps:
-        """Begin an epoch together with all other ranks, at a step; the terms must be alike on all of them.
-
-        Raises:
-            RankError: They are not, or a rank did not come.
-        """
+        """Begin an epoch together with all other ranks, at a step; the terms must be alike on all of them."""
         rules = self.reading.rules
         if self.alone:
             return Steps()
@@ -139,7 +122,7 @@ class Ranks:
         return self.__dict__ | {"_place": RankPlace(), "_store": None}
 
     def _next_rendezvous(self) -> Rendezvous:
-        store: Any = dist.distributed_c10d._get_default_store()
+        store = default_store()
         name = None
         if self._place.twins:
             if self._store is None or self._store() is not store:

@@ -82,11 +82,7 @@ class Rendezvous:
         self.written -= mine
 
     def begin(self, terms: Mapping[str, Any]) -> None:
-        """Wait for all ranks, and check that they are about to read the same.
-
-        Raises:
-            RankError: They are not, or one did not come; names it.
-        """
+        """Wait for all ranks, and check that they are about to read the same."""
         try:
             self.ask(partial(self._meet, terms, Wanted.of(terms)))
         except BaseException as error:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 
 from stream_dataloader._ranks import keys
+from stream_dataloader._workers.torch_quirks import bare_store
 from stream_dataloader.errors import RankError
 
 if TYPE_CHECKING or dist.is_available():  # some builds of torch have none of it
@@ -71,8 +72,7 @@ def use_of(store: Store) -> StoreUse:
 
 def _can_be_cloned(store: Any) -> bool:
     """Whether there can be connections to it; since torch 2.8, but a file's count as processes that share it."""
-    below = getattr(store, "_underlying_non_prefix_store", store)
-    return hasattr(store, "clone") and not isinstance(below, FileStore)
+    return hasattr(store, "clone") and not isinstance(bare_store(store), FileStore)
 
 
 class StoreConnection:

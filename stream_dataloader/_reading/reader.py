@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import operator
-import warnings
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from stream_dataloader._assembly.part import Contents, Fault, Part, Run
 from stream_dataloader._assembly.slot_writer import SlotWriter
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._memory.endings import WeakItems, in_thread, when_gone
-from stream_dataloader._notices import log_warned
+from stream_dataloader._notices import warn
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.opener import Opener
@@ -296,5 +295,4 @@ def unsendable(part: Part, worker_id: int, error: Exception) -> ItemError:
 def warn_of_skip(failure: Exception) -> None:
     """Tell the user that `on_error` skipped a stream."""
     text = f"skipped the rest of a stream: {failure}"
-    log_warned(text)
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
+    warn(text, 3)

@@ -29,11 +29,7 @@ class Failure(NamedTuple):
 
 
 class Exchange:
-    """The parts of one iteration that were read and not taken yet: so many of each worker have `room`.
-
-    Attributes:
-        closed: No part is wanted any more.
-    """
+    """The parts of one iteration that were read and not taken yet: so many of each worker have `room`."""
 
     def __init__(self, workers: int, room: int) -> None:
         self.closed = False

@@ -53,8 +53,8 @@ class Mailbox(SharedFields):
         self._done[worker] = session
 
     def may_exit(self, session: int, worker: int) -> bool:
-        """Whether a session is over, or a worker is done with it; -1 is one that has not come."""
-        return self.closed(session) or (worker >= 0 and bool(self._done[worker] >= session))
+        """Whether a session is over, or a worker is done with it."""
+        return self.closed(session) or bool(self._done[worker] >= session)
 
     def read(self, session: int) -> tuple[int, bool]:
         """A session's epoch, and whether windows are passed on as they are."""

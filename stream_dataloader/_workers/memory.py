@@ -5,14 +5,12 @@ Guarantee: where there is none, batches come in another way, with a warning, or 
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._notices import log_warned
+from stream_dataloader._notices import warn
 from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.tally import Tally
 
@@ -76,8 +74,7 @@ class BatchMemory:
         if self._transport == "shared_memory":
             raise RuntimeError(f'{problem}; pass transport="auto" to have them {self._otherwise}')
         text = f"{problem}; they are {self._otherwise}, which is slower"
-        log_warned(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=5)
+        warn(text, 5)
         self._transport = "queue"
 
     def slot(self, leases: SlotLeases | None, session: int, whole_windows: bool, step: int) -> Slot | None:

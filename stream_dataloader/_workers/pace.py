@@ -29,13 +29,7 @@ def steps_of_next(steps: int, slowest_seconds: float, most: int) -> int:
 
 
 class Pace(SharedFields):
-    """How the workers of one loader agree on the sizes of their messages.
-
-    Args:
-        workers: How many there are.
-        messages: Most messages of one worker that can be on their way at once.
-
-    """
+    """How the workers of one loader agree on the sizes of their messages."""
 
     def __init__(self, workers: int, messages: int) -> None:
         self._workers = workers

@@ -126,12 +126,7 @@ class PacketQueue:
         return True
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next message; where the queue was built, its context's `Watch` decides how long to wait for it.
-
-        Raises:
-            Empty: It takes longer than the timeout, elsewhere.
-            Unanswered: The `Watch` gives up.
-        """
+        """The next message; its context's `Watch` says how long to wait where the queue was built, else a timeout."""
         begin = time.monotonic()
         while (message := self._receive()) is _NOTHING:
             if self._context is not None and self._owner == os.getpid():
@@ -219,11 +214,7 @@ class PacketContext(BaseContext):
         self._poll.register(descriptor, select.POLLIN)
 
     def wait(self, reader: int, begin: float) -> None:
-        """Wait until there may be something to read, since `begin`.
-
-        Raises:
-            Unanswered: There is nothing, and the `Watch` gives up.
-        """
+        """Wait until there may be something to read, since `begin`; raises Unanswered if the `Watch` gives up."""
         if not self._awaited:
             self._await(reader)
             for one in self.processes:

@@ -12,7 +12,6 @@ import functools
 import itertools
 import multiprocessing
 import time as clock
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -24,7 +23,7 @@ from stream_dataloader._assembly.part import Part, unpack
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._memory.interrupts import deliver, interrupts_held
-from stream_dataloader._notices import log_warned
+from stream_dataloader._notices import warn
 from stream_dataloader._reading.plan import Recovery, Start
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._workers import torch_quirks
@@ -42,11 +41,7 @@ _pool_numbers = itertools.count(1)
 
 
 class WorkerPool(Pool):
-    """The worker processes of one loader.
-
-    Attributes:
-        method: How they are started.
-    """
+    """The worker processes of one loader."""
 
     def __init__(self, work: Assignment) -> None:
         # one worker may be asked for all messages that are on their way, once the others have ended
@@ -120,8 +115,7 @@ class WorkerPool(Pool):
         """Have new workers where those that are kept cannot read what is wanted."""
         if died := self.died():
             text = f"{'; '.join(died.values())} between two epochs; all workers are started anew"
-            log_warned(text)
-            warnings.warn(text, stacklevel=5)
+            warn(text, 5, UserWarning)
             self._crew.kill()
             self.hire()
         elif self.work.settings.persistent_workers:

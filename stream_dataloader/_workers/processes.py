@@ -18,11 +18,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
-
-import numpy as np
 
 from stream_dataloader._memory import main_module
 from stream_dataloader._memory.pickling import ByValue, note_fork
@@ -102,52 +100,39 @@ class Crew:
         self._turn = threading.Lock()
 
     @property
-    def children(self) -> dict[int, BaseProcess]:
-        """The processes that were started, by process id."""
-        processes = () if self.packets is None else self.packets.processes
-        return {process.pid: process for process in processes if process.pid is not None}
+    def _processes(self) -> Sequence[BaseProcess]:
+        """Those that were to be started, by number."""
+        return () if self.packets is None else self.packets.processes
+
+    @property
+    def workers(self) -> list[int]:
+        """Those that have come."""
+        return [number for number, process in enumerate(self._processes) if self._pids[number] == process.pid]
+
+    @property
+    def missing(self) -> list[int]:
+        """Those that have not come."""
+        return sorted({*range(len(self._pids))} - {*self.workers})
 
     def stopped(self, worker: int) -> bool:
         """Whether a worker was stopped by a signal, as by SIGSTOP."""
         return state_of(int(self._pids[worker])) in (b"T", b"t")
 
-    def _number(self, pid: int) -> int:
-        """A worker's number, -1 before it has come."""
-        found = np.flatnonzero(self._pids == pid)
-        return int(found[0]) if len(found) else -1
-
-    @property
-    def workers(self) -> list[int]:
-        """Those that have come."""
-        return sorted(number for pid in self.children if (number := self._number(pid)) >= 0)
-
-    @property
-    def missing(self) -> list[int]:
-        """Those that have not come."""
-        return [number for number, pid in enumerate(self._pids) if pid not in self.children]
-
-    def _ended(self) -> dict[int, int]:
-        """The exit codes of those that have ended, by process id."""
-        return {pid: code for pid, child in self.children.items() if (code := child.exitcode) is not None}
-
-    def _is_death(self, pid: int, code: int) -> bool:
-        """Whether a worker ended otherwise than one that is done."""
-        return code != 0 or not self._mailbox.may_exit(self.session, self._number(pid))
-
     def died(self, *, or_ended: bool = False) -> dict[int, str]:
         """Who died, -1 for one that was only starting, and how; `or_ended`: if nobody did, those that just ended."""
-        ended = self._ended()
-        died = {pid: code for pid, code in ended.items() if self._is_death(pid, code)} or (ended if or_ended else {})
-        numbers = {pid: self._number(pid) for pid in died}
-        unseen = {-1: "a worker died"} if len(self.children) < len(self._pids) else {}
-        return unseen | {
-            numbers[pid]: f"{f'worker {n}' if (n := numbers[pid]) >= 0 else 'a worker'} (pid {pid}) {_describe(code)}"
-            for pid, code in sorted(died.items(), key=lambda end: numbers[end[0]])
-        }
+        ended = {n: code for n, process in enumerate(self._processes) if (code := process.exitcode) is not None}
+        died = {n: code for n, code in ended.items() if code or not self._mailbox.may_exit(self.session, n)}
+        come = self.workers
+        started = sum(process.pid is not None for process in self._processes)
+        found = {-1: "a worker died"} if started < len(self._pids) else {}
+        for n, code in (died or (ended if or_ended else {})).items():
+            who = f"worker {n}" if n in come else "a worker"
+            found[n if n in come else -1] = f"{who} (pid {self._processes[n].pid}) {_describe(code)}"
+        return found
 
     def advice(self, died: Iterable[int], method: str) -> str:
         """What may have ended workers, -1 for one that was only starting, and what to do about it."""
-        codes = [code for child in self.children.values() if (code := child.exitcode)]
+        codes = [code for process in self._processes if (code := process.exitcode)]
         if -1 in died and method != "fork" and not (codes and min(codes) < 0):
             return _advice_for_start(method)
         if not codes or min(codes) > 0:
@@ -158,9 +143,9 @@ class Crew:
 
     def kill(self) -> None:
         """End all workers at once, whatever they do."""
-        for child in self.children.values():
-            if child.exitcode is None:
-                child.kill()
+        for process in self._processes:
+            if process.pid is not None and process.exitcode is None:
+                process.kill()
 
     def leave(self) -> None:
         """End the workers, and wait for that: not longer than for one that hangs."""

@@ -13,16 +13,15 @@ from __future__ import annotations
 import functools
 import threading
 import time as clock
-import warnings
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slot_writer import PooledSlots
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._memory.endings import Ending
-from stream_dataloader._notices import log_warned
+from stream_dataloader._notices import warn
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.plan import Reading, Recovery, Start
@@ -35,17 +34,11 @@ _FAREWELL_SECONDS = 4.0  # to all threads together, as to processes
 _HURRIED_SECONDS = 0.1  # the same, if the user wants to leave now, or it is known already that they hang
 
 
-class Job:
-    """What one worker does in one iteration, as others see it.
+class Job(NamedTuple):
+    """What one worker does in one iteration, as others see it."""
 
-    Attributes:
-        begun: The worker has come to it: it has been started, and has left what it did before.
-        done: All of its streams are closed.
-    """
-
-    def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.done = threading.Event()
+    begun: threading.Event  # it has been started, and has left what it did before
+    done: threading.Event  # all of its streams are closed
 
 
 _Task: TypeAlias = tuple[Job, Exchange, Callable[[], PartReader]]
@@ -82,7 +75,7 @@ class ThreadPool(Pool):
             plan, meters = work.members[number].plan(), work.tally.meters
             reading = Reading(plan, starts[number], work.readers, self.board, meters, number, whole_windows, slots)
             readers += read_here(reading, lambda: exchange.closed)
-        jobs = [Job() for _ in readers]
+        jobs = [Job(threading.Event(), threading.Event()) for _ in readers]
         slot = functools.partial(self.memory.slot, self.memory.leases, self._sessions, whole_windows)
         feed = ThreadFeed(exchange, jobs, slot, self)
         try:
@@ -228,5 +221,4 @@ class ThreadFeed:
                 f"{self._farewell_seconds:g} s after the epoch was left; a thread cannot be ended: it is left alone, "
                 "and closes its streams when it comes back"
             )
-            log_warned(text)
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warn(text, 2)

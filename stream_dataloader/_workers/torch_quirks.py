@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from multiprocessing import forkserver, process, util
 from typing import Any
 
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
@@ -60,6 +61,16 @@ def _leave_to_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def default_store() -> Any:
+    """The store that torch.distributed was started with."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def bare_store(store: Any) -> Any:
+    """What lies below a store's prefixes."""
+    return getattr(store, "_underlying_non_prefix_store", store)
 
 
 def preload_forkserver() -> None:

@@ -1,11 +1,18 @@
 """What the workers' side relies on, of what torch and Python do not document, holds for those installed."""
 
+import _socket
+import io
 import multiprocessing
 import os
 import signal
+import socket
+import tempfile
 import time
-from multiprocessing import forkserver, util
+from multiprocessing import context, forkserver, process, resource_tracker, util
+from multiprocessing.reduction import ForkingPickler
 
+import cloudpickle
+import numpy as np
 import pytest
 import torch
 from helpers import FOREVER
@@ -44,9 +51,9 @@ def own_handler():
 
 
 def loader_and_context(dataset, **options):
-    context = PacketContext(multiprocessing.get_context("fork"))
-    context.watch = GivesUp()
-    return DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=context, **options), context
+    packets = PacketContext(multiprocessing.get_context("fork"))
+    packets.watch = GivesUp()
+    return DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=packets, **options), packets
 
 
 def die(pid):
@@ -57,12 +64,12 @@ def die(pid):
 
 
 def test_torch_takes_queues_event_and_processes_from_its_context(own_handler):
-    loader, context = loader_and_context(range(2))
+    loader, packets = loader_and_context(range(2))
     batches = iter(loader)
     assert isinstance(batches._worker_result_queue, PacketQueue)
     assert isinstance(batches._workers_done_event, Flag)
     assert [type(queue) for queue in batches._index_queues] == [PacketQueue]
-    assert batches._workers == context.processes
+    assert batches._workers == packets.processes
     assert list(batches) == [0, 1]
 
 
@@ -79,19 +86,19 @@ def test_torch_raises_deaths_from_a_handler_which_must_not_be_ours(own_handler):
 
 
 def test_kept_workers_are_awaited_where_an_iterator_is_asked_for(own_handler):
-    loader, context = loader_and_context(range(2), persistent_workers=True)
+    loader, packets = loader_and_context(range(2), persistent_workers=True)
     assert list(torch_quirks.iterator_of(loader)) == [0, 1]
-    die(context.processes[0].pid)
+    die(packets.processes[0].pid)
     with pytest.raises(Unanswered):
         torch_quirks.iterator_of(loader)
 
 
 def test_an_iterator_that_was_shut_down_has_no_workers_and_does_nothing_where_it_goes():
-    loader, context = loader_and_context(range(9))
+    loader, packets = loader_and_context(range(9))
     batches = torch_quirks.iterator_of(loader)
     next(batches)
     torch_quirks.shut_down(batches)
-    assert [process.exitcode is None for process in context.processes] == [False]
+    assert [process.exitcode is None for process in packets.processes] == [False]
     assert not hasattr(batches, "__del__")
 
 
@@ -101,7 +108,7 @@ def test_an_iterator_waits_for_each_worker_as_long_as_it_is_said_to():
 
 @pytest.mark.timeout(120)
 def test_a_process_that_was_forked_leaves_workers_alone_when_it_drops_their_iterator_and_ends():
-    loader, context = loader_and_context(Stuck())
+    loader, packets = loader_and_context(Stuck())
     batches = torch_quirks.iterator_of(loader)
     next(batches)
     if not (pid := os.fork()):
@@ -109,18 +116,43 @@ def test_a_process_that_was_forked_leaves_workers_alone_when_it_drops_their_iter
         util._exit_function()  # what Python does at its end
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    (worker,) = context.processes
+    (worker,) = packets.processes
     worker.join(0.1)
     assert worker.exitcode is None
     worker.kill()
     del batches
 
 
+def test_a_process_group_tells_its_store_and_what_lies_below_its_prefixes():
+    store = torch.distributed.HashStore()
+    prefixed = torch.distributed.PrefixStore("a", torch.distributed.PrefixStore("b", store))
+    assert type(torch_quirks.bare_store(prefixed)) is type(store)
+    assert torch_quirks.bare_store(store) is store
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        torch_quirks.default_store().set("here", "1")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_what_pickling_and_memory_rely_on():
+    assert socket.socket in ForkingPickler(io.BytesIO()).dispatch_table
+    assert len(cloudpickle.Pickler(io.BytesIO()).reducer_override(lambda: 1)) == 6
+    assert len(cloudpickle.Pickler(io.BytesIO()).reducer_override(type("Local", (), {}))) == 6
+    assert context.get_spawning_popen() is None
+    assert os.path.isdir(process.ORIGINAL_DIR)
+    assert callable(resource_tracker.ensure_running)
+    assert callable(forkserver.ensure_running)
+    assert not hasattr(_socket.socket.close, "__code__"), "it is of C"
+    with tempfile.NamedTemporaryFile() as file:
+        assert np.memmap(file, np.uint8, "w+", shape=4)[1:]._mmap is not None
+
+
 def test_what_pythons_multiprocessing_keeps_by_its_own_names():
     assert isinstance(forkserver._forkserver._preload_modules, list)
     util.get_temp_dir()
     assert multiprocessing.current_process()._config["tempdir"]
-    process = multiprocessing.get_context("fork").Process(target=int)
-    process.start()
-    assert process in multiprocessing.process._children
-    process.join()
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    assert child in process._children
+    child.join()

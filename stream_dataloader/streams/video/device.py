@@ -14,7 +14,6 @@ then both chroma in turns). libswscale makes the same pictures of them as of pla
 from __future__ import annotations
 
 import re
-import warnings
 from typing import Any
 
 import av
@@ -23,7 +22,7 @@ import av.error
 from av.codec.hwaccel import HWAccel, hwdevices_available
 from av.video.reformatter import VideoReformatter
 
-from stream_dataloader._notices import log_warned
+from stream_dataloader._notices import warn
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.av_versions import ANY_METADATA, drop_reserved_tags
 from stream_dataloader.streams._media.container import choose_stream, ffmpeg_path, open_container
@@ -148,5 +147,4 @@ def tell_fallback(error: DeviceError) -> None:
         return
     _warned.add((error.device, error.codec))
     text = f"decoding by the CPU, as device_fallback=True asks for; warned once for each codec. {error}"
-    log_warned(text)
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    warn(text, 2)
