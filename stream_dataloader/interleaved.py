@@ -117,10 +117,7 @@ def interleave(
 def _check_datasets(datasets: Any) -> list[StreamDataset]:
     if isinstance(datasets, StreamDataset):
         raise TypeError("datasets must be a list of StreamDatasets, and is one; pass [dataset, ...]")
-    try:
-        listed = list(datasets)
-    except TypeError:
-        raise TypeError(f"datasets must be a list of StreamDatasets, and is {shorten(datasets)}") from None
+    listed = list(datasets)
     if not listed:
         raise ValueError("datasets is empty; pass at least one StreamDataset")
     for number, dataset in enumerate(listed):

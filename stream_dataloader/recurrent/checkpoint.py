@@ -20,10 +20,9 @@ import torch
 
 from stream_dataloader._items.plain import from_plain, to_plain
 from stream_dataloader.errors import StateError
-from stream_dataloader.recurrent.order import ROWS, LaneOrder
+from stream_dataloader.recurrent.order import ROWS, LaneOrder, named
 from stream_dataloader.recurrent.states import Lanes, States
 from stream_dataloader.recurrent.store import LaneStore
-from stream_dataloader.recurrent.window import Window
 
 VERSION = 1
 _NAMES = ("rank", "world_size", "lanes", "source", "position", "structure", "dims", "leaves")
@@ -82,7 +81,7 @@ def of_rank(state: Any, rank: int, world_size: int) -> Carried | None:
     count = len(state["lanes"])
     if state["lanes"] != list(range(count)) or count % world_size:
         raise StateError(
-            f"the state has {count} lanes, {_named(state['lanes'])}, which {world_size} ranks cannot share evenly; "
+            f"the state has {count} lanes, {named(state['lanes'])}, which {world_size} ranks cannot share evenly; "
             "have as many lanes on all ranks together as there were"
         )
     own = np.arange(rank * count // world_size, (rank + 1) * count // world_size)
@@ -141,7 +140,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 raise StateError(f"rank {state['rank']} has {name} {state[name]}, and rank 0 {first[name]}")
         if list(state["lanes"]) != list(range(count)):
             raise StateError(
-                f"rank {state['rank']} has {_named(state['lanes'])}, and rank 0 {_named(first['lanes'])}; merge states "
+                f"rank {state['rank']} has {named(state['lanes'])}, and rank 0 {named(first['lanes'])}; merge states "
                 "that were saved after the same batch of all ranks' lanes"
             )
     leaves = [_joined([state["leaves"][i] for state in listed], dim) for i, dim in enumerate(first["dims"])]
@@ -160,35 +159,3 @@ def _joined(leaves: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     if len({(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}) > 1:
         raise StateError(f"the ranks' states have shapes {shapes}; merge those of one model")
     return torch.cat([leaf.to(leaves[0].device) for leaf in leaves], dim)
-
-
-def _named(lanes: Sequence[int]) -> str:
-    numbers = list(lanes)
-    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"lanes {numbers[0]} to {numbers[-1]}"
-    return f"lanes {numbers}"
-
-
-class LoadedLanes:
-    """The lanes of a loaded state. They must be those of the batches that follow, no more and no fewer."""
-
-    def __init__(self, lanes: Lanes) -> None:
-        self._all: set[int] = set(lanes.tolist())
-        self._fed: set[int] = set()
-
-    def check(self, window: Window, *, whole: bool) -> None:
-        """Raise if a batch, whole or a part, cannot go on from the state; the parts of idle lanes may not come."""
-        lanes = set(window.lanes.tolist())
-        again = whole and not lanes.isdisjoint(self._fed) and self._fed != self._all
-        if lanes <= self._all and not again:
-            return
-        got = sorted(lanes | self._fed)
-        raise StateError(
-            f"the state was saved with {_named(sorted(self._all))}, and the batches have {_named(got)}; build the "
-            "dataset with the batch_size that it had, or call reset() to begin anew"
-        )
-
-    def feed(self, window: Window) -> bool:
-        """Note a batch; whether all lanes have been fed now."""
-        self._fed.update(window.lanes.tolist())
-        return self._fed == self._all

@@ -30,9 +30,14 @@ _REMEDY = (
 
 
 class LaneOrder:
-    """The last item that each lane's state was made of, and its batch."""
+    """The last item that each lane's state was made of, and its batch.
+
+    The lanes of a loaded state must be those of the batches that follow, no more and no fewer: `is_loaded` until each
+    had one.
+    """
 
     def __init__(self) -> None:
+        self.is_loaded = False
         self._missing = _NEVER
         self._last = np.empty((len(ROWS), 0), np.int64)
         self._given = np.empty(0, np.int64)  # each lane's last batch, by how many there were before it
@@ -53,9 +58,11 @@ class LaneOrder:
         found: npt.NDArray[np.bool_] = self._last[0, window.lanes] > _ANYWHERE
         return found
 
-    def check(self, window: Window) -> None:
-        """Raise unless each lane goes on where its state stopped."""
+    def check(self, window: Window, *, whole: bool) -> None:
+        """Raise unless each lane of a batch, whole or a part, goes on where its state stopped."""
         self._grow(window.lanes)
+        if self.is_loaded:
+            self._check_lanes(window, whole)
         source, position, epoch, step = self._last[:, window.lanes]
         same = (source == window.first.source) & (position + 1 == window.first.position)
         lost = window.goes_on & ~same
@@ -66,6 +73,17 @@ class LaneOrder:
         wrong = (lost | ~follows) & (source != _ANYWHERE)
         if wrong.any():
             raise _out_of_order(window, int((lost if (lost & wrong).any() else wrong).argmax()), self._last)
+
+    def _check_lanes(self, window: Window, whole: bool) -> None:
+        saved, fed = self._last[0] != _NEVER, self._given >= 0
+        is_short = whole and fed[window.lanes].any() and not fed[saved].all()  # the parts of idle lanes may not come
+        if is_short or not saved[window.lanes].all():
+            fed[window.lanes] = True
+            raise StateError(
+                f"the state was saved with {named(np.flatnonzero(saved))}, and the batches have "
+                f"{named(np.flatnonzero(fed))}; build the dataset with the batch_size that it had, or call reset() to "
+                "begin anew"
+            )
 
     def advance(self, window: Window) -> None:
         """Follow a batch."""
@@ -78,9 +96,11 @@ class LaneOrder:
         self._last[:2, real] = window.last.source[window.real], window.last.position[window.real]
         idle = window.lanes[~window.real]
         self._last[0, idle] = np.where(self._last[0, idle] == _NEVER, -1, self._last[0, idle])
+        self.is_loaded = self.is_loaded and not (self._given[self._last[0] != _NEVER] >= 0).all()
 
     def forget(self, lanes: Iterable[int] | None) -> None:
         """Let lanes, or all of them, begin anywhere."""
+        self.is_loaded = False
         if lanes is None:
             self._missing = _ANYWHERE
             self._last[0] = _ANYWHERE
@@ -101,6 +121,7 @@ class LaneOrder:
         if len(lanes):
             order._grow(lanes)
             order._last[:, lanes] = last
+            order.is_loaded = True
         return order
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,3 +143,11 @@ def _out_of_order(window: Window, row: int, known: npt.NDArray[np.int64]) -> Sta
     kept = f"after source {source}, position {position}" if source >= 0 else "before its first item"
     batch = f" (batch {step} of epoch {epoch})" if step >= 0 else ""
     return StateError(f"{now}, and the state kept for it is that {kept}{batch}; {_REMEDY}")
+
+
+def named(lanes: Iterable[int]) -> str:
+    """Lanes, for messages."""
+    numbers = [int(lane) for lane in lanes]
+    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"lanes {numbers[0]} to {numbers[-1]}"
+    return f"lanes {numbers}"

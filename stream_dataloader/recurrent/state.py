@@ -22,7 +22,7 @@ from stream_dataloader._items.structure import children_of
 from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
-from stream_dataloader.recurrent.checkpoint import LoadedLanes, as_state, of_rank
+from stream_dataloader.recurrent.checkpoint import as_state, of_rank
 from stream_dataloader.recurrent.finite import error_of, text_of
 from stream_dataloader.recurrent.initial import Initial
 from stream_dataloader.recurrent.order import LaneOrder
@@ -119,7 +119,6 @@ class RecurrentState:
         self._rank = OwnRank(rank, world_size)
         self._store = LaneStore()
         self._order = LaneOrder()
-        self._loaded: LoadedLanes | None = None  # until all of them have been fed
         self._seen: tuple[weakref.ref[StreamBatch], Window] | None = None
 
     def before(self, batch: StreamBatch) -> Any:
@@ -178,8 +177,6 @@ class RecurrentState:
             states, uncut = states.map(lambda leaf, _: leaf.detach().clone()), 0  # a view would hold all outputs
         self._store.put(Piece(window.lanes, states, uncut=uncut, is_checked=self._nonfinite != "keep"))
         self._order.advance(window)
-        if self._loaded is not None and self._loaded.feed(window):
-            self._loaded = None
         return cut
 
     def reset(self, lanes: Iterable[int] | None = None) -> None:
@@ -191,7 +188,6 @@ class RecurrentState:
         Raises:
             ValueError: A number is negative.
         """
-        self._loaded = None
         if lanes is None:
             self._store = LaneStore()
             self._order.forget(None)
@@ -276,7 +272,7 @@ class RecurrentState:
         """
         carried = of_rank(state, *self.place)
         if carried is None:
-            self._store, self._order, self._loaded = LaneStore(), LaneOrder(), None
+            self._store, self._order = LaneStore(), LaneOrder()
             return
         lanes, states, last = carried
         if (known := self._store.known or self._initial.states) is not None:
@@ -290,7 +286,6 @@ class RecurrentState:
         self._store = LaneStore()
         self._store.put(Piece(lanes, states, is_checked=self._nonfinite != "keep"))
         self._order = LaneOrder.of(lanes, last)
-        self._loaded = LoadedLanes(lanes)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -325,16 +320,14 @@ class RecurrentState:
                 check_no_start_inside(batch)
             window = Window.of(batch)
             self._seen = weakref.ref(batch), window
-        if self._loaded is not None:
-            self._loaded.check(window, whole="_state" in batch.__dict__)
-        self._order.check(window)
+        self._order.check(window, whole="_state" in batch.__dict__)
         return window
 
     def _kept(self, batch: StreamBatch, window: Window) -> Piece | None:
         """What is kept for the lanes of a batch."""
         kept = self._store.get(window.lanes)
         device = batch.mask.device
-        if kept is not None and self._loaded is not None and device.type != "cpu":
+        if kept is not None and self._order.is_loaded and device.type != "cpu":
             return kept.to(device)
         return kept
 

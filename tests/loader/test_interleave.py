@@ -459,7 +459,6 @@ def two():
     ("datasets", "options", "error", "reason"),
     [
         (list, {}, ValueError, "datasets is empty"),
-        (lambda: None, {}, TypeError, "datasets must be a list of StreamDatasets, and is None"),
         (plain, {}, TypeError, r"must be a list of StreamDatasets, and is one; pass \[dataset"),
         (lambda: [plain(), [1, 2]], {}, TypeError, r"datasets\[1\] must be a StreamDataset, and is a list"),
         (lambda: [interleave([plain()])], {}, TypeError, r"datasets\[0\] is interleaved itself"),
