@@ -43,11 +43,6 @@ def test_slow_decoding_wants_more_workers():
     assert "nobody reads meanwhile: use more workers (num_workers=2)" in str(found)
 
 
-def test_a_slow_trainer_has_nothing_to_gain():
-    found = advised([200] * 4, Slow(0), 4, 4, workers=1, train=0.1, batches=8)
-    assert (found.kind, "The trainer is slower" in found.text) == ("nothing", True)
-
-
 @pytest.mark.parametrize("train", [0, 0.01])
 def test_few_sources_want_fewer_lanes(train):
     found = advised([60] * 3, Slow(0), 8, 4, train=train, batches=10)

@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 import pytest
-from helpers import START_METHODS
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.stats import LoaderStats
@@ -42,16 +41,6 @@ def test_counts_are_those_of_the_batches(workers, method):
     assert len(stats.workers) == max(workers, 1)
     assert workers or not stats.sent
     assert sum(worker.items for worker in stats.workers) == stats.items
-
-
-@pytest.mark.parametrize("method", START_METHODS)
-def test_workers_of_any_start_method_count(method):
-    loader = loader_of(2, loader={"multiprocessing_context": method, "persistent_workers": True})
-    for _ in range(2):
-        for _ in loader:
-            pass
-    assert loader.stats().opened == 2 * len(LENGTHS)
-    assert all(worker.opening_seconds > 0 for worker in loader.stats().workers)
 
 
 def test_time_goes_where_it_went():
