@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import functools
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import re
 import resource
 import shutil
 import signal
+import threading
 import time
 
 import numpy as np
@@ -32,7 +34,9 @@ from stream_dataloader.errors import (
     StreamError,
     WorkerDeathError,
 )
-from stream_dataloader.stores._packing import space, writer
+from stream_dataloader.stores._packing import journal as journals
+from stream_dataloader.stores._packing import report as reports
+from stream_dataloader.stores._packing import writer
 from stream_dataloader.stores._packing.folder import PartialFolder
 from stream_dataloader.stores._packing.journal import Entry, Journal, append, begin_part
 from stream_dataloader.stores.memmap import MemmapStore
@@ -622,7 +626,7 @@ def test_a_full_disk_is_a_clear_error_and_packing_goes_on_later(tmp_path):
 
 
 def test_a_disk_that_will_be_too_small_is_told_before_it_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(space, "LOOKED_SECONDS", 0)
+    monkeypatch.setattr(reports, "LOOKED_SECONDS", 0)
     monkeypatch.setattr(PartialFolder, "free_bytes", lambda folder: 1000)
     dataset = StreamDataset(NUMBERS, open_images, 2, time_steps=2, lengths=LENGTHS)
     with pytest.raises(
@@ -670,6 +674,50 @@ def test_a_bar_shows_rates_and_is_quiet_without_a_terminal(tmp_path, capsys):
 
 
 # ---- decisions
+
+
+def waiters():
+    """The processes that wait for a lock on a file."""
+    return re.findall(r"-> (?:POSIX|FLOCK) +\S+ +\S+ +(\d+)", pathlib.Path("/proc/locks").read_text())
+
+
+@pytest.mark.parametrize("enter", [begin_part, lambda path: append(path, [{"part": 0}])], ids=["part", "entry"])
+def test_threads_that_wait_for_locks_of_each_others_processes_are_no_deadlock(tmp_path, enter):
+    journal, room = str(tmp_path / "journal"), str(tmp_path / "room")
+    Journal(journal, {}, "remedy")
+    ours, theirs = multiprocessing.Pipe()
+
+    def hold_the_journal_and_wait_for_the_room():
+        def held(_):
+            theirs.send("held")
+            theirs.recv()
+
+        journals.os.fsync = held
+        thread = threading.Thread(target=enter, args=(journal,))
+        thread.start()
+        with open(room, "rb+") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            thread.join()
+
+    with open(room, "wb") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        process = multiprocessing.get_context("fork").Process(target=hold_the_journal_and_wait_for_the_room)
+        process.start()
+        assert ours.poll(PATIENCE)
+        ours.recv()
+        wait_for(lambda: str(process.pid) in waiters())
+        parts = []
+        thread = threading.Thread(target=lambda: parts.append(begin_part(journal)))
+        thread.start()
+        wait_for(lambda: str(os.getpid()) in waiters() or not thread.is_alive())
+        assert thread.is_alive()  # it waits
+        ours.send("go on")
+        thread.join()
+        assert parts == [1]
+    process.join()
+    assert process.exitcode == 0
+    ours.close()
+    theirs.close()
 
 
 @random_cases(200, 20)

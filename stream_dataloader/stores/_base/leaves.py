@@ -6,6 +6,7 @@ them had; another item is an error that names the leaf.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -54,13 +55,13 @@ class LeafSpec:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def stored(self) -> np.dtype[Any]:
         """What its numbers are in the file; unsigned integers of the same bits where NumPy lacks the dtype."""
         found: np.dtype[Any] = storage_dtype(self.dtype).newbyteorder("<")
         return found
 
-    @property
+    @functools.cached_property
     def step_bytes(self) -> int:
         """What a time step takes."""
         return math.prod(self.shape) * self.stored.itemsize

@@ -7,7 +7,7 @@ interrupt: a stream whose record is in the journal is not written again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 __all__ = ["Packer", "PartPacker", "StreamRecord"]
@@ -35,7 +35,7 @@ class StreamRecord(NamedTuple):
 class PartPacker(Protocol):
     """Writes streams in one worker, one after the other."""
 
-    def write(self, number: int, key: str, items: Iterator[Any]) -> tuple[int, Any]:
+    def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """Write a stream.
 
         Args:

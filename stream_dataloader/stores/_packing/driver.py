@@ -30,9 +30,8 @@ from stream_dataloader.stores._base.packing import Packer, StreamRecord
 from stream_dataloader.stores._packing.folder import PartialFolder
 from stream_dataloader.stores._packing.given import Given, given_of
 from stream_dataloader.stores._packing.journal import Journal
-from stream_dataloader.stores._packing.report import PackReport, Progress
-from stream_dataloader.stores._packing.space import SpaceWatch, disk_bytes
-from stream_dataloader.stores._packing.writer import Packed, StreamPacker, close_part
+from stream_dataloader.stores._packing.report import PackReport, Progress, disk_bytes
+from stream_dataloader.stores._packing.writer import StreamPacker, close_part
 
 __all__ = ["pack"]
 
@@ -190,8 +189,8 @@ class _Run:
         self._journal = journal
         self._packer = packer
         self._on_error = on_error
-        self._progress = Progress(progress, os.path.basename(folder.path), len(journal.entries), len(given))
-        self._told: set[int] = set()
+        self._shown = progress
+        self._reported: set[int] = set()
         self.skipped: list[StreamError] = []
 
     def pack(self, transform: Callable[[Any], Any] | None, num_workers: int, context: BaseContext | str | None) -> None:
@@ -201,7 +200,8 @@ class _Run:
         for number in to_do:
             _check_metadata(given, number)
         lengths = [-1] if given.lengths is None else [int(given.lengths[number]) for number in to_do]
-        self._space = SpaceWatch(self._folder, len(to_do), sum(lengths) if min(lengths, default=0) >= 0 else None)
+        steps = sum(lengths) if min(lengths, default=0) >= 0 else None
+        self._progress = Progress(self._shown, self._folder, len(journal.entries), len(given), steps)
         try:
             while left := len(given) - len(journal.entries) - len(self.skipped):
                 # a second time if a worker died after it had packed, before the disk held that
@@ -252,22 +252,20 @@ class _Run:
                 for failure in loader.failures[skipped:]:
                     self._decide(failure)
                 skipped = len(loader.failures)
-                self._hear(reports)
+                self._take(reports)
             # the second epoch finishes the parts: each worker has a lane, and begins a stream in it
-            if loader.num_workers:
-                self._hear(next(iter(loader)))
+            self._take(next(iter(loader)))
 
-    def _hear(self, reports: list[Any]) -> None:
+    def _take(self, reports: list[Any]) -> None:
+        """Take in what a step's lanes have reported."""
         for report in reports:
             if isinstance(report, ErrorReport):
                 raise report.unpack()
-            if isinstance(report, Packed) and report.number not in self._told:
-                self._told.add(report.number)
-                self._space.steps_read += report.steps
-                self._space.packed += 1
-                self._progress.read(report.steps, report.bytes)
-                self._progress.finished()
-        self._space.look()
+            for packed in report or ():
+                if packed.number not in self._reported:  # else a worker died after it had packed it
+                    self._reported.add(packed.number)
+                    self._progress.packed(packed.steps, packed.bytes)
+        self._progress.look()
 
     def _decide(self, error: StreamError) -> None:
         choice = self._on_error(error) if callable(self._on_error) else self._on_error

@@ -4,7 +4,6 @@
 
     clips.store.partial/
         lock        held by the process that packs, and its workers; tells which
-        layout      what the items of all streams look like
         journal     what is packed so far
         store/      what will be clips.store
 
@@ -40,7 +39,6 @@ class PartialFolder:
     Attributes:
         store: What the store is written to.
         journal: The file of the journal.
-        layout: The file that says what items look like.
 
     Raises:
         FileExistsError: There is something at the path.
@@ -54,7 +52,6 @@ class PartialFolder:
         self.partial = f"{self.path}.partial"
         self.store = os.path.join(self.partial, "store")
         self.journal = os.path.join(self.partial, "journal")
-        self.layout = os.path.join(self.partial, "layout")
         self._lock_path = os.path.join(self.partial, "lock")
         self._lock: FileLock | None = None
 
@@ -75,10 +72,8 @@ class PartialFolder:
             return
         if not os.path.exists(self.journal):  # nothing is kept
             shutil.rmtree(self.store, ignore_errors=True)
-            for path in (self.layout, self._lock_path):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
             with contextlib.suppress(OSError):
+                os.unlink(self._lock_path)
                 os.rmdir(self.partial)
         else:
             os.truncate(self._lock_path, 0)
@@ -116,8 +111,6 @@ class PartialFolder:
     def begin_anew(self) -> None:
         """Remove what is there of a store, of which no journal tells."""
         shutil.rmtree(self.store, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.layout)
         os.makedirs(self.store)
 
     def free_bytes(self) -> int:
@@ -148,8 +141,6 @@ def _has_gone(holder: str) -> bool:
         return False
     try:
         os.kill(int(words[1]), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False

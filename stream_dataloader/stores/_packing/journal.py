@@ -89,17 +89,26 @@ class Journal:
 def append(path: str, entries: Iterable[Mapping[str, Any]]) -> None:
     """Enter something in the journal at a path, from any process."""
     with open(path, "ab", buffering=0) as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)  # freed with the file
+        _lock(file)
         _append(file, entries)
 
 
 def begin_part(path: str) -> int:
     """The number of a new part, which none had before, entered in the journal at a path."""
     with open(path, "ab", buffering=0) as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
+        _lock(file)
         number = 1 + max((entry["part"] for entry in _entries_of(path) if "part" in entry), default=-1)
         _append(file, [{"part": number}])
     return number
+
+
+def _lock(file: Any) -> None:
+    """Lock the journal, until the file is closed.
+
+    By `flock`. To `lockf` all threads of a process are one: where two processes' threads each wait for what the other's
+    hold, it is a deadlock. And it would let go of the lock as soon as the journal is read elsewhere in the process.
+    """
+    fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _append(file: Any, entries: Iterable[Mapping[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """Packs streams where the loader opens them: in its workers, each of which writes a part of the store.
 
-What the loader reads are reports, one a stream. So who packs which stream, what becomes of a worker's death and of a
-stream that breaks are the loader's affair.
+To the loader most of these streams are empty: what it reads are reports on those that were packed lately. So who packs
+which stream, what becomes of a worker's death and of a stream that breaks are the loader's affair.
 
 Guarantee: what is entered in the journal is on the disk. A stream that breaks off is not in the store.
 """
@@ -23,6 +23,7 @@ from stream_dataloader.stream_info import get_stream_info
 __all__ = ["Packed", "StreamPacker", "close_part"]
 
 SYNC_SECONDS = 1.0
+_REPORT_SECONDS = 0.1
 
 
 class Packed(NamedTuple):
@@ -34,7 +35,7 @@ class Packed(NamedTuple):
 
 
 class StreamPacker:
-    """A factory of streams for a loader: to read one packs a stream, and yields the report.
+    """A factory of streams for a loader: to read one packs a stream, and yields reports if it is time.
 
     In the second epoch, each that is opened finishes its worker's part, and does not end.
 
@@ -63,34 +64,37 @@ class StreamPacker:
         self._journal = journal
         self._ended = ended
 
-    def __call__(self, source: Any) -> Iterator[Any]:
+    def __call__(self, source: Any) -> Iterator[list[Packed] | ErrorReport | None]:
         info = get_stream_info()
         if info.epoch:
             yield self._close()
             while True:  # so that no lane takes a second stream, and each takes one
                 yield None
-        elif info.source_index not in self._ended:
-            yield self._pack(info.source_index, source)
+        elif info.source_index not in self._ended and (reports := self._pack(info.source_index, source)):
+            yield reports
 
-    def _pack(self, number: int, source: Any) -> Packed | ErrorReport:
+    def _pack(self, number: int, source: Any) -> list[Packed] | ErrorReport:
         length = -1 if self._lengths is None else int(self._lengths[number])
-        with Items(source, self._factory_of(number), self._transform, windowed=self._windowed, length=length) as items:
-            try:
-                if self._journal not in _parts:
-                    _parts[self._journal] = _Part(self._packer, self._journal)
-                _parts[self._journal].write(number, self._keys[number], items)
-            except Exception as error:
-                if (failure := items.failure(error)) is not None:
-                    raise failure from failure.__cause__
-                return ErrorReport(error)
-        return Packed(number, items.steps, items.steps * items.step_bytes)
+        items = Items(source, self._factory_of(number), self._transform, windowed=self._windowed, length=length)
+        try:
+            if (part := _parts.get(self._journal)) is None:
+                part = _parts[self._journal] = _Part(self._packer, self._journal)
+            part.write(number, self._keys[number], items)
+        except Exception as error:
+            if (failure := items.failure(error)) is not None:
+                raise failure from failure.__cause__
+            return ErrorReport(error)
+        finally:
+            items.close()
+        return part.reports(_REPORT_SECONDS)
 
-    def _close(self) -> ErrorReport | None:
+    def _close(self) -> list[Packed] | ErrorReport:
+        part = _parts.get(self._journal)
         try:
             close_part(self._journal)
         except Exception as error:
             return ErrorReport(error)
-        return None
+        return [] if part is None else part.reports(0)
 
 
 class _Part:
@@ -109,17 +113,28 @@ class _Part:
         self._synced = time.monotonic()
         self._beside: Future[None] | None = None
         self._pool = ThreadPoolExecutor(1, "pack-sync")
+        self._reports: list[Packed] = []
+        self._reported = 0.0
 
     def write(self, number: int, key: str, items: Items) -> None:
         """Write a stream; see `PartPacker.write`."""
         steps, place = self._part.write(number, key, items)
         self._written.append(Entry(number, steps, place))
+        self._reports.append(Packed(number, steps, items.bytes))
         if time.monotonic() - self._synced >= getattr(self._part, "sync_seconds", SYNC_SECONDS):
             self._wait()
             self._beside = self._pool.submit(self._sync, self._part.sync, self._written)
             self._written, self._synced = [], time.monotonic()
             if not self._syncs_beside:
                 self._wait()
+
+    def reports(self, seconds: float) -> list[Packed]:
+        """What was packed since the last time; nothing if that is less than some seconds ago."""
+        if time.monotonic() - self._reported < seconds:
+            return []
+        self._reported = time.monotonic()
+        reports, self._reports = self._reports, []
+        return reports
 
     def _sync(self, sync: Callable[[], None], written: list[Entry]) -> None:
         """Have the disk hold what was written, and enter it."""

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,7 +147,7 @@ class _Part:
         self._windows: Windows | None = None
         self._writers: dict[int, _Writer] = {}
 
-    def write(self, number: int, key: str, items: Iterator[Any]) -> tuple[int, Any]:
+    def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """See `PartPacker`."""
         del key
         database = self._databases[number % len(self._databases)]

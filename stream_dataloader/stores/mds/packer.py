@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -205,7 +205,7 @@ class _Part:
         self._columns: list[str] = []
         self._count = self._entered = 0  # samples that were written, and shards whose entries were
 
-    def write(self, number: int, key: str, items: Iterator[Any]) -> tuple[int, Any]:
+    def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """See `PartPacker`. What is written of a stream that breaks off, `finish` leaves out."""
         del number
         steps, first = 0, self._count

@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -79,7 +79,7 @@ class _Part:
         self._room = -1
         self._free: list[_Block] = []  # to be used again: fresh memory costs a fault a page
 
-    def write(self, number: int, key: str, items: Iterator[Any]) -> tuple[int, Any]:
+    def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """See `PartPacker`."""
         del number, key
         collected: _Collected | None = None
