@@ -64,11 +64,7 @@ class AudioVisualStream:
         check_numbers(self, samples=(remedy, 1), **READER_NUMBERS)
 
     def __call__(self, source: Any, *, start: int = 0) -> Any:
-        """Open one video.
-
-        Args:
-            source: See the class.
-            start: The first item wanted, counted from the source's own first.
+        """Open one video, from item `start` on, counted from its own first.
 
         Raises:
             OSError: The file cannot be read.

@@ -97,11 +97,7 @@ class ImageFolderStream:
         return Picture(self.size, self.layout, self.color, self.dtype, self.fit, self.upright)
 
     def __call__(self, source: Any, *, start: int = 0) -> PictureItems:
-        """Open one source.
-
-        Args:
-            source: See the class.
-            start: The first item wanted; costs no more than item 0, or with `size=None` one image more.
+        """Open one source, from item `start` on, counted from its own first.
 
         Raises:
             ValueError: There are no images, or fewer than asked for; with `gaps="raise"`, one is missing.

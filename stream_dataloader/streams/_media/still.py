@@ -31,9 +31,6 @@ def decoded_image(
         deep: uint16 if the image has 16 bits a channel.
         upright: Turned as its EXIF says.
         flags: Of OpenCV's `imdecode`, in place of all others.
-
-    Raises:
-        ValueError: It is cut short, damaged, or no image that OpenCV can decode.
     """
     import cv2
 

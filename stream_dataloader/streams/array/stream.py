@@ -71,11 +71,7 @@ class ArrayStream:
             raise ValueError(f"dataset is {self.dataset!r}, which names nothing; leave it out for a file's only one")
 
     def __call__(self, source: Any, *, start: int = 0) -> Rows:
-        """Open one source.
-
-        Args:
-            source: See the class.
-            start: The first row wanted, counted from the source's own first.
+        """Open one source, from item `start` on, counted from its own first.
 
         Raises:
             ValueError: The file or the array is not one whose rows can be read, or has fewer than asked for.

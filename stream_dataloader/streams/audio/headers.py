@@ -43,13 +43,8 @@ def check_audio_not_cut(
 ) -> None:
     """Check that audio that was read to its end is as long as its file says.
 
-    Args:
-        path: The file.
-        container: The file, opened.
-        stream: What was read.
-        clock: Where reading has got to; None if that is not the end.
-        decoded_seconds: The length of all samples, with those that were skipped by a seek: more than the time stamps
-            show where time starts again (in Ogg files that were joined).
+    `clock` is None if the end was not reached. `decoded_seconds` is the length of all samples, with those skipped by a
+    seek: more than the time stamps show where time starts again (in Ogg files that were joined).
     """
     check_not_cut(path)
     name, size = container.format.name, os.path.getsize(path)

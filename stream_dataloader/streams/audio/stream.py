@@ -97,11 +97,7 @@ class AudioStream:
         check_choices(self, on_corrupt=get_args(OnCorrupt))
 
     def __call__(self, source: Any, *, start: int = 0) -> _Windows:
-        """Open one source.
-
-        Args:
-            source: See the class.
-            start: The first item wanted, counted from the source's own first.
+        """Open one source, from item `start` on, counted from its own first.
 
         Raises:
             OSError: The file cannot be read.

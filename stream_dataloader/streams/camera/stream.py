@@ -131,11 +131,7 @@ class CameraStream:
         return Picture(self.size, self.layout, self.color, self.dtype, self.fit)
 
     def __call__(self, source: Any, *, start: int = 0) -> _Live:  # noqa: ARG002 - frames of the past are gone
-        """Connect to one camera, and wait for its first frame.
-
-        Args:
-            source: See the class.
-            start: How many items came before a resume; a camera only has what comes in now.
+        """Connect to one camera, and wait for its first frame; `start` is of no effect.
 
         Raises:
             OSError: There is no such device; the camera cannot be reached, or no frame came in time.

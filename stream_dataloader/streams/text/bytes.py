@@ -209,11 +209,7 @@ def _decompressed(
 
 
 def encoding_name(encoding: str) -> str:
-    """The one name of an encoding that has many.
-
-    Raises:
-        ValueError: There is no such encoding of text.
-    """
+    """The one name of an encoding that has many."""
     try:
         b"a".decode(encoding, "replace")
         name = codecs.lookup(encoding).name
@@ -224,13 +220,7 @@ def encoding_name(encoding: str) -> str:
 
 
 def in_utf8(file: TextBytes, encoding: str, errors: str) -> TextBytes:
-    """A text as UTF-8: as it is if it has that encoding, else decoded and encoded again, forward.
-
-    Args:
-        file: Its bytes.
-        encoding: Their encoding, as `encoding_name` returns it.
-        errors: "strict" or "replace".
-    """
+    """A text as UTF-8: as it is if it has that encoding, else decoded and encoded again, forward."""
     if encoding == "utf-8":
         return file
     if encoding in ("utf-16", "utf-32") and not file.read_at(0, 4).startswith(_MARKS[encoding]):

@@ -21,12 +21,7 @@ _LARGEST_CODE = 0x10FFFF
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Refuse what is no tokenizer.
-
-    Raises:
-        FileNotFoundError: It is the path of no file.
-        TypeError: It is no path, and cannot be called.
-    """
+    """Refuse what is neither a tokenizer nor the path of a file."""
     if isinstance(tokenizer, (str, os.PathLike)):
         if not os.path.isfile(tokenizer):
             raise FileNotFoundError(f"tokenizer is {os.fspath(tokenizer)!r}, and there is no such file")
@@ -40,15 +35,7 @@ def is_thread_safe(tokenizer: Any) -> bool:
 
 
 def tokenizing(tokenizer: Any) -> Callable[[str], Any]:
-    """The function of a text that makes tokens.
-
-    Args:
-        tokenizer: It, a `tokenizers.Tokenizer`, or the path of its file.
-
-    Raises:
-        ValueError: The file is no tokenizer's.
-        ImportError: The package is missing.
-    """
+    """The function that makes tokens of a text: the one given, or that of a `tokenizers.Tokenizer` or its file."""
     if isinstance(tokenizer, (str, os.PathLike)):
         path = os.fspath(tokenizer)
         try:
@@ -71,12 +58,7 @@ def tokenizing(tokenizer: Any) -> Callable[[str], Any]:
 
 
 def tokens_of(tokenize: Callable[[str], Any], dtype: np.dtype[Any], text: str) -> Codes:
-    """The tokens of a text.
-
-    Raises:
-        TypeError: The tokenizer returned something else.
-        ValueError: One does not fit the dtype.
-    """
+    """The tokens of a text, checked and in the dtype."""
     found = tokenize(text)
     try:
         tokens: Codes = np.asarray(found)
@@ -118,12 +100,7 @@ def _numbers(vocabulary: str | Mapping[str, int]) -> dict[str, int]:
 
 
 def check_vocabulary(vocabulary: Any, unknown: int | None, dtype: np.dtype[Any]) -> None:
-    """Refuse what is not a vocabulary.
-
-    Raises:
-        ValueError: A character is there twice, is not a single one, or has a number that the dtype cannot hold.
-        TypeError: It is neither a string nor a mapping.
-    """
+    """Refuse what is not a vocabulary: each character once, with a number that the dtype can hold."""
     if not isinstance(vocabulary, (str, Mapping)):
         raise TypeError(f"vocabulary is a {type(vocabulary).__name__}; give a string of characters, or a mapping")
     numbers = _numbers(vocabulary)

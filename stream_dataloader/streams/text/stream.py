@@ -156,11 +156,7 @@ class TextStream:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # no cached property
 
     def __call__(self, source: Any, *, start: int = 0) -> TextItems:
-        """Open one source.
-
-        Args:
-            source: See the class.
-            start: The first item wanted.
+        """Open one source, from item `start` on, counted from its own first.
 
         Raises:
             ValueError: The text is empty, its begin cannot be read, or it has fewer items than `start`.
@@ -233,11 +229,7 @@ class TextStream:
             ) from error
 
     def _check(self, file: TextBytes, first: int, stop: int | None) -> None:
-        """Refuse a text without a character, and a section that is not in the file.
-
-        Raises:
-            ValueError: The text is empty, or the section reaches beyond its end.
-        """
+        """Refuse a text without a character, and a section that is not in the file."""
         if first or stop is not None:
             if file.size is None and is_compressed(file.name):
                 raise ValueError(f"{file.name} is compressed, which has no sections; give all of it, or decompress it")

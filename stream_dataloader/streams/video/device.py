@@ -45,11 +45,7 @@ _warned: set[tuple[str, str]] = set()  # device and codec of each fallback that 
 
 
 def device_of(device: Any) -> str | None:
-    """The device that an option names; None is the CPU.
-
-    Raises:
-        ValueError: It is none that videos can be decoded on.
-    """
+    """The device that an option names; None is the CPU."""
     name = "cpu" if device is None else str(device)
     if name == "cpu":
         return None
@@ -113,11 +109,7 @@ class DeviceDecoder:
             raise self._refused(_NO_DECODER)
 
     def check_able(self, error: av.error.FFmpegError | None) -> None:
-        """Raise if the device failed, or nothing has been decoded, which may be its or the video's fault.
-
-        Args:
-            error: Why a packet could not be decoded; None at the end.
-        """
+        """Raise if `error` is the device's, or nothing has been decoded, which may be its or the video's fault."""
         if isinstance(error, av.error.ExternalError):  # of CUDA's library
             raise self._refused(f"it failed ({error.strerror})") from error
         if not self._begun:

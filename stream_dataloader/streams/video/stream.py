@@ -124,11 +124,7 @@ class VideoStream:
             warnings.warn('backend="opencv" is gone: PyAV reads the video', DeprecationWarning, stacklevel=3)
 
     def __call__(self, source: Any, *, start: int = 0) -> Any:
-        """Open one video.
-
-        Args:
-            source: See the class.
-            start: The first item wanted, counted from the source's own first.
+        """Open one video, from item `start` on, counted from its own first.
 
         Raises:
             OSError: The file cannot be read.
