@@ -6,7 +6,7 @@ files of other formats. Which cuts can be found::
 
     by a size of the whole       AVI, Matroska, WebM
     by the box it ends in        MP4 and its fragments: unless it is cut just between two
-    by the packet it ends in     MPEG-TS, MPEG audio: the same
+    by the packet it ends in     MPEG-TS: the same (and MP3, see `audio.decoding`)
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import BinaryIO
 __all__ = ["missing"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
-_MPEG_TAIL_BYTES = 1 << 14
 _MOST_BOXES = 1_000_000  # a walk ends here, as it must be cheap
 _MP4_BOXES = (
     *(b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"sidx", b"ssix", b"mfra", b"free", b"skip", b"wide", b"pnot"),
@@ -39,8 +38,6 @@ def missing(path: str) -> str | None:
             return _missing_of_mp4(file, size)
         if _is_cut_transport(file, head, size):
             return f"its {size} bytes end within a packet of a transport stream"
-        if _is_cut_mpeg_audio(file, head, size):
-            return f"its {size} bytes end within a frame of MPEG audio"
     return None
 
 
@@ -107,46 +104,3 @@ def _is_cut_transport(file: BinaryIO, head: bytes, size: int) -> bool:
             in_step = tail[offset] == 0x47 and tail[offset + length] == 0x47
             return part > 0 and in_step and (part <= offset or tail[offset + 2 * length] == 0x47)
     return False
-
-
-def _is_cut_mpeg_audio(file: BinaryIO, head: bytes, size: int) -> bool:
-    if head[:3] != b"ID3" and not _mpeg_frame_bytes(head[:4]):
-        return False
-    if any(name in head for name in (b"Xing", b"Info", b"VBRI")):  # it has the number of frames, see `audio.headers`
-        return False
-    tail = _read_at(file, max(0, size - _MPEG_TAIL_BYTES), _MPEG_TAIL_BYTES)
-    for start in range(min(len(tail), 4096)):
-        position, frames = start, 0
-        while length := _mpeg_frame_bytes(tail[position : position + 4]):
-            position, frames = position + length, frames + 1
-            if position >= len(tail):
-                break
-        if frames > 2:  # three headers in step are no coincidence
-            return position > len(tail)
-    return False
-
-
-_MPEG_KBITS = {  # by version 1 or not, and layer
-    (True, 1): (0, *range(32, 449, 32)),
-    (True, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
-    (True, 3): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-    (False, 1): (0, 32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
-    (False, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-    (False, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-}
-
-
-def _mpeg_frame_bytes(header: bytes) -> int:
-    """How long a frame of MPEG audio is (ISO/IEC 11172-3, 2.4.1.3); 0 if this is no header, or of an open rate."""
-    if len(header) < 4 or header[0] != 0xFF or header[1] < 0xE0:
-        return 0
-    version, layer = header[1] >> 3 & 3, 4 - (header[1] >> 1 & 3)
-    kbits, rate = header[2] >> 4, header[2] >> 2 & 3
-    if version == 1 or layer == 4 or kbits in (0, 15) or rate == 3:
-        return 0
-    bits_a_second = 1000 * _MPEG_KBITS[version == 3, layer][kbits]
-    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}[version]
-    padding = header[2] >> 1 & 1
-    if layer == 1:
-        return int(4 * (12 * bits_a_second // hertz + padding))
-    return int((72 if layer == 3 and version != 3 else 144) * bits_a_second // hertz + padding)

@@ -89,6 +89,7 @@ class AudioDecoder:
                 self._stream.codec_context.options = {"err_detect": checks}
             self._packets = self._container.demux(self._stream)
             self._clock = FrameClock(float(self._stream.time_base or 0))
+            self._frame_bytes: dict[bytes, int] = {}  # of MPEG audio, by the header
             self._frames = self._decoded(self._packets)
             self._first = next(self._frames, None)
 
@@ -208,13 +209,19 @@ class AudioDecoder:
 
     def _next_packet(self, packets: Iterator[Any]) -> Any:
         try:
-            return next(packets, None)
+            packet = next(packets, None)
         except av.error.FFmpegError as error:
             if self._on_corrupt == "raise":
                 raise ValueError(
                     f"{self._place()}: the file cannot be read on ({error.strerror}); it is cut off or damaged"
                 ) from error
             return None
+        if self._container.format.name == "mp3" and packet is not None and packet.size > 3:
+            # The header alone decides how long a frame is (ISO/IEC 11172-3, 2.4.1.3).
+            header = bytes(memoryview(packet)[1:3])
+            if packet.size < self._frame_bytes.setdefault(header, packet.size):
+                self._corrupt(f"it is cut off within a frame, after {packet.size} bytes")
+        return packet
 
     def _decoded(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Frames; data that cannot be decoded is an error, or is left out."""

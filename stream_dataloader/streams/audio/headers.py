@@ -49,9 +49,6 @@ def check_audio_not_cut(
     check_not_cut(path)
     name, size = container.format.name, os.path.getsize(path)
     last = {"wav": _wav_end, "ogg": _ogg_end}.get(name, lambda _: None)(path)
-    if name.startswith("mov,"):
-        entries = stream.index_entries
-        last = max((entries[i].pos + entries[i].size for i in range(max(0, len(entries) - 8), len(entries))), default=0)
     if last is not None and last > size + 1:  # a byte of padding may be left out
         raise ValueError(f"{path} is cut off: it has {size} bytes, and its header declares audio up to byte {last}")
     length = None if clock is None else clock.seconds_read()
