@@ -55,6 +55,10 @@ class KeptFields:
                 return there[name]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
+    def __dir__(self) -> list[str]:
+        """All fields, also those that are not made yet."""
+        return sorted({*super().__dir__(), *(field.name for field in fields(self))})
+
     def _remember(self, state: Callable[[], dict[str, Any]]) -> None:
         """Have `state_dict` return what `state()` returns; the loader calls this."""
         self.__dict__["_state"] = state
