@@ -227,11 +227,7 @@ def _files(folder: str, key: str, names: list[str] | None) -> dict[str | None, s
 
 
 def _examine(files: Mapping[str | None, str]) -> tuple[int, int]:
-    """How many rows a stream's files have, and a hash of what tells them from others.
-
-    Raises:
-        StoreError: A file is damaged or has no rows of numbers, or files differ in length.
-    """
+    """How many rows a stream's files have, and a hash of what tells them from others."""
     content = hashlib.blake2b(digest_size=8)
     lengths = {}
     row_bytes = []

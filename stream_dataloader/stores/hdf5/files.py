@@ -55,12 +55,7 @@ def hdf5_errors(name: str) -> Iterator[None]:
 
 
 def open_known(known: KnownFile) -> Any:
-    """Open a file, if it is what it was: an `h5py.File`.
-
-    Raises:
-        StoreError: It is another one now, or no HDF5 file.
-        OSError: It cannot be read.
-    """
+    """Open a file, if it is what it was: an `h5py.File`."""
     known.check()
     try:
         return open_file(known.path, known.path)
@@ -86,9 +81,6 @@ def open_tables_of(file: Any, name: str, group: str, selection: Selection, lengt
         group: The stream's.
         selection: Which datasets.
         length: How many steps they have to have.
-
-    Raises:
-        StoreError: One is missing, has another length, or is none of numbers.
     """
     tables: list[Hdf5Table] = []
     with hdf5_errors(name):
@@ -115,11 +107,7 @@ def open_tables_of(file: Any, name: str, group: str, selection: Selection, lengt
 
 
 def check_size(name: str, dataset: Any, claimed: int) -> None:
-    """Refuse a dataset that claims much more than is on the disk.
-
-    Raises:
-        StoreError: Names it, and tells both sizes.
-    """
+    """Refuse a dataset that claims much more than is on the disk."""
     if claimed <= _LARGEST_UNCHECKED_BYTES or dataset.is_virtual:
         return
     there = dataset.id.get_storage_size()
@@ -133,11 +121,7 @@ def check_size(name: str, dataset: Any, claimed: int) -> None:
 
 
 def attributes(group: Any, name: str) -> dict[str, Any]:
-    """A group's attributes, as plain values; large ones are left out.
-
-    Raises:
-        StoreError: They are damaged.
-    """
+    """A group's attributes, as plain values; large ones are left out."""
     found: dict[str, Any] = {}
     with hdf5_errors(name):
         for key in group.attrs:

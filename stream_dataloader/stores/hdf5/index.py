@@ -88,13 +88,7 @@ def _files(path: str) -> list[str]:
 
 
 def read_index(path: str, group: str | None, leaves: Leaves, filter_key: str | None) -> Hdf5Index:
-    """Look at all files of a store; the arguments are those of `Hdf5Store`.
-
-    Raises:
-        FileNotFoundError: There is nothing at the path.
-        StoreError: A file is none of HDF5 or damaged, or what is asked for is not in it.
-        OSError: It cannot be read.
-    """
+    """Look at all files of a store; the arguments are those of `Hdf5Store`."""
     files: list[KnownFile] = []
     groups: list[str] = []
     keys: list[str] = []

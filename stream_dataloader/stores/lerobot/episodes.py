@@ -113,11 +113,7 @@ class Episodes:
         return self.info.file(self.info.data_path, chunk_index=chunk, file_index=file)
 
     def video(self, number: int, camera: str) -> EpisodeVideo:
-        """Where an episode's frames lie.
-
-        Raises:
-            StoreError: The dataset names no file, or times that are none.
-        """
+        """Where an episode's frames lie."""
         info = self.info
         if info.video_path is None:
             raise StoreError(f"{info.path}/{INFO} has the video {camera!r}, and no video_path; it is damaged")
@@ -158,9 +154,6 @@ def read_episodes(info: Info, cameras: Sequence[str]) -> Episodes:
     Args:
         info: What info.json says.
         cameras: Those of whose videos it is wanted.
-
-    Raises:
-        StoreError: A file is missing, damaged, or does not fit the others.
     """
     return _read_v2(info) if info.is_v2 else _read_v3(info, cameras)
 

@@ -68,11 +68,7 @@ class Camera:
         self._row = 0
 
     def item(self, row: int) -> Any:
-        """The picture of a row.
-
-        Raises:
-            StoreError: It cannot be decoded.
-        """
+        """The picture of a row."""
         try:
             picture = self._at(row).one()
         except (OSError, ValueError, StopIteration) as error:
@@ -81,11 +77,7 @@ class Camera:
         return picture
 
     def read(self, row: int, out: Any) -> None:
-        """Write the pictures of rows `[row, row + len(out))` to `out`.
-
-        Raises:
-            StoreError: One of them cannot be decoded.
-        """
+        """Write the pictures of rows `[row, row + len(out))` to `out`."""
         done = 0
         while done < len(out):
             try:
@@ -158,9 +150,6 @@ def frames_of_rows(
 
     Returns:
         Numbers of frames, `(rows,)`, ascending.
-
-    Raises:
-        StoreError: The video is shorter than the table, or a row has no frame.
     """
     rows = len(timestamps)
     slack = 0.5 / fps
@@ -237,11 +226,7 @@ class _VideoPictures:
 def video_pictures(
     options: VideoStream, video: EpisodeVideo, timestamps: NDArray[Any], fps: float, tolerance: float, name: str
 ) -> Callable[[int], Pictures]:
-    """Find the frames of an episode; what is returned opens them from a row on.
-
-    Raises:
-        StoreError: See `frames_of_rows`; or the video is missing or damaged.
-    """
+    """Find the frames of an episode; what is returned opens them from a row on."""
     try:
         shown = _shown(video.path)
     except (OSError, ValueError) as error:

@@ -96,11 +96,7 @@ class Info:
         return self.version.removeprefix("v").startswith("2")
 
     def file(self, template: str, **values: Any) -> str:
-        """The path that a template gives.
-
-        Raises:
-            StoreError: The template has other fields, or leads out of the dataset.
-        """
+        """The path that a template gives."""
         what = os.path.join(self.path, INFO)
 
         def filled(field: re.Match[str]) -> str:
@@ -112,12 +108,7 @@ class Info:
 
 
 def read_info(folder: str) -> Info:
-    """Read info.json.
-
-    Raises:
-        FileNotFoundError: There is no such folder.
-        StoreError: The file is missing, damaged, or of a version that is not read.
-    """
+    """Read info.json."""
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no dataset at {folder}; give the folder that has meta/info.json")
     path = os.path.join(folder, INFO)

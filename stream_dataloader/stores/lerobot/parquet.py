@@ -24,12 +24,7 @@ _BUFFER_BYTES = 1 << 18
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Name the file in what pyarrow raises.
-
-    Raises:
-        StoreError: It is missing or damaged.
-        OSError: It cannot be read.
-    """
+    """Name the file in what pyarrow raises."""
     try:
         with arrow_errors(functools.partial(_damaged, path)):
             yield
@@ -53,11 +48,7 @@ def opened(path: str, metadata: Any = None) -> Iterator[Any]:
 
 
 def check_columns(file: Any, columns: Sequence[str], path: str) -> None:
-    """Refuse a file that lacks columns.
-
-    Raises:
-        StoreError: Names them, and those it has.
-    """
+    """Refuse a file that lacks columns."""
     names = file.schema_arrow.names
     if missing := [name for name in columns if name not in names]:
         raise StoreError(f"{path} has no column {', '.join(map(repr, missing))}; it has {shorten(names, 300)}")
@@ -66,11 +57,7 @@ def check_columns(file: Any, columns: Sequence[str], path: str) -> None:
 
 
 def read_columns(path: str, columns: Sequence[str]) -> Any:
-    """Columns of a file as an Arrow table.
-
-    Raises:
-        StoreError: It is missing or damaged, or lacks a column.
-    """
+    """Columns of a file as an Arrow table."""
     with opened(path) as file:
         check_columns(file, columns, path)
         return file.read(columns=list(columns), use_threads=False).select(list(columns))
@@ -86,9 +73,6 @@ def values(column: Any, feature: Feature, what: str) -> NDArray[Any]:
 
     Returns:
         `(rows, *shape)`, of the feature's dtype; texts as objects.
-
-    Raises:
-        StoreError: A value is missing, or of another shape, or does not fit the dtype.
     """
     import pyarrow
 

@@ -60,9 +60,6 @@ class Tables:
 
         Returns:
             Arrays `(length, ...)` by name.
-
-        Raises:
-            StoreError: The file is damaged, lacks a column, or has another number of rows.
         """
         if not length:
             return {feature.name: np.empty((0, *feature.shape), feature.dtype or object) for feature in features}

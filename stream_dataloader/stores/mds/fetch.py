@@ -61,13 +61,7 @@ class Shards:
         self._opened: Handles[int, Shard] = Handles(self._open, _KEPT if here else 0)
 
     def open(self, number: int) -> Lease[int, Shard]:
-        """A shard, to be closed; waits until it is there.
-
-        Raises:
-            StoreError: It is damaged.
-            OSError: It is missing, or cannot be fetched.
-            ImportError: A package is missing that unpacks it, or fetches it.
-        """
+        """A shard, to be closed; waits until it is there."""
         with self.file(number):  # fetched before it is opened: one is opened at a time
             return self._opened.lease(number)
 
@@ -149,11 +143,7 @@ class Shards:
             ) from error
 
     def verify(self, number: int) -> None:
-        """Compare a shard with all that the index says of it.
-
-        Raises:
-            StoreError: It is damaged, or missing.
-        """
+        """Compare a shard with all that the index says of it."""
         entry = self._index.shards[number]
         with closing(self.open(number)) as lease, lease.handle.known:
             _check_hashes(entry.raw, lease.handle.content, self._name(entry.raw))
@@ -173,11 +163,7 @@ def _check_hashes(file: ShardFile, data: Any, name: str) -> None:
 
 
 def checked(file: ShardFile, path: str, name: str) -> bytes:
-    """The bytes of a file at a path, which errors call `name`.
-
-    Raises:
-        StoreError: It is missing, of another size, or has other hashes.
-    """
+    """The bytes of a file at a path, which errors call `name`."""
     try:
         with open(path, "rb") as opened:
             if (size := os.fstat(opened.fileno()).st_size) != file.bytes:

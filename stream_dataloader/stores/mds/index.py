@@ -99,11 +99,7 @@ def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[
 
 
 def read_index(path: str, name: str, folder: str) -> DatasetIndex:
-    """Read the index of a dataset in a folder, from a local file, which errors call `name`.
-
-    Raises:
-        StoreError: It is damaged, of another version, or of a dataset that is not MDS.
-    """
+    """Read the index of a dataset in a folder, from a local file, which errors call `name`."""
     content = read_json(path, dict)
     if content.get("version") != 2 or not isinstance(content.get("shards"), list):
         raise StoreError(

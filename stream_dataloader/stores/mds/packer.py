@@ -262,11 +262,7 @@ def _dotted(node: Node, before: str = "") -> list[str]:
 
 
 def _encoding_for(path: str, dtype: torch.dtype | None, shape: tuple[int, ...], leaf: Any) -> str:
-    """How to encode a leaf.
-
-    Raises:
-        TypeError: MDS has no encoding for it.
-    """
+    """How to encode a leaf."""
     if dtype is None:
         kind = {str: "str", bytes: "bytes", list: "json", type(None): "json"}.get(type(leaf))
         if kind is None:

@@ -106,11 +106,7 @@ def _raw(data: memoryview) -> Any:
 
 
 def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) -> Encoding:
-    """The encoding of a name: that which mosaicml-streaming 0.13 has of it.
-
-    Raises:
-        ValueError: There is none of that name, or it is `pkl`, and pickles are not allowed.
-    """
+    """The encoding of a name: that which mosaicml-streaming 0.13 has of it."""
     if name == "pkl" and not allow_pickle:
         raise ValueError(
             "'pkl' is refused: unpickling runs whatever code the file holds; with allow_pickle=True it is read all the "

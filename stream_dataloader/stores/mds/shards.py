@@ -59,10 +59,6 @@ class Shard:
         content: All of its bytes.
         known: The file as it was, to be held while something is read.
         samples: How many it has.
-
-    Raises:
-        StoreError: It is damaged.
-        FileNotFoundError: It is missing.
     """
 
     def __init__(self, file: LocalFile, name: str, entry: ShardEntry, sizes: Sequence[int | None]) -> None:
@@ -120,19 +116,11 @@ class Shard:
         return [self.content[begin:stop] for begin, stop in zip(begins.tolist(), stops.tolist(), strict=True)]
 
     def values(self, sample: int, columns: Sequence[Column]) -> list[Any]:
-        """Columns' values in a sample, as copies.
-
-        Raises:
-            StoreError: One is damaged.
-        """
+        """Columns' values in a sample, as copies."""
         return self._read(sample, columns, lambda column, part: column.encoding.decode(part))
 
     def rows(self, sample: int, columns: Sequence[Column]) -> SampleRows:
-        """What a sample holds, for a stream of its own.
-
-        Raises:
-            StoreError: It is damaged, or its columns have different numbers of rows.
-        """
+        """What a sample holds, for a stream of its own."""
         return SampleRows(self.known, columns, self._read(sample, columns, _opened))
 
     def _read(self, sample: int, columns: Sequence[Column], decode: Any) -> list[Any]:
@@ -149,9 +137,6 @@ class Shard:
 
         Returns:
             Arrays `(stop - start, ...)`; None where a column holds no numbers, or samples are not alike.
-
-        Raises:
-            StoreError: One is damaged.
         """
         if self._variable:
             return self._alike(columns, start, stop)

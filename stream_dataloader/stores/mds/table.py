@@ -51,9 +51,6 @@ class StreamTable(Texts):
         starts: `(streams,)` int64.
         steps: `(streams,)` int64.
         check: Its checksum.
-
-    Raises:
-        StoreError: It is missing or damaged.
     """
 
     def __init__(self, path: str, most: int | None) -> None:

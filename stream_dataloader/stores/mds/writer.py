@@ -44,10 +44,6 @@ class ShardWriter:
 
     Attributes:
         entries: Of the shards that were written, for the index.
-
-    Raises:
-        ValueError: There is no such encoding, compression or hash, no column, or the limit is none.
-        ImportError: A package is missing for the compression or a hash.
     """
 
     def __init__(
@@ -93,11 +89,7 @@ class ShardWriter:
         self.entries: list[dict[str, Any]] = []
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
-        """A sample's bytes. Bytes are taken as they are, whatever the column's encoding.
-
-        Raises:
-            ValueError, TypeError: It lacks a column, or has a value that its encoding does not take.
-        """
+        """A sample's bytes. Bytes are taken as they are, whatever the column's encoding."""
         sizes, parts = [], []
         for name, kind, encoding in self._encodings:
             if name not in sample:
@@ -124,12 +116,7 @@ class ShardWriter:
         self._size += len(sample)
 
     def flush(self) -> None:
-        """Write what was collected as a shard, and begin another one; it is on the disk then.
-
-        Raises:
-            ValueError: A sample is too large.
-            OSError: The disk is full.
-        """
+        """Write what was collected as a shard, and begin another one; it is on the disk then."""
         if not self._samples:
             return
         head = 8 + 4 * len(self._samples) + len(self._config_bytes)

@@ -87,11 +87,7 @@ Column = Numbers | Objects | Images | dict[str, Any]
 
 
 def column_of(array: Any, source: Source) -> Column:
-    """What items have of a column.
-
-    Raises:
-        StoreError: It has nulls, rows of several lengths, or is of a type that is not read.
-    """
+    """What items have of a column."""
     import pyarrow as pa
 
     kind = pa.types
@@ -224,11 +220,7 @@ def item_of(column: Column, row: int, pictures: Pictures | None) -> Any:
 
 
 def write_to(out: Any, column: Column, row: int, count: int, pictures: Pictures | None, name: str) -> None:
-    """Write rows `[row, row + count)` to a batch's `(count, ...)`.
-
-    Raises:
-        StoreError: They are of another dtype or shape.
-    """
+    """Write rows `[row, row + count)` to a batch's `(count, ...)`."""
     if isinstance(column, dict) and isinstance(out, Mapping) and out.keys() == column.keys():
         for key, child in column.items():
             write_to(out[key], child, row, count, pictures, f"{name}.{key}")

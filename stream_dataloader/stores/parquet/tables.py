@@ -81,12 +81,7 @@ class TableFile:
     held: Any = field(default=None, repr=False)
 
     def read(self, group: int, columns: Sequence[str]) -> dict[str, Any]:
-        """Some columns of a group, as Arrow's arrays.
-
-        Raises:
-            StoreError: The file is damaged, or another one than when its groups were listed.
-            OSError: It cannot be read.
-        """
+        """Some columns of a group, as Arrow's arrays."""
         with self.known, told_by(self.name):
             found = self._read(group, [name for name in columns if name not in self.constants])
             for name, array in found.items():
@@ -143,10 +138,6 @@ def open_table(path: str, root: str, cache: Any = None) -> TableFile:
         path: The file, or its URL.
         root: The store, whose folders below it may tell columns.
         cache: See `open_local`.
-
-    Raises:
-        StoreError: It is damaged, or of no kind that is read.
-        OSError: It cannot be read.
     """
     import pyarrow as pa
 
@@ -239,10 +230,6 @@ def find_tables(path: str, cache: FileCache | None = None) -> list[str]:
     Args:
         path: A file, a folder with folders in it, or a pattern. In what datasets saved, `state.json` names the files.
         cache: See `patterns.matching`.
-
-    Raises:
-        FileNotFoundError: There is nothing there.
-        StoreError: A folder has no tables.
     """
     if is_url(path) or not os.path.isdir(path):
         return list(matching(path, cache))

@@ -70,11 +70,7 @@ class Saved:
 
 
 def read_saved(folder: str) -> Saved:
-    """Read all meta.json files.
-
-    Raises:
-        StoreError: One is missing or damaged, or of a newer version; the folder is not that of a TensorDict.
-    """
+    """Read all meta.json files."""
     saved = Saved()
     _read_folder(folder, (), saved)
     if () in saved.refused or () in saved.values or () in saved.stacks:

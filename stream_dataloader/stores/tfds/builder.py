@@ -67,11 +67,6 @@ def read_index(path: str, split: str) -> Index:
     Args:
         path: The directory: `.../name/version`, or `.../name/config/version`.
         split: As TFDS takes it.
-
-    Raises:
-        FileNotFoundError: There is no such directory.
-        StoreError: It is damaged, holds no ArrayRecord files, or has no such split.
-        ImportError: tensorflow_datasets is not installed.
     """
     if not os.path.isdir(path):
         raise FileNotFoundError(f"there is no dataset at {path}; give a builder's directory, such as .../name/1.0.0")

@@ -34,9 +34,6 @@ class EpisodeReader:
 
     Attributes:
         selection: The columns of an item.
-
-    Raises:
-        StoreError: There is no such feature or column.
     """
 
     def __init__(self, features: Any, path: str, steps: str, columns: Leaves) -> None:
@@ -63,11 +60,7 @@ class EpisodeReader:
         self._rest_parser = example_parser.ExampleParserNp({name: info[name] for name in self._rest})
 
     def episode(self, record: bytes, name: str) -> Episode:
-        """The steps of a record, the bytes of an example; `name` is the stream's, for errors.
-
-        Raises:
-            StoreError: It is damaged.
-        """
+        """The steps of a record, the bytes of an example; `name` is the stream's, for errors."""
         names = self.selection.names
         try:
             stored = self._parser.parse_example(record)[self._steps]
@@ -83,11 +76,7 @@ class EpisodeReader:
         return Episode(self.selection, columns, name)
 
     def metadata(self, record: bytes, name: str) -> Mapping[str, Any]:
-        """The features of a record besides its steps, as plain values.
-
-        Raises:
-            StoreError: It is damaged.
-        """
+        """The features of a record besides its steps, as plain values."""
         try:
             stored = self._rest_parser.parse_example(record)
             return {key: _plain(decoder.decode(stored[key])) for key, decoder in self._rest.items()}

@@ -44,10 +44,6 @@ class Records:
             place: Which record, of those in the file.
             records: How many there should be.
             size: How many bytes the file should have.
-
-        Raises:
-            StoreError: The file is damaged, or another one now.
-            ImportError: array_record is not installed.
         """
         with self._lock:
             child = self._started()

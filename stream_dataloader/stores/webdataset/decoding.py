@@ -59,9 +59,6 @@ class Decoder:
             extension: Its own, lower-case.
             data: Its bytes.
             name: What errors call it.
-
-        Raises:
-            StoreError: It cannot be decoded, or must not be.
         """
         kind = extension.rpartition(".")[2] if self._decode else ""
         if kind in _IMAGES:
@@ -82,11 +79,7 @@ class Decoder:
         return self._unpickled(kind, data, name) if kind in _PICKLED else data
 
     def write(self, extension: str, data: bytes, name: str, out: Any, row: int) -> None:
-        """Decode a member into a row of a batch.
-
-        Raises:
-            StoreError: It cannot be decoded, or is not like those before it.
-        """
+        """Decode a member into a row of a batch."""
         if self._decode and isinstance(out, np.ndarray) and extension.rpartition(".")[2] in _IMAGES:
             self._images().write(data, name, out[row])
         else:

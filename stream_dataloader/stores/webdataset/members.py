@@ -101,10 +101,6 @@ def scan(file: BinaryIO, name: str, state: str) -> TarIndex:
         file: The tar, open for reading.
         name: What errors call it.
         state: See `TarIndex`.
-
-    Raises:
-        StoreError: It is damaged, unfinished, compressed, or has members that are no samples' parts: links, devices,
-            paths that lead out of it, two of one name.
     """
     total = os.fstat(file.fileno()).st_size
     head = file.read(8)

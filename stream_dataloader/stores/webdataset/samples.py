@@ -174,11 +174,7 @@ class _TarFile:
                 )
 
     def read(self, start: int, count: int) -> bytes:
-        """Read bytes that were there when the file was opened.
-
-        Raises:
-            StoreError: They are there no more, or the file was written to.
-        """
+        """Read bytes that were there when the file was opened."""
         with self._known:
             data = os.pread(self._fd, count, start)
             while len(data) < count:  # a signal, or more than the kernel reads at once

@@ -22,11 +22,7 @@ __all__ = ["Streams", "rule_of"]
 
 
 def rule_of(stream: str | None) -> Callable[[str, str], str]:
-    """Which stream a sample is of: by its key, and its tar's name.
-
-    Raises:
-        ValueError: The option says nothing.
-    """
+    """Which stream a sample is of: by its key, and its tar's name."""
     if stream is None:
         return _directory
     if not isinstance(stream, str) or not stream:

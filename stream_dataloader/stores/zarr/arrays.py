@@ -48,9 +48,6 @@ class ChunkedArray:
         array: A `zarr.Array`.
         name: What it is called in errors.
         known: Its files, as they were when it was opened.
-
-    Raises:
-        StoreError: It has no rows of numbers, or absurdly large ones, or is unpacked by running code that it holds.
     """
 
     def __init__(self, array: Any, name: str, known: KnownFile) -> None:
@@ -128,11 +125,7 @@ class ChunkedArray:
 
 
 def _refuse_pickle(array: Any, name: str) -> None:
-    """Refuse a codec that runs code which is in the data.
-
-    Raises:
-        StoreError: The array has such a codec.
-    """
+    """Refuse a codec that runs code which is in the data."""
     described = array.metadata.to_dict()
     codecs = repr([described.get(key) for key in ("filters", "compressor", "codecs")])
     if "pickle" in codecs.lower():

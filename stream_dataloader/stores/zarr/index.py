@@ -71,11 +71,7 @@ class Opened:
         self._arrays: dict[str, ChunkedArray] = {}
 
     def array(self, path: str) -> ChunkedArray:
-        """An array by its path in the store.
-
-        Raises:
-            StoreError: There is none, or it has no rows of numbers.
-        """
+        """An array by its path in the store."""
         found = self._arrays.get(path)
         if found is None:
             name = f"{self._path}, array {path}"
@@ -92,13 +88,7 @@ class Opened:
 
 
 def open_group(path: str) -> Opened:
-    """Open a store.
-
-    Raises:
-        ImportError: The package zarr is not installed.
-        FileNotFoundError: There is nothing.
-        StoreError: It is no Zarr store.
-    """
+    """Open a store."""
     try:
         import zarr
         from zarr.storage import LocalStore, ZipStore
@@ -121,11 +111,7 @@ def open_group(path: str) -> Opened:
 
 
 def read_index(opened: Opened, path: str, data: str, ends: str, leaves: Leaves) -> ZarrIndex:
-    """Look at what there is; `data`, `ends` and `leaves` (`columns`) are those of `ZarrStore`.
-
-    Raises:
-        StoreError: What is asked for is not in the store, or does not fit together.
-    """
+    """Look at what there is; `data`, `ends` and `leaves` (`columns`) are those of `ZarrStore`."""
     with zarr_errors(path):
         above = opened.group if not data.strip("/") else opened.group.get(data.strip("/"))
         if not hasattr(above, "members"):
@@ -161,11 +147,7 @@ def _known(path: str, array: str) -> KnownFile:
 
 
 def _ends(opened: Opened, path: str, ends: str) -> NDArray[np.int64]:
-    """Where streams end.
-
-    Raises:
-        StoreError: That is no list of steps in ascending order.
-    """
+    """Where streams end."""
     array = opened.array(ends)  # which refuses what is not of numbers
     name = f"{path}, {ends}"
     if array.row_shape or array.dtype.kind not in "iu":
