@@ -73,15 +73,7 @@ def classes() -> tuple[Any, Any]:
 
 
 def open_tables_of(file: Any, name: str, group: str, selection: Selection, length: int) -> list[Hdf5Table]:
-    """Open a stream's datasets.
-
-    Args:
-        file: An `h5py.File`.
-        name: Of the stream, for errors.
-        group: The stream's.
-        selection: Which datasets.
-        length: How many steps they have to have.
-    """
+    """Open a stream's datasets."""
     tables: list[Hdf5Table] = []
     with hdf5_errors(name):
         for leaf in selection.names:

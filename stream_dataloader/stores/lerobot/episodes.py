@@ -149,12 +149,7 @@ def _episode_tables(meta: str) -> list[str]:
 
 
 def read_episodes(info: Info, cameras: Sequence[str]) -> Episodes:
-    """Read where episodes lie.
-
-    Args:
-        info: What info.json says.
-        cameras: Those of whose videos it is wanted.
-    """
+    """Read where episodes lie."""
     return _read_v2(info) if info.is_v2 else _read_v3(info, cameras)
 
 
@@ -174,9 +169,7 @@ def _read_v3(info: Info, cameras: Sequence[str]) -> Episodes:
 
     def column(name: str, dtype: str) -> NDArray[Any]:
         feature = Feature(name, "number", np.dtype(dtype), ())
-        found = [
-            values(table.column(name), feature, f"{path}: {name!r}") for path, table in zip(paths, tables, strict=True)
-        ]
+        found = [values(table.column(name), feature, path) for path, table in zip(paths, tables, strict=True)]
         return np.concatenate(found) if found else np.empty(0, dtype)
 
     columns = {name: column(name, "int64" if name in whole[:2] else "int32") for name in counts}

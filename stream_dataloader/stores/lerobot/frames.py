@@ -54,12 +54,7 @@ class Pictures(Protocol):
 
 
 class Camera:
-    """The pictures of an episode by row; reading on costs no seek.
-
-    Args:
-        name: What errors call it: the episode and the camera.
-        pictures: Opens the pictures from a row on.
-    """
+    """The pictures of an episode by row; reading on costs no seek."""
 
     def __init__(self, name: str, pictures: Callable[[int], Pictures]) -> None:
         self._name = name
@@ -138,19 +133,7 @@ def _remembered(path: str, _size: int, _changed: int) -> _Shown:
 def frames_of_rows(
     seconds: NDArray[np.float64], video: EpisodeVideo, timestamps: NDArray[Any], fps: float, tolerance: float, name: str
 ) -> NDArray[np.int64]:
-    """Which frame of a video each row of an episode has.
-
-    Args:
-        seconds: When the video's frames are shown, `(frames,)`, ascending.
-        video: Where the episode lies in it.
-        timestamps: The rows', `(rows,)`, seconds from the episode's begin.
-        fps: Rows a second.
-        tolerance: How far away a frame may be, in seconds.
-        name: What errors call the camera.
-
-    Returns:
-        Numbers of frames, `(rows,)`, ascending.
-    """
+    """Which frame of a video, whose frames are shown at `seconds`, each row of an episode has: numbers, ascending."""
     rows = len(timestamps)
     slack = 0.5 / fps
     first, stop = map(int, np.searchsorted(seconds, (video.begin - slack, video.end - slack)))
@@ -275,12 +258,5 @@ class _ImagePictures:
 def image_pictures(
     images: Callable[[], Iterator[dict[str, Any]]], folder: str, picture: Picture, name: str
 ) -> Callable[[int], Pictures]:
-    """Pictures that lie in a table, encoded; what is returned opens them from a row on.
-
-    Args:
-        images: Reads them from the first row on.
-        folder: The dataset's; pictures may lie in files there.
-        picture: How they are delivered.
-        name: What errors call the camera.
-    """
+    """Pictures that lie in a table, encoded; what is returned opens them from a row on."""
     return lambda row: _ImagePictures(images(), folder, picture, row, name)

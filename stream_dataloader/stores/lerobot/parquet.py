@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.arrow import arrow_errors, open_parquet
 from stream_dataloader.stores.lerobot.info import Feature
+from stream_dataloader.stores.parquet.columns import Numbers, Objects, Source, column_of
+from stream_dataloader.stores.parquet.tables import whole
 
 __all__ = ["check_columns", "opened", "read_columns", "reading", "values"]
 
@@ -63,65 +66,26 @@ def read_columns(path: str, columns: Sequence[str]) -> Any:
         return file.read(columns=list(columns), use_threads=False).select(list(columns))
 
 
-def values(column: Any, feature: Feature, what: str) -> NDArray[Any]:
-    """A column's rows as an array of its own.
-
-    Args:
-        column: Arrow's, in one or several chunks; numbers, or lists of lists of them, all of one length.
-        feature: What the rows should be.
-        what: For errors: which column of which file.
-
-    Returns:
-        `(rows, *shape)`, of the feature's dtype; texts as objects.
-    """
+def values(column: Any, feature: Feature, path: str) -> NDArray[Any]:
+    """A column's rows as an array of its own, `(rows, *shape)` of the feature's dtype; texts as objects."""
     import pyarrow
 
     rows = len(column)
-    chunks = [_flat(chunk, what) for chunk in column.chunks if len(chunk)]
-    shapes = {shape for shape, _ in chunks}
-    if len(shapes) > 1:
-        raise StoreError(f"{what} has rows of the shapes {sorted(shapes)}")
-    found = next(iter(shapes), feature.shape)
-    if found != feature.shape and not (rows and int(np.prod(found)) == int(np.prod(feature.shape))):
-        raise StoreError(f"{what} has rows of the shape {found}, and meta/info.json says {feature.shape}")
-    if feature.dtype is None:
+    what = f"{path}: {feature.name!r}"
+    found: Any = column_of(whole(column), Source(path, feature.name, 0, rows, frozenset(), None))
+    if feature.dtype is None and isinstance(found, Objects):
         texts: NDArray[Any] = np.empty(rows, object)
-        texts[:] = [text for _, flat in chunks for text in flat.to_pylist()]
+        texts[:] = [text[0] if isinstance(text, list) else text for text in found.array.to_pylist()]
         return texts
-    wanted = pyarrow.from_numpy_dtype(feature.dtype)
-    parts = []
-    for _, flat in chunks:
-        if feature.dtype.kind == "b" and flat.type != wanted:  # any number but 0 would be true
-            raise StoreError(f"{what} is of {flat.type}, and meta/info.json says bool; write it anew")
-        # A number that the dtype cannot hold is an error: the cast is a safe one.
-        cast = flat if flat.type.equals(wanted) else flat.cast(wanted)
-        parts.append(cast.to_numpy(zero_copy_only=False))
-    joined = np.concatenate(parts, dtype=feature.dtype) if parts else np.empty(0, feature.dtype)
-    return joined.reshape(rows, *feature.shape)
-
-
-def _flat(array: Any, what: str) -> tuple[tuple[int, ...], Any]:
-    """The shape of an array's rows, and their numbers end to end."""
-    from pyarrow import types
-
-    shape: list[int] = []
-    while True:
-        if array.null_count:
-            raise StoreError(
-                f"{what} lacks {array.null_count} of its values; leave the column out by columns=, or fill it"
-            )
-        if hasattr(array, "storage"):  # an extension type, as the package datasets has for arrays of more axes
-            array = array.storage
-        elif types.is_fixed_size_list(array.type):
-            shape.append(array.type.list_size)
-            array = array.flatten()
-        elif types.is_list(array.type) or types.is_large_list(array.type):
-            sizes = np.diff(array.offsets.to_numpy())
-            if len(sizes) and (sizes != sizes[0]).any():
-                raise StoreError(
-                    f"{what} has rows of different lengths, {sizes.min()} to {sizes.max()}; leave it out by columns="
-                )
-            shape.append(int(sizes[0]) if len(sizes) else 0)
-            array = array.flatten()
-        else:
-            return tuple(shape), array
+    if not isinstance(found, Numbers) or feature.dtype is None:
+        raise StoreError(f"{what} is of {column.type}, and meta/info.json says {feature.dtype or feature.kind}")
+    shape = found.array.shape[1:]
+    if rows and math.prod(shape) != math.prod(feature.shape):
+        raise StoreError(f"{what} has rows of the shape {shape}, and meta/info.json says {feature.shape}")
+    if feature.dtype.kind == "b" and found.array.dtype != feature.dtype:  # any number but 0 would be true
+        raise StoreError(f"{what} is of {found.array.dtype}, and meta/info.json says bool; write it anew")
+    if found.array.dtype == feature.dtype:
+        return np.array(found.array).reshape(rows, *feature.shape)  # a copy: it is a part of other episodes' rows
+    # A number that the dtype cannot hold is an error: the cast is a safe one.
+    cast = pyarrow.array(found.array.reshape(-1)).cast(pyarrow.from_numpy_dtype(feature.dtype))
+    return np.array(cast.to_numpy(zero_copy_only=False)).reshape(rows, *feature.shape)

@@ -51,13 +51,6 @@ class Tables:
     def read(self, path: str, episode: int, length: int, features: Sequence[Feature], name: str) -> dict[str, Any]:
         """Numbers and texts of an episode.
 
-        Args:
-            path: The file.
-            episode: Its `episode_index`.
-            length: How many rows it should have.
-            features: Which columns, none of them pictures.
-            name: What errors call the episode.
-
         Returns:
             Arrays `(length, ...)` by name.
         """
@@ -70,10 +63,7 @@ class Tables:
             found = 0 if table is None else table.num_rows
             raise StoreError(f"{name} has {length} rows by the dataset's meta, and {found} in {path}; download it anew")
         with reading(path):
-            return {
-                feature.name: values(table.column(feature.name), feature, f"{path}: {feature.name!r}")
-                for feature in features
-            }
+            return {feature.name: values(table.column(feature.name), feature, path) for feature in features}
 
     def pictures(self, path: str, episode: int, camera: str) -> Iterator[dict[str, Any]]:
         """The pictures of an episode, encoded, from its first row on; the file is open meanwhile.

@@ -179,13 +179,7 @@ class ArrayEncoding(Encoding):
 
 
 class PlainEncoding(Encoding):
-    """Text, or what is written as text or bytes.
-
-    Args:
-        decode: Makes a value of bytes.
-        encode: Makes bytes of a value.
-        accepted: Of which types it must be; any, if none is named.
-    """
+    """Text, or what is written as text or bytes."""
 
     def __init__(self, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes], *accepted: type) -> None:
         self._decode = decode
@@ -222,12 +216,7 @@ PLAIN = {
 
 
 class ListEncoding(Encoding):
-    """Several values of one encoding.
-
-    Args:
-        element: How each is encoded.
-        head: How many bytes there are before the count.
-    """
+    """Several values of one encoding, behind their count and sizes; `head` bytes come before the count."""
 
     is_sequence = True
 

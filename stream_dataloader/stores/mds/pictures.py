@@ -41,12 +41,7 @@ _MODE_OF_ARRAY |= {("<f4", 0): "F"}
 
 
 class PictureEncoding(Encoding):
-    """One picture.
-
-    Args:
-        kind: `"jpeg"`, `"png"` or `"pil"`.
-        upright: Turned as its EXIF says.
-    """
+    """One picture."""
 
     def __init__(self, kind: str, upright: bool = True) -> None:
         self._kind = kind

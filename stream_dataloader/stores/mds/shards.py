@@ -49,12 +49,6 @@ class Column(NamedTuple):
 class Shard:
     """A shard, mapped.
 
-    Args:
-        file: The file, which is held as long as this is.
-        name: What errors call it.
-        entry: What the index says of it.
-        sizes: Of all columns' values in bytes; None where they differ.
-
     Attributes:
         content: All of its bytes.
         known: The file as it was, to be held while something is read.

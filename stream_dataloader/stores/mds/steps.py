@@ -26,14 +26,7 @@ __all__ = ["MdsSteps"]
 
 
 class MdsSteps:
-    """A stream whose time steps are samples, or what one sample holds; see `Steps`.
-
-    Args:
-        index: Of the dataset.
-        number: The stream's.
-        ahead: How many shards are fetched ahead of use.
-        name: What errors call the stream.
-    """
+    """A stream whose time steps are samples, or what one sample holds; see `Steps`."""
 
     def __init__(self, index: MdsIndex, number: int, ahead: int, name: Callable[[], str]) -> None:
         self._shards = index.shards

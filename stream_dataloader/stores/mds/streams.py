@@ -34,16 +34,6 @@ _KEYS = ("str", "bytes", "str_int", "str_decimal", "json")
 class MdsIndex:
     """What is in a dataset, and what its streams are; see `store.Index`.
 
-    Args:
-        folder: Of index.json, or its URL.
-        found: What index.json says.
-        stream: See `MdsStore`.
-        columns: See `MdsStore`.
-        decoding: Options of `encoding_of`.
-        classes: See `structure.from_json`.
-        cache: Where shards and tables are kept.
-        stamp: See `Shards`; of a URL, what the cache calls index.json.
-
     Attributes:
         found: index.json.
         kind: What a stream is: "packed", "shard", "sample" or "column:" and a name.

@@ -141,7 +141,7 @@ def _without_nulls(array: Any, source: Source) -> Any:
             raise source.error(f"{array.null_count} nulls cannot be {source.fill!r}: {error}") from None
     place = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
     raise source.error(
-        "it is null; fill it by fill_null=, leave the column out by columns=, or write the table without nulls",
+        "it is null; leave the column out by columns=, fill it by fill_null= where there is that, or write it anew",
         place,
         len(array),
     )

@@ -48,17 +48,7 @@ class _Place(NamedTuple):
 
 
 class Rows:
-    """Where streams and groups are among the rows of all files; see `Index`.
-
-    Args:
-        path: The store.
-        files: All of them.
-        key: The column whose runs of one value are streams; None: each file is one.
-        columns: Which to read.
-        images: Columns that hold encoded images.
-        fill: See `ParquetStore`.
-        cache_bytes: See `ParquetStore`.
-    """
+    """Where streams and groups are among the rows of all files; see `Index`."""
 
     def __init__(
         self,

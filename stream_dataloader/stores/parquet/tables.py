@@ -33,7 +33,7 @@ from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams._media.section import check_file
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
-__all__ = ["TableFile", "find_tables", "open_table", "told_by"]
+__all__ = ["TableFile", "find_tables", "open_table", "told_by", "whole"]
 
 _SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 _PARQUET, _FILE, _STREAM, _FEATHER_1 = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff", b"FEA1"
@@ -96,7 +96,7 @@ class TableFile:
         if self.kind == _PARQUET:
             with open_parquet(self.path, self.metadata) as file:
                 table = file.read_row_group(group, columns=columns, use_threads=False)
-            return {name: _whole(table.column(name)) for name in columns}
+            return {name: whole(table.column(name)) for name in columns}
         batch = _batch(self.path, self.kind, self.offsets, group, columns)
         for name in columns:
             batch.column(name).validate(full=True)
@@ -108,7 +108,7 @@ class TableFile:
         return nullcontext() if self.kind == _PARQUET else self.known
 
 
-def _whole(column: Any) -> Any:
+def whole(column: Any) -> Any:
     """A column of a table in one piece."""
     import pyarrow as pa
 
@@ -132,13 +132,7 @@ def _batch(path: str, kind: bytes, offsets: Sequence[int], group: int, columns: 
 
 
 def open_table(path: str, root: str, cache: Any = None) -> TableFile:
-    """Read what a file says of itself.
-
-    Args:
-        path: The file, or its URL.
-        root: The store, whose folders below it may tell columns.
-        cache: See `open_local`.
-    """
+    """Read what a file says of itself."""
     import pyarrow as pa
 
     held = open_local(path, cache)

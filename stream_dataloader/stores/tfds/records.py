@@ -37,14 +37,7 @@ class Records:
         self._end: Any = None
 
     def read(self, path: str, place: int, records: int, size: int) -> bytes:
-        """One record.
-
-        Args:
-            path: The file.
-            place: Which record, of those in the file.
-            records: How many there should be.
-            size: How many bytes the file should have.
-        """
+        """One record."""
         with self._lock:
             child = self._started()
             assert child.stdin is not None

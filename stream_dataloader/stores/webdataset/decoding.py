@@ -38,13 +38,7 @@ _PICKLED = frozenset({"pkl", "pickle", "pth"})
 
 
 class Decoder:
-    """Decodes members; used by one thread at a time.
-
-    Args:
-        decode: False leaves all of them bytes.
-        picture: How images are delivered.
-        allow_pickle: Read what runs code.
-    """
+    """Decodes members; used by one thread at a time."""
 
     def __init__(self, picture: Picture, *, decode: bool, allow_pickle: bool) -> None:
         self._decode = decode
@@ -53,13 +47,7 @@ class Decoder:
         self._pictures: Pictures | None = None
 
     def item(self, extension: str, data: bytes, name: str) -> Any:
-        """What a member holds.
-
-        Args:
-            extension: Its own, lower-case.
-            data: Its bytes.
-            name: What errors call it.
-        """
+        """What a member holds."""
         kind = extension.rpartition(".")[2] if self._decode else ""
         if kind in _IMAGES:
             return self._images().item(data, name)

@@ -95,13 +95,7 @@ class _Bounded:
 
 
 def scan(file: BinaryIO, name: str, state: str) -> TarIndex:
-    """Read the headers of a tar.
-
-    Args:
-        file: The tar, open for reading.
-        name: What errors call it.
-        state: See `TarIndex`.
-    """
+    """Read the headers of a tar."""
     total = os.fstat(file.fileno()).st_size
     head = file.read(8)
     for magic, tool in _COMPRESSED.items():
@@ -219,15 +213,7 @@ def keep(path: str, index: TarIndex) -> None:
 
 
 def load(path: str, state: str | None) -> TarIndex | None:
-    """The index of a tar that was kept.
-
-    Args:
-        path: Its path or URL.
-        state: What it must be of; None takes any.
-
-    Returns:
-        None if there is none, or it is of another state of the tar.
-    """
+    """The index of a tar that was kept; None if there is none, or it is of another state than wanted (None: any)."""
     found = kept.load(_KEPT, path)
     if found is None or found.keys() != {"texts", *_TABLES}:
         return None

@@ -42,13 +42,7 @@ def zarr_errors(name: str) -> Iterator[None]:
 
 
 class ChunkedArray:
-    """An array of a store, and the chunks of it that some stream holds.
-
-    Args:
-        array: A `zarr.Array`.
-        name: What it is called in errors.
-        known: Its files, as they were when it was opened.
-    """
+    """An array of a store, and the chunks of it that some stream holds."""
 
     def __init__(self, array: Any, name: str, known: KnownFile) -> None:
         self.name = name
