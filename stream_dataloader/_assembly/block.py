@@ -32,12 +32,6 @@ class Block:
         self.capacity = capacity
         self.time_steps = time_steps
 
-    @classmethod
-    def empty(cls, layout: Layout, time_steps: int, width: int, *, whole_windows: bool = False) -> Block:
-        """Room for windows of `time_steps` in `width` rows; arrays are not initialised."""
-        columns = [new_column(spec, time_steps, width, whole_windows=whole_windows) for spec in layout.specs]
-        return cls(layout, columns, [0] * width, time_steps, time_steps)
-
     def copy_to(self, block: Block) -> Block:
         """Write all rows into another block with at least as much room; returns that."""
         for new, old in zip(block.columns, self.columns, strict=True):
@@ -73,12 +67,20 @@ class Block:
                 for row, count in enumerate(self.counts):
                     column[count:, row] = fill
 
+    def left(self) -> list[Block]:
+        """What is left to be sent of windows that are all in the slot."""
+        if None not in self.layout.dtypes:
+            return []
+        # of arrays nothing is sent, but the place in the list is kept: columns go by their number
+        columns = [column[: self.time_steps] if type(column) is list else [] for column in self.columns]
+        return [Block(self.layout, columns, self.counts, self.capacity, self.time_steps)]
+
     def __reduce__(self) -> tuple[Any, ...]:
         # as it lies in memory: a window that is in one piece here is to be so where it arrives, without a copy there
         columns = [c[: self.time_steps] for c in self.columns]
-        whole_windows = any(type(c) is not list and not c.flags.c_contiguous for c in columns)
-        packed = [c if type(c) is list else _packed(c.swapaxes(0, 1) if whole_windows else c) for c in columns]
-        return _unpack_block, (self.layout, packed, self.counts, self.time_steps, whole_windows)
+        by_lane = any(type(c) is not list and not c.flags.c_contiguous for c in columns)
+        packed = [c if type(c) is list else _packed(c.swapaxes(0, 1) if by_lane else c) for c in columns]
+        return _unpack_block, (self.layout, packed, self.counts, self.time_steps, by_lane)
 
 
 def _packed(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | torch.Tensor:
@@ -100,9 +102,9 @@ def _free_shared_bytes() -> float:
     return system.f_bavail * system.f_frsize
 
 
-def _unpack_block(layout: Layout, packed: list[Any], counts: list[int], time_steps: int, whole_windows: bool) -> Block:
+def _unpack_block(layout: Layout, packed: list[Any], counts: list[int], time_steps: int, by_lane: bool) -> Block:
     arrays = [c.numpy() if isinstance(c, torch.Tensor) else c for c in packed]
-    columns = [c.swapaxes(0, 1) if whole_windows and type(c) is not list else c for c in arrays]
+    columns = [c.swapaxes(0, 1) if by_lane and type(c) is not list else c for c in arrays]
     return Block(layout, columns, counts, time_steps, time_steps)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stream_dataloader._assembly.block import Block
+from stream_dataloader._assembly.block import Block, new_column
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot, blocks_of
@@ -78,7 +78,8 @@ class LaneWindows:
         layout = self._judge.layout
         if self._time_steps is None or layout is None:
             return self._fill_values[member]
-        block = Block.empty(layout, self._time_steps, 1, whole_windows=True)
+        columns = [new_column(spec, self._time_steps, 1) for spec in layout.specs]
+        block = Block(layout, columns, [0], self._time_steps, self._time_steps)
         block.pad(self._fills[member].of(layout))
         return _window(block, 0, layout)
 

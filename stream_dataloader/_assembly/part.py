@@ -9,6 +9,7 @@ gone on from, without asking the worker again.
 from __future__ import annotations
 
 import itertools
+import operator
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,10 @@ from typing import Any, NamedTuple
 from stream_dataloader._assembly.block import Block
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._schedule.snapshot import LaneReports
-from stream_dataloader.errors import ErrorReport
+from stream_dataloader.errors import ErrorReport, StreamError
 from stream_dataloader.protocols import PaddingMode
 
+IS_FRESH = operator.attrgetter("fresh")
 MESSAGE_BYTES = 1 << 20  # a message carries several parts only up to so much
 
 
@@ -137,6 +139,59 @@ class Part(NamedTuple):
     end: bool = False
 
 
+class PartDraft:
+    """A part in the making: what becomes of one step while a reader's lanes read it.
+
+    Attributes:
+        runs: What lanes read.
+        failures: Errors of streams that were skipped.
+        faults: Errors that end the epoch.
+        blocks: Windows, by the id of an interned layout, whose hash is worked out anew each time.
+        in_slot: The block that is in the step's slot.
+        block_of_row: The block that a row's window goes to.
+        objects, layouts, ends: See `Contents`.
+    """
+
+    def __init__(self, step: int, width: int) -> None:
+        self.step = step
+        self.runs: list[Run] = []
+        self.failures: list[StreamError] = []
+        self.faults: list[Fault] = []
+        self.blocks: dict[int, Block] = {}
+        self.in_slot: Block | None = None
+        self.latest: Block | None = None
+        self.block_of_row: list[Block | None] = [None] * width
+        self.objects: dict[int, Any] = {}
+        self.layouts: list[Layout] = []
+        self.ends: list[tuple[int, int]] = []
+
+    @property
+    def is_fresh(self) -> bool:
+        """Something in it is read for the first time."""
+        return any(map(IS_FRESH, self.runs)) or any(map(IS_FRESH, self.faults))
+
+    @property
+    def lanes_read(self) -> int:
+        """How many lanes were not idle."""
+        return len({run.lane for run in self.runs} | {fault.lane for fault in self.faults})
+
+    def fail(self, lane: int, error: Exception, *, fresh: bool) -> None:
+        """Note an error that ends the epoch."""
+        self.faults.append(Fault(lane, fresh, ErrorReport(error)))
+
+    def sort(self) -> None:
+        """Bring all into lane order, after lanes were gone over twice; runs are joined that go on with a stream."""
+        found: list[Run] = []
+        for run in sorted(self.runs, key=lambda run: run.lane):
+            if found and run.continues(found[-1]):
+                found[-1] = found[-1]._replace(steps=found[-1].steps + run.steps)
+            else:
+                found.append(run)
+        self.runs = found
+        self.failures.sort(key=lambda failure: failure.lane)
+        self.faults.sort(key=lambda fault: fault.lane)
+
+
 def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: int) -> bool:
     """Whether a step belongs to the epoch, as far as those tell who read it: a pure function of what lanes read in it.
 
@@ -159,7 +214,7 @@ def pack(parts: Sequence[Part]) -> list[Any]:
 
 def unpack(packed: Sequence[Any]) -> list[Part]:
     """What `pack` was given."""
-    return [entry if type(entry) is Part else _whole(*entry) for entry in packed]
+    return [entry if type(entry) is Part else _whole(entry) for entry in packed]
 
 
 def _brief(part: Part) -> Part | tuple[Any, ...]:
@@ -168,25 +223,13 @@ def _brief(part: Part) -> Part | tuple[Any, ...]:
     in_slot, time_steps, runs, blocks, objects, layouts, ends = contents
     if not in_slot or blocks or objects or layouts or failures or faults or end:
         return part
-    taken, progress, streams = reports
     packed = array("q", numbers_of(runs)).tobytes()
-    brief = reader, step, fresh, items, lanes_read, time_steps, packed, taken, progress, streams
+    brief = reader, step, fresh, items, lanes_read, tuple(reports), time_steps, packed
     return (*brief, ends) if ends else brief
 
 
-def _whole(
-    reader: int,
-    step: int,
-    fresh: bool,
-    items: int,
-    lanes_read: int,
-    time_steps: int,
-    runs: bytes,
-    taken: tuple[tuple[int, int], ...],
-    progress: bytes,
-    streams: Mapping[int, Any],
-    ends: Sequence[tuple[int, int]] = (),
-) -> Part:
+def _whole(brief: Sequence[Any]) -> Part:
     """The part that `_brief` was given."""
-    contents = Contents(in_slot=True, time_steps=time_steps, runs=PackedRuns(runs), ends=ends)
-    return Part(reader, step, fresh, items, lanes_read, LaneReports(taken, progress, streams), contents)
+    reader, step, fresh, items, lanes_read, reports, time_steps, runs, *ends = brief
+    contents = Contents(in_slot=True, time_steps=time_steps, runs=PackedRuns(runs), ends=ends[0] if ends else ())
+    return Part(reader, step, fresh, items, lanes_read, LaneReports(*reports), contents)

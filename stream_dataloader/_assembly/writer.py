@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from stream_dataloader._assembly.block import Block
-from stream_dataloader._assembly.part import Contents, Run
-from stream_dataloader._assembly.slot_writer import SlotWriter
+from stream_dataloader._assembly.part import Contents, PartDraft
+from stream_dataloader._assembly.slot_writer import Slots
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor
 from stream_dataloader._items.step_writer import StepWriter, Taken, step_writer
@@ -34,50 +34,37 @@ class WindowKind(NamedTuple):
 
 
 class PartWriter:
-    """Gathers what one worker's lanes read for one step.
+    """Gathers what one reader's lanes read for one step.
 
     Args:
-        width: Number of the worker's lanes.
+        lanes: The reader's lanes.
         time_steps: Steps of a window; None if the streams cut windows.
         fill_value: Pads what no item was written to.
-        slots: Where the slots are, if there are any.
-        whole_windows: Each lane's window is to lie in one piece.
+        slots: What windows are written to.
         runs_ahead: Streams go on before what they yielded is used.
+
+    Attributes:
+        draft: The step's part.
     """
 
     def __init__(
-        self,
-        width: int,
-        time_steps: int | None,
-        fill_value: Any,
-        slots: SlotWriter | None,
-        *,
-        whole_windows: bool,
-        runs_ahead: bool = True,
+        self, lanes: range, time_steps: int | None, fill_value: Any, slots: Slots, *, runs_ahead: bool = True
     ) -> None:
         self._runs_ahead = runs_ahead
-        self._width = width
+        self._lanes = lanes
         self._time_steps = time_steps
         self._slots = slots
         self._fill = FillValue(fill_value)
-        self._whole_windows = whole_windows
         self._met: set[Layout] = set()
         self._layouts: dict[Layout, Layout] = {}
         self._step_writers: dict[int, StepWriter] = {}  # by the id of an interned layout
         self._whole_layout: Layout | None = None  # of the last window passed on as it is
-        self._ends: list[tuple[int, int]] = []
-        self.begin(0)
+        self.draft = PartDraft(-1, len(lanes))
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int) -> PartDraft:
         """Start with a step."""
-        self._step = step
-        self._blocks: dict[int, Block] = {}  # by the id of an interned layout, whose hash is worked out anew each time
-        self._in_slot: Block | None = None
-        self._latest: Block | None = None
-        self._block_of_row: list[Block | None] = [None] * self._width
-        self._objects: dict[int, Any] = {}
-        self._met_now: list[Layout] = []
-        self._ends.clear()
+        self.draft = PartDraft(step, len(self._lanes))
+        return self.draft
 
     def intern(self, layout: Layout) -> Layout:
         """The one object that stands for all layouts equal to `layout`; the other methods expect it.
@@ -96,7 +83,7 @@ class PartWriter:
         if layout not in self._met:
             self._met.add(layout)
             if has_dict(layout.structure):  # only dicts have an order that layouts which are equal may differ in
-                self._met_now.append(layout)
+                self.draft.layouts.append(layout)
 
     def put_step(self, row: int, t: int, layout: Layout, leaves: Leaves) -> None:
         """Write time step `t` of a row.
@@ -140,12 +127,12 @@ class PartWriter:
 
     def wrote(self, row: int, stop: int) -> None:
         """The row's time steps before `stop` were written where there was `room`."""
-        block = self._block_of_row[row]
+        block = self.draft.block_of_row[row]
         assert block is not None
         block.counts[row] = stop
 
     def _block_for_steps(self, row: int, layout: Layout) -> Block:
-        block = self._block_of_row[row]
+        block = self.draft.block_of_row[row]
         if block is not None and block.layout is layout:
             return block
         if block is not None and block.counts[row]:
@@ -159,9 +146,9 @@ class PartWriter:
         Raises:
             Misfit: A value does not fit its dtype.
         """
-        block = self._latest
+        block = self.draft.latest
         if block is None or block.layout is not layout or block.time_steps < padded:
-            block = self._latest = self._block(row, layout, padded)
+            block = self.draft.latest = self._block(row, layout, padded)
         try:
             block.put_window(row, count, leaves)
         except OverflowError as error:
@@ -173,12 +160,8 @@ class PartWriter:
         Raises:
             Misfit: It cannot be kept.
         """
-        kept = item if self._slots is None else self._into_slot(row, item)
-        self._objects[row] = _lasting(item) if kept is item and self._runs_ahead else kept
-
-    def ended(self, row: int, t: int) -> None:
-        """Time step `t` of a row is the last of its stream."""
-        self._ends.append((row, t))
+        kept = self._into_slot(row, item) if self._slots.there else item
+        self.draft.objects[row] = _lasting(item) if kept is item and self._runs_ahead else kept
 
     def _into_slot(self, row: int, item: object) -> object:
         """Put a window into the slot and return what says so; the window itself if it does not go there.
@@ -197,44 +180,45 @@ class PartWriter:
             return item
         _, whole = flatten(item)
         plain = all(map(_plain, whole)) and all(spec.timed for spec in self._whole_layout.specs) and is_rebuilt(item)
-        if not plain or not count or self._slots is None:
+        if not plain or not count:
             return item
-        block = self._in_slot or self._slots.block(self._step, self._whole_layout, count)
+        draft = self.draft
+        block = draft.in_slot or self._slots.block(self._lanes, draft.step, self._whole_layout, count)
         if block is None or block.layout is not self._whole_layout or count > block.capacity:
             return item
-        self._in_slot = self._blocks[id(block.layout)] = block
+        draft.in_slot = draft.blocks[id(block.layout)] = block
         block.time_steps = max(block.time_steps, count)
         block.put_window(row, count, leaves)
         return WindowKind(count, tuple(type(leaf) is torch.Tensor for leaf in whole))
 
     def _block(self, row: int, layout: Layout, time_steps: int) -> Block:
-        block = self._blocks.get(id(layout))
+        draft, slots, width = self.draft, self._slots, len(self._lanes)
+        block = draft.blocks.get(id(layout))
         if block is None:
-            if self._slots is not None and (block := self._slots.block(self._step, layout, time_steps)) is not None:
-                self._in_slot = block
+            block = slots.block(self._lanes, draft.step, layout, time_steps) if slots.there else None
+            if block is not None:
+                draft.in_slot = block
             else:
-                block = Block.empty(layout, time_steps, self._width, whole_windows=self._whole_windows)
+                block = slots.own(width, layout, time_steps)
         elif block.capacity < time_steps:
-            block = block.copy_to(Block.empty(layout, time_steps, self._width, whole_windows=self._whole_windows))
+            block = block.copy_to(slots.own(width, layout, time_steps))
         else:
             block.time_steps = max(block.time_steps, time_steps)
-        self._blocks[id(layout)] = self._block_of_row[row] = block
+        draft.blocks[id(layout)] = draft.block_of_row[row] = block
         return block
 
-    def finish(self, runs: list[Run]) -> Contents:
+    def finish(self) -> Contents:
         """What the step holds, padded."""
-        blocks, time_steps = [], 0
-        for block in self._blocks.values():
+        draft, blocks, time_steps = self.draft, list[Block](), 0
+        for block in draft.blocks.values():
             if any(block.counts):  # not of a broken first item
                 blocks.append(block)
                 time_steps = max(time_steps, block.time_steps)
-                if not self._objects:  # else each window is passed on with its own number of steps
+                if not draft.objects:  # else each window is passed on with its own number of steps
                     block.pad(self._fill.of(block.layout))
-        in_slot = len(blocks) == 1 and blocks[0] is self._in_slot
-        if in_slot:
-            assert self._slots is not None
-            blocks = self._slots.left(blocks[0])
-        return Contents(in_slot, time_steps, runs, blocks, self._objects, self._met_now, tuple(self._ends))
+        in_slot = len(blocks) == 1 and blocks[0] is draft.in_slot
+        sent = blocks[0].left() if in_slot else blocks
+        return Contents(in_slot, time_steps, draft.runs, sent, draft.objects, draft.layouts, tuple(draft.ends))
 
 
 def _lasting(item: object) -> object:

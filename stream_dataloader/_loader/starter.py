@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stream_dataloader._advice import Setup
-from stream_dataloader._assembly.slot_writer import SharedSlot
+from stream_dataloader._assembly.slot_writer import SharedSlot, Slots
 from stream_dataloader._device import OneAhead
 from stream_dataloader._loader.collector import StepCollector
 from stream_dataloader._loader.epoch import Epoch, Record
@@ -175,17 +175,15 @@ class Starter:
         members = dict.fromkeys(reader.member for reader in work.readers if reader.worker_id >= work.num_workers)
         if others is not None and not members:
             return others
-        slot = None
+        slots = Slots(whole_windows=whole_windows)
         if len(members) > 1 and others is None:
-            slot = SharedSlot(work.readers[-1].lanes.stop, whole_windows=whole_windows)
+            slots = SharedSlot(work.readers[-1].lanes.stop, whole_windows=whole_windows)
         readers = []
         for member in members:
             plan, board, meters = work.members[member].plan(), self.pool.board, work.tally.meters
-            reading = Reading(
-                plan, starts[member], work.readers, board, meters, member, whole_windows, slot, locally=True
-            )
+            reading = Reading(plan, starts[member], work.readers, board, meters, member, slots, locally=True)
             readers += [begin() for begin in read_here(reading)]
-        return LocalFeed(readers, slot, others)
+        return LocalFeed(readers, slots, others)
 
     def stats(self) -> LoaderStats:
         """What was read so far."""

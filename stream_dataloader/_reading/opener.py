@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from stream_dataloader._notices import log
 from stream_dataloader._reading.early import EarlyOpener
-from stream_dataloader._reading.measured import MeasuredStream
 from stream_dataloader._reading.meters import Meter, clock
 from stream_dataloader._reading.plan import Share
 from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
-from stream_dataloader._reading.stream import OpenedStream
+from stream_dataloader._reading.stream import OpenedStream, Origin, Retries
 from stream_dataloader._schedule.reservations import Held, next_grant
 from stream_dataloader._schedule.rules import NONE
 from stream_dataloader._schedule.snapshot import LaneState
@@ -48,7 +46,7 @@ class Opener:
         self._held: list[Held] = [() if reading.plan.rules.lookahead else None] * reading.plan.rules.lanes
         self.taken: list[tuple[int, int]] = []
         self._told_of_slow = False
-        self._retried: dict[int, int] = {}  # the epoch in which a source was opened again last
+        self._retries = Retries(reading.plan.retries, reading.plan.retry_on, {})
         self.early: EarlyOpener | None = None
         allowed = None if reading.recovery.cautious else reading.plan.lists.early(locally=reading.locally)
         if allowed is not None:
@@ -65,7 +63,8 @@ class Opener:
         if self.early is not None and self._held[lane] is None:
             self.early.forget(lane)
         self.taken.append((lane, grant))
-        self._share.reading.board.reading[self._first + lane] = 0 if stream is None else stream.info.source_index + 1
+        source = -1 if stream is None else stream.origin.info.source_index
+        self._share.reading.board.reading[self._first + lane] = source + 1
         return stream
 
     def resume(self, lane: int, start: LaneState) -> OpenedStream | None:
@@ -74,6 +73,13 @@ class Opener:
             return None
         self._share.reading.board.reading[self._first + lane] = self._source(start.grant) + 1
         return self._open(start.grant, lane, start.items, start.stream)
+
+    def close_stream(self, lane: int, stream: OpenedStream) -> None:
+        """Close a stream that a lane leaves."""
+        stream.close()
+        if stream.retried:
+            self._meter.retried(stream.retried)
+        self._share.reading.board.reading[self._first + lane] = 0
 
     def restore(self, lane: int, held: Held) -> None:
         """Have a lane hold what it had reserved before."""
@@ -120,7 +126,8 @@ class Opener:
         stream = self._unopened(grant, lane, items)
         if stream.has_item:  # an error
             return stream
-        index, board, number, begin = stream.info.source_index, self._share.reading.board, self._share.number, clock()
+        index, begin = stream.origin.info.source_index, clock()
+        board, number = self._share.reading.board, self._share.number
         board.opening[number] = index + 1
         try:
             stream.open(stream.items, state)
@@ -140,23 +147,19 @@ class Opener:
     def _unopened(self, grant: int, lane: int, items: int | None) -> OpenedStream:
         """The stream of a grant before it is opened; it fails if that cannot be, or may not be."""
         plan = self._plan
-        kind: Callable[..., OpenedStream] = OpenedStream
         failure: Exception | None = None
         number, epoch, repeat, fresh = self._share.queue.order[grant]
         section = plan.section(number, epoch)
-        index, measured = section.source, section.stop >= 0
-        if measured:
-            assert plan.lists.lengths is not None
-            length, cut = int(plan.lists.lengths[index]), plan.cuts is not None
-            kind = functools.partial(MeasuredStream, section=section, length=length, cut=cut)
-        place = (section.start, section.stop) if measured and plan.cuts is not None else (0, None)
+        index, lengths = section.source, plan.lists.lengths
+        place = (section.start, section.stop) if section.stop >= 0 and plan.cuts is not None else (0, None)
         info = StreamInfo(index, epoch, lane, self._share.reader.worker_id, plan.rules.seed, repeat, *place)
         try:
             source = plan.lists.sources[index]
         except Exception as error:
             source, failure = "?", error
-        options = {"retries": plan.retries, "retry_on": plan.retry_on, "retried": self._retried, "grant": grant}
-        stream = kind(info, fresh, source, plan.lists.of(index).open_stream, **options)
+        length = -1 if lengths is None else int(lengths[index])
+        origin = Origin(info, fresh, source, plan.lists.of(index).open_stream, section, length)
+        stream = OpenedStream(origin, self._retries)
         stream.items = stream.begin if items is None else items
         if failure is not None:
             found = stream.error(OpenError, f"the source cannot be had: {shorten(failure)}")
@@ -168,13 +171,14 @@ class Opener:
 
     def _tell_of_slow(self, stream: OpenedStream, seconds: float, *, ahead: bool) -> None:
         """Log a slow open: the first that a lane waits for is a warning."""
+        info, _, source, *_ = stream.origin
         level = logging.INFO if ahead or self._told_of_slow else logging.WARNING
         self._told_of_slow |= not ahead
         log.log(
             level,
             "opening source %d (%s) took %.1f s%s, lane %d, worker %d",
-            *(stream.info.source_index, shorten(stream.source), seconds, ", in the background" if ahead else ""),
-            *(stream.info.lane, stream.info.worker_id),
+            *(info.source_index, shorten(source), seconds, ", in the background" if ahead else ""),
+            *(info.lane, info.worker_id),
         )
 
     def close(self) -> None:

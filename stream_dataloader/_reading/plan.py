@@ -110,9 +110,7 @@ class Reading:
         board: Where to say what is being done.
         meters: Where to count what is done.
         member: The member whose lanes are read.
-        whole_windows: Windows are wanted lane by lane, for a `collate_fn`: those that streams cut themselves as they
-            are, others in one piece each.
-        slots: Where windows go; None: with the parts.
+        slots: What windows are written to.
         recovery: What is different after a worker died.
         locally: It is read in the thread that asks for batches.
     """
@@ -123,8 +121,7 @@ class Reading:
     board: ActivityBoard
     meters: Meters
     member: int = 0
-    whole_windows: bool = False
-    slots: Slots | None = None
+    slots: Slots = Slots()  # noqa: RUF009  it has no state
     recovery: Recovery = NO_RECOVERY
     locally: bool = False
 
@@ -159,7 +156,7 @@ class Reading:
     @cached_property
     def marks_ends(self) -> bool:
         """Whether streams' last steps are marked: in windows for a `collate_fn` nobody could see it."""
-        return self.plan.mark_ends and not self.whole_windows
+        return self.plan.mark_ends and not self.slots.whole_windows
 
 
 class Share(NamedTuple):

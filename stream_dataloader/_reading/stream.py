@@ -11,25 +11,29 @@ nothing. Where a stream is not to begin at its first item, the cheapest way that
 The iterator is what `iter(stream)` returns. `iter` may begin anew, so it comes first; and what a stream's methods
 say of another object than itself cannot be relied on, so they are looked for on the iterator alone.
 
-Guarantee: an error says where it happened, and is raised where the item would have been handed out.
+Guarantee: an error says where it happened, and is raised where the item would have been handed out. No item behind a
+section is handed out. A source of another length than `lengths` says is an error, at the item that is one too many, or
+at the end that comes too early; with sections that is looked up at the last one.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from types import GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._items.structure import Misfit
+from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader._memory.endings import when_gone
 from stream_dataloader._reading.offers import keeps_state, seeks_items, takes_start, warn_of_unused, why_not_own
-from stream_dataloader._schedule.rules import NONE
-from stream_dataloader.errors import ItemError, OpenError, ReadError, StreamError, detached, shorten
+from stream_dataloader._schedule.sections import Section
+from stream_dataloader.errors import ItemError, LengthError, OpenError, ReadError, StreamError, detached, shorten
 from stream_dataloader.stream_info import StreamInfo, run_as
 
 _FIRST_BACKOFF_SECONDS = 0.1
@@ -41,58 +45,70 @@ END = object()
 _log = logging.getLogger("stream_dataloader")
 
 
+class Origin(NamedTuple):
+    """What a stream is opened from.
+
+    Attributes:
+        info: Source, epoch, lane and worker.
+        fresh: Its items are read for the first time this epoch.
+        source: The source.
+        factory: Opens it.
+        section: The items of the source that are read.
+        length: How many items `lengths` has for the source; -1 if nothing.
+    """
+
+    info: StreamInfo
+    fresh: bool
+    source: Any
+    factory: Callable[..., Any]
+    section: Section
+    length: int = -1
+
+
+class Retries(NamedTuple):
+    """When a stream that breaks is opened again.
+
+    Attributes:
+        most: How often in a row.
+        on: For which exceptions.
+        epochs: The epoch in which each source was opened again last.
+    """
+
+    most: int
+    on: tuple[type[Exception], ...]
+    epochs: dict[int, int]
+
+
+_NO_RETRIES = Retries(0, (), {})
+
+
 class OpenedStream:
     """A stream being read: its iterator, what it belongs to and how far it was read.
 
     Args:
-        info: Source, epoch, lane and worker.
-        fresh: Whether its items are read for the first time this epoch.
-        source: What it is opened from.
-        factory: Opens it.
-        retries: How often in a row it is opened again where it broke.
-        retry_on: For which exceptions.
-        retried: The epoch in which a source was opened again last; those of one worker share it.
-        grant: The number of the grant it was opened for.
+        origin: What it is opened from.
+        retries: When it is opened again where it broke.
 
     Attributes:
+        origin: The same.
         begin: The first item that is read of the source.
         stop: The item behind the last that is read; None: the stream's end.
         iterator: What it is read from, while it is.
         items: Number of items handed out, those before `begin` counted too.
+        retried: How often it was opened again.
         writes: Items can be written where they are wanted, by `read_into`.
         keeps_state: It has a `state`, and is opened again with that.
     """
 
-    begin: int = 0
-    stop: int | None = None
-
-    def __init__(
-        self,
-        info: StreamInfo,
-        fresh: bool,
-        source: Any,
-        factory: Callable[..., Any],
-        *,
-        retries: int = 0,
-        retry_on: tuple[type[Exception], ...] = (Exception,),
-        retried: dict[int, int] | None = None,
-        grant: int = NONE,
-    ) -> None:
-        self.info = info
-        self.fresh = fresh
-        self.source = source
-        self.grant = grant
-        self._factory = factory
+    def __init__(self, origin: Origin, retries: Retries = _NO_RETRIES) -> None:
+        self.origin = origin
         self._retries = retries
-        self._retry_on = retry_on
-        self._retried_in = {} if retried is None else retried
-        self._failed = 0  # how often in a row
+        self.begin = self.items = origin.section.start
+        self.stop = None if origin.section.stop < 0 else origin.section.stop
         self.retried = 0
-        self.items = 0
         self._ahead: list[Any] = []  # the first item, taken while opening; what `look_ahead` took
         self._error: Exception | None = None
-        self._state: Any = None  # to begin with, and the item that it belongs to
-        self._state_item = 0
+        self._saved: tuple[Any, int] = None, 0  # a state to begin with, and the item that it belongs to
         self._state_now: tuple[Any, StreamError | None] | None = None  # that before `look_ahead`
         self._opened: Any = None
         self.iterator: Iterator[Any] | None = None
@@ -107,10 +123,10 @@ class OpenedStream:
             items: How many items come before.
             state: What the iterator's `state_dict` returned there, if it has one.
         """
-        self.items, self._state, self._state_item = items, state, items
-        if items != self.begin and not takes_start(self._factory):
+        self.items, self._saved = items, (state, items)
+        if items != self.begin and not takes_start(self.origin.factory):
             return  # what comes before is read when it is wanted
-        before = run_as(self.info)
+        before = run_as(self.origin.info)
         try:
             self._ahead.append(self.next_item())
         except StreamError as error:
@@ -131,10 +147,10 @@ class OpenedStream:
     def _begin(self) -> Iterator[Any]:
         """Open the stream behind the items that were handed out."""
         begin, known = 0, {}
-        if self.items and takes_start(self._factory):
+        if self.items and takes_start(self.origin.factory):
             begin, known = self.items, {"start": self.items}
         try:
-            self._opened = self._factory(self.source, **known)
+            self._opened = self.origin.factory(self.origin.source, **known)
         except Exception as error:
             raise self.error(OpenError, f"open_stream raised {_text(error)}") from error
         try:
@@ -152,7 +168,7 @@ class OpenedStream:
             if callable(close) and not isinstance(closable, GeneratorType):  # which Python itself closes
                 self._forget.append(when_gone(self, close))
         self.writes = callable(getattr(self._opened, "read_into", None))
-        self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self._factory)
+        self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.origin.factory)
         if begin < self.items:
             begin = self._go_on(iterator)
         for position in range(begin, self.items):
@@ -169,9 +185,10 @@ class OpenedStream:
             if seeks_items(iterator):
                 iterator.seek_item(self.items)
                 return self.items
-            if self._state is not None and keeps_state(iterator):
-                iterator.load_state_dict(copy.deepcopy(self._state))
-                return self._state_item
+            state, item = self._saved
+            if state is not None and keeps_state(iterator):
+                iterator.load_state_dict(copy.deepcopy(state))
+                return item
         except Exception as error:
             raise self.error(ReadError, f"going to item {self.items} raised {_text(error)}") from error
         if iterator is not self._opened:
@@ -199,13 +216,16 @@ class OpenedStream:
             return None, failure
 
     def next_item(self) -> Any:
-        """The next item, or `END`. The caller runs it as `info`, see `run_as`.
+        """The next item, or `END`. The caller runs it as `origin.info`, see `run_as`.
 
         Raises:
-            StreamError: The stream could not be opened, or raised.
+            StreamError: The stream could not be opened, raised, or has another length than is known.
         """
         if self._error is not None:
             raise self._error
+        stop = self.stop
+        if stop is not None and self._is_over(stop):
+            return END
         if self._ahead:
             item = self._ahead.pop(0)
             self._state_now = None
@@ -217,7 +237,25 @@ class OpenedStream:
                 item = self._next_item_again(error, "the stream")
         if item is not END:
             self.items += 1
+        if stop is not None:
+            self._check_length(stop, ended=item is END)
         return item
+
+    def _is_over(self, stop: int) -> bool:
+        """Its section was read, and another one of the source follows."""
+        return self.items >= stop and not self.origin.section.ends
+
+    def _check_length(self, stop: int, *, ended: bool) -> None:
+        """Raise if the stream ended before `stop`, or did not end there; with sections, if it did so in its last."""
+        if self.items > stop or (ended and self.items < stop):
+            info = self.origin.info
+            remedy = "correct it" if info.stop is not None else "correct it, or build the dataset without lengths"
+            raise self.error(
+                LengthError,
+                f"the stream has {'only' if ended else 'at least'} {self.items} items, and "
+                f"lengths[{info.source_index}] is {self.origin.length}; {remedy}",
+                handed_out=not ended,
+            )
 
     def run(self, put: Callable[[Iterator[Any]], Taken]) -> None:
         """Have its next items taken in one go; `next_item` hands out what comes where that stops.
@@ -244,37 +282,41 @@ class OpenedStream:
 
     def _next_item_again(self, error: Exception, what: str) -> Any:
         """The item at which the stream broke, if it can be read after opening the stream again."""
-        while True:
+        info, (most, on, epochs) = self.origin.info, self._retries
+        for number in itertools.count():
             failure = (
                 error if isinstance(error, StreamError) else self.error(ReadError, f"{what} raised {_text(error)}")
             )
             cause = error.__cause__ if isinstance(error, StreamError) and error.__cause__ else error
-            if self._failed >= self._retries or not isinstance(cause, self._retry_on):
+            if number >= most or not isinstance(cause, on):
                 raise failure from (error if failure is not error else error.__cause__)
-            wait = min(_FIRST_BACKOFF_SECONDS * 2**self._failed, _LONGEST_BACKOFF_SECONDS)
-            self._failed += 1
+            wait = min(_FIRST_BACKOFF_SECONDS * 2**number, _LONGEST_BACKOFF_SECONDS)
             self.retried += 1
             _log.log(
-                logging.INFO if self._retried_in.get(self.info.source_index) == self.info.epoch else logging.WARNING,
-                *("%s; opened again in %.1f s, try %d of %d", str(failure), wait, self._failed, self._retries),
+                logging.INFO if epochs.get(info.source_index) == info.epoch else logging.WARNING,
+                *("%s; opened again in %.1f s, try %d of %d", str(failure), wait, number + 1, most),
             )
-            self._retried_in[self.info.source_index] = self.info.epoch
+            epochs[info.source_index] = info.epoch
             self.close()
             time.sleep(wait)
             try:
-                item = next(self._begin(), END)
+                return next(self._begin(), END)
             except Exception as again:
                 error = again
-                continue
-            self._failed = 0
-            return item
+        raise AssertionError
 
     def read_into(self, out: Any, most: int) -> int:
         """Have the stream write its next items to `out`, `most` at most; 0 at its end. Otherwise as `next_item`.
 
         Raises:
-            StreamError: The stream raised, or did not say how many items it wrote.
+            StreamError: The stream raised, did not say how many items it wrote, or has another length than is known.
         """
+        stop = self.stop
+        if stop is not None:
+            if self._error is None and self._is_over(stop):
+                return 0
+            if 0 < (room := stop - self.items) < most:
+                out, most = map_leaves(out, lambda leaf: leaf[:room]), room
         try:
             count = self._opened.read_into(out)
         except Misfit as misfit:  # of a stream that takes its items apart as a lane does
@@ -282,7 +324,7 @@ class OpenedStream:
                 ItemError, f"{misfit}; all items of a stream must share structure, dtypes and shapes"
             ) from None
         except Exception as error:
-            if not self._retries:
+            if not self._retries.most:
                 raise self.error(ReadError, f"the stream's read_into raised {_text(error)}") from error
             self._ahead.append(self._next_item_again(error, "the stream's read_into"))
             return -1
@@ -293,6 +335,8 @@ class OpenedStream:
                 f"0 (the stream's end) to {most} (the length of `out`)",
             )
         self.items += count
+        if stop is not None:
+            self._check_length(stop, ended=count == 0)
         return count
 
     @property
@@ -301,7 +345,7 @@ class OpenedStream:
         return bool(self._ahead) or self._error is not None
 
     def look_ahead(self, take: Callable[[], list[Any]]) -> bool:
-        """Take what comes next before its time; False if that is the stream's end. The caller runs it as `info`.
+        """Take what comes next before its time; False if that is the stream's end. The caller runs it as `origin.info`.
 
         `next_item` hands it out when its time has come. Until then `items` and `state` are as if it were not taken. An
         error counts as something that comes, and is raised in its time, too.
@@ -325,12 +369,12 @@ class OpenedStream:
             self._forget.pop()()
         for closable in (iterator, opened):
             if callable(close := getattr(closable, "close", None)):
-                before = run_as(self.info)
+                before = run_as(self.origin.info)
                 try:
                     close()
                 except Exception as error:
                     warnings.warn(
-                        f"closing the stream of source {self.info.source_index} ({shorten(self.source)}) "
+                        f"closing the stream of source {self.origin.info.source_index} ({shorten(self.origin.source)}) "
                         f"raised {_text(error)}; it was read all the same",
                         RuntimeWarning,
                         stacklevel=2,
@@ -342,7 +386,7 @@ class OpenedStream:
 
     def error(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:
         """An error that says where it happened: at the item handed out last, or at the next one."""
-        info, source, item = self.info, shorten(self.source), self.items - handed_out
+        info, source, item = self.origin.info, shorten(self.origin.source), self.items - handed_out
         return kind(
             f"source {info.source_index} ({source}), item {item}, lane {info.lane}, worker {info.worker_id}: {what}",
             source_index=info.source_index,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -138,9 +139,6 @@ class Rules:
 
     Attributes:
         lanes: Number of lanes of all groups that are hosted here; one group's lanes follow the other's.
-        draws: Number of grants in a pass of all groups: one a source, and more where exhausted lists start again.
-        lanes_of_a_group: How many of the lanes each group has.
-        shares: Number of grants in a pass, of each group hosted here.
     """
 
     num_sources: int
@@ -155,17 +153,22 @@ class Rules:
     deterministic: bool
     mix: Mix | None = None
     groups: Groups = ALONE
-    draws: int = field(init=False)
-    # kept, as each ticket's decision asks for them
-    lanes_of_a_group: int = field(init=False, repr=False, compare=False)
-    shares: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        groups, draws = self.groups, self.num_sources if self.mix is None else self.mix.draws
-        object.__setattr__(self, "draws", draws)
-        object.__setattr__(self, "lanes_of_a_group", self.lanes // groups.count)
-        hosted = range(groups.first, groups.first + min(groups.count, self.lanes))  # more groups are refused elsewhere
-        object.__setattr__(self, "shares", tuple(groups.share(group, draws) for group in hosted))
+    @cached_property
+    def draws(self) -> int:
+        """Number of grants in a pass of all groups: one a source, and more where exhausted lists start again."""
+        return self.num_sources if self.mix is None else self.mix.draws
+
+    @cached_property
+    def lanes_of_a_group(self) -> int:
+        """How many of the lanes each group has."""
+        return self.lanes // self.groups.count
+
+    @cached_property
+    def shares(self) -> tuple[int, ...]:
+        """Number of grants in a pass, of each group hosted here."""
+        hosted = range(self.groups.first, self.groups.first + self.groups.count)
+        return tuple([self.groups.share(group, self.draws) for group in hosted])
 
     @property
     def endless_mix(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from stream_dataloader._assembly.part import Part
-from stream_dataloader._assembly.slot_writer import SharedSlot
+from stream_dataloader._assembly.slot_writer import Slots
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._notices import log
 from stream_dataloader._reading.activity import ActivityBoard
@@ -58,11 +58,9 @@ class Feed(Protocol):
 class LocalFeed:
     """Lanes that are read in this process, when their parts are asked for, and those of `others`; see `Feed`."""
 
-    def __init__(
-        self, readers: Sequence[PartReader], slot: SharedSlot | None = None, others: Feed | None = None
-    ) -> None:
+    def __init__(self, readers: Sequence[PartReader], slots: Slots, others: Feed | None = None) -> None:
         self._readers = readers
-        self._slot = slot
+        self._slots = slots
         self._others = others
         self._step = -1
         self._left = 0  # how many have not been asked for their part of the step
@@ -82,7 +80,7 @@ class LocalFeed:
     def slot(self, step: int) -> Slot | None:
         if self._others is not None:
             return self._others.slot(step)
-        return None if self._slot is None else self._slot.taken(step)
+        return self._slots.taken(step)
 
     def close(self) -> None:
         for reader in self._readers:

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
 from stream_dataloader._assembly.part import Part
-from stream_dataloader._assembly.slot_writer import PooledSlots
+from stream_dataloader._assembly.slot_writer import PooledSlots, Slots
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._notices import warn
@@ -66,14 +66,16 @@ class ThreadPool(Pool):
             self.memory.forget()
         self._sessions += 1
         pool = self.memory.ready()
-        slots = None if pool is None else PooledSlots(pool, self._sessions, whole_windows=whole_windows)
+        slots = Slots(whole_windows=whole_windows)
+        if pool is not None:
+            slots = PooledSlots(pool, self._sessions, whole_windows=whole_windows)
         exchange = Exchange(work.num_workers, self._ahead)
         self._exchanges[:] = [exchange]
         self.board = ActivityBoard(work.readers, shared=False)  # threads that were left alone have the one before
         readers: list[Callable[[], PartReader]] = []
         for number in sorted({reader.member for reader in work.readers if reader.worker_id < work.num_workers}):
             plan, meters = work.members[number].plan(), work.tally.meters
-            reading = Reading(plan, starts[number], work.readers, self.board, meters, number, whole_windows, slots)
+            reading = Reading(plan, starts[number], work.readers, self.board, meters, number, slots)
             readers += read_here(reading, lambda: exchange.closed)
         jobs = [Job(threading.Event(), threading.Event()) for _ in readers]
         slot = functools.partial(self.memory.slot, self.memory.leases, self._sessions, whole_windows)

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from stream_dataloader._assembly.part import MESSAGE_BYTES, Contents, Fault, Part, pack
 from stream_dataloader._assembly.slot_pool import SlotPool
-from stream_dataloader._assembly.slot_writer import PooledSlots
+from stream_dataloader._assembly.slot_writer import PooledSlots, Slots
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
 from stream_dataloader._memory.pickling import ByValue, Message
 from stream_dataloader._reading.activity import ActivityBoard
@@ -145,6 +145,9 @@ class WorkerParts(IterableDataset[Any]):
         threads = sum(reader.worker_id == worker_id for reader in self._readers)
         in_threads = threads > 1 and not recovery.one_by_one
         exchange = Exchange(threads, ROOM)
+        slots = Slots(whole_windows=whole_windows)
+        if self.slots is not None:
+            slots = PooledSlots(self.slots, session, whole_windows=whole_windows)
         reading = Reading(
             dataset.plan(),
             start,
@@ -152,8 +155,7 @@ class WorkerParts(IterableDataset[Any]):
             self._board,
             self._meters,
             member,
-            whole_windows,
-            None if self.slots is None else PooledSlots(self.slots, session, whole_windows=whole_windows),
+            slots,
             recovery,
         )
         readers = read_as_worker(

@@ -16,7 +16,7 @@ from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.part import Contents, Fault, Part, Run, numbers_of, pack, unpack
 from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
-from stream_dataloader._assembly.slot_writer import PooledSlots, SlotWriter
+from stream_dataloader._assembly.slot_writer import PooledSlots, Slots
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._schedule.rules import deal_members
@@ -36,9 +36,9 @@ def cell(source, position):
 
 def part_of(worker, runs, pool=None, item=cell, step=0, time_steps=TIME_STEPS):
     """What a worker sends whose lanes read these runs."""
-    slots = None if pool is None else SlotWriter(PooledSlots(pool, 1, whole_windows=False), LANES[worker])
-    writer = PartWriter(len(LANES[worker]), time_steps, -5, slots, whole_windows=False)
-    writer.begin(step)
+    slots = Slots() if pool is None else PooledSlots(pool, 1, whole_windows=False)
+    writer = PartWriter(LANES[worker], time_steps, -5, slots)
+    draft = writer.begin(step)
     for run in runs:
         row = run.lane - LANES[worker].start
         for i in range(run.steps):
@@ -47,7 +47,8 @@ def part_of(worker, runs, pool=None, item=cell, step=0, time_steps=TIME_STEPS):
             if i == 0:
                 writer.met(layout)
             writer.put_step(row, run.t + i, layout, leaves)
-    contents = writer.finish(runs)
+    draft.runs += runs
+    contents = writer.finish()
     return Part(reader=worker, step=step, fresh=True, items=0, lanes_read=0, reports=REPORTS, contents=contents)
 
 
@@ -124,7 +125,7 @@ def test_a_part_that_is_in_its_slot_is_sent_as_a_few_numbers():
         brief._replace(contents=brief.contents._replace(in_slot=False)),
     ]
     packed = pack([brief, *others])
-    assert packed[0] == (1, 4, True, 0, 2, 3, array("q", numbers_of(PACKED)).tobytes(), ((1, 5),), b"123", {1: "state"})
+    assert packed[0] == (1, 4, True, 0, 2, tuple(reports), 3, array("q", numbers_of(PACKED)).tobytes())
     assert all(one is other for one, other in zip(packed[1:], others, strict=True))
     first, *rest = unpack(packed)
     assert list(first.contents.runs) == PACKED

@@ -104,13 +104,15 @@ MUTANTS = {
     "a worker resumes the first lanes, not its own": Mutant(
         "_reading/reader.py",
         "None if resume is None else resume.lanes[lane] for lane",
-        "None if resume is None else resume.lanes[lane - lanes.start] for lane",
+        "None if resume is None else resume.lanes[lane - share.lanes.start] for lane",
     ),
     "drop delivers a step with an idle lane": Mutant(
         "_assembly/part.py", "return lanes_read == lanes if", "return lanes_read >= lanes - 1 if"
     ),
     "a stream that starts in mid-window is not marked": Mutant(
-        "_reading/lane.py", "starts = position == stream.begin\n", "starts = position == stream.begin and t == 0\n"
+        "_reading/lane.py",
+        "starts, origin = position == stream.begin,",
+        "starts, origin = position == stream.begin and t == 0,",
     ),
     "padding has a position": Mutant(
         "_assembly/bookkeeping.py",

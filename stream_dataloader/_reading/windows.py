@@ -1,0 +1,222 @@
+"""Cuts one stream into the windows of a row, and looks whether it goes on behind one.
+
+Only the item behind a window is ever taken early. The one before it has been written by then, so a stream may use one
+buffer for all of its items. What was taken waits until other lanes have read, and streams may share a buffer, so it is
+kept as a copy.
+
+Guarantee: every item goes to the writer once, in order. What was taken ahead is handed out where the stream would have
+yielded it: nothing else than the time at which it is read depends on that.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader._assembly.writer import PartWriter
+from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor, storage_dtype
+from stream_dataloader._items.structure import ALIKE, LEAF, Misfit, StreamMisfit
+from stream_dataloader._reading.stream import END, OpenedStream
+from stream_dataloader.errors import ItemError, StreamError
+from stream_dataloader.stream_info import run_as
+
+
+class StreamWindows:
+    """Cuts one stream into windows.
+
+    Args:
+        stream: The stream.
+        writer: Where windows go.
+        row: Which row of the writer's lanes they fill.
+        time_steps: Steps of a window; None if the stream cuts windows.
+
+    Attributes:
+        stream: The stream.
+        position: Time steps read of it.
+        first_window: Steps of its first window.
+        between: An error that is about two streams.
+        unmet: The layout of its first item, which the writer is to be told of once an item was read.
+    """
+
+    def __init__(self, stream: OpenedStream, writer: PartWriter, row: int, time_steps: int | None) -> None:
+        self.stream = stream
+        self.position, self.first_window = stream.begin, 0
+        self.between: StreamError | None = None
+        self._writer = writer
+        self._row = row
+        self._time_steps = time_steps
+        self._layout: Layout | None = None  # of the stream's first item
+        self.unmet: Layout | None = None
+
+    def read_steps(self, t: int, stop: int) -> bool:
+        """Read single steps from `t` up to `stop`; False if the stream ended before."""
+        assert self._time_steps is not None
+        stream, end, at_once = self.stream, min(self._time_steps, stop), True
+        while t < end:
+            known = None if stream.has_item else self._layout
+            if known is not None and stream.writes and None not in known.dtypes:
+                count = self._write(t, end, known)
+                if count == 0:
+                    return False
+                t += max(count, 0)
+                self.position += max(count, 0)
+                continue
+            if known is not None and at_once and (end - t > 1 or known.structure is not LEAF):
+                count = self._run(t, end, known)
+                t, at_once = t + count, count > 0  # a stream may have no item that can be taken so
+                if t == end:
+                    break
+            item = stream.next_item()
+            if item is END:
+                return False
+            try:
+                layout, leaves = self._take_apart(item)
+                self._writer.put_step(self._row, t, layout, leaves)
+            except Misfit as misfit:
+                raise self._misfit(misfit) from None
+            t += 1
+            self.position += 1
+        return True
+
+    def _run(self, t: int, end: int, layout: Layout) -> int:
+        """Read single steps in one go, as long as they are like the first; how many. `next_item` has what follows."""
+        stream, before = self.stream, self.stream.items
+        if stream.stop is not None:  # what comes behind it is the end, or an error
+            end = min(end, t + stream.stop - before)
+        if end <= t:
+            return 0
+        try:
+            stream.run(functools.partial(self._writer.put_run, self._row, t, end, layout))
+        finally:
+            count = stream.items - before
+            self.position += count
+        return count
+
+    def _write(self, t: int, end: int, layout: Layout) -> int:
+        """Have the stream write time steps itself; how many it wrote, 0 if it had ended, -1 for an item to take."""
+        try:
+            room = self._writer.room(self._row, t, end, layout)
+        except Misfit as misfit:
+            raise self._misfit(misfit) from None
+        count = self.stream.read_into(room, end - t)
+        if count > 0:
+            self._writer.wrote(self._row, t + count)
+        return count
+
+    def read_window(self, t: int, stop: int) -> bool:  # noqa: ARG002
+        """Read one window that the stream cut itself; False if the stream had ended."""
+        while (item := self.stream.next_item()) is not END:
+            try:
+                layout = self._layout
+                if layout is None:
+                    layout, leaves = self._take_apart(item)
+                    count = layout.window_length(leaves)
+                else:
+                    leaves, count = layout.read_window(item)
+                if count == 0:  # a window of no steps holds nothing
+                    continue
+                first = self.first_window = self.first_window or count
+                self._writer.put_window(self._row, layout, leaves, count, first if first > count else count)
+            except Misfit as misfit:
+                raise self._misfit(misfit) from None
+            self.position += count
+            return True
+        return False
+
+    def pass_window(self, t: int, stop: int) -> bool:  # noqa: ARG002
+        """Pass on one window as the stream cut it; False if the stream had ended."""
+        item = self.stream.next_item()
+        if item is END:
+            return False
+        try:
+            self._writer.put_object(self._row, item)
+        except Misfit as misfit:
+            raise self.stream.error(ItemError, str(misfit), handed_out=True) from None
+        self.position += 1
+        return True
+
+    def _take_apart(self, item: object) -> tuple[Layout, Leaves]:
+        """An item's leaves; the stream's first item says what they must be."""
+        if self._layout is not None:
+            return self._layout, self._layout.read(item)
+        layout, leaves = Layout.of(item, windowed=self._time_steps is None)
+        self._layout, self.unmet = self._writer.intern(layout), layout
+        return self._layout, leaves
+
+    def _misfit(self, misfit: Misfit) -> StreamError:
+        if isinstance(misfit, StreamMisfit):  # whether it fits must not depend on where in the window it starts
+            self.between = self.stream.error(ItemError, f"{misfit}; {ALIKE}", handed_out=True)
+            return self.between
+        remedy = "; all items of a stream must share structure, dtypes and shapes"
+        return self.stream.error(ItemError, f"{misfit}{remedy}", handed_out=True)
+
+    @property
+    def known_stop(self) -> int | None:
+        """The time step behind the last. Of a stream that cuts windows only the number of these is known."""
+        return None if self._time_steps is None else self.stream.stop
+
+    def has_ended(self, error: StreamError | None) -> bool:
+        """Whether it had its last time step, where it is left for its end or an error."""
+        return self.position > self.stream.begin and (error is None or self.position == self.known_stop)
+
+    def ends(self) -> bool:
+        """Whether it ends with the window that it filled: if that is not known, its next item is taken ahead.
+
+        What comes before an error is no end, whether the error is skipped or not.
+        """
+        stream, layout = self.stream, self._layout
+        if layout is None:
+            return False
+        if (stop := self.known_stop) is not None:
+            return self.position == stop
+        writes = stream.writes and not layout.windowed and None not in layout.dtypes
+        before = run_as(stream.origin.info)
+        try:
+            return not stream.look_ahead(functools.partial(_written if writes else _iterated, stream, layout))
+        finally:
+            run_as(before)
+
+
+def _iterated(stream: OpenedStream, layout: Layout) -> list[Any]:
+    """The next item; or windows, up to one that has steps: those without hold nothing."""
+    taken: list[Any] = []
+    while True:
+        item = stream.next_item()
+        item, tells = (item, True) if item is END else _kept(item, layout)
+        taken.append(item)
+        if tells:
+            return taken
+
+
+def _kept(item: Any, layout: Layout) -> tuple[Any, bool]:
+    """An item that outlives the stream's buffer, and whether it holds a time step, or an error that is found later."""
+    if type(item) is np.ndarray and not layout.windowed:  # the most frequent case, in less time
+        return item.copy(), True
+    try:
+        leaves = layout.read(item)
+        tells = not layout.windowed or layout.window_length(leaves) > 0
+    except Misfit:  # the error says what it looks like, not what is in it
+        return item, True
+    return _rebuilt(layout, [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]), tells
+
+
+def _written(stream: OpenedStream, layout: Layout) -> list[Any]:
+    """The next item of a stream that writes its items: it may not be iterated any more."""
+    columns = [np.empty((1, *spec.shape), storage_dtype(spec.dtype)) for spec in layout.specs if spec.dtype is not None]
+    count = stream.read_into(_rebuilt(layout, columns), 1)
+    if count < 0:  # opened again, it has taken an item
+        item = stream.next_item()
+        return [item if item is END else _kept(item, layout)[0]]
+    return [_rebuilt(layout, [column[0, ...] for column in columns]) if count else END]
+
+
+def _rebuilt(layout: Layout, leaves: Leaves) -> Any:
+    """An item of leaves as `Layout.read` gives them, which it reads again."""
+    return layout.build(
+        as_tensor(leaf, spec.dtype)
+        if spec.dtype is not None and spec.dtype not in DTYPES_OF_NUMPY and isinstance(leaf, np.ndarray)
+        else leaf
+        for spec, leaf in zip(layout.specs, leaves, strict=True)
+    )
