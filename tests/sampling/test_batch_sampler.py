@@ -140,7 +140,7 @@ def test_a_state_as_of_any_batch_goes_on_from_there(case, data):
     state = json.loads(json.dumps(sampler.state_dict(step if drawn else None)))
     resumed = sampler_of(case, rank)
     resumed.load_state_dict(state)
-    if step == len(whole) and options["padding_mode"] != "cycle":
+    if drawn and step == len(whole) and options["padding_mode"] != "cycle":
         expected = sampler_of(case, rank)
         expected.set_epoch(1)
         assert plain(resumed) == plain(expected)
