@@ -1,8 +1,8 @@
 """Inside one worker: sources are taken, opened and read, window by window.
 
-`plan` says what is read and how, and which lanes of it a worker has. `sessions` says which iteration a worker
-takes part in, and `source_queue` is the worker's end of it, where lanes take their sources. `opener` and `stream`
-open and read one, `windows` cuts it, `lane` reads one after the other into a row, and `reader` drives all lanes of a worker; `begin`
-starts one, `plain` does for torch's own `DataLoader`; `activity` records what each is doing. It imports `_assembly`
-and what lies below. Open `plan` first, then `reader` and `lane`.
+`plan` says what is read and how, and which lanes of it a worker has. `sessions` says which iteration a worker takes
+part in, and lanes take their sources from a `source_queue`. `opener` and `stream` open and read one, `windows` cuts it,
+`lane` reads one after the other into a row, and `reader` drives all lanes of a worker; `begin` starts one, `plain` does
+for torch's own `DataLoader`; `activity` records what each is doing. It imports `_assembly` and what lies below. Open
+`plan` first, then `reader` and `lane`.
 """
