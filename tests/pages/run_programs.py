@@ -11,6 +11,8 @@ import signal
 import sys
 import traceback
 
+import torch._dynamo  # noqa: F401 - what optimizers import takes seconds
+
 import stream_dataloader  # noqa: F401
 
 LIMIT_SECONDS = 240
