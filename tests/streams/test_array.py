@@ -6,6 +6,7 @@ import threading
 import time
 
 import h5py
+import helpers
 import numpy as np
 import pytest
 import torch
@@ -37,11 +38,7 @@ def stored(path, mode="w", **datasets):
 
 
 def rows(open_stream, source, **start):
-    stream = open_stream(source, **start)
-    try:
-        return list(stream)
-    finally:
-        stream.close()
+    return helpers.read(open_stream(source, **start))
 
 
 def batches(open_stream, sources, workers=0, lanes=3, time_steps=5):
@@ -175,23 +172,6 @@ def test_rows_are_those_of_the_file(tmp_path):
     with h5py.File(tmp_path / "block.h5", "w", userblock_size=512) as file:
         file["rows"] = TABLE
     assert np.array_equal(rows(ArrayStream(), tmp_path / "block.h5"), TABLE)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["npy", "hdf5", "packed hdf5", "tensor", "bfloat16"])
-def test_batches_are_those_of_the_arrays(tmp_path, workers, kind):
-    arrays = [FRAMES[:7], FRAMES[7:11], FRAMES[3:15], FRAMES[:1]]
-    expected = batches(iter, arrays)
-    sources = [torch.from_numpy(array) for array in arrays]
-    if kind == "npy":
-        sources = [saved(tmp_path / f"{i}.npy", array) for i, array in enumerate(arrays)]
-    elif "hdf5" in kind:
-        options = {"chunks": (1, 2, 3, 4), "compression": "gzip"} if "packed" in kind else {}
-        sources = [stored(tmp_path / f"{i}.h5", rows=(array, options)) for i, array in enumerate(arrays)]
-    elif kind == "bfloat16":
-        sources = [source.bfloat16() for source in sources]
-    found = batches(ArrayStream(), sources, workers)
-    assert [batch.float().tolist() for batch in found] == [batch.float().tolist() for batch in expected]
 
 
 @pytest.mark.parametrize("in_place", [True, False])

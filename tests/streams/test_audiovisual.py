@@ -87,16 +87,6 @@ def test_silence_where_there_is_no_sound(tmp_path):
             assert heights(item) == [number if 20 <= number < 50 else 0], number
 
 
-def test_through_a_loader_by_two_workers(talk):
-    dataset = StreamDataset(
-        [(talk, 0, 30), (talk, 30, 75)], AudioVisualStream(channels=1), 2, time_steps=15, windows="packed"
-    )
-    for batch in StreamDataLoader(dataset, 2):
-        assert batch.data["audio"].shape == (15, 2, 1, A_FRAME)
-        for t, b in batch.mask.nonzero().tolist():
-            assert clips.number_of(batch.data["frame"][t, b]) == batch.position[t, b] + 30 * batch.source[t, b]
-
-
 def test_files_without_sound(talk, tmp_path):
     silent = clips.write_clip(tmp_path / "silent.mp4")
     with pytest.raises(OpenError, match=r"silent\.mp4 has no audio stream 0; it has only video"):

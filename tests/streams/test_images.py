@@ -1,6 +1,5 @@
 """Folders of images are read as videos: in order, whole, from anywhere; what is broken is named."""
 
-import itertools
 import os
 import struct
 
@@ -94,17 +93,6 @@ def test_patterns_in_the_source_and_the_factory(tmp_path, monkeypatch):
     assert numbers_of(ImageFolderStream()("left_*.png")) == [0, 1, 2]
     write_folder(tmp_path / "100%d[x]", [5])  # a folder's name is taken as it is
     assert numbers_of(ImageFolderStream()(tmp_path / "100%d[x]")) == [5]
-
-
-def test_into_batches(tmp_path):
-    clips = [write_folder(tmp_path / name, numbers) for name, numbers in (("a", range(5)), ("b", range(10, 13)))]
-    dataset = StreamDataset(clips, ImageFolderStream(size=(6, 8)), batch_size=2, time_steps=3)
-    batches = list(StreamDataLoader(dataset, num_workers=2))
-    assert [tuple(batch.data.shape) for batch in batches] == [(3, 2, 3, 6, 8)] * 2
-    assert [(batch.data[:, :, 0, 0, 0] // 10).T.tolist() for batch in batches] == [
-        [[0, 1, 2], [10, 11, 12]],
-        [[3, 4, 0], [0, 0, 0]],
-    ]
 
 
 def png_with_palette():
@@ -282,11 +270,3 @@ def test_too_many_pixels(tmp_path):
     (tmp_path / "huge.pgm").write_bytes(header + bytes(100))
     with pytest.raises(ValueError, match=r"huge.pgm cannot be decoded"):
         list(ImageFolderStream()(tmp_path))
-
-
-def test_nothing_stays_open(tmp_path):
-    clip = write_folder(tmp_path / "clip", range(3))
-    before = len(os.listdir("/proc/self/fd"))
-    stream = ImageFolderStream()(clip)
-    assert len(list(itertools.islice(stream, 2))) == 2
-    assert len(os.listdir("/proc/self/fd")) == before

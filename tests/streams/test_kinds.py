@@ -1,6 +1,5 @@
 """What all kinds of streams have in common: paths, sections, URLs, options, and what is refused by name."""
 
-import contextlib
 import json
 import math
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import clips
 import cv2
+import helpers
 import numpy as np
 import pytest
 import torch
@@ -130,11 +130,7 @@ def opened(kind, **more):
 
 
 def items(open_stream, source):
-    with contextlib.ExitStack() as stack:
-        stream = open_stream(source)
-        if hasattr(stream, "close"):
-            stack.callback(stream.close)
-        return list(stream)
+    return helpers.read(open_stream(source))
 
 
 # sections

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import helpers
 import numpy as np
 import pytest
 import tokenizers
@@ -15,8 +16,6 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader.errors import OpenError, ReadError
 from stream_dataloader.streams import TextStream
 from stream_dataloader.testing import StreamContract
 
@@ -33,11 +32,7 @@ def universal(text):
 
 
 def numbers(stream):
-    """All items of a stream as plain numbers; it is closed."""
-    try:
-        return [int(item) for item in stream]
-    finally:
-        stream.close()
+    return list(map(int, helpers.read(stream)))
 
 
 def written(stream, room, dtype=np.int64):
@@ -292,21 +287,6 @@ def test_targets_are_the_next_units(text, room, start):
 # -- through the loader ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_windows_and_targets_go_on_from_batch_to_batch(path, workers):
-    sources = [path("abcdefghijklm", "a.txt"), path("né\r\n€", "b.txt"), path("x", "c.txt")]
-    dataset = StreamDataset(sources, TextStream(targets=True), batch_size=2, time_steps=4)
-    inputs, targets = {}, {}
-    for batch in StreamDataLoader(dataset, workers):
-        assert batch.data["input"].dtype is batch.data["target"].dtype
-        for t, b in batch.mask.nonzero().tolist():
-            source = int(batch.source[t, b])
-            inputs[source] = inputs.get(source, "") + chr(batch.data["input"][t, b])
-            targets[source] = targets.get(source, "") + chr(batch.data["target"][t, b])
-    assert inputs == {0: "abcdefghijkl", 1: "né\n"}  # a single character has no target
-    assert targets == {0: "bcdefghijklm", 1: "é\n€"}
-
-
 def test_a_tokenizer_of_the_tokenizers_package(tmp_path):
     tokenizer = word_tokenizer()
     tokenizer.enable_truncation(2)
@@ -507,31 +487,6 @@ def test_invalid_bytes_in_sections_belong_to_one(path):
     assert numbers(TextStream()((file, 4, 5))) == [ord("a")]
     with pytest.raises(ValueError, match=r"at byte 2 \(80\)"):
         numbers(TextStream()((file, 0, 2)))
-
-
-def test_what_the_loader_says(path):
-    file = path(b"abc\xff")
-    for open_text, error, message in (
-        (TextStream(), ReadError, rf"item 3, lane 0, worker 0: .*{re.escape(str(file))} is not valid utf-8 at byte 3"),
-        (TextStream(encoding="utf-16-be", units="bytes"), None, ""),
-        (TextStream(of="strings"), OpenError, "the source is a PosixPath, and of='strings' was chosen"),
-    ):
-        loader = StreamDataLoader(StreamDataset([file], open_text, 1, time_steps=2))
-        if error is None:
-            assert len(list(loader)) == 2
-        else:
-            with pytest.raises(error, match=message):
-                list(loader)
-
-
-def test_skipped_or_replaced(path):
-    sources = [path(b"abc\xffdef", "bad.txt"), path("fine", "good.txt")]
-    skipping = StreamDataset(sources, TextStream(), 1, time_steps=4, on_error="skip")
-    with pytest.warns(RuntimeWarning, match="is not valid utf-8 at byte 3"):
-        batches = list(StreamDataLoader(skipping))
-    assert ["".join(map(chr, batch.data[batch.mask[:, 0], 0])) for batch in batches] == ["abc", "fine"]
-    replacing = StreamDataset(sources, TextStream(errors="replace"), 1, time_steps=7)
-    assert "".join(map(chr, next(iter(StreamDataLoader(replacing))).data[:, 0])) == "abc\ufffddef"
 
 
 @pytest.mark.parametrize("units", ["bytes", "characters", "tokens"])

@@ -266,13 +266,6 @@ def test_times_and_key_frames(folder):
     assert batch.data["is_key"][:, 0].tolist() == [False] * 4 + [True] + [False] * 3
 
 
-@pytest.mark.slow
-def test_spawned_workers(folder):
-    dataset = StreamDataset([clip(folder), clip(folder, "vp9-webm")], VideoStream(), 2, time_steps=30)
-    batches = list(StreamDataLoader(dataset, 2, multiprocessing_context="spawn"))
-    assert [clips.number_of(batches[1].data[29, lane]) for lane in (0, 1)] == [59, 59]
-
-
 def test_one_thread_a_video(folder):
     path = clip(folder)
     list(read(path))
