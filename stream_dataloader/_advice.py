@@ -1,4 +1,4 @@
-"""What would make a run faster, told by its figures: `advise`, for `LoaderStats.advice`.
+"""What would make a run faster, judged by its figures: `advise`, for `LoaderStats.advice`.
 
 Guarantee: a pure function. What costs most comes first::
 
@@ -161,21 +161,21 @@ def _busy_share(worker: WorkerStats) -> float:
 
 
 def _about_padding(figures: Figures, setup: Setup, padding_share: float) -> Advice:
-    told = f"{padding_share:.0%} of the batches is padding"
+    share = f"{padding_share:.0%} of the batches is padding"
     if 0 < setup.sources < setup.lanes:
         return Advice(
             "fewer lanes",
-            f"{told}, as {setup.sources} sources cannot fill {setup.lanes} lanes: use fewer lanes "
+            f"{share}, as {setup.sources} sources cannot fill {setup.lanes} lanes: use fewer lanes "
             f"(batch_size={setup.sources}), or cut the sources into sections (sections=).",
         )
     if _window_padding(figures, setup) >= 0.5 * padding_share:
         return Advice(
             "packed windows",
-            f'{told}, behind streams that end within a window: use windows="packed", or smaller windows (time_steps).',
+            f'{share}, behind streams that end within a window: use windows="packed", or smaller windows (time_steps).',
         )
     return Advice(
         "sections",
-        f"{told}, as lanes run out of sources while others still read long ones: cut these into sections (sections=), "
+        f"{share}, as lanes run out of sources while others still read long ones: cut these into sections (sections=), "
         'or have them come first (schedule="longest_first", with lengths).',
     )
 

@@ -1,6 +1,6 @@
 """What the package logs, under the name `stream_dataloader`, beside a warning of Python's.
 
-Guarantee: where nobody set up logging, nothing is told twice.
+Guarantee: where nobody set up logging, nothing is said twice.
 """
 
 from __future__ import annotations

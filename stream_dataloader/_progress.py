@@ -68,5 +68,5 @@ class ProgressBar(Generic[Batch]):
             bar.update(min(done, bar.total) - bar.n)
 
     def _tell(self, since: LoaderStats) -> None:
-        told = f"{since.items_per_second:,.0f} items/s, padding {since.padding_share:.1%}"
-        self._bar.set_postfix_str(told, refresh=False)
+        text = f"{since.items_per_second:,.0f} items/s, padding {since.padding_share:.1%}"
+        self._bar.set_postfix_str(text, refresh=False)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 from stream_dataloader._advice import Advice, Figures, WorkerStats, advise, available_cores, rate
 from stream_dataloader._html.page import escaped, page, table
@@ -59,11 +59,7 @@ class Events(Sequence[TraceEvent]):
     def __len__(self) -> int:
         return len(self._made)
 
-    @overload
-    def __getitem__(self, index: int) -> TraceEvent: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[TraceEvent, ...]: ...
-    def __getitem__(self, index: int | slice) -> TraceEvent | tuple[TraceEvent, ...]:
+    def __getitem__(self, index: Any) -> Any:
         return self._made[index]
 
     def __reduce__(self) -> tuple[type[tuple[TraceEvent, ...]], tuple[tuple[TraceEvent, ...]]]:

@@ -1,4 +1,4 @@
-"""What else torch's `DataLoader` has and trainers ask for: told where it is true here, refused where it is not.
+"""What else torch's `DataLoader` has and trainers ask for: answered where it is true here, refused where it is not.
 
 Guarantee: an answer is the truth. What does not exist here is an `AttributeError` that says what to do instead, so that
 `hasattr` is False and `getattr` with a default gives the default.

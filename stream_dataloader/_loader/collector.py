@@ -33,19 +33,13 @@ _PROOF = 3  # deaths at one place
 
 
 class StepCollector:
-    """The parts of an epoch, step after step.
+    """The parts of an epoch, step after step."""
 
-    Attributes:
-        readers: Who reads which lanes.
-        elsewhere: The feeds of other threads or processes, which have to end.
-        feed: The workers' parts, once `start` was called.
-    """
-
-    feed: Feed
+    feed: Feed  # the workers' parts, once `start` was called
 
     def __init__(self, begin: Callable[[Record, Recovery], Feed | None], work: Assignment, most: int) -> None:
-        self.readers = work.readers
-        self.elsewhere: list[Feed] = []
+        self.readers = work.readers  # who reads which lanes
+        self.elsewhere: list[Feed] = []  # the feeds of other threads or processes, which have to end
         self._begin = begin
         self._work = work
         self._most = most

@@ -36,19 +36,14 @@ class Course:
         readers: Which of the readers are its own.
         ended: It has nothing for the step that comes next.
         goes_on: It never ends, and goes on in the loader's next epoch: it is asked only for steps that are delivered.
-
-    Attributes:
-        dataset: What is read.
-        progress: Follows the member's own epoch.
-        steps: Decides which steps belong to that.
     """
 
     def __init__(self, member: Member, start: Start, readers: slice, *, ended: bool, goes_on: bool) -> None:
         self.member = member
-        self.dataset = member.ranks.reading
+        self.dataset = member.ranks.reading  # what is read
         self.readers = readers
-        self.progress = Progress(self.dataset.rules, *start, readers.stop - readers.start)
-        self.steps = Steps()
+        self.progress = Progress(self.dataset.rules, *start, readers.stop - readers.start)  # of its own epoch
+        self.steps = Steps()  # decides which steps belong to that
         self.ended = ended
         self.goes_on = goes_on
 
@@ -61,15 +56,10 @@ class Course:
 
 
 class Record(NamedTuple):
-    """Where all members stand between two steps.
+    """Where all members stand between two steps."""
 
-    Attributes:
-        step: The loader's step that comes next.
-        members: Where each member stands in its own epoch; None of one that has ended.
-    """
-
-    step: int
-    members: tuple[PackedSnapshot | None, ...]
+    step: int  # the loader's step that comes next
+    members: tuple[PackedSnapshot | None, ...]  # where each member stands in its own epoch; None of one that has ended
 
 
 class Epoch:
@@ -79,21 +69,16 @@ class Epoch:
         number: Its number, or that of the run.
         step: Where it begins.
         courses: What is read of each member.
-        stop: The step before which it ends; None if only reading tells, or it is a run.
-
-    Attributes:
-        epochs: The epochs of n batches that the run is read in; None if it is an epoch by itself.
-        last: Where it stands.
-        finished: The end was seen.
-        is_ahead: The last batch was taken and not handed out yet.
+        stop: The step before which it ends; None if unknown until read, or it is a run.
     """
 
     def __init__(self, number: int, step: int, courses: Sequence[Course], stop: int | None = None) -> None:
         self.number = number
         self.courses = courses
         self.stop = stop
-        self.epochs: EpochsOfRun | None = None
-        self.finished = self.is_ahead = self._end_held = False
+        self.epochs: EpochsOfRun | None = None  # of n batches, in which a run is read
+        self.finished = False  # the end was seen
+        self.is_ahead = self._end_held = False  # the last batch, or the end, was taken and not handed out yet
         self._records: deque[Record] = deque(maxlen=_KEPT_RECORDS)
         self._keep(step)
 
@@ -101,7 +86,7 @@ class Epoch:
         members: list[PackedSnapshot | None] = []
         for course in self.courses:
             members.append(None if course.ended else course.progress.last)
-        self.last = Record(step, tuple(members))
+        self.last = Record(step, tuple(members))  # where it stands
         self._records.append(self.last)
         self.step = step  # the last, as Ctrl-C may come between any two lines: the step's record is there
 

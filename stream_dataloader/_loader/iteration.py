@@ -39,21 +39,13 @@ from stream_dataloader.protocols import CollateFn
 
 
 class Output(NamedTuple):
-    """What an iterator yields, and how that is made.
+    """What an iterator yields, and how that is made."""
 
-    Attributes:
-        collate_fn: Makes it of the lanes' windows; None yields `StreamBatch`es.
-        parts: It is not regrouped, and ranks do not wait for each other.
-        device: Where it is moved to.
-        finish: The last touch to it.
-        watch: Looks at a first batch of windows that streams cut; None if there is none to look at.
-    """
-
-    collate_fn: CollateFn | None
-    parts: bool
-    device: torch.device | None
-    finish: Callable[[Any], Any]
-    watch: FrameWatch | None
+    collate_fn: CollateFn | None  # makes it of the lanes' windows; None yields `StreamBatch`es
+    parts: bool  # it is not regrouped, and ranks do not wait for each other
+    device: torch.device | None  # where it is moved to
+    finish: Callable[[Any], Any]  # the last touch to it
+    watch: FrameWatch | None  # looks at a first batch of windows that streams cut; None if there is none to look at
 
 
 class Iteration:

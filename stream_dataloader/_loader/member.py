@@ -25,16 +25,11 @@ from stream_dataloader.errors import FailureLimitError, StreamError
 
 
 class Member:
-    """A member of a batch: a dataset, and who reads it; `length` is that of its epochs if it is an endless run.
-
-    Attributes:
-        ranks: Who else reads it, and what is read here.
-        layout: What the items of the epoch look like, or those of the loaded state; None if that is not known.
-    """
+    """A member of a batch: a dataset, and who reads it; `length` is that of its epochs if it is an endless run."""
 
     def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None) -> None:
-        self.ranks = ranks
-        self.layout: Layout | None = None
+        self.ranks = ranks  # who else reads it, and what is read here
+        self.layout: Layout | None = None  # of the epoch's items, or of those of the loaded state
         self._dataset = dataset
         self._length = length
         self._order: tuple[Rules, int, Order] | None = None  # of the epoch whose end was asked for last

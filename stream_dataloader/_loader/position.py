@@ -4,7 +4,7 @@ Which epoch comes and where it begins is decided by `_schedule/position.py`. Her
 that began last, its members, the dataset's own `set_epoch`, and ends that are known beforehand. Of members side by side
 those that end begin each epoch anew, and those that never end go on where they stand.
 
-Guarantee: a state tells what was delivered, not what workers have read ahead, of all members after the same batch.
+Guarantee: a state is of what was delivered, not what workers have read ahead, of all members after the same batch.
 """
 
 from __future__ import annotations
@@ -42,12 +42,6 @@ class LoaderPosition:
         dataset: What is read.
         ranks: Who reads it, of each member.
         length: Number of batches n of an epoch, if what is read has no end; None: epochs are the dataset's.
-
-    Attributes:
-        members: The members of the batch.
-        loaded: The state that was loaded, as long as it may turn out to be another rank's.
-        failures: Errors of streams that were skipped, here.
-        epoch: The epoch that began last; None after another one was set or a state was loaded.
     """
 
     def __init__(self, dataset: StreamDataset | SideBySide, ranks: Sequence[Ranks], length: int | None) -> None:
@@ -60,10 +54,10 @@ class LoaderPosition:
         self._position = Position(run)
         self._resting: dict[int, Start] = {}  # where members stand that go on in the next epoch
         self._requests_heeded = 0  # of the dataset's set_epoch
-        self.loaded: Mapping[str, Any] | None = None
+        self.loaded: Mapping[str, Any] | None = None  # a state, as long as it may turn out to be another rank's
         self._resumed_at: int | None = None  # the step at which the last epoch went on from a state
-        self.epoch: Epoch | None = None
-        self.failures: list[StreamError] = []
+        self.epoch: Epoch | None = None  # that began last; None after another one was set or a state was loaded
+        self.failures: list[StreamError] = []  # errors of streams that were skipped, here
 
     @property
     def is_side_by_side(self) -> bool:
@@ -288,7 +282,7 @@ class LoaderPosition:
             return None
 
     def warn_of_rest(self) -> None:
-        """Tell who looked at a batch of a loaded state that the rest of its epoch is not read as such."""
+        """Warn if one batch of a loaded state was looked at: the rest of its epoch is not read."""
         self._heed_dataset()
         epoch = self.epoch
         if epoch is None or epoch.over or self._resumed_at is None or self._position.was_left:

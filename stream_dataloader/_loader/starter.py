@@ -129,7 +129,7 @@ class Starter:
             self._ending.now()
 
     def _start(self, position: LoaderPosition, output: Output) -> Iteration:
-        """Start the iteration that comes next; the position is told once it has begun."""
+        """Start the iteration that comes next; the position learns of it once it has begun."""
         begin, whole_windows = clock(), output.collate_fn is not None
         work = self._work
         epoch = position.coming_epoch(work.readers)

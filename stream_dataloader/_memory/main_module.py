@@ -16,17 +16,11 @@ from typing import Any, NamedTuple
 
 
 class Script(NamedTuple):
-    """Names that a script binds at its top level.
+    """Names that a script binds at its top level."""
 
-    Attributes:
-        guarded: Under `if __name__ == "__main__":`.
-        free: Elsewhere.
-        has_guard: There is such a line.
-    """
-
-    guarded: frozenset[str]
-    free: frozenset[str]
-    has_guard: bool
+    guarded: frozenset[str]  # under `if __name__ == "__main__":`
+    free: frozenset[str]  # elsewhere
+    has_guard: bool  # there is such a line
 
 
 def hides_names() -> bool:

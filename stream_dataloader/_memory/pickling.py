@@ -270,7 +270,7 @@ def by_value(state: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 class Message:
-    """Carries anything through a worker's queue: it is pickled at once, and arrives as what is made of that."""
+    """Carries anything through a worker's queue: pickled where it is built, it arrives as what is made of that."""
 
     def __init__(self, content: Any, arrive: Callable[[bytes], Any] = pickle.loads) -> None:
         self._pickled = dumps_home(content)

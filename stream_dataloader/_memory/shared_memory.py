@@ -1,7 +1,7 @@
 """Memory that a loader's processes share, free of `/dev/shm` and of names.
 
 `SharedFile` is an anonymous file: `memfd_create` on Linux, elsewhere a POSIX shared-memory object that loses
-its name at once. Forked workers inherit it; `spawn` and `forkserver` workers are passed its descriptor while
+its name immediately. Forked workers inherit it; `spawn` and `forkserver` workers are passed its descriptor while
 they start. The kernel frees it with its last user, however that one ends.
 
 The file also carries locks: `fcntl.lockf` locks belong to a process and are freed by the kernel when it
@@ -152,19 +152,14 @@ def _attach_file(handle: Any) -> SharedFile:
 
 
 class _Arena(SharedFile):
-    """A file of one size, of which blocks are handed out one behind the other; without a size, one that is there.
-
-    Attributes:
-        map_: Its memory.
-        owner: The process that hands out its blocks. One that was forked since has arenas of its own.
-    """
+    """A file of one size, of which blocks are handed out one behind the other; without a size, one that is there."""
 
     def __init__(self, size: int | None, fd: int | None = None) -> None:
         super().__init__(fd)
         if size is not None:
             os.ftruncate(self._fd, size)
-        self.map_ = self.map()
-        self.owner = os.getpid()
+        self.map_ = self.map()  # its memory
+        self.owner = os.getpid()  # hands out its blocks; a process that was forked since has arenas of its own
         self._used = 0
 
     def _make(self) -> int:

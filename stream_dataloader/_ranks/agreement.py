@@ -58,13 +58,13 @@ class Steps:
 
 
 class AgreedSteps(Steps):
-    """Ranks tell each other how far they got; with `every`, a step is delivered only if every rank has data for it."""
+    """Ranks report how far they got; with `every`, a step is delivered only if every rank has data for it."""
 
     def __init__(self, rendezvous: Rendezvous, *, every: bool, step: int) -> None:
         super().__init__()
         self._rendezvous = rendezvous
         self._every = every
-        self._known = step  # steps that this rank has, of which others may hear
+        self._known = step  # steps that this rank has, that others may ask about
         self._tail: int | None = None  # where the first rank ended
         self._last: int | None = None  # where the last one did
         self._over = False
@@ -143,7 +143,7 @@ class AgreedSteps(Steps):
                 if closed:
                     connection.hang_up()
                     return
-        except RuntimeError:  # the store is gone: whoever asks is told so
+        except RuntimeError:  # the store is gone, which whoever asks will find
             return
 
     def _somebody_has(self, step: int, connection: StoreConnection) -> bool:
@@ -214,4 +214,4 @@ class AgreedSteps(Steps):
         self._rendezvous.put_first(connection, keys.TAIL, str(step))
         for waited in {step if self._asked is None else self._asked, step}:  # what others wait for now, or next
             self._rendezvous.put_first(connection, keys.has(waited), error)
-        self._rendezvous.see_off(connection, keys.HERE, keys.LEFT, keys.OVER)
+        self._rendezvous.wait_until_read(connection, keys.HERE, keys.LEFT, keys.OVER)

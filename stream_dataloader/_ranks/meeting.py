@@ -36,15 +36,10 @@ _GRACE_SECONDS = 5.0  # for the same epoch to begin in another thread, before ra
 
 
 class Wanted(NamedTuple):
-    """Which epoch a rank is about to begin.
+    """Which epoch a rank is about to begin."""
 
-    Attributes:
-        label: The same for the same epoch.
-        in_main: The rank begins no other one meanwhile, in another thread.
-    """
-
-    label: str
-    in_main: bool
+    label: str  # the same for the same epoch
+    in_main: bool  # the rank begins no other one meanwhile, in another thread
 
     @classmethod
     def of(cls, terms: Mapping[str, Any]) -> Wanted:
@@ -78,20 +73,15 @@ def ask_for_name(connection: StoreConnection, place: RankPlace, wanted: Wanted) 
 
 
 class Invitation:
-    """Rank 0's side: tells those that ask where they are awaited, while this context is open.
-
-    Attributes:
-        name: Under which the epoch begins.
-        written: The keys of answers, which nobody may have read.
-    """
+    """Rank 0's side: answers those that ask where to come, while this context is open."""
 
     def __init__(self, use: StoreUse, place: RankPlace, wanted: Wanted) -> None:
         self._prefix = prefix_of(place.peers)
-        self.name = f"{self._prefix}/{uuid.uuid4().hex}"
+        self.name = f"{self._prefix}/{uuid.uuid4().hex}"  # under which the epoch begins
         self._use = use
         self._place = place
         self._wanted = wanted
-        self.written: set[str] = set()
+        self.written: set[str] = set()  # the keys of answers, which nobody may have read
         self._heard: int | None = None  # how often calls had changed when they were looked at; None: look again
         self._here: set[int] = {place.rank}
         self._since = clock.monotonic()

@@ -1,6 +1,6 @@
 """Which rank this process is, of how many, and where those meet.
 
-Guarantee: a process finds its place in each of the ways that trainers tell it, and an error names the one that fails.
+Guarantee: a process finds its place in each of the ways that trainers announce it; an error names the one that fails.
 """
 
 from __future__ import annotations
@@ -14,17 +14,12 @@ from stream_dataloader import _options as options
 
 
 class RankPlace(NamedTuple):
-    """Where this process stands among the ranks that share an epoch.
-
-    Attributes:
-        peers: Names those ranks, where there are several sets of them.
-        twins: Several processes may be the same rank.
-    """
+    """Where this process stands among the ranks that share an epoch."""
 
     rank: int = 0
     world_size: int = 1
-    peers: str = ""
-    twins: bool = False
+    peers: str = ""  # names those ranks, where there are several sets of them
+    twins: bool = False  # several processes may be the same rank
 
 
 def is_started() -> bool:

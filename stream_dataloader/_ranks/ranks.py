@@ -134,7 +134,7 @@ class Ranks:
 
 
 def identity_of(dataset: StreamDataset) -> SourceIdentity:
-    """What tells a dataset's list of sources from others."""
+    """What identifies a dataset's list of sources."""
     lists = dataset.source_lists
     return SourceIdentity(lists.fingerprint, lists.lengths_fingerprint, lists.described_sections)
 

@@ -156,7 +156,7 @@ class Rendezvous:
             with contextlib.suppress(RankError):  # one that died or is stuck has no need of it
                 connection.wait(keys.all_of(what), partial(self.lacking, connection, what), "end")
 
-    def see_off(self, connection: StoreConnection, came: str, *parted: str) -> None:
+    def wait_until_read(self, connection: StoreConnection, came: str, *parted: str) -> None:
         """Where an epoch ends before its time, let others read why, for a moment."""
         deadline = clock.monotonic() + FAREWELL_SECONDS / 2
         others = {rank for rank in range(self.place.world_size) if rank != self.place.rank and self._keeps_store}
@@ -171,17 +171,17 @@ class Rendezvous:
     def _give_up(self, error: BaseException) -> None:
         """Let those that wait, and those that come later, know that the epoch does not begin."""
         rank = self.place.rank
-        told = RankError(f"rank {rank} left before the epoch began; see its log", [rank])
+        reported = RankError(f"rank {rank} left before the epoch began; see its log", [rank])
         if isinstance(error, RankError):
-            told = error
-        if not self._name or not told.ranks:  # nobody is met yet, or the store is out of reach
+            reported = error
+        if not self._name or not reported.ranks:  # nobody is met yet, or the store is out of reach
             return
-        reason = keys.pack(told)
+        reason = keys.pack(reported)
 
         def leave(connection: StoreConnection) -> None:
             self.put(connection, keys.of_rank(keys.LEFT, rank), reason)
             self.put_first(connection, keys.READY, reason)
-            self.see_off(connection, keys.HERE, keys.BEGUN, keys.LEFT)
+            self.wait_until_read(connection, keys.HERE, keys.BEGUN, keys.LEFT)
 
         self.say_last(leave, busy=not isinstance(error, RankError))  # it was interrupted
 

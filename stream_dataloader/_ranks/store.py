@@ -41,25 +41,16 @@ class StoreUse:
 
     Opening a connection is slow where the network's names are, as torch looks up the name of each end, on both ends:
     those that are not in use are kept.
-
-    Attributes:
-        idle: Connections that work, for whoever needs one next.
-        past: The keys of epochs that are over here, by peers.
-        lock: For what threads share here of the meetings of ranks, which follows.
-        calls: Those of this rank that are not answered, by peers: a nonce, and what it stands for.
-        invitations: To the epochs that this rank begins.
-        starts: How often ranks that count were started, by peers.
-        numbers: How many loaders they had, by peers.
     """
 
     def __init__(self) -> None:
-        self.idle: list[Store] = []
-        self.past: dict[str, deque[set[str]]] = {}
-        self.lock = threading.Lock()
-        self.calls: dict[str, dict[str, Any]] = {}
-        self.invitations: list[Any] = []
-        self.starts: dict[str, int] = {}
-        self.numbers: dict[str, int] = {}
+        self.idle: list[Store] = []  # connections that work, for whoever needs one next
+        self.past: dict[str, deque[set[str]]] = {}  # the keys of epochs that are over here, by peers
+        self.lock = threading.Lock()  # for what threads share here of the meetings of ranks, which follows
+        self.calls: dict[str, dict[str, Any]] = {}  # of this rank, not answered: nonces and their epochs, by peers
+        self.invitations: list[Any] = []  # to the epochs that this rank begins
+        self.starts: dict[str, int] = {}  # how often ranks that count were started, by peers
+        self.numbers: dict[str, int] = {}  # how many loaders they had, by peers
 
 
 _uses: weakref.WeakKeyDictionary[Store, StoreUse] = weakref.WeakKeyDictionary()
@@ -208,7 +199,7 @@ def speak(task: Callable[[], None], name: str) -> threading.Thread:
 
 
 @atexit.register
-def _hear_out() -> None:
+def _join_speakers() -> None:
     """A call to a store that returns while Python is taken down aborts the process: pybind11 cannot end its thread."""
     deadline = clock.monotonic() + FAREWELL_SECONDS
     for thread in list(_speaking):

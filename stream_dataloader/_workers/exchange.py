@@ -5,7 +5,7 @@
     worker 0   part 3 | part 4 |                 full, with room for two: the thread waits
     worker 1   part 3 |                          it reads step 4
                   |
-               step 3 is taken, a part of each worker at once
+               step 3 is taken: a part of each worker
 
 Guarantees: a thread is never further ahead than there is room for; what made a thread fail comes in the place of its
 part, after all those before it; nobody waits once the exchange is closed.

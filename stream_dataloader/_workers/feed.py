@@ -90,21 +90,13 @@ class LocalFeed:
 
 
 class Assignment(NamedTuple):
-    """What workers read, and how they are started.
+    """What workers read, and how they are started."""
 
-    Attributes:
-        members: The dataset of each member of the batch.
-        readers: Who reads which lanes.
-        num_workers: How many workers there are; 0 only checks the settings.
-        settings: What they are started with.
-        tally: Where to count what is done.
-    """
-
-    members: Sequence[StreamDataset]
-    readers: Sequence[Reader]
-    num_workers: int
-    settings: WorkerSettings
-    tally: Tally
+    members: Sequence[StreamDataset]  # the dataset of each member of the batch
+    readers: Sequence[Reader]  # who reads which lanes
+    num_workers: int  # how many workers there are; 0 only checks the settings
+    settings: WorkerSettings  # what they are started with
+    tally: Tally  # where to count what is done
 
 
 class Pool(ABC):
@@ -115,13 +107,10 @@ class Pool(ABC):
         messages: How many messages of theirs may be on their way.
         otherwise: What is done with batches without slots, in words.
         shared: They are other processes.
-
-    Attributes:
-        owner: The process that built it.
     """
 
     def __init__(self, work: Assignment, messages: int, otherwise: str, *, shared: bool) -> None:
-        self.owner = os.getpid()
+        self.owner = os.getpid()  # the process that built it
         self.work = work
         self.memory = BatchMemory(work.readers[-1].lanes.stop, messages, work.settings, work.tally, otherwise)
         self.board = ActivityBoard(work.readers, shared=shared)
@@ -158,18 +147,12 @@ class Crew(Protocol):
 
 
 class CrewWatch:
-    """Waits for workers: knows how long, and on whom.
-
-    Attributes:
-        board: What the workers are doing.
-        late: None of them got any further for too long.
-        step: The step that is being put together.
-    """
+    """Waits for workers: knows how long, and on whom."""
 
     def __init__(self, crew: Crew, board: ActivityBoard, work: Assignment) -> None:
-        self.board = board
-        self.late = False
-        self.step = 0
+        self.board = board  # what the workers are doing
+        self.late = False  # none of them got any further for too long
+        self.step = 0  # the step that is being put together
         self._crew = crew
         self._sources = [member.sources for member in work.members]
         self._patience = work.settings.timeout  # in which one of them has to get further; 0 has no limit

@@ -15,9 +15,6 @@ class Mailbox(SharedFields):
 
     Sessions are numbered from 1. A worker that is kept counts them itself, as often as it is iterated; it may
     still look at one when the next is announced, so the last few stay readable.
-
-    Attributes:
-        pids: Process id of each worker, which it writes itself; 0 before it has come.
     """
 
     def __init__(self, workers: int) -> None:
@@ -29,7 +26,7 @@ class Mailbox(SharedFields):
         self._ended = carve(1)  # number of the last session that has ended
         self._epoch = carve(_KEPT_SESSIONS)
         self._whole_windows = carve(_KEPT_SESSIONS)
-        self.pids = carve(self.workers)
+        self.pids = carve(self.workers)  # process id of each worker, which it writes itself; 0 before it has come
         self._done = carve(self.workers)  # number of the last session that each worker has read to its end
 
     def open(self, epoch: int, whole_windows: bool) -> int:

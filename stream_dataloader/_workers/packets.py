@@ -168,22 +168,16 @@ class PacketQueue:
 
 
 class PacketContext(BaseContext):
-    """Starts processes as another context does; its queues and its event are those of this module.
-
-    Attributes:
-        processes: Those that were to be started.
-        full: Queues that have to send what there was no room for.
-        watch: Says how long to wait; to be set before anything is awaited.
-    """
+    """Starts processes as another context does; its queues and its event are those of this module."""
 
     def __init__(self, base: BaseContext) -> None:
         self._base: Any = base
         self._ended = Flag()
         self._poll = select.poll()
         self._awaited: dict[int, BaseProcess | None] = {}
-        self.processes: list[BaseProcess] = []
-        self.full: set[PacketQueue] = set()
-        self.watch: Watch
+        self.processes: list[BaseProcess] = []  # those that were to be started
+        self.full: set[PacketQueue] = set()  # queues that have to send what there was no room for
+        self.watch: Watch  # says how long to wait; to be set before anything is awaited
 
     def Process(self, *args: Any, **options: Any) -> BaseProcess:  # noqa: N802
         """A process that is not started yet."""

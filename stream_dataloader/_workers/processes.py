@@ -34,16 +34,11 @@ _FAREWELL_SECONDS = JOIN_SECONDS - 1.0  # to all workers together; torch would g
 
 
 class WorkerInit:
-    """The `worker_init_fn` of the loader's workers; runs the user's own, if there is one.
-
-    Attributes:
-        folder: What a worker removes when its main process has been killed; see `shared_folder`.
-        forked: Workers are forked from the main process itself.
-    """
+    """The `worker_init_fn` of the loader's workers; runs the user's own, if there is one."""
 
     def __init__(self, user_init: Callable[[int], Any] | None) -> None:
-        self.folder: str | None = None
-        self.forked = False
+        self.folder: str | None = None  # to be removed once the main process has been killed; see `shared_folder`
+        self.forked = False  # workers are forked from the main process itself
         self._user_init = ByValue(user_init, "worker_init_fn")
 
     def __call__(self, worker_id: int) -> None:
@@ -82,19 +77,13 @@ class Crew:
 
     Args:
         mailbox: Knows the process id of each worker that has come, and which of them are done.
-
-    Attributes:
-        packets: What passes between them and this process; None before they start.
-        iterator: torch's; None if there is none any more.
-        session: What they read; 0 before they are started.
-        left: Their end has begun.
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
-        self.packets: PacketContext | None = None
-        self.iterator: Any = None
-        self.session = 0
-        self.left = False
+        self.packets: PacketContext | None = None  # what passes between them and this process; None before they start
+        self.iterator: Any = None  # torch's; None if there is none any more
+        self.session = 0  # what they read; 0 before they are started
+        self.left = False  # their end has begun
         self._mailbox = mailbox
         self._pids = mailbox.pids
         self._turn = threading.Lock()
@@ -142,7 +131,7 @@ class Crew:
         return "If nobody sent it that signal, a library crashed: faulthandler.enable() in worker_init_fn shows where"
 
     def kill(self) -> None:
-        """End all workers at once, whatever they do."""
+        """End all workers immediately, whatever they do."""
         for process in self._processes:
             if process.pid is not None and process.exitcode is None:
                 process.kill()

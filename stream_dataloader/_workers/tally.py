@@ -22,18 +22,13 @@ _EVENTS = 4096
 
 
 class Tally:
-    """The counts of one loader, over all of its epochs.
-
-    Attributes:
-        meters: Where workers count.
-        counts: What is only ever added to, by its name in `LoaderStats`.
-    """
+    """The counts of one loader, over all of its epochs."""
 
     def __init__(self, readers: Sequence[Reader], time_steps: int | None, *, shared: bool) -> None:
         self._lanes, self._time_steps = readers[-1].lanes.stop, time_steps
-        self.meters = Meters([reader.worker_id for reader in readers], shared=shared)
+        self.meters = Meters([reader.worker_id for reader in readers], shared=shared)  # where workers count
         names = ("batches", "items", "begun", "cells", "bytes", "copies", "skipped", "restarts")
-        self.counts: dict[str, Any] = dict.fromkeys(names, 0)
+        self.counts: dict[str, Any] = dict.fromkeys(names, 0)  # by names of `LoaderStats`
         self._wait_ns = 0
         self._total_ns = 0
         self._mark: int | None = None  # the end of the batch before, in the same epoch

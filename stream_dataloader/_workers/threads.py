@@ -4,7 +4,7 @@ They read as worker processes do, into the same kind of slots. What differs: the
 memory (`source_queue`, `exchange`), and nobody can end them.
 
 Guarantees: a thread opens, reads and closes its streams itself. What it fails with is raised at its own step, after all
-steps before it, and names what was being read. One that does not come to an end in time is left alone, which is told:
+steps before it, and names what was being read. One that does not come to an end in time is left alone, with a warning:
 memory that it may still write to is given to no other iteration. A thread that is needed no more ends.
 """
 
@@ -194,7 +194,7 @@ class ThreadFeed:
         raise self._death(step, found)
 
     def _death(self, step: int, failure: Failure) -> WorkerDeathError:
-        """What to tell of a thread that something other than an error has ended."""
+        """The error for a thread that something other than an `Exception` has ended."""
         number, error = failure
         how = f"exited with status {error.code}" if isinstance(error, SystemExit) else f"was ended by {shorten(error)}"
         self._farewell_seconds = _HURRIED_SECONDS

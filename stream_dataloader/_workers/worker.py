@@ -39,7 +39,7 @@ from stream_dataloader.errors import ErrorReport, detached
 class Arrived:
     """A message that has arrived.
 
-    It is unpickled at once: large items are fetched from the process that sent them, which may end before it is read.
+    It is unpickled on arrival: large items are fetched from the process that sent it, which may end before it is read.
     """
 
     def __init__(self, pickled: bytes) -> None:
@@ -61,12 +61,6 @@ class WorkerParts(IterableDataset[Any]):
     """What torch's `DataLoader` iterates over in each worker: messages with its parts in a session.
 
     The main process sets its attributes before it starts workers, which get a copy.
-
-    Attributes:
-        sessions: How many sessions there were before the one that is iterated next in this process.
-        slots: Where windows go; None: with the messages.
-        starts: Where each member begins in the first session in this process; None: at the beginning of an epoch.
-        recovery: What is different after a worker died.
     """
 
     def __init__(
@@ -86,10 +80,10 @@ class WorkerParts(IterableDataset[Any]):
         self._key = key
         self._meters = meters
         self._board = board
-        self.sessions = 0
-        self.slots: SlotPool | None = None
-        self.starts: Sequence[Start] | None = None
-        self.recovery = NO_RECOVERY
+        self.sessions = 0  # how many sessions there were before the one that is iterated next in this process
+        self.slots: SlotPool | None = None  # where windows go; None: with the messages
+        self.starts: Sequence[Start] | None = None  # of the first session in this process; None: of an epoch
+        self.recovery = NO_RECOVERY  # what is different after a worker died
         self._last: InThreads | None = None  # what this process read with threads before
 
     def __getstate__(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from stream_dataloader._workers.exchange import Exchange, Failure, deliver
 #: 16.8 ms with 3; by two processes with a `prefetch_factor` of 2 it takes 18.0 ms.
 ROOM = 2
 
-_FAREWELL_SECONDS = 4.0  # after a failure, to all threads together: it is to be told though one of them hangs
+_FAREWELL_SECONDS = 4.0  # after a failure, to all threads together: it is raised though one of them hangs
 
 
 class InTurn:
