@@ -34,13 +34,7 @@ _asked = _Asked()
 
 
 class Bookkeeping:
-    """The bookkeeping of one batch, to be made; the names are those of `StreamBatch`.
-
-    Args:
-        runs: What was read, in lane order, one entry a part.
-        lanes: The batch's lanes.
-        time_steps: T.
-    """
+    """The bookkeeping of one batch, to be made; the names are those of `StreamBatch`."""
 
     def __init__(self, runs: Sequence[Sequence[Run]], lanes: range, time_steps: int) -> None:
         self._runs = runs

@@ -20,10 +20,6 @@ from stream_dataloader.errors import ItemError, shorten
 class Judge:
     """Knows what the epoch's items look like, and compares each part with that.
 
-    Args:
-        readers: Who reads which lanes.
-        sources: What each member reads, for error messages.
-
     Attributes:
         layout: That of the epoch's items, once it is known.
     """
@@ -49,10 +45,6 @@ class Judge:
 
     def judge(self, parts: Sequence[Part | None], slot: Slot | None) -> None:
         """Check that the streams of a step share the layout of the epoch's first; once a step.
-
-        Args:
-            parts: One a reader; None for one that has ended.
-            slot: The step's slot, if it has one.
 
         Raises:
             ItemError: One does not; the first in lane order.

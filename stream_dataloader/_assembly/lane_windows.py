@@ -22,14 +22,7 @@ _IDLE = object()  # stands for an idle lane's window until the layout is known
 
 
 class LaneWindows:
-    """Takes windows out of parts.
-
-    Args:
-        readers: Who reads which lanes.
-        time_steps: Steps of a window; None if the streams cut windows.
-        fill_values: What pads each member's lanes.
-        judge: Knows the layouts that were met; it is told what the epoch's items look like.
-    """
+    """Takes windows out of parts."""
 
     def __init__(
         self, readers: Sequence[Reader], time_steps: int | None, fill_values: Sequence[Any], judge: Judge
@@ -42,12 +35,7 @@ class LaneWindows:
         self._judge = judge
 
     def of(self, parts: Sequence[Part | None], slot: Slot | None) -> list[Any]:
-        """The B lanes' windows of a step; those in the slot are views into it.
-
-        Args:
-            parts: One a reader; None for one that has ended.
-            slot: The step's slot, if it has one.
-        """
+        """The B lanes' windows of a step; those in the slot are views into it."""
         self._judge.meet(parts)
         windows: list[Any] = []
         for part, lanes in zip(parts, self._lanes, strict=True):

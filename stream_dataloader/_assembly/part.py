@@ -62,11 +62,7 @@ def numbers_of(runs: Sequence[Run]) -> tuple[int, ...]:
 
 
 class PackedRuns(Sequence[Run]):
-    """Runs that came as numbers.
-
-    Args:
-        packed: Those numbers, as bytes.
-    """
+    """Runs that came as numbers."""
 
     def __init__(self, packed: bytes) -> None:
         self.numbers = struct.unpack(f"{len(packed) // 8}q", packed)
@@ -197,7 +193,6 @@ def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: in
 
     Args:
         parts: All readers' parts of the step; None for a reader that has ended.
-        padding_mode: The dataset's.
         lanes: How many lanes they have together.
     """
     is_fresh, lanes_read = False, 0

@@ -27,11 +27,7 @@ class Regrouper:
     """Makes batches of parts.
 
     Args:
-        readers: Who reads which lanes; those of one worker, or of all.
-        time_steps: Steps of a window; None if the streams cut windows.
         fill_values: What pads each member's lanes.
-        judge: Knows what the epoch's items look like.
-        mark_ends: Whether streams' last steps are marked.
         numbered: Whether batches say which member each lane is of.
     """
 
@@ -60,14 +56,7 @@ class Regrouper:
         self._owners = torch.tensor([reader.worker_id for reader in readers for _ in reader.lanes])
 
     def batch(self, step: int, epoch: int, parts: Sequence[Part | None], slot: Slot | None) -> StreamBatch:
-        """The batch of a step that was judged.
-
-        Args:
-            step: The step's number.
-            epoch: The epoch's number.
-            parts: One a reader; None for one that has ended.
-            slot: The step's slot, if it has one.
-        """
+        """The batch of a step that was judged."""
         is_in_slot, longest, runs = slot is not None, 0, []
         for part in parts:
             if part is not None:

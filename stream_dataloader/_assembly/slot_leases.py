@@ -30,12 +30,7 @@ class _Lease(weakref.ref[np.ndarray[Any, Any]]):
 class SlotLeases:
     """Leases slots to batches.
 
-    Args:
-        pool: The shared side.
-        pin_memory: Have the slots' memory page-locked, where there is CUDA.
-
     Attributes:
-        pool: The shared side.
         unfit: Nothing of the iteration that asked last fits the slots.
         copies: How many batches were copied.
     """

@@ -41,7 +41,6 @@ class SlotPool(SharedFields):
     """What all processes share: the slots' file, their states, and which step is in which slot.
 
     Args:
-        lanes: Lanes of the batch, B.
         messages: Most messages of one worker that can be on their way at once.
 
     Attributes:

@@ -52,12 +52,7 @@ class Slots:
 
 
 class PooledSlots(Slots):
-    """The slots that workers share, for one session.
-
-    Args:
-        pool: The slots.
-        session: The session's number.
-    """
+    """The slots that workers share, for one session."""
 
     there = True
 

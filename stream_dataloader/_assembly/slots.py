@@ -31,10 +31,7 @@ class Slot(NamedTuple):
     """Arrays over the memory of one batch: `(T, B, ...)` a leaf; None for one that is an object.
 
     Attributes:
-        layout: What items look like.
-        time_steps: T.
         lanes: How many lanes' windows they are.
-        columns: The arrays.
     """
 
     layout: Layout

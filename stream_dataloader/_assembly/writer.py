@@ -37,10 +37,6 @@ class PartWriter:
     """Gathers what one reader's lanes read for one step.
 
     Args:
-        lanes: The reader's lanes.
-        time_steps: Steps of a window; None if the streams cut windows.
-        fill_value: Pads what no item was written to.
-        slots: What windows are written to.
         runs_ahead: Streams go on before what they yielded is used.
 
     Attributes:

@@ -44,10 +44,6 @@ class ActivityBoard(SharedFields):
 
     What a worker closes on its way out is no longer open; so that it is known what had it exit, that is kept apart.
 
-    Args:
-        readers: Who reads which lanes: all workers' threads.
-        shared: Put it where other processes can see it.
-
     Attributes:
         reading: For each lane of the batch, one more than the source that is open.
         opening: For each reader, one more than the source that is being opened.
@@ -100,12 +96,7 @@ class ActivityBoard(SharedFields):
         return frozenset().union(*(activity.suspects for activity in self.doing(worker)))
 
     def describe(self, worker: int, sources: Sequence[Sequence[Any]]) -> str:
-        """What a worker does, in words.
-
-        Args:
-            worker: Its number.
-            sources: Those of each member.
-        """
+        """What a worker does, in words."""
 
         def named(index: int) -> str:
             try:

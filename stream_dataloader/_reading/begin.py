@@ -18,10 +18,6 @@ from stream_dataloader._reading.source_queue import SessionQueue, SourceQueue
 def read_here(reading: Reading, closed: Callable[[], bool] | None = None) -> list[Callable[[], PartReader]]:
     """Read all lanes of a member in this process, each reader's in a thread if there are several.
 
-    Args:
-        reading: What to read, and how.
-        closed: Whether nothing more is wanted; None: who reads knows.
-
     Returns:
         For each reader what begins to read; to be called in its thread, which opens, reads and closes all of its
         streams.
@@ -47,14 +43,6 @@ def read_as_worker(
     in_threads: bool = False,
 ) -> list[PartReader]:
     """Read one worker's lanes, which takes part in a session with the others.
-
-    Args:
-        reading: What to read, and how.
-        table: Holds the sessions of what is read.
-        session: Names the session.
-        worker_id: The worker.
-        closed: Whether nothing more is wanted.
-        in_threads: Each of its readers is to be used in a thread of its own.
 
     Returns:
         The worker's readers. Streams are opened, read and closed in the thread that uses a reader.

@@ -24,13 +24,7 @@ _LONGEST_JOIN_SECONDS = 1.0
 
 
 class EarlyOpener:
-    """The streams of one reader's reservations.
-
-    Args:
-        queue: Knows what tickets were granted.
-        allowed: Whether the source of a grant may be opened here.
-        open_at: Opens the stream of a grant for a lane.
-    """
+    """The streams of one reader's reservations."""
 
     def __init__(
         self, queue: SourceQueue, allowed: Callable[[int], bool], open_at: Callable[[int, int], OpenedStream]

@@ -28,16 +28,7 @@ from stream_dataloader.stream_info import run_as
 class Lane:
     """Reads streams into one row.
 
-    Args:
-        index: The lane's number, as the schedule has it.
-        row: Its row among the reader's lanes.
-        share: The share of the reader whose lane it is.
-        opener: Opens the sources it is granted.
-        writer: Where windows go.
-        start: Where it begins; None at the epoch's beginning.
-
     Attributes:
-        index: The lane's number.
         batch_lane: Its number, as the batch has it.
         keeps_state: The open stream has a state that it needs to be opened again.
         idle: No source is left for it; it stays idle.
@@ -124,11 +115,7 @@ class Lane:
                 self.close()
 
     def ends(self, time: int) -> bool:
-        """Whether its stream ends with the window that it filled.
-
-        Args:
-            time: When it is to read on.
-        """
+        """Whether its stream ends with the window that it filled."""
         if self._current is None:
             return False
         if self._reading.killers.get(self._current.stream.origin.info.source_index, NEVER) <= time:

@@ -122,13 +122,7 @@ def _fingerprint_of(sources: Sequence[Any]) -> str:
 class SourceLists:
     """Lists of sources, one behind the other.
 
-    Args:
-        lists: The lists.
-        mix: How sources are drawn from them; None where there is one list, that is read as it is.
-
     Attributes:
-        lists: The lists.
-        mix: How sources are drawn from them.
         starts: The index of each list's first source.
         sources: All sources.
     """
@@ -186,11 +180,7 @@ class SourceLists:
         )
 
     def cuts(self, seed: int) -> Cuts | None:
-        """The sections of all lists; None if every source is read whole.
-
-        Args:
-            seed: What cuts are drawn with.
-        """
+        """The sections of all lists; None if every source is read whole."""
         return Cuts(cuts, seed) if (cuts := self._cuts) else None
 
     @property

@@ -40,12 +40,7 @@ clock = time.monotonic_ns
 
 
 class Meters(SharedFields):
-    """The meters of a loader's workers, one for each of their threads.
-
-    Args:
-        workers: Whose each reader is, in order.
-        shared: Put them where workers can write to them.
-    """
+    """The meters of a loader's workers, one for each of their threads."""
 
     def __init__(self, workers: Sequence[int], *, shared: bool = True) -> None:
         self._workers = workers
@@ -123,14 +118,7 @@ class Meter:
         self._numbers[HEAD] = head + 1
 
     def step(self, step: int, begin: int, items: int, *, in_slot: bool) -> None:
-        """A step was read.
-
-        Args:
-            step: Its number.
-            begin: When that began.
-            items: How many time steps there were.
-            in_slot: They are in the step's slot.
-        """
+        """A step was read."""
         stop, numbers = clock(), self._numbers
         numbers[IDLE_NS] += begin - self._mark
         numbers[BUSY_NS] += stop - begin
@@ -142,13 +130,7 @@ class Meter:
         self._note(STEP, begin, stop, step)
 
     def opened(self, begin: int, source: int, *, ahead: bool) -> None:
-        """A stream was opened, or could not be.
-
-        Args:
-            begin: When that began.
-            source: Which.
-            ahead: In the background thread.
-        """
+        """A stream was opened, or could not be."""
         stop, numbers = clock(), self._numbers
         numbers[AHEAD_NS if ahead else OPENING_NS] += stop - begin
         numbers[OPENED_AHEAD if ahead else OPENED] += 1

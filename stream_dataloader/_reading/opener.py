@@ -28,10 +28,6 @@ _SLOW_SECONDS = 5.0  # to open a stream
 class Opener:
     """Opens the sources that the lanes of a reader are granted, early for reservations if their factories allow that.
 
-    Args:
-        share: Whose lanes they are.
-        meter: Where to count what is done.
-
     Attributes:
         early: Opens ahead of need; None if nothing may be.
         taken: The sources that lanes took since somebody looked: lane and grant.
@@ -131,7 +127,7 @@ class Opener:
         board.opening[number] = index + 1
         try:
             stream.open(stream.items, state)
-            if is_start_ignored(self._plan.lists.of(index).open_stream, stream):
+            if is_start_ignored(stream):
                 stream.fail(stream.error(OpenError, IGNORES_START))
         except BaseException as error:
             if not isinstance(error, Exception):  # sys.exit() in the factory, or before the first item

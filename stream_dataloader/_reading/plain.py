@@ -37,11 +37,6 @@ def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Itera
     Each iteration takes the next epoch number: in the main process with its first `next`, with workers, which begin to
     read at once, with `iter()`. Every worker of one `DataLoader` iteration takes part in the same session, whichever
     comes first.
-
-    Args:
-        plan: What to read, and how.
-        table: Holds the sessions of what is read, and numbers epochs.
-        iteration: Which iteration over it this is, in this process.
     """
     frame = inspect.currentframe()  # of this function; the next is the dataset's __iter__, then comes who asked for it
     _refuse_collation(frame and frame.f_back and frame.f_back.f_back)

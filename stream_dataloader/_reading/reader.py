@@ -29,11 +29,7 @@ from stream_dataloader.errors import ErrorReport, ItemError, StreamError
 class PartReader:
     """Iterates over the parts of consecutive lanes.
 
-    Args:
-        share: What is read here, and how.
-
     Attributes:
-        share: The same.
         ended: No part follows.
     """
 

@@ -71,13 +71,7 @@ class SessionRow:
         self.ledger = Ledger(carve, rules)
 
     def begin(self, epoch: int, workers: int, first: Sequence[int]) -> None:
-        """Begin a session, of which no worker has come yet.
-
-        Args:
-            epoch: The epoch's number.
-            workers: How many workers take part.
-            first: The cursors to begin with, by group hosted.
-        """
+        """Begin a session, of which no worker has come yet."""
         self.epoch[0] = epoch
         self.workers[0] = workers
         self.time[workers:] = NEVER  # nobody waits for workers that there are not

@@ -36,8 +36,6 @@ class SourceQueue:
     """What a reader draws sources from that has nobody beside it.
 
     Args:
-        rules: Those of the dataset.
-        order: What grants stand for.
         closed: Whether to give up, asked between two lanes: a thread cannot be ended from outside.
 
     Attributes:
@@ -87,11 +85,6 @@ class SessionQueue(SourceQueue):
     """A reader's end of a session that it shares with others.
 
     Args:
-        row: The session's state.
-        worker: This reader's number.
-        rules: Those of the dataset.
-        order: What grants stand for.
-        lock: Keeps the session's other workers out.
         closed: Whether the session was closed from outside; asked while waiting.
         gives_up: It is asked between two lanes, too.
     """

@@ -68,9 +68,10 @@ class Sources(Sequence[Any]):
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"source index {index} is out of range for {len(self)} sources")
-        return self._source(index % len(self))
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"source index {index} is out of range for {count} sources")
+        return self._source(index % count)
 
 
 class MadeSources(Sources):
@@ -113,7 +114,6 @@ class PackedSources(Sources, SharedFields):
     """Picklable sources, packed.
 
     Args:
-        sources: The sources.
         pickle_block: How; None is pickle, or by value what that cannot take.
 
     Raises:
@@ -129,8 +129,6 @@ class PackedSources(Sources, SharedFields):
         """Write the blocks to memory of their own.
 
         Args:
-            length: How many sources there are.
-            blob: The blocks, one behind the other.
             blocks: Of each, the index of its first source and its size in bytes.
         """
         self._length, self._sizes = length, (len(blocks), len(blob))

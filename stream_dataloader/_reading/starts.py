@@ -59,8 +59,9 @@ class _Beginnings:
 _beginnings: weakref.WeakKeyDictionary[Callable[..., Any], _Beginnings] = weakref.WeakKeyDictionary()
 
 
-def is_start_ignored(factory: Callable[..., Any], stream: OpenedStream) -> bool:
+def is_start_ignored(stream: OpenedStream) -> bool:
     """Whether a stream that was opened in its middle begins elsewhere, as far as that can be known."""
+    factory = stream.origin.factory
     if not takes_start(factory) or stream.first is END:
         return False
     try:

@@ -85,12 +85,7 @@ _NO_RETRIES = Retries(0, (), {})
 class OpenedStream:
     """A stream being read: its iterator, what it belongs to and how far it was read.
 
-    Args:
-        origin: What it is opened from.
-        retries: When it is opened again where it broke.
-
     Attributes:
-        origin: The same.
         begin: The first item that is read of the source.
         stop: The item behind the last that is read; None: the stream's end.
         iterator: What it is read from, while it is.
@@ -259,9 +254,6 @@ class OpenedStream:
 
     def run(self, put: Callable[[Iterator[Any]], Taken]) -> None:
         """Have its next items taken in one go; `next_item` hands out what comes where that stops.
-
-        Args:
-            put: Takes them from the iterator, of which nothing was taken ahead, and says what came of it.
 
         Raises:
             StreamError: As `next_item`.

@@ -26,14 +26,7 @@ from stream_dataloader.stream_info import run_as
 class StreamWindows:
     """Cuts one stream into windows.
 
-    Args:
-        stream: The stream.
-        writer: Where windows go.
-        row: Which row of the writer's lanes they fill.
-        time_steps: Steps of a window; None if the stream cuts windows.
-
     Attributes:
-        stream: The stream.
         position: Time steps read of it.
         first_window: Steps of its first window.
         between: An error that is about two streams.

@@ -101,7 +101,6 @@ class SamplerPosition:
     """Where a sampler stands.
 
     Args:
-        groups: What it draws.
         rules: By which rules, as if there were one rank.
         total_groups: Number of groups that ranks share; None: one a rank.
         given: Rank and world size; both None: torch.distributed is asked.

@@ -119,9 +119,7 @@ class DrawOrder:
     """The order of an epoch's draws.
 
     Args:
-        mix: The lists.
         seed: Seeds the draws, with the epoch; None draws as evenly as can be, always in the same order.
-        epoch: The epoch's number.
         endless: The order has no end: lists start again and again. Only with `exhausted="repeat"`.
 
     Example:
@@ -165,12 +163,7 @@ class DrawOrder:
 
 
 class Latest(dict[Key, Value]):
-    """Makes values where they are missing and keeps those made last; several threads may look at once.
-
-    Args:
-        make: Makes the value of a key.
-        most: How many are kept.
-    """
+    """Makes values where they are missing and keeps those made last; several threads may look at once."""
 
     def __init__(self, make: Callable[[Key], Value], most: int) -> None:
         super().__init__()

@@ -40,8 +40,6 @@ class Order:
     """The sources in the order in which they are handed out, over all passes of one epoch.
 
     Args:
-        rules: Those of the dataset.
-        epoch: The epoch's number.
         lengths: Items of each source, or of each section in each epoch, if known.
         cursors: Grants given before this order is used, by group hosted.
         returned: Grants among them that are to be given again, first.

@@ -17,10 +17,6 @@ class Permutation:
     Luby and Rackoff, How to construct pseudorandom permutations from pseudorandom functions (1988); Black and Rogaway,
     Ciphers with arbitrary finite domains (2002), for sizes that are no power of 4. The round function is the finalizer
     of SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014).
-
-    Args:
-        size: How many there are.
-        rng: Draws the keys.
     """
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:

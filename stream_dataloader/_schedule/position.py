@@ -58,11 +58,6 @@ class EpochsOfRun:
         n = 4                step    0 1 2 3 4 5 6 7 8 9
         each read to its end         0 0 0 0|1 1 1 1|2 2
         1 left after step 5          0 0 0 0|1 1|2 2 2 2        an epoch that was left is over; the next has n batches
-
-    Args:
-        length: Number of batches n of an epoch.
-        step: The step of the run where reading began.
-        place: Where in an epoch that is.
     """
 
     def __init__(self, length: int, step: int, place: EpochPlace) -> None:
@@ -115,8 +110,6 @@ class Position:
         """Continue from a saved place.
 
         Args:
-            run: The number of the epoch, or of the run, that it is in.
-            place: Where in it; None at its beginning.
             saved: Where in an epoch of n batches; None if it was saved without such.
         """
         self.begun = self.epochs = self._reached = self._wanted = None
@@ -165,7 +158,7 @@ class Position:
     @property
     def is_by_itself(self) -> bool:
         """What comes next is what comes if no number was set."""
-        return self.coming() == self._by_itself()
+        return self._wanted is None or self.coming() == self._by_itself()
 
     @property
     def is_set(self) -> bool:
@@ -192,14 +185,12 @@ class Position:
         return self.length - self.begun.epoch.delivered
 
     def renaming(self, what: str) -> str | None:
-        """What to tell whoever gave the coming epoch of a run another number than its own; None if nobody did.
-
-        Args:
-            what: What reads the run, a loader for instance.
-        """
+        """What to tell whoever gave the coming epoch of a run another number than its own; None if nobody did."""
+        if self.length is None or self._wanted is None or self._unnumbered:
+            return None
         coming = self.coming()
         number, own = coming.epoch.number, self._by_itself().epoch.number
-        if self.length is None or number == own or self._unnumbered or coming is BEGINNING:
+        if number == own or coming is BEGINNING:
             return None
         return (
             f"set_epoch({number}) was called, and epoch {own} comes next. An endless run has no other place for epoch "
@@ -208,12 +199,7 @@ class Position:
         )
 
     def begin(self, step: int, reached: Callable[[], Any]) -> EpochStart:
-        """The coming epoch begins: what was set or loaded is used.
-
-        Args:
-            step: The step of the run, or of the epoch, where it begins.
-            reached: Says where what is read stands, from now on.
-        """
+        """The coming epoch begins: what was set or loaded is used."""
         start = self.coming()
         if self.length is not None:
             if self.continues and self.epochs is not None:

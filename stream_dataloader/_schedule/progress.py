@@ -20,14 +20,7 @@ from stream_dataloader._schedule.snapshot import LaneReports, PackedSnapshot, Sn
 class Progress:
     """Follows an epoch as it is delivered.
 
-    Args:
-        rules: Those of the dataset.
-        epoch: The epoch's number.
-        start: Where it begins; None at its beginning.
-        parts: How many parts a step has.
-
     Attributes:
-        epoch: The epoch's number.
         step: Number of steps delivered.
         last: Where the epoch stands.
     """
@@ -39,10 +32,10 @@ class Progress:
         self.step = start.step
         self._cursors = list(start.cursors)
         self._missing = dict.fromkeys(start.returned)  # in order, as a dict keeps it
-        self._grants = tuple(lane.grant for lane in start.lanes)
-        self._reserved = tuple(lane.reserved for lane in start.lanes)
+        self._grants = tuple([lane.grant for lane in start.lanes])
+        self._reserved = tuple([lane.reserved for lane in start.lanes])
         self._streams = {i: lane.stream for i, lane in enumerate(start.lanes) if lane.stream is not None}
-        whole = pack_progress(lane.progress for lane in start.lanes)
+        whole = pack_progress([lane.progress for lane in start.lanes])
         self._lanes: list[bytes] = [whole, *[b""] * (parts - 1)]
         self._keep()
 
@@ -54,11 +47,7 @@ class Progress:
         )
 
     def advance(self, reports: Sequence[LaneReports | None]) -> None:
-        """Follow one more step.
-
-        Args:
-            reports: What each part reports; None for a worker that ended before.
-        """
+        """Follow one more step."""
         self.step += 1
         for i, report in enumerate(reports):
             if report is None:

@@ -73,9 +73,6 @@ class Replay:
 
     Args:
         rules: Deterministic ones, with `time_steps`.
-        order: The order in which sources are handed out.
-        lengths: `(num_sources,)`, items of each source.
-        place: Where to begin; None at the epoch's beginning.
 
     Attributes:
         step: The step that comes next.

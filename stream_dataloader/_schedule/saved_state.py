@@ -49,10 +49,6 @@ def to_plain(
     So the states of several ranks have no key in common that differs.
 
     Args:
-        rules: Those it is read by.
-        epoch: The epoch's number.
-        snapshot: Where it stands.
-        identity: Tells the list of sources from others.
         failures: The sources whose streams were skipped, by group hosted.
         items: What items look like; None if that is not known, or the epoch has not begun.
     """
@@ -135,12 +131,7 @@ class LoadedState(NamedTuple):
 
 
 def plain_epoch(place: EpochPlace, length: int) -> dict[str, Any]:
-    """What a state has of a place in an epoch of n batches, beside the place in the run.
-
-    Args:
-        place: The place.
-        length: Number of batches n of an epoch.
-    """
+    """What a state has of a place in an epoch of n batches, beside the place in the run."""
     return {"stretch": {**place._asdict(), "batches_per_epoch": length}}
 
 

@@ -107,12 +107,7 @@ def _offsets(key: int, sources: IntArray, steps: int) -> IntArray:
 
 
 class Cuts:
-    """The sections of several lists of sources, numbered through.
-
-    Args:
-        lists: How each list is cut, in their order.
-        seed: What draws are seeded with, besides the epoch and the source.
-    """
+    """The sections of several lists of sources, numbered through."""
 
     def __init__(self, lists: Sequence[Cut], seed: int) -> None:
         self._lists, self._seed = tuple(lists), seed

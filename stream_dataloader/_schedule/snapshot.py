@@ -86,7 +86,6 @@ class PackedSnapshot(NamedTuple):
     """A `Snapshot` that costs next to nothing to keep at each step.
 
     Attributes:
-        step: As in `Snapshot`, like the two that follow.
         grants: Number of each lane's last grant, also of one whose stream has ended.
         reserved: Grants of each lane's reservations, see `LaneState`.
         progress: How far lanes have read, see `pack_progress`: each part's bytes, of its own lanes.

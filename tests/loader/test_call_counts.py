@@ -51,5 +51,5 @@ def test_the_first_batch():
     next(iter(loader(0)))  # what is made once a process
     batches = iter(loader(0))
     calls, files = calls_of(lambda: next(batches))
-    assert calls <= 412
-    assert files <= 52
+    assert calls <= 390
+    assert files <= 51
