@@ -63,8 +63,8 @@ MUTANTS = {
     ),
     "parts of dead workers are kept after a restart": Mutant(
         "_loader/collector.py",
-        "        self.feed = feed\n        self._forget()\n",
-        "        self.feed = feed\n",
+        "        self._fifos: list[deque[Part]] = [deque() for _ in self.readers]\n",
+        "        self._fifos: list[deque[Part]] = getattr(self, '_fifos', None) or [deque() for _ in self.readers]\n",
     ),
     "tickets are decided one moment too early": Mutant(
         "_schedule/ledger.py", "head[lane] > min(horizon,", "head[lane] > min(horizon + 1,"
