@@ -15,11 +15,11 @@ from stream_dataloader._ranks.ranks import Ranks, identity_of, known_count
 from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.position import EpochPlace
-from stream_dataloader._schedule.rest import has_rest
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.saved_state import LoadedState, plain_epoch, to_plain
 from stream_dataloader._schedule.sections import Cuts, lengths_in
 from stream_dataloader._schedule.snapshot import PackedSnapshot
+from stream_dataloader._schedule.step_count import has_rest
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import FailureLimitError, StreamError
 

@@ -13,9 +13,10 @@ from typing import Any
 from stream_dataloader._notices import log
 from stream_dataloader._reading.early import EarlyOpener
 from stream_dataloader._reading.meters import Meter, clock
+from stream_dataloader._reading.origin import Origin, Retries
 from stream_dataloader._reading.plan import Share
 from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
-from stream_dataloader._reading.stream import OpenedStream, Origin, Retries
+from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._schedule.reservations import Held, next_grant
 from stream_dataloader._schedule.rules import NONE
 from stream_dataloader._schedule.snapshot import LaneState

@@ -20,7 +20,8 @@ import torch
 
 from stream_dataloader._items.structure import flatten
 from stream_dataloader._reading.offers import takes_start
-from stream_dataloader._reading.stream import END, OpenedStream, Origin
+from stream_dataloader._reading.origin import Origin
+from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader.stream_info import StreamInfo, run_as
 

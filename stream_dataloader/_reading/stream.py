@@ -19,22 +19,21 @@ at the end that comes too early; with sections that is looked up at the last one
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from types import GeneratorType
-from typing import Any, NamedTuple
+from typing import Any
 
 from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._items.structure import Misfit
 from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader._memory.endings import when_gone
 from stream_dataloader._reading.offers import keeps_state, seeks_items, takes_start, warn_of_unused, why_not_own
-from stream_dataloader._schedule.sections import Section
+from stream_dataloader._reading.origin import Origin, Retries
 from stream_dataloader.errors import ItemError, LengthError, OpenError, ReadError, StreamError, detached, shorten
-from stream_dataloader.stream_info import StreamInfo, run_as
+from stream_dataloader.stream_info import run_as
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 30.0
@@ -43,40 +42,6 @@ _LONGEST_BACKOFF_SECONDS = 30.0
 END = object()
 
 _log = logging.getLogger("stream_dataloader")
-
-
-class Origin(NamedTuple):
-    """What a stream is opened from.
-
-    Attributes:
-        info: Source, epoch, lane and worker.
-        fresh: Its items are read for the first time this epoch.
-        source: The source.
-        factory: Opens it.
-        section: The items of the source that are read.
-        length: How many items `lengths` has for the source; -1 if nothing.
-    """
-
-    info: StreamInfo
-    fresh: bool
-    source: Any
-    factory: Callable[..., Any]
-    section: Section
-    length: int = -1
-
-
-class Retries(NamedTuple):
-    """When a stream that breaks is opened again.
-
-    Attributes:
-        most: How often in a row.
-        on: For which exceptions.
-        epochs: The epoch in which each source was opened again last.
-    """
-
-    most: int
-    on: tuple[type[Exception], ...]
-    epochs: dict[int, int]
 
 
 _NO_RETRIES = Retries(0, (), {})
@@ -253,11 +218,7 @@ class OpenedStream:
             )
 
     def run(self, put: Callable[[Iterator[Any]], Taken]) -> None:
-        """Have its next items taken in one go; `next_item` hands out what comes where that stops.
-
-        Raises:
-            StreamError: As `next_item`.
-        """
+        """Have its next items taken in one go; `next_item` hands out what comes where that stops, or raises it."""
         assert self.iterator is not None
         written, odd, error = put(self.iterator)
         self.items += written
@@ -275,7 +236,8 @@ class OpenedStream:
     def _next_item_again(self, error: Exception, what: str) -> Any:
         """The item at which the stream broke, if it can be read after opening the stream again."""
         info, (most, on, epochs) = self.origin.info, self._retries
-        for number in itertools.count():
+        number = 0
+        while True:
             failure = (
                 error if isinstance(error, StreamError) else self.error(ReadError, f"{what} raised {_text(error)}")
             )
@@ -283,10 +245,11 @@ class OpenedStream:
             if number >= most or not isinstance(cause, on):
                 raise failure from (error if failure is not error else error.__cause__)
             wait = min(_FIRST_BACKOFF_SECONDS * 2**number, _LONGEST_BACKOFF_SECONDS)
+            number += 1
             self.retried += 1
             _log.log(
                 logging.INFO if epochs.get(info.source_index) == info.epoch else logging.WARNING,
-                *("%s; opened again in %.1f s, try %d of %d", str(failure), wait, number + 1, most),
+                *("%s; opened again in %.1f s, try %d of %d", str(failure), wait, number, most),
             )
             epochs[info.source_index] = info.epoch
             self.close()
@@ -295,7 +258,6 @@ class OpenedStream:
                 return next(self._begin(), END)
             except Exception as again:
                 error = again
-        raise AssertionError
 
     def read_into(self, out: Any, most: int) -> int:
         """Have the stream write its next items to `out`, `most` at most; 0 at its end. Otherwise as `next_item`.
@@ -378,15 +340,7 @@ class OpenedStream:
 
     def error(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:
         """An error that says where it happened: at the item handed out last, or at the next one."""
-        info, source, item = self.origin.info, shorten(self.origin.source), self.items - handed_out
-        return kind(
-            f"source {info.source_index} ({source}), item {item}, lane {info.lane}, worker {info.worker_id}: {what}",
-            source_index=info.source_index,
-            source=source,
-            position=item,
-            lane=info.lane,
-            worker_id=info.worker_id,
-        )
+        return self.origin.error(kind, what, self.items - handed_out)
 
 
 def _text(error: Exception) -> str:

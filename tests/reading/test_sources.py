@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from stream_dataloader import OpenError, StreamDataLoader, StreamDataset, interleave
 from stream_dataloader._reading.sources import PackedSources
-from stream_dataloader._schedule.permutation import Permutation
+from stream_dataloader._schedule.order import Permutation
 
 
 def paths(count):
