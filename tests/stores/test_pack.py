@@ -192,7 +192,8 @@ def test_datasets_put_together_are_packed_each_by_its_factory(tmp_path):
     assert [list(store(n)) for n in range(4)] == [[3, 3, 3], [1], [-3, -3, -3], [-1]]
 
 
-def test_a_stream_that_writes_into_memory_is_packed_by_that(tmp_path):
+@pytest.mark.parametrize(("format", "calls"), [("memmap", 4), ("lmdb", 6)])
+def test_a_stream_that_writes_into_memory_is_packed_by_that(tmp_path, format, calls):
     arrays = [np.arange(2000 * n).reshape(-1, 2) for n in (3, 0, 1)]
     asked = []
 
@@ -203,12 +204,12 @@ def test_a_stream_that_writes_into_memory_is_packed_by_that(tmp_path):
             rows.read_into = lambda out: asked.append(len(out)) or read_into(out)
             return rows
 
-    stores.pack((arrays, Watched()), tmp_path / "a")
-    store = MemmapStore(tmp_path / "a")
+    stores.pack((arrays, Watched()), tmp_path / "a", format=format)
+    store = stores.open(tmp_path / "a").open_stream
     assert store.verify() == []
     for number, array in enumerate(arrays):
         assert np.array_equal(np.array(list(store(number))).reshape(-1, 2), array)
-    assert len(asked) == 4  # to the end of two streams; the third is empty
+    assert len(asked) == calls  # a block each, and to the end of two streams; the third is empty
 
 
 def test_a_store_is_converted_with_its_keys_and_metadata(tmp_path):

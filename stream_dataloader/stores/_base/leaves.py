@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Spec, as_tensor, storage_dtype
 from stream_dataloader._items.structure import Misfit, Node, flatten, leaf_paths, unflatten
@@ -24,8 +25,10 @@ from stream_dataloader.stores._base.structure import classes_of, from_json, to_j
 
 __all__ = [
     "LAYOUT",
+    "Block",
     "ItemSpecs",
     "LeafSpec",
+    "blocks_of",
     "check_names",
     "check_not_empty",
     "chosen",
@@ -38,6 +41,9 @@ __all__ = [
 ]
 
 Leaf = TypeVar("Leaf")
+
+#: Some time steps: an array `(steps, ...)` for each leaf.
+Block = list[NDArray[Any]]
 
 #: Where a store that is being packed says what items look like.
 LAYOUT = "layout.json"
@@ -219,6 +225,39 @@ class ItemSpecs:
             return self._layout.read(item)
         except Misfit as error:
             raise ValueError(f"step {step}: {error}, as all steps of a store must be alike") from error
+
+
+def blocks_of(
+    items: Iterable[Any], adopt: Callable[[Any], ItemSpecs], room: Callable[[ItemSpecs], Block]
+) -> Iterator[tuple[Block, int]]:
+    """A stream's steps in blocks, of which all but the last are full, and how many steps each has.
+
+    Args:
+        items: See `packing.PartPacker`.
+        adopt: Says of the first item what all have to look like.
+        room: A block to write to; the same one until it was yielded.
+    """
+    specs: ItemSpecs | None = None
+    count = 0
+    reader: Any = items
+    for step, item in enumerate(items):
+        specs = specs or adopt(item)
+        block = room(specs)
+        for rows, leaf in zip(block, specs.read(item, step), strict=True):
+            rows[count] = leaf
+        count += 1
+        if count == len(block[0]):
+            yield block, count
+            count = 0
+        if not step and getattr(items, "reads_into", False):
+            while more := reader.read_into(specs.build(left := [rows[count:] for rows in room(specs)]), len(left[0])):
+                count += more
+                if more == len(left[0]):
+                    yield room(specs), count
+                    count = 0
+            break
+    if specs is not None and count:
+        yield room(specs), count
 
 
 def _write_layout(folder: str, layout: Layout) -> None:

@@ -163,14 +163,6 @@ def pack(
 class _Run:
     """One run of packing: a loader reads what is not packed, and its workers write it.
 
-    Args:
-        given: What to pack.
-        folder: Where.
-        journal: What is packed already.
-        packer: Writes the format.
-        on_error: See `pack`.
-        progress: See `pack`.
-
     Attributes:
         skipped: Why streams were skipped.
     """

@@ -98,12 +98,7 @@ class StreamPacker:
 
 
 class _Part:
-    """The part of the store that this process writes.
-
-    Args:
-        packer: Writes the format.
-        path: The journal's.
-    """
+    """The part of the store that this process writes."""
 
     def __init__(self, packer: Packer, path: str) -> None:
         self._path = path

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import read_json, write_once
-from stream_dataloader.stores._base.leaves import ItemSpecs, LeafSpec, read_layout
+from stream_dataloader.stores._base.leaves import Block, ItemSpecs, LeafSpec, blocks_of, read_layout
 from stream_dataloader.stores._base.mapped import LeafFile
 from stream_dataloader.stores._base.packed import finish_store, is_finished
 from stream_dataloader.stores._base.packing import StreamRecord
@@ -32,7 +31,6 @@ from stream_dataloader.stores.lmdb.windows import CODECS, Windows, steps_of_wind
 
 __all__ = ["LmdbPacker"]
 
-_OPTIONS = "options.json"
 _SUFFIX = ".lmdb"
 
 #: The map's size at first. It costs address space only, and is doubled when it is full.
@@ -87,19 +85,8 @@ class LmdbPacker:
         self._metadata = {} if metadata is None else dict(metadata)
         json.dumps(self._metadata)
 
-    def _agree(self) -> None:
-        """All runs have to write alike.
-
-        Raises:
-            ValueError: An interrupted run had other options.
-        """
-        write_once(path := os.path.join(self._folder, _OPTIONS), self._options)
-        if (found := read_json(path, dict)) != self._options:
-            raise ValueError(f"{self._folder} was begun with {found}, and goes on with these, not {self._options}")
-
     def part(self, worker: int) -> _Part:
         """See `Packer`."""
-        self._agree()
         first = worker * self._databases
         return _Part(self._folder, range(first, first + self._databases), **self._options)
 
@@ -107,7 +94,6 @@ class LmdbPacker:
         """See `Packer`."""
         if is_finished(self._folder):
             return
-        self._agree()
         _, specs = read_layout(self._folder) or (None, ())
         places = [record.place or {"database": 0, "first": 0, "crc": 0} for record in records]
         numbers = sorted({place["database"] for place, record in zip(places, records, strict=True) if record.steps})
@@ -144,7 +130,7 @@ class _Part:
         self._codec, self._quality = codec, quality
         self._window = window
         self._items: ItemSpecs | None = None
-        self._windows: Windows | None = None
+        self._columns: Block = []
         self._writers: dict[int, _Writer] = {}
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
@@ -152,44 +138,35 @@ class _Part:
         del key
         database = self._databases[number % len(self._databases)]
         writer: _Writer | None = None
-        columns: list[Any] = []
         first = steps = crc = 0
         try:
-            for item in items:
-                if self._items is None or self._windows is None:
-                    self._items, self._windows = self._adopt(item)
+            for columns, count in blocks_of(items, self._adopt, lambda _: self._columns):
                 if writer is None:
                     writer = self._writer(database)
                     first = writer.count
-                    window = self._window or steps_of_window(self._items.leaves)
-                    columns = [np.empty((window, *spec.shape), spec.stored) for spec in self._items.leaves]
-                row = steps % window
-                for column, leaf in zip(columns, self._items.read(item, steps), strict=True):
-                    column[row] = leaf
-                steps += 1
-                if row == window - 1:
-                    crc = writer.put(*self._windows.encode(columns, window), crc)
-            if writer is None or self._windows is None:
-                return 0, None
-            if steps % window:
-                crc = writer.put(*self._windows.encode(columns, steps % window), crc)
+                crc = writer.put(*self._windows.encode(columns, count), crc)
+                steps += count
         except BaseException:
             if writer is not None:
                 writer.rewind(first)
             raise
-        return steps, {"database": database, "first": first, "crc": crc}
+        return steps, {"database": database, "first": first, "crc": crc} if steps else None
 
-    def _adopt(self, item: Any) -> tuple[ItemSpecs, Windows]:
+    def _adopt(self, item: Any) -> ItemSpecs:
         """Have the layout of the store's first item, whichever process has it."""
-        items = ItemSpecs(self._folder, item, "an LMDB store")
-        windows = Windows(items.leaves, self._codec, self._quality)
-        if self._codec == "jpeg" and not any(windows.images):
-            told = ", ".join(f"{name} is {leaf}" for name, leaf in zip(items.names, items.leaves, strict=True))
-            raise ValueError(
-                f'codec="jpeg" is for images, uint8 (H, W), (H, W, 3), (3, H, W) or with one channel, and {told}; '
-                'use "zstd" or "none"'
-            )
-        return items, windows
+        if self._items is None:
+            items = ItemSpecs(self._folder, item, "an LMDB store")
+            self._windows = Windows(items.leaves, self._codec, self._quality)
+            if self._codec == "jpeg" and not any(self._windows.images):
+                has = ", ".join(f"{name} is {leaf}" for name, leaf in zip(items.names, items.leaves, strict=True))
+                raise ValueError(
+                    f'codec="jpeg" is for images, uint8 (H, W), (H, W, 3), (3, H, W) or with one channel, and {has}; '
+                    'use "zstd" or "none"'
+                )
+            window = self._window or steps_of_window(items.leaves)
+            self._columns = [np.empty((window, *spec.shape), spec.stored) for spec in items.leaves]
+            self._items = items
+        return self._items
 
     def _writer(self, database: int) -> _Writer:
         if database not in self._writers:

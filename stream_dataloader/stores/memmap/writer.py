@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.stores._base.files import sync_folder
-from stream_dataloader.stores._base.leaves import ItemSpecs, LeafSpec, read_layout
+from stream_dataloader.stores._base.leaves import Block, ItemSpecs, LeafSpec, blocks_of, read_layout
 from stream_dataloader.stores._base.packed import finish_store, is_finished
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores.memmap.store import KIND, leaf_file
@@ -77,24 +77,16 @@ class _Part:
         self._items: ItemSpecs | None = None
         self._files: list[int] = []
         self._room = -1
-        self._free: list[_Block] = []  # to be used again: fresh memory costs a fault a page
+        self._free: list[Block] = []  # to be used again: fresh memory costs a fault a page
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """See `PartPacker`."""
         del number, key
-        collected: _Collected | None = None
-        reader: Any = items
+        collected = _Collected(self._folder, self._free)
         try:
-            for item in items:
-                specs = self._adopt(item) if self._items is None else self._items
-                if collected is None:
-                    collected = _Collected(specs.leaves, self._folder, self._free)
-                collected.add(specs.read(item, collected.steps))
-                if collected.steps == 1 and getattr(items, "reads_into", False):
-                    while count := reader.read_into(specs.build(room := collected.room()), len(room[0])):
-                        collected.added(count)
-                    break
-            if collected is None or self._items is None:
+            for _, count in blocks_of(items, self._adopt, collected.room):
+                collected.add(count)
+            if self._items is None or not collected.steps:
                 return 0, None
             leaves = self._items.leaves
             start = self._take_room(leaves, collected.steps)
@@ -102,18 +94,16 @@ class _Part:
                 collected.write(leaf, file, start * spec.step_bytes)
             return collected.steps, {"start": start, "crcs": collected.crcs}
         finally:
-            if collected is not None:
-                collected.close()
+            collected.close()
 
     def _adopt(self, item: Any) -> ItemSpecs:
         """Have the layout of the store's first item, whichever process has it, and open the leaves' files."""
-        specs = ItemSpecs(self._folder, item, "a memory-mapped store")
-        names = [*map(leaf_file, range(len(specs.leaves))), _ROOM]
-        *self._files, self._room = [
-            os.open(os.path.join(self._folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666) for name in names
-        ]
-        self._items = specs
-        return specs
+        if self._items is None:
+            specs = ItemSpecs(self._folder, item, "a memory-mapped store")
+            paths = [os.path.join(self._folder, name) for name in (*map(leaf_file, range(len(specs.leaves))), _ROOM)]
+            *self._files, self._room = [os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666) for path in paths]
+            self._items = specs
+        return self._items
 
     def _take_room(self, specs: Sequence[LeafSpec], steps: int) -> int:
         """Room at the end of all leaves; returns its first step."""
@@ -147,83 +137,66 @@ class _Part:
         self._free.clear()
 
 
-#: Some time steps: an array `(steps, ...)` for each leaf.
-_Block = list[NDArray[Any]]
-
-
 class _Collected:
     """The steps of one stream, until their number is known: blocks in memory, and in a file what is too much for it.
 
     Args:
-        specs: The leaves.
         folder: Where the file is made.
         free: Blocks to use; those that are done with are put there.
 
     Attributes:
         steps: How many there are.
-        crcs: The checksum of each leaf; whole once all were written.
+        crcs: The checksum of each leaf.
     """
 
-    def __init__(self, specs: Sequence[LeafSpec], folder: str, free: list[_Block]) -> None:
-        self._specs = specs
+    def __init__(self, folder: str, free: list[Block]) -> None:
         self._folder = folder
         self._free = free
-        self._step_bytes = sum(spec.step_bytes for spec in specs)
-        self._rows = max(1, min(_BLOCK_BYTES // max(1, self._step_bytes), _MOST_ROWS))
-        self._full: list[_Block] = []
-        self._block = self._new()
-        self._count = 0  # steps in the block
+        self._full: list[Block] = []
+        self._block: Block | None = None
+        self._count = 0  # steps in the block, which is the last one
         self._spilled: list[BinaryIO] = []  # one a leaf
         self.steps = 0
-        self.crcs = [0] * len(specs)
+        self.crcs: list[int] = []
 
-    def _new(self) -> _Block:
-        return (
-            self._free.pop()
-            if self._free
-            else [np.empty((self._rows, *spec.shape), spec.stored) for spec in self._specs]
-        )
+    def room(self, specs: ItemSpecs) -> Block:
+        """Where the next steps are to be written."""
+        if self._block is None:
+            self._step_bytes = sum(spec.step_bytes for spec in specs.leaves)
+            self._rows = max(1, min(_BLOCK_BYTES // max(1, self._step_bytes), _MOST_ROWS))
+            self.crcs = self.crcs or [0] * len(specs.leaves)
+            self._block = (
+                self._free.pop()
+                if self._free
+                else [np.empty((self._rows, *spec.shape), spec.stored) for spec in specs.leaves]
+            )
+        return self._block
 
-    def add(self, leaves: Sequence[Any]) -> None:
-        """Take in a step."""
-        for rows, leaf in zip(self._block, leaves, strict=True):
-            rows[self._count] = leaf
-        self.added(1)
-
-    def room(self) -> list[NDArray[Any]]:
-        """Where the next steps may be written, at least one."""
-        return [rows[self._count :] for rows in self._block]
-
-    def added(self, count: int) -> None:
-        """So many steps were written to `room`."""
+    def add(self, count: int) -> None:
+        """So many steps were written to the room: all that there was, or the last ones."""
+        assert self._block is not None
         self.steps += count
-        self._count += count
-        if self._count < self._rows:
+        self._count = count
+        for leaf, rows in enumerate(self._block):
+            self.crcs[leaf] = zlib.crc32(_bytes_of(rows[:count]), self.crcs[leaf])
+        if count < self._rows:
             return
-        self._sum()
+        self._count = 0
         if (len(self._full) + 1) * self._rows * self._step_bytes < _MOST_COLLECTED_BYTES:
             self._full.append(self._block)
-            self._block = self._new()
+            self._block = None
         else:
-            self._spill()
-        self._count = 0
+            self._spill(self._block)
 
-    def _sum(self) -> None:
-        """Take the block's steps into the checksums."""
-        for leaf, rows in enumerate(self._block):
-            self.crcs[leaf] = zlib.crc32(_bytes_of(rows[: self._count]), self.crcs[leaf])
-
-    def _spill(self) -> None:
-        """Move the block to the file."""
-        while len(self._spilled) < len(self._specs):
+    def _spill(self, block: Block) -> None:
+        """Move a block to the file."""
+        while len(self._spilled) < len(block):
             self._spilled.append(tempfile.TemporaryFile(dir=self._folder, buffering=0))  # noqa: SIM115
-        for file, rows in zip(self._spilled, self._block, strict=True):
+        for file, rows in zip(self._spilled, block, strict=True):
             _write_all(file.fileno(), _bytes_of(rows), file.seek(0, os.SEEK_END))
 
     def write(self, leaf: int, file: int, offset: int) -> None:
-        """Write a leaf's steps to a place of a file; the last thing that is done, leaf by leaf."""
-        if not leaf:
-            self._sum()
+        """Write a leaf's steps to a place of a file."""
         for full in self._full:
             offset = _write_all(file, _bytes_of(full[leaf]), offset)
         if self._spilled:
@@ -231,12 +204,13 @@ class _Collected:
             while block := os.pread(self._spilled[leaf].fileno(), _BLOCK_BYTES, place):
                 place += len(block)
                 offset = _write_all(file, memoryview(block), offset)
-        _write_all(file, _bytes_of(self._block[leaf][: self._count]), offset)
+        if self._block is not None:
+            _write_all(file, _bytes_of(self._block[leaf][: self._count]), offset)
 
     def close(self) -> None:
         """Give the memory back."""
-        self._free += [*self._full, self._block]
-        self._full = []
+        self._free += self._full if self._block is None else [*self._full, self._block]
+        self._full, self._block = [], None
         for file in self._spilled:
             file.close()
 
