@@ -15,16 +15,17 @@ Guarantee: no row is handled alone, but for images and objects. A null is never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.pictures import Pictures
+from stream_dataloader.stores._base.values import put_row
 
-__all__ = ["Column", "Images", "Numbers", "Objects", "Source", "column_of", "item_of", "write_to"]
+__all__ = ["Column", "Images", "Numbers", "Objects", "Source", "column_of", "constant_column"]
 
 
 class Source(NamedTuple):
@@ -52,38 +53,63 @@ class Source(NamedTuple):
         return StoreError(f"{self.file}, column {self.column!r}, row {row}: {text}")
 
 
-class Numbers(NamedTuple):
+class Numbers:
     """Numbers, `(rows, ...)`."""
 
-    array: NDArray[Any]
+    def __init__(self, array: NDArray[Any], source: Source) -> None:
+        self.array = array
+        self.source = source
+
+    def item(self, row: int, _: Pictures) -> Any:
+        """One row, as a copy."""
+        return np.array(self.array[row])[()]
+
+    def write(self, row: int, out: Any, _: Pictures) -> None:
+        """Write rows from `row` on to a batch's `(n, ...)`."""
+        array = self.array
+        if out.dtype != array.dtype or out.shape[1:] != array.shape[1:]:
+            found, before = f"{array.dtype} {array.shape[1:]}", f"{out.dtype} {out.shape[1:]}"
+            raise self.source.error(f"it is {found}, and the rows before it are {before}; write all alike", row)
+        out[...] = array[row : row + len(out)]
 
 
-class Objects(NamedTuple):
+class Objects:
     """An Arrow array of strings and the like."""
 
-    array: Any
-    source: Source
+    def __init__(self, array: Any, source: Source) -> None:
+        self.array = array
+        self.source = source
 
-    def item(self, row: int) -> Any:
-        """One of them."""
+    def item(self, row: int, _: Pictures) -> Any:
+        """See `Numbers`."""
         try:
             return self.array[row].as_py()
         except (ValueError, OverflowError) as error:  # no UTF-8, or beyond what Python has
             raise self.source.error(f"it cannot be read: {error}; write the table anew", row, len(self.array)) from None
 
+    def write(self, row: int, out: Any, pictures: Pictures) -> None:
+        """See `Numbers`."""
+        for place in range(len(out)):
+            put_row(self.item(row + place, pictures), out, place, self._name(row + place))
 
-class Images(NamedTuple):
-    """An Arrow array of encoded images."""
-
-    array: Any
-    source: Source
-
-    def name(self, row: int) -> str:
-        """What errors call one of them."""
+    def _name(self, row: int) -> str:
         return f"{self.source.file}, column {self.source.column!r}, row {self.source.row + row}"
 
 
-Column = Numbers | Objects | Images | dict[str, Any]
+class Images(Objects):
+    """An Arrow array of encoded images."""
+
+    def item(self, row: int, pictures: Pictures) -> Any:
+        """See `Numbers`."""
+        return pictures.item(self.array[row].as_py(), self._name(row))
+
+    def write(self, row: int, out: Any, pictures: Pictures) -> None:
+        """See `Numbers`."""
+        for place in range(len(out)):
+            pictures.write(self.array[row + place].as_py(), self._name(row + place), out[place])
+
+
+Column = Numbers | Objects | dict[str, Any]
 
 
 def column_of(array: Any, source: Source) -> Column:
@@ -118,9 +144,9 @@ def column_of(array: Any, source: Source) -> Column:
     if kind.is_list(found) or kind.is_large_list(found):
         return _list(array, source)
     if kind.is_boolean(found) or kind.is_integer(found) or kind.is_floating(found):
-        return Numbers(array.to_numpy(zero_copy_only=False))
+        return Numbers(array.to_numpy(zero_copy_only=False), source)
     if kind.is_temporal(found) and not kind.is_interval(found):
-        return Numbers(array.view(f"int{found.bit_width}").cast("int64").to_numpy(zero_copy_only=False))
+        return Numbers(array.view(f"int{found.bit_width}").cast("int64").to_numpy(zero_copy_only=False), source)
     if str(found) in ("string", "large_string", "string_view", "binary", "large_binary", "binary_view"):
         return Objects(array, source)
     if kind.is_fixed_size_binary(found) and not kind.is_decimal(found):
@@ -156,7 +182,7 @@ def _extension(array: Any, source: Source) -> Column:
     order = getattr(array.type, "permutation", None)
     if order is not None and list(order) != list(range(len(order))):
         raise source.error(f"tensors with their axes in the order {order} are not read; write them in C order")
-    return Numbers(found.array.reshape(len(array), *shape))
+    return Numbers(found.array.reshape(len(array), *shape), source)
 
 
 def _list(array: Any, source: Source) -> Column:
@@ -180,15 +206,14 @@ def _rows_of(array: Any, inside: Column, length: int, source: Source) -> Column:
     """Values of all lists, by rows."""
     if _holds_objects(inside):
         return Objects(array, source)
-    if isinstance(inside, dict):
-        return {name: _rows_of(array, column, length, source) for name, column in inside.items()}
-    return Numbers(inside.array.reshape(len(array), length, *inside.array.shape[1:]))
+    structure, leaves = flatten(inside)
+    rows = (Numbers(one.array.reshape(len(array), length, *one.array.shape[1:]), one.source) for one in leaves)
+    found: Column = unflatten(structure, rows)
+    return found
 
 
 def _holds_objects(column: Column) -> bool:
-    if isinstance(column, dict):
-        return any(map(_holds_objects, column.values()))
-    return not isinstance(column, Numbers)
+    return not all(isinstance(leaf, Numbers) for leaf in flatten(column)[1])
 
 
 def constant_column(value: Any, source: Source) -> Column:
@@ -197,50 +222,4 @@ def constant_column(value: Any, source: Source) -> Column:
         import pyarrow as pa
 
         return Objects(pa.repeat(value, source.rows), source)
-    return Numbers(np.broadcast_to(np.int64(value), (source.rows,)))
-
-
-def size_of(column: Column) -> int:
-    """Bytes of memory."""
-    if isinstance(column, dict):
-        return sum(map(size_of, column.values()))
-    return int(column.array.nbytes)
-
-
-def item_of(column: Column, row: int, pictures: Pictures | None) -> Any:
-    """One row, as a copy."""
-    if isinstance(column, Numbers):
-        return np.array(column.array[row])[()]
-    if isinstance(column, dict):
-        return {name: item_of(child, row, pictures) for name, child in column.items()}
-    if isinstance(column, Images):
-        assert pictures is not None
-        return pictures.item(column.array[row].as_py(), column.name(row))
-    return column.item(row)
-
-
-def write_to(out: Any, column: Column, row: int, count: int, pictures: Pictures | None, name: str) -> None:
-    """Write rows `[row, row + count)` to a batch's `(count, ...)`."""
-    if isinstance(column, dict) and isinstance(out, Mapping) and out.keys() == column.keys():
-        for key, child in column.items():
-            write_to(out[key], child, row, count, pictures, f"{name}.{key}")
-    elif isinstance(column, Images) and isinstance(out, np.ndarray):
-        assert pictures is not None
-        for place in range(count):
-            pictures.write(column.array[row + place].as_py(), column.name(row + place), out[place])
-    elif (
-        isinstance(column, Numbers)
-        and isinstance(out, np.ndarray)
-        and (out.dtype, out.shape[1:]) == (column.array.dtype, column.array.shape[1:])
-    ):
-        out[...] = column.array[row : row + count]
-    else:
-        raise StoreError(f"{name} is {_text(column)}, and the rows before it are {_text(out)}; write all rows alike")
-
-
-def _text(found: Any) -> str:
-    """What a column or a batch's leaf is, for errors."""
-    array = found.array if isinstance(found, (Numbers, Objects, Images)) else found
-    if isinstance(array, Mapping):
-        return f"a struct of {list(array)}"
-    return f"{array.dtype} {array.shape[1:]}" if isinstance(array, np.ndarray) else f"of type {array.type}"
+    return Numbers(np.broadcast_to(np.int64(value), (source.rows,)), source)

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores.parquet.columns import Column, Source, column_of, constant_column, size_of
+from stream_dataloader.stores.parquet.columns import Column, Source, column_of, constant_column
 from stream_dataloader.stores.parquet.tables import TableFile, told_by
 
 __all__ = ["Group", "Rows"]
@@ -29,7 +30,7 @@ class Group(NamedTuple):
     Attributes:
         first: Its first row, counted over all files.
         stop: The row behind its last.
-        columns: By their names.
+        columns: By their names, as an item has them.
         file: Where it is from.
     """
 
@@ -135,7 +136,7 @@ class Rows:
             first, stop = self.first[number : number + 2].tolist()
             columns = self._read(self._places[number], stop - first)
             group = Group(first, stop, columns, self._places[number].file)
-            self._kept[number] = group, size_of(columns)
+            self._kept[number] = group, sum(int(column.array.nbytes) for column in flatten(columns)[1])
             while self._kept and sum(size for _, size in self._kept.values()) > self._limit:
                 self._kept.popitem(last=False)
             return group

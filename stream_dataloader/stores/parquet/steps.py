@@ -6,12 +6,12 @@ the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.pictures import Pictures
-from stream_dataloader.stores.parquet.columns import item_of, write_to
+from stream_dataloader.stores.parquet.columns import Column
 from stream_dataloader.stores.parquet.rows import Group, Rows
 from stream_dataloader.streams._media.picture import Picture
 
@@ -33,23 +33,27 @@ class RowSteps:
         return self._count
 
     def item(self, index: int) -> Any:
-        item: dict[str, Any] = {}
-        for group, row, _ in self._pieces(self._first + index, 1):
-            item = {name: item_of(column, row, self._decoder()) for name, column in group.columns.items()}
-        return item
+        ((group, row, _),) = self._pieces(self._first + index, 1)
+        with group.file.held_while_read:
+            return _item(group.columns, row, self._decoder())
 
     def read(self, start: int, out: Any) -> None:
-        columns = self._rows.columns
-        if not isinstance(out, Mapping) or set(out) != set(columns):
-            raise StoreError(f"{self._name} has columns {columns}, and room was given for {shorten(out)}")
-        done = 0
-        for group, row, count in self._pieces(self._first + start, _count_of(out)):
-            for name, column in group.columns.items():
-                place = _part(out[name], done, done + count)
-                write_to(
-                    place, column, row, count, self._decoder(), f"{self._name}, {group.file.name}, column {name!r}"
-                )
+        pictures, leaf, done = self._decoder(), out, 0
+        while isinstance(leaf, dict):
+            leaf = next(iter(leaf.values()))
+        for group, row, count in self._pieces(self._first + start, len(leaf)):
+            with group.file.held_while_read:
+                self._write(group.columns, row, out, slice(done, done + count), pictures)
             done += count
+
+    def _write(self, column: Column, row: int, out: Any, part: slice, pictures: Pictures) -> None:
+        if not isinstance(column, dict):
+            column.write(row, out[part], pictures)
+            return
+        if not isinstance(out, dict) or out.keys() != column.keys():
+            raise StoreError(f"{self._name} has columns {list(column)}, and room was given for {shorten(out)}")
+        for name, child in column.items():
+            self._write(child, row, out[name], part, pictures)
 
     def _pieces(self, row: int, count: int) -> Iterator[tuple[Group, int, int]]:
         """The groups in which rows are: which, the first of its rows, and how many."""
@@ -59,8 +63,7 @@ class RowSteps:
                 self._group = self._rows.at(row)
             group = self._group
             here = min(stop, group.stop) - row
-            with group.file.held_while_read:
-                yield group, row - group.first, here
+            yield group, row - group.first, here
             row += here
 
     def _decoder(self) -> Pictures:
@@ -72,13 +75,7 @@ class RowSteps:
         self._group = None
 
 
-def _count_of(out: Any) -> int:
-    while isinstance(out, Mapping):
-        out = next(iter(out.values()))
-    return len(out)
-
-
-def _part(out: Any, start: int, stop: int) -> Any:
-    if isinstance(out, Mapping):
-        return {name: _part(child, start, stop) for name, child in out.items()}
-    return out[start:stop]
+def _item(column: Column, row: int, pictures: Pictures) -> Any:
+    if isinstance(column, dict):
+        return {name: _item(child, row, pictures) for name, child in column.items()}
+    return column.item(row, pictures)
