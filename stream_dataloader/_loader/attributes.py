@@ -18,7 +18,7 @@ from stream_dataloader.protocols import WorkerMethod
 
 
 class _Absent:
-    """An attribute of torch's `DataLoader` that a stream loader has not, and why, and what to do instead."""
+    """An attribute that torch's `DataLoader` has and this one has not, and why."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

@@ -38,8 +38,8 @@ class StepCollector:
     feed: Feed  # the workers' parts, once `start` was called
 
     def __init__(self, begin: Callable[[Record, Recovery], Feed | None], work: Assignment, most: int) -> None:
-        self.readers = work.readers  # who reads which lanes
-        self.elsewhere: list[Feed] = []  # the feeds of other threads or processes, which have to end
+        self.readers = work.readers
+        self.elsewhere: list[Feed] = []  # feeds that have to be ended
         self._begin = begin
         self._work = work
         self._most = most

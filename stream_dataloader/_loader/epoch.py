@@ -40,7 +40,7 @@ class Course:
 
     def __init__(self, member: Member, start: Start, readers: slice, *, ended: bool, goes_on: bool) -> None:
         self.member = member
-        self.dataset = member.ranks.reading  # what is read
+        self.dataset = member.ranks.reading
         self.readers = readers
         self.progress = Progress(self.dataset.rules, *start, readers.stop - readers.start)  # of its own epoch
         self.steps = Steps()  # decides which steps belong to that
@@ -59,7 +59,7 @@ class Record(NamedTuple):
     """Where all members stand between two steps."""
 
     step: int  # the loader's step that comes next
-    members: tuple[PackedSnapshot | None, ...]  # where each member stands in its own epoch; None of one that has ended
+    members: tuple[PackedSnapshot | None, ...]  # None: it has ended
 
 
 class Epoch:
@@ -86,7 +86,7 @@ class Epoch:
         members: list[PackedSnapshot | None] = []
         for course in self.courses:
             members.append(None if course.ended else course.progress.last)
-        self.last = Record(step, tuple(members))  # where it stands
+        self.last = Record(step, tuple(members))
         self._records.append(self.last)
         self.step = step  # the last, as Ctrl-C may come between any two lines: the step's record is there
 

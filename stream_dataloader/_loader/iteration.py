@@ -43,9 +43,9 @@ class Output(NamedTuple):
 
     collate_fn: CollateFn | None  # makes it of the lanes' windows; None yields `StreamBatch`es
     parts: bool  # it is not regrouped, and ranks do not wait for each other
-    device: torch.device | None  # where it is moved to
-    finish: Callable[[Any], Any]  # the last touch to it
-    watch: FrameWatch | None  # looks at a first batch of windows that streams cut; None if there is none to look at
+    device: torch.device | None
+    finish: Callable[[Any], Any]
+    watch: FrameWatch | None  # looks at first windows
 
 
 class Iteration:
@@ -131,7 +131,7 @@ class Iteration:
         return self._owner == os.getpid()
 
     def parts(self, steps: int | None = None) -> Iterator[StreamBatch]:
-        """The epoch, or `steps` of it, not regrouped: each worker's part of each step, in order of step and worker."""
+        """Each worker's part of each step, in order, to the end or for so many steps."""
         regroupers = []
         numbered = enumerate(self._collector.readers)
         for _, group in itertools.groupby(numbered, lambda numbered: numbered[1].worker_id):

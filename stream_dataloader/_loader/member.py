@@ -25,10 +25,10 @@ from stream_dataloader.errors import FailureLimitError, StreamError
 
 
 class Member:
-    """A member of a batch: a dataset, and who reads it; `length` is that of its epochs if it is an endless run."""
+    """A member of a batch; `length` is that of an endless run's epochs."""
 
     def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None) -> None:
-        self.ranks = ranks  # who else reads it, and what is read here
+        self.ranks = ranks
         self.layout: Layout | None = None  # of the epoch's items, or of those of the loaded state
         self._dataset = dataset
         self._length = length

@@ -54,10 +54,10 @@ class LoaderPosition:
         self._position = Position(run)
         self._resting: dict[int, Start] = {}  # where members stand that go on in the next epoch
         self._requests_heeded = 0  # of the dataset's set_epoch
-        self.loaded: Mapping[str, Any] | None = None  # a state, as long as it may turn out to be another rank's
+        self.loaded: Mapping[str, Any] | None = None  # while it may be another rank's
         self._resumed_at: int | None = None  # the step at which the last epoch went on from a state
-        self.epoch: Epoch | None = None  # that began last; None after another one was set or a state was loaded
-        self.failures: list[StreamError] = []  # errors of streams that were skipped, here
+        self.epoch: Epoch | None = None  # the last; None once another was set or loaded
+        self.failures: list[StreamError] = []
 
     @property
     def is_side_by_side(self) -> bool:
@@ -154,7 +154,7 @@ class LoaderPosition:
         return Epoch(coming.run, place.step, courses, None if self._sides is None else self._length)
 
     def begin(self, epoch: Epoch) -> None:
-        """The coming epoch, or the run that it is a part of, has begun, and the loaded state is used."""
+        """The coming epoch, or its run, has begun; the loaded state is used."""
         continued = self.goes_on
         if (text := self._position.renaming("loader")) is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=7)

@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 def when_gone(watched: object, call: Callable[[], Any]) -> Callable[[], Any]:
-    """Have a function of C, which does not keep an object, called once that is gone; returns what forgets it."""
+    """Have a function of C called once an object is gone; returns how to cancel."""
     refs, number = (_Call(watched, _call), _Call(watched, _call)), next(_numbers)
     forget = functools.partial(_kept.pop, number, None)
     refs[0].call, refs[1].call = call, forget

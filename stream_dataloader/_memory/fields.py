@@ -60,7 +60,7 @@ def bytes_of(lay_out: Callable[[Carver], object]) -> int:
 
 
 class SharedFields:
-    """Fields that all processes see to which it is sent while they are started, or ordinary arrays, of this one."""
+    """Fields that all processes see which are started with it."""
 
     _memory: SharedMemory
 

@@ -241,7 +241,7 @@ def spawning() -> bool:
 
 
 class ByValue:
-    """Wraps something that pickle may not be able to take along, named as the user knows it; unpickles to another."""
+    """Wraps what pickle may not be able to send; unpickles to another."""
 
     def __init__(self, value: Any, name: str = "") -> None:
         self.value = value
@@ -270,7 +270,7 @@ def by_value(state: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 class Message:
-    """Carries anything through a worker's queue: pickled where it is built, it arrives as what is made of that."""
+    """Carries anything through a queue: pickled here, `arrive` makes it there."""
 
     def __init__(self, content: Any, arrive: Callable[[bytes], Any] = pickle.loads) -> None:
         self._pickled = dumps_home(content)

@@ -53,7 +53,7 @@ _ALIGNMENT = 64
 
 
 def anonymous_file(label: str = "stream_dataloader") -> int:
-    """A descriptor of an empty file in memory, without a name in any folder; OSError if the system offers none."""
+    """A descriptor of an empty, nameless file in memory; OSError if there is none."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(label, os.MFD_CLOEXEC)
     try:
@@ -152,14 +152,14 @@ def _attach_file(handle: Any) -> SharedFile:
 
 
 class _Arena(SharedFile):
-    """A file of one size, of which blocks are handed out one behind the other; without a size, one that is there."""
+    """A file of one size, new or attached, that blocks are handed out of."""
 
     def __init__(self, size: int | None, fd: int | None = None) -> None:
         super().__init__(fd)
         if size is not None:
             os.ftruncate(self._fd, size)
-        self.map_ = self.map()  # its memory
-        self.owner = os.getpid()  # hands out its blocks; a process that was forked since has arenas of its own
+        self.map_ = self.map()
+        self.owner = os.getpid()  # a forked process has arenas of its own
         self._used = 0
 
     def _make(self) -> int:
@@ -198,7 +198,7 @@ def _take(size: int) -> tuple[_Arena, int]:
 
 
 class SharedMemory(SharedFile):
-    """A block of zeroed memory of a size that is known beforehand; `place` is where it lies, if it is there."""
+    """A block of zeroed memory of a known size, new or at a place."""
 
     def __init__(self, size: int, place: tuple[_Arena, int] | None = None) -> None:
         self.size = self._length = max(size, 1)

@@ -34,7 +34,7 @@ _KEPT_STEPS = 64  # a process that is the same rank as another may lag behind
 
 
 class Steps:
-    """Decides which steps belong to the epoch, so many or as many as this rank has data for, without asking others."""
+    """Decides which steps belong to the epoch, without asking other ranks."""
 
     def __init__(self, count: int | None = None) -> None:
         self._count = count
@@ -58,7 +58,7 @@ class Steps:
 
 
 class AgreedSteps(Steps):
-    """Ranks report how far they got; with `every`, a step is delivered only if every rank has data for it."""
+    """Ranks report how far they got; `every`: each must have data for a step."""
 
     def __init__(self, rendezvous: Rendezvous, *, every: bool, step: int) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
 
 
 def ask_for_name(connection: StoreConnection, place: RankPlace, wanted: Wanted) -> str:
-    """The name under which rank 0 begins an epoch, to which this rank comes; RankError if it begins none."""
+    """Where rank 0 begins the epoch; `RankError` if it begins none."""
     nonce, use = uuid.uuid4().hex, connection.use
     connection.move(prefix_of(place.peers))
     calls = use.calls.setdefault(place.peers, {})
@@ -77,7 +77,7 @@ class Invitation:
 
     def __init__(self, use: StoreUse, place: RankPlace, wanted: Wanted) -> None:
         self._prefix = prefix_of(place.peers)
-        self.name = f"{self._prefix}/{uuid.uuid4().hex}"  # under which the epoch begins
+        self.name = f"{self._prefix}/{uuid.uuid4().hex}"
         self._use = use
         self._place = place
         self._wanted = wanted

@@ -28,7 +28,7 @@ def is_started() -> bool:
 
 
 def find_place(rank: int | None, world_size: int | None, process_group: Any) -> RankPlace:
-    """This process's place: as given, else in the process group, else among all of torch.distributed's, else alone."""
+    """This process's place: as given, or as torch.distributed has it, or alone."""
     if rank is not None and world_size is not None:
         twins = is_started() and world_size != dist.get_world_size()
         return RankPlace(rank, world_size, f"ranks of {world_size}", twins)
@@ -54,7 +54,7 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
 
 
 class OwnRank:
-    """Which rank this process is, which may be known only later; it stays one of several if torch.distributed ends."""
+    """Which rank this process is, also after torch.distributed has ended."""
 
     def __init__(self, rank: int | None, world_size: int | None, process_group: Any = None) -> None:
         options.check_ranks(None, rank, world_size, process_group)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The ranks that share a loader's epochs, and this one among them; for arguments see `StreamDataLoader`."""
+    """The ranks that share a loader's epochs; arguments as in `StreamDataLoader`."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Ranks:
         return self._place.world_size == 1
 
     def find_place(self) -> bool:
-        """Find out which rank this is, which may be known only now; whether `reading` is another one for it."""
+        """Find out which rank this is; whether that changes `reading`."""
         place = self._place = self._own.now()
         groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
         rules = dataclasses.replace(self._dataset.rules, groups=groups, seed=self._seed)
@@ -68,7 +68,7 @@ class Ranks:
         return True
 
     def load(self, state: Any) -> LoadedState:
-        """What a state says of this rank's groups; its seed and groups are adopted at the next `find_place`."""
+        """This rank's part of a state, which the next `find_place` adopts."""
         total, place = groups_of(state), self._own.now()
         try:
             groups = Groups.of_rank(total, place.rank, place.world_size)
@@ -93,7 +93,7 @@ class Ranks:
         return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
 
     def begin(self, epoch: int, step: int, terms: Mapping[str, Any]) -> Steps:
-        """Begin an epoch together with all other ranks, at a step; the terms must be alike on all of them."""
+        """Begin an epoch with all other ranks, which must have the same terms."""
         rules = self.reading.rules
         if self.alone:
             return Steps()

@@ -120,7 +120,7 @@ class Rendezvous:
         connection: StoreConnection,
         meanwhile: Callable[[StoreConnection], object] | None = None,
     ) -> None:
-        """Begin under the name that the ranks have met by; `meanwhile` is done again and again for others to come."""
+        """Begin under the name that ranks have met by; `meanwhile` lets others come."""
         rank, mine = self.place.rank, json.dumps(terms)
         self._note(keys.TERMS, keys.DIFFERS, keys.READY)  # whichever rank sets them
         if rank == 0:

@@ -46,11 +46,11 @@ class StoreUse:
     def __init__(self) -> None:
         self.idle: list[Store] = []  # connections that work, for whoever needs one next
         self.past: dict[str, deque[set[str]]] = {}  # the keys of epochs that are over here, by peers
-        self.lock = threading.Lock()  # for what threads share here of the meetings of ranks, which follows
-        self.calls: dict[str, dict[str, Any]] = {}  # of this rank, not answered: nonces and their epochs, by peers
+        self.lock = threading.Lock()  # for all that follows
+        self.calls: dict[str, dict[str, Any]] = {}  # not answered yet: nonce and epoch, by peers
         self.invitations: list[Any] = []  # to the epochs that this rank begins
         self.starts: dict[str, int] = {}  # how often ranks that count were started, by peers
-        self.numbers: dict[str, int] = {}  # how many loaders they had, by peers
+        self.numbers: dict[str, int] = {}
 
 
 _uses: weakref.WeakKeyDictionary[Store, StoreUse] = weakref.WeakKeyDictionary()
@@ -67,7 +67,7 @@ def _can_be_cloned(store: Any) -> bool:
 
 
 class StoreConnection:
-    """A connection to the store, for one thread, with a prefix for all keys. `patience` is that with other ranks."""
+    """One thread's connection to the store, with a prefix for all keys."""
 
     def __init__(self, store: Store, prefix: str, patience: float, world_size: int) -> None:
         self._own = _can_be_cloned(store)  # else the connection is the training's too, and must not be waited on
@@ -133,7 +133,7 @@ class StoreConnection:
         purpose: str,
         meanwhile: Callable[[StoreConnection], object] | None = None,
     ) -> str:
-        """The value of a key that missing ranks are to set, for a purpose; `meanwhile` is done again and again.
+        """The value of a key that other ranks set; `meanwhile` is called in between.
 
         Raises:
             RankError: One of them has left, or none of them got any further for as long as patience lasts.

@@ -29,7 +29,7 @@ class Failure(NamedTuple):
 
 
 class Exchange:
-    """The parts of one iteration that were read and not taken yet: so many of each worker have `room`."""
+    """Parts that were read and not taken yet; there is `room` for so many a worker."""
 
     def __init__(self, workers: int, room: int) -> None:
         self.closed = False
@@ -41,7 +41,7 @@ class Exchange:
         self._room = threading.Condition(lock)
 
     def put(self, worker: int, part: Part | None) -> bool:
-        """Hand over a worker's next part, or None for the end, and wait for room; False if none is wanted any more."""
+        """Hand over a part, None at the end, and wait for room; False if none is wanted."""
         read = self._read[worker]
         last = part is None or part.end or bool(part.faults)
         with self._ready:
@@ -77,7 +77,7 @@ class Exchange:
         return ready
 
     def take(self, seconds: float | None = None) -> list[Part] | Failure | None:
-        """The next part of each worker that has not ended, or why one has none; None if that takes too many seconds.
+        """The next part of each worker that has not ended, or a failure; None after so many seconds.
 
         None of them has one once all have ended.
         """

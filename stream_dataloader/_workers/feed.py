@@ -56,7 +56,7 @@ class Feed(Protocol):
 
 
 class LocalFeed:
-    """Lanes that are read in this process, when their parts are asked for, and those of `others`; see `Feed`."""
+    """Lanes that are read here, when asked for, and those of `others`; see `Feed`."""
 
     def __init__(self, readers: Sequence[PartReader], slots: Slots, others: Feed | None = None) -> None:
         self._readers = readers
@@ -92,11 +92,11 @@ class LocalFeed:
 class Assignment(NamedTuple):
     """What workers read, and how they are started."""
 
-    members: Sequence[StreamDataset]  # the dataset of each member of the batch
-    readers: Sequence[Reader]  # who reads which lanes
+    members: Sequence[StreamDataset]
+    readers: Sequence[Reader]
     num_workers: int  # how many workers there are; 0 only checks the settings
-    settings: WorkerSettings  # what they are started with
-    tally: Tally  # where to count what is done
+    settings: WorkerSettings
+    tally: Tally
 
 
 class Pool(ABC):
@@ -110,7 +110,7 @@ class Pool(ABC):
     """
 
     def __init__(self, work: Assignment, messages: int, otherwise: str, *, shared: bool) -> None:
-        self.owner = os.getpid()  # the process that built it
+        self.owner = os.getpid()
         self.work = work
         self.memory = BatchMemory(work.readers[-1].lanes.stop, messages, work.settings, work.tally, otherwise)
         self.board = ActivityBoard(work.readers, shared=shared)
@@ -150,9 +150,9 @@ class CrewWatch:
     """Waits for workers: knows how long, and on whom."""
 
     def __init__(self, crew: Crew, board: ActivityBoard, work: Assignment) -> None:
-        self.board = board  # what the workers are doing
+        self.board = board
         self.late = False  # none of them got any further for too long
-        self.step = 0  # the step that is being put together
+        self.step = 0
         self._crew = crew
         self._sources = [member.sources for member in work.members]
         self._patience = work.settings.timeout  # in which one of them has to get further; 0 has no limit

@@ -26,7 +26,7 @@ class Mailbox(SharedFields):
         self._ended = carve(1)  # number of the last session that has ended
         self._epoch = carve(_KEPT_SESSIONS)
         self._whole_windows = carve(_KEPT_SESSIONS)
-        self.pids = carve(self.workers)  # process id of each worker, which it writes itself; 0 before it has come
+        self.pids = carve(self.workers)  # each worker writes its own; 0 before it came
         self._done = carve(self.workers)  # number of the last session that each worker has read to its end
 
     def open(self, epoch: int, whole_windows: bool) -> int:

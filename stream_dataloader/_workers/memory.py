@@ -16,7 +16,7 @@ from stream_dataloader._workers.tally import Tally
 
 
 class BatchMemory:
-    """Slots for the batches of one loader, made by `ready`; `otherwise` says what becomes of batches without."""
+    """Slots for the batches of one loader; `otherwise` is the way without them."""
 
     def __init__(self, lanes: int, messages: int, settings: WorkerSettings, tally: Tally, otherwise: str) -> None:
         self._lanes = lanes
@@ -78,7 +78,7 @@ class BatchMemory:
         self._transport = "queue"
 
     def slot(self, leases: SlotLeases | None, session: int, whole_windows: bool, step: int) -> Slot | None:
-        """The slot of a step that a session's workers, who began with `leases`, are done with; None if it has none."""
+        """The slot of a step that all workers of a session are done with, if any."""
         if leases is None:
             return None
         copies = leases.copies

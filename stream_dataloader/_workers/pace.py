@@ -20,7 +20,7 @@ _SHORT_SECONDS, _LONG_SECONDS = 2e-3, 8e-3
 
 
 def steps_of_next(steps: int, slowest_seconds: float, most: int) -> int:
-    """How many steps the next message carries, at most, if the one before took the slowest worker so long to fill."""
+    """How many steps the next message carries, at most `most`."""
     if slowest_seconds < _SHORT_SECONDS:
         steps *= 2
     elif slowest_seconds > _LONG_SECONDS:
@@ -42,7 +42,7 @@ class Pace(SharedFields):
         self._decided = carve(self._messages + 1)  # for the last messages: session, number and steps in a word
 
     def filled(self, worker: int, seconds: float, most_steps: int) -> None:
-        """Say how long a worker's last message took, and how many steps at most one like it may carry."""
+        """Note how long a worker's message took, and how many steps one may carry."""
         self._seconds[worker] = seconds
         self._most[worker] = min(most_steps, MOST_STEPS_A_MESSAGE)
 

@@ -76,7 +76,7 @@ class Flag:
 
 
 class PacketQueue:
-    """Messages from any number of processes to one; see the module. Its face is that of `multiprocessing.Queue`."""
+    """Messages from many processes to one, with the face of `multiprocessing.Queue`."""
 
     def __init__(self, context: PacketContext, ended: Flag) -> None:
         self._context: PacketContext | None = context
@@ -126,7 +126,7 @@ class PacketQueue:
         return True
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next message; its context's `Watch` says how long to wait where the queue was built, else a timeout."""
+        """The next message. Where the queue was built, its `Watch` limits the wait."""
         begin = time.monotonic()
         while (message := self._receive()) is _NOTHING:
             if self._context is not None and self._owner == os.getpid():
@@ -168,14 +168,14 @@ class PacketQueue:
 
 
 class PacketContext(BaseContext):
-    """Starts processes as another context does; its queues and its event are those of this module."""
+    """A context that starts processes as `base` does, with queues of this module."""
 
     def __init__(self, base: BaseContext) -> None:
         self._base: Any = base
         self._ended = Flag()
         self._poll = select.poll()
         self._awaited: dict[int, BaseProcess | None] = {}
-        self.processes: list[BaseProcess] = []  # those that were to be started
+        self.processes: list[BaseProcess] = []
         self.full: set[PacketQueue] = set()  # queues that have to send what there was no room for
         self.watch: Watch  # says how long to wait; to be set before anything is awaited
 
@@ -208,7 +208,7 @@ class PacketContext(BaseContext):
         self._poll.register(descriptor, select.POLLIN)
 
     def wait(self, reader: int, begin: float) -> None:
-        """Wait until there may be something to read, since `begin`; raises Unanswered if the `Watch` gives up."""
+        """Wait for something to read; raises `Unanswered` if the `Watch` gives up."""
         if not self._awaited:
             self._await(reader)
             for one in self.processes:

@@ -61,7 +61,7 @@ class WorkerPool(Pool):
             self._ending.now()
 
     def hire(self) -> None:
-        """Have other workers than those that there are, which end, and memory that those have not seen."""
+        """Replace all workers, and the memory that they have seen."""
         self.dismiss()
         self.memory.forget()
         self._engage()
@@ -125,7 +125,7 @@ class WorkerPool(Pool):
             self.hire()  # items have changed: new workers, and slots that fit them
 
     def _iterate(self, session: int, watch: CrewWatch) -> Iterator[Arrived] | None:
-        """An iterator of torch's over what the workers read in a session; None if one died over that."""
+        """Torch's iterator over a session; None if a worker died over its start."""
         if self._init is not None:
             self._init.folder = torch_quirks.shared_folder()
             self._init.forked = self.method == "fork"
@@ -160,7 +160,7 @@ def _as_it_is(part: Any) -> Any:
 
 
 class WorkerFeed:
-    """One iteration over the parts of a pool's workers; see `Feed`. Without an iterator a worker died before."""
+    """One iteration over a pool's workers; without an iterator, one has died."""
 
     def __init__(
         self,

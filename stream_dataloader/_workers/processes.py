@@ -37,8 +37,8 @@ class WorkerInit:
     """The `worker_init_fn` of the loader's workers; runs the user's own, if there is one."""
 
     def __init__(self, user_init: Callable[[int], Any] | None) -> None:
-        self.folder: str | None = None  # to be removed once the main process has been killed; see `shared_folder`
-        self.forked = False  # workers are forked from the main process itself
+        self.folder: str | None = None  # see `shared_folder`
+        self.forked = False
         self._user_init = ByValue(user_init, "worker_init_fn")
 
     def __call__(self, worker_id: int) -> None:
@@ -59,7 +59,7 @@ def cap_opencv() -> None:
 
 
 def watch_parent(folder: str | None) -> None:
-    """Have this process end soon after the one that started it; a folder is what that one may not have removed."""
+    """End this process soon after its parent, and remove that one's folder."""
     parent, started_by = os.getppid(), multiprocessing.parent_process()
 
     def watch() -> None:  # a forkserver, the parent of its children, outlives the process that asked for them
@@ -80,10 +80,10 @@ class Crew:
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
-        self.packets: PacketContext | None = None  # what passes between them and this process; None before they start
+        self.packets: PacketContext | None = None  # None before they start
         self.iterator: Any = None  # torch's; None if there is none any more
         self.session = 0  # what they read; 0 before they are started
-        self.left = False  # their end has begun
+        self.left = False
         self._mailbox = mailbox
         self._pids = mailbox.pids
         self._turn = threading.Lock()
@@ -108,7 +108,7 @@ class Crew:
         return state_of(int(self._pids[worker])) in (b"T", b"t")
 
     def died(self, *, or_ended: bool = False) -> dict[int, str]:
-        """Who died, -1 for one that was only starting, and how; `or_ended`: if nobody did, those that just ended."""
+        """Who died and how, else (`or_ended`) who ended; -1 is one that was starting."""
         ended = {n: code for n, process in enumerate(self._processes) if (code := process.exitcode) is not None}
         died = {n: code for n, code in ended.items() if code or not self._mailbox.may_exit(self.session, n)}
         come = self.workers
@@ -120,7 +120,7 @@ class Crew:
         return found
 
     def advice(self, died: Iterable[int], method: str) -> str:
-        """What may have ended workers, -1 for one that was only starting, and what to do about it."""
+        """What may have ended workers, and what to do about it."""
         codes = [code for process in self._processes if (code := process.exitcode)]
         if -1 in died and method != "fork" and not (codes and min(codes) < 0):
             return _advice_for_start(method)

@@ -99,7 +99,7 @@ def check_dataset(dataset: Any) -> Any:
 
 
 def workers_of(given: Any, dataset: StreamDataset | SideBySide) -> list[int]:
-    """The number of workers of each member of a batch: as many as are given, or of one number its share of lanes."""
+    """The number of workers of each member: as given, or a number shared by lanes."""
     lanes = [member.batch_size for member in dataset.members]
     if not isinstance(dataset, SideBySide):
         return [options.num_workers(given, lanes[0])]

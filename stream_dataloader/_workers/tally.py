@@ -26,7 +26,7 @@ class Tally:
 
     def __init__(self, readers: Sequence[Reader], time_steps: int | None, *, shared: bool) -> None:
         self._lanes, self._time_steps = readers[-1].lanes.stop, time_steps
-        self.meters = Meters([reader.worker_id for reader in readers], shared=shared)  # where workers count
+        self.meters = Meters([reader.worker_id for reader in readers], shared=shared)
         names = ("batches", "items", "begun", "cells", "bytes", "copies", "skipped", "restarts")
         self.counts: dict[str, Any] = dict.fromkeys(names, 0)  # by names of `LoaderStats`
         self._wait_ns = 0
@@ -43,7 +43,7 @@ class Tally:
         self._total_ns += self._mark - begin
 
     def batch(self, begin: int, step: int, parts: Sequence[Part | None], layout: Layout | None) -> None:
-        """A batch was asked for at `begin`, and is handed out: made of `parts`, whose items have a layout, if known."""
+        """Counts a batch that was asked for at `begin`, and is made of these parts."""
         items, time_steps, counts = 0, self._time_steps, self.counts
         longest = time_steps or 0
         for part in parts:

@@ -52,7 +52,7 @@ class ThreadPool(Pool):
         self._ahead = work.settings.prefetch_factor or 2
         # the parts that wait, and those that are read and taken
         super().__init__(work, self._ahead + 2, "put together in new memory each time", shared=False)
-        self._threads: list[_Tasks] = []  # of each what it is to do: one iteration after the other, None for the end
+        self._threads: list[_Tasks] = []  # what each is to do; None is the end
         self._sessions = 0
         self._exchanges: list[Exchange] = []  # that of the iteration that was started last
         self._ending = Ending(self, functools.partial(_leave, self._threads, self._exchanges))

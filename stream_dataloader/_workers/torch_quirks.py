@@ -23,7 +23,7 @@ JOIN_SECONDS = 5.0
 
 
 def iterator_of(dataloader: DataLoader[Any]) -> Iterator[Any]:
-    """An iterator of torch's, of whose workers torch raises no death: it would, in whatever code is running."""
+    """Torch's iterator, made not to raise workers' deaths in whatever code runs."""
     iterator: Any = iter(dataloader)
     if iterator._worker_pids_set:
         signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]

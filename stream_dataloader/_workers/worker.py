@@ -80,7 +80,7 @@ class WorkerParts(IterableDataset[Any]):
         self._key = key
         self._meters = meters
         self._board = board
-        self.sessions = 0  # how many sessions there were before the one that is iterated next in this process
+        self.sessions = 0  # before the one that is iterated next
         self.slots: SlotPool | None = None  # where windows go; None: with the messages
         self.starts: Sequence[Start] | None = None  # of the first session in this process; None: of an epoch
         self.recovery = NO_RECOVERY  # what is different after a worker died

@@ -48,7 +48,7 @@ class InTurn:
 
 
 class InThreads:
-    """Read with each reader in a thread of its own. Readers give up once the exchange is closed."""
+    """Each reader reads in a thread of its own, until the exchange is closed."""
 
     def __init__(self, readers: Sequence[PartReader], exchange: Exchange) -> None:
         self._exchange = exchange

@@ -286,6 +286,25 @@ def test_a_timeout_does_not_count_while_threads_start(monkeypatch):
         time.sleep(0.001)
 
 
+def test_a_wait_for_threads_says_whom_it_is_for(monkeypatch, caplog):
+    monkeypatch.setattr(feed, "_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(feed, "_LOOK_SECONDS", 0.05)
+    hanging = Hanging((3, 2))
+    batches = iter(by_threads(StreamDataset(range(4), hanging, 4, time_steps=1), 2))
+    next(batches)
+
+    def go_on():
+        while not caplog.records:
+            time.sleep(0.01)
+        hanging.go_on.set()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    assert len(list(batches)) == 8
+    thread.join()
+    assert "worker 1 is in lane 3" in caplog.records[0].getMessage()
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
     monkeypatch.setattr(threads, "_FAREWELL_SECONDS", 0.1)
