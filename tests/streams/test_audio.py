@@ -402,6 +402,9 @@ CUT = {
     "a.flac": ("flac", {}, "a.flac"),
     "a.mp3": ("libmp3lame", {}, r"a.mp3, at 3.\d\d\d s: it is cut off within a frame"),
     "v.mp3": ("libmp3lame", {"options": {"compression_level": "7", "q": "4"}}, r"v.mp3.* is cut off"),
+    "bare.mp3": ("libmp3lame", {"container_options": {"write_xing": "0"}}, r"bare.mp3.* is cut off"),
+    "a.mp2": ("mp2", {}, r"a.mp2.* is cut off"),
+    "a.ts": ("mp2", {}, "a.ts is cut off"),
     "a.mkv": ("aac", {"video": True}, "a.mkv is cut off"),
     "a.opus": ("libopus", {"rate": 24000}, r"a.opus is cut off"),
     "a.avi": ("pcm_s16le", {"video": True}, "a.avi is cut off"),
@@ -415,7 +418,7 @@ def test_files_that_are_cut_are_found_out(tmp_path, name):
     codec, options, message = CUT[name]
     path = write(tmp_path / name, codec, **options)
     whole = items(AudioStream(window=1000)(path))
-    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10 + 100])  # not just between two frames
     stream, found = AudioStream(window=1000)(path), []
     with pytest.raises(ValueError, match=message):
         found.extend(iter(stream))
@@ -578,3 +581,11 @@ def test_sections_beyond_the_end(media, name):
 def test_no_samples_at_all(tmp_path):
     path = write_wave(tmp_path / "none.wav", np.zeros(0))
     assert items(AudioStream(window=10)(path)) == []
+
+
+def test_a_recording_of_which_only_headers_were_written_is_no_empty_stream(tmp_path):
+    path = write(tmp_path / "nothing.mp4", "aac", container_options={"movflags": "frag_keyframe+empty_moov"})
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"moof") - 4])
+    with pytest.raises(ValueError, match=r"nothing\.mp4.* has no sample that can be decoded"):
+        items(AudioStream(window=1000)(path))

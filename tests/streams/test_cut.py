@@ -2,11 +2,10 @@
 
 import av
 import clips
-import numpy as np
 import pytest
 
 from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
-from stream_dataloader.streams import AudioStream, VideoStream
+from stream_dataloader.streams import VideoStream
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -19,13 +18,6 @@ VIDEOS = {
     "mkv": ("libx264", "yuv420p", "matroska", {}),
     "avi": ("mpeg4", "yuv420p", "avi", {}),
 }
-AUDIOS = {
-    "ts": ("mp2", "mpegts", {}),
-    "mp2": ("mp2", "mp2", {}),
-    "mp3": ("libmp3lame", "mp3", {"write_xing": "0"}),
-    "wav": ("pcm_s16le", "wav", {}),
-    "m4a": ("aac", "mp4", FRAGMENTS),
-}
 
 
 def write_video(path, encoder, pixel_format, muxer, options, frames=24):
@@ -37,20 +29,6 @@ def write_video(path, encoder, pixel_format, muxer, options, frames=24):
         for number in range(frames):
             frame = av.VideoFrame.from_ndarray(clips.picture(number, width, height), "rgb24")
             container.mux(track.encode(frame.reformat(format=pixel_format)))
-        container.mux(track.encode(None))
-
-
-def write_audio(path, encoder, muxer, options):
-    sound = (np.random.default_rng(0).normal(0, 3000, 2 * 44100)).astype(np.int16).reshape(1, -1)
-    with av.open(str(path), "w", format=muxer, options=options) as container:
-        track = container.add_stream(encoder, 44100, layout="mono")
-        track.bit_rate = 64000
-        frame = av.AudioFrame.from_ndarray(sound, "s16", "mono")
-        frame.sample_rate, frame.pts = 44100, 0
-        size = track.codec_context.frame_size or 1024
-        sized = av.AudioResampler(track.codec_context.format, "mono", 44100, frame_size=size)
-        for part in (*sized.resample(frame), *sized.resample(None)):
-            container.mux(track.encode(part))
         container.mux(track.encode(None))
 
 
@@ -76,13 +54,6 @@ def test_videos(tmp_path, suffix):
     is_found_out(path, VideoStream(size=(24, 32)))
 
 
-@pytest.mark.parametrize("suffix", AUDIOS)
-def test_audio(tmp_path, suffix):
-    path = tmp_path / f"cut.{suffix}"
-    write_audio(path, *AUDIOS[suffix])
-    is_found_out(path, AudioStream(window=1000))
-
-
 def test_what_says_what_is_missing(tmp_path):
     path = tmp_path / "cut.ts"
     write_video(path, *VIDEOS["ts"])
@@ -100,12 +71,3 @@ def test_a_file_that_yields_nothing_is_no_empty_stream(tmp_path):
     path.write_bytes(data[: data.index(b"moof") - 4])
     with pytest.raises((OpenError, ReadError), match=r"nothing\.mp4.* has no frame that"):
         load(path, VideoStream())
-
-
-def test_audio_that_yields_nothing_is_no_empty_stream(tmp_path):
-    path = tmp_path / "nothing.m4a"
-    write_audio(path, *AUDIOS["m4a"])
-    data = path.read_bytes()
-    path.write_bytes(data[: data.index(b"moof") - 4])
-    with pytest.raises((OpenError, ReadError), match=r"nothing\.m4a.* has no sample that can be decoded"):
-        load(path, AudioStream(window=1000))
