@@ -76,7 +76,8 @@ class SourceList:
         lengths = options.check_lengths(lengths, len(packed))
         if fingerprint is not None and not isinstance(fingerprint, str):
             raise TypeError(f"fingerprint must be a string, and is {fingerprint!r}, a {type(fingerprint).__name__}")
-        open_early = None if open_early is None else options.flag("open_early", open_early)
+        if open_early is not None and not isinstance(open_early, bool):
+            raise TypeError(f"open_early must be True, False or None, and is {open_early!r}")
         return cls(packed, open_stream, open_early, lengths, sections, fingerprint)
 
     @cached_property
