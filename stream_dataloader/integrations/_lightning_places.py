@@ -28,7 +28,7 @@ class Places:
 
     def __init__(self) -> None:
         self._after: dict[int, dict[StreamDataLoader[Any], Callable[[], State]]] = {}
-        self._loaded: dict[StreamDataLoader[Any], State] = {}
+        self._loaded: dict[StreamDataLoader[Any], Callable[[], State]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process, where loaders are copies too, knows no place."""
@@ -36,26 +36,20 @@ class Places:
 
     def restart(self, loaders: Iterable[Any]) -> None:
         """A checkpoint was loaded: remember the states that it gave."""
-        self._loaded = {loader: loader.state_dict() for loader in stream_loaders(loaders)}
+        self._loaded = {loader: _giving(loader.state_dict()) for loader in stream_loaders(loaders)}
 
     def begin(self, loaders: Iterable[Any], count: Count) -> None:
         """Training begins: remember where loaders stand."""
-        begin = {}
-        for loader in stream_loaders(loaders):
-            if loader in self._loaded:
-                begin[loader] = _giving(self._loaded[loader])
-            elif (place := place_of(loader, count.fetched)) is not None:
-                begin[loader] = place
-            else:
-                begin[loader] = _giving(loader.state_dict())
-        self._after = {count.processed: begin}
-        self._loaded = {}
+        begin = {
+            loader: self._loaded.get(loader) or place_of(loader, count.fetched) or _giving(loader.state_dict())
+            for loader in stream_loaders(loaders)
+        }
+        self._after, self._loaded = {count.processed: begin}, {}
 
     def turn(self, processed: int) -> None:
         """An epoch ended after `processed` batches, and the next one begins there."""
         places = self._after.get(processed)
-        kept = None if places is None else {loader: _giving(place()) for loader, place in places.items()}
-        self._after = {} if kept is None else {processed: kept, 0: kept}
+        self._after = {} if places is None else {processed: places, 0: places}
 
     def note(self, loaders: Iterable[Any], count: Count) -> None:
         """A batch is about to be trained on: remember where loaders stand."""
