@@ -57,8 +57,6 @@ class Opener:
         take, wait = functools.partial(self._take, lane, time), functools.partial(self._wait, lane)
         grant, self._held[lane] = next_grant(self._held[lane], self._plan.rules.lookahead, take, wait)
         stream = None if grant == NONE else self._stream(lane, grant)
-        if self.early is not None and self._held[lane] is None:
-            self.early.forget(lane)
         self.taken.append((lane, grant))
         source = -1 if stream is None else stream.origin.info.source_index
         self._share.reading.board.reading[self._first + lane] = source + 1
@@ -86,6 +84,8 @@ class Opener:
                 self.early.reserve(lane, grant)
 
     def _take(self, lane: int, time: int, ahead: bool) -> int:
+        if self.early is not None and not ahead:  # tickets ahead were refused, and their numbers are used again
+            self.early.forget(lane)
         ticket = self._share.queue.take(lane, time, ahead)
         if ahead and self.early is not None:
             self.early.reserve(lane, ticket)
