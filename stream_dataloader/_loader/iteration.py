@@ -66,6 +66,7 @@ class Iteration:
         if output.collate_fn is not None:
             fill_values = [member.fill_value for member in members]
             self._make = LaneWindows(collector.readers, members[0].rules.time_steps, fill_values, self._judge)
+        self._pads_by_value = output.collate_fn is not None and members[0].rules.time_steps is None
         self._noted: Any = ...  # the layout that was noted last
         self._skipped: set[tuple[Member, int]] = set()
         self._owner = os.getpid()
@@ -89,7 +90,7 @@ class Iteration:
     def __next__(self) -> Any:
         begin, step, output, judge = clock(), self.epoch.step, self.output, self._judge
         parts, slot = self._next_parts()
-        if judge.layout is None and not any(parts) and self._pads_by_layout:
+        if judge.layout is None and not any(parts) and not self._pads_by_value:
             # nothing was read here yet: as the loaded state has it, or other ranks
             judge.layout = self._position.layout or self._layout_elsewhere()
         made: Any
@@ -109,11 +110,6 @@ class Iteration:
             except StopIteration as error:  # would look like the epoch's end
                 raise RuntimeError("collate_fn raised StopIteration") from error
         return output.finish(made)
-
-    @property
-    def _pads_by_layout(self) -> bool:
-        """Whether padding looks like items; else it is the fill value itself."""
-        return self.output.collate_fn is None or self.epoch.courses[0].dataset.rules.time_steps is not None
 
     def _note_layout(self) -> None:
         self._noted = self._judge.layout

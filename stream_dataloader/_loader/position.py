@@ -47,6 +47,7 @@ class LoaderPosition:
     def __init__(self, dataset: StreamDataset | SideBySide, ranks: Sequence[Ranks], length: int | None) -> None:
         self._dataset = dataset
         self._sides = dataset if isinstance(dataset, SideBySide) else None
+        self.is_side_by_side = self._sides is not None
         run = None if self._sides is not None else length  # members side by side go on in epochs of their own
         self.members = tuple(Member(own, of, run) for own, of in zip(dataset.members, ranks, strict=True))
         self._goes_on = (False,) if self._sides is None else self._sides.endless
@@ -58,11 +59,6 @@ class LoaderPosition:
         self._resumed_at: int | None = None  # the step at which the last epoch went on from a state
         self.epoch: Epoch | None = None  # the last; None once another was set or loaded
         self.failures: list[StreamError] = []
-
-    @property
-    def is_side_by_side(self) -> bool:
-        """The batch has members side by side."""
-        return self._sides is not None
 
     @property
     def is_between_epochs(self) -> bool:
