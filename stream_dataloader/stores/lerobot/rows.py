@@ -9,9 +9,9 @@ episode is its numbers; of pictures, a few rows at a time.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ __all__ = ["Tables"]
 
 EPISODE = "episode_index"
 
-_MOST_FOOTERS = 4
 _MOST_KEPT_BYTES = 128 << 20
 _ROWS_AT_ONCE = 1 << 14
 _PICTURES_AT_ONCE = 16
@@ -45,15 +44,10 @@ class Tables:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._footers: OrderedDict[tuple[Any, ...], _Footer] = OrderedDict()
         self._kept: tuple[Any, Any] | None = None
 
     def read(self, path: str, episode: int, length: int, features: Sequence[Feature], name: str) -> dict[str, Any]:
-        """Numbers and texts of an episode.
-
-        Returns:
-            Arrays `(length, ...)` by name.
-        """
+        """Numbers and texts of an episode, as arrays `(length, ...)` by name."""
         if not length:
             return {feature.name: np.empty((0, *feature.shape), feature.dtype or object) for feature in features}
         columns = list(dict.fromkeys([EPISODE, *(feature.name for feature in features)]))
@@ -72,7 +66,7 @@ class Tables:
             `{"bytes": ..., "path": ...}`, either of them None.
         """
         with self._lock:
-            footer = self._footer(path)
+            footer = _footer(path)
         groups = _groups(footer, episode)
         with opened(path, footer.metadata) as file:
             check_columns(file, (EPISODE, camera), path)
@@ -84,7 +78,7 @@ class Tables:
 
     def _rows(self, path: str, episode: int, columns: list[str]) -> Any:
         """The rows of an episode as a table; None if there are none."""
-        footer = self._footer(path)
+        footer = _footer(path)
         groups = _groups(footer, episode)
         key = (_identity(path), groups, columns)
         if self._kept is not None and self._kept[0] == key:
@@ -101,24 +95,15 @@ class Tables:
                 return _of_episode(table, episode, path)
             return _collected(file.iter_batches(_ROWS_AT_ONCE, groups, columns, use_threads=False), episode, path)
 
-    def _footer(self, path: str) -> _Footer:
-        with reading(path):
-            key = _identity(path)
-        footer = self._footers.get(key)
-        if footer is None:
-            with opened(path) as file:
-                check_columns(file, (EPISODE,), path)
-                footer = _read_footer(file, path)
-            self._footers[key] = footer
-            if len(self._footers) > _MOST_FOOTERS:
-                self._footers.popitem(last=False)
-        self._footers.move_to_end(key)
-        return footer
-
 
 def _identity(path: str) -> tuple[Any, ...]:
     status = os.stat(path)
     return path, status.st_size, status.st_mtime_ns
+
+
+def _footer(path: str) -> _Footer:
+    with reading(path):
+        return _read_footer(*_identity(path))
 
 
 def _groups(footer: _Footer, episode: int) -> list[int]:
@@ -127,19 +112,23 @@ def _groups(footer: _Footer, episode: int) -> list[int]:
     return found
 
 
-def _read_footer(file: Any, path: str) -> _Footer:
-    metadata = file.metadata
-    groups = metadata.num_row_groups
-    column = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == EPISODE)
-    first, last = np.zeros(groups, np.int64), np.full(groups, -1, np.int64)
-    for group in range(groups):
-        statistics = metadata.row_group(group).column(column).statistics
-        if statistics is not None and statistics.has_min_max:
-            first[group], last[group] = statistics.min, statistics.max
-        elif metadata.row_group(group).num_rows:
-            found = _episodes(file.read_row_group(group, [EPISODE], use_threads=False), path)
-            first[group], last[group] = found.min(), found.max()
-    return _Footer(metadata, first, last)
+@functools.lru_cache(maxsize=4)
+def _read_footer(path: str, _size: int, _changed: int) -> _Footer:
+    """The footer of a file that is what it was when it was read."""
+    with opened(path) as file:
+        check_columns(file, (EPISODE,), path)
+        metadata = file.metadata
+        groups = metadata.num_row_groups
+        column = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == EPISODE)
+        first, last = np.zeros(groups, np.int64), np.full(groups, -1, np.int64)
+        for group in range(groups):
+            statistics = metadata.row_group(group).column(column).statistics
+            if statistics is not None and statistics.has_min_max:
+                first[group], last[group] = statistics.min, statistics.max
+            elif metadata.row_group(group).num_rows:
+                found = _episodes(file.read_row_group(group, [EPISODE], use_threads=False), path)
+                first[group], last[group] = found.min(), found.max()
+        return _Footer(metadata, first, last)
 
 
 def _stored_bytes(group: Any, columns: Sequence[str]) -> int:

@@ -208,21 +208,11 @@ class TensorDictStore(Store):
 
 
 class _Index(NamedTuple):
-    """What was saved; see `Index`.
-
-    Attributes:
-        structure: Of an item.
-        columns: Its leaves.
-        bounds: Where streams begin and end, `(streams + 1,)`.
-        lengths: See `Index`.
-        values: What holds for all steps.
-        version: Of the format.
-        fingerprint: See `Index`.
-    """
+    """What was saved, see `Index`: an item's structure and its leaves, where streams are, what holds for all steps."""
 
     structure: Node
     columns: Sequence[Column]
-    bounds: NDArray[np.int64]
+    bounds: NDArray[np.int64]  # where streams begin and end
     lengths: NDArray[np.int64]
     values: Mapping[Name, Any]
     version: int

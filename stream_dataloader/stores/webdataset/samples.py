@@ -23,7 +23,7 @@ from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.section import closed_on_error
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url, open_local
 
-__all__ = ["KEY", "Samples", "state_of", "version_of"]
+__all__ = ["KEY", "Samples", "state_of"]
 
 #: Members that lie no further apart than that are read together, and no more than that at once.
 _GAP_BYTES, _MOST_AT_ONCE_BYTES = 1 << 16, 1 << 24
@@ -35,11 +35,6 @@ KEY = "__key__"
 def state_of(status: os.stat_result) -> str:
     """What tells a local file from what it was: its size and time of change."""
     return f"{status.st_size} {status.st_mtime_ns}"
-
-
-def version_of(local: str) -> str:
-    """What tells a file that was fetched from other versions of it."""
-    return os.path.basename(local)
 
 
 class Samples:
@@ -164,7 +159,7 @@ class _TarFile:
         with closed_on_error(self):
             status = os.fstat(self._fd)
             self._known = KnownFile.of(self._local.path, self._fd, name=path)
-            state = version_of(self._local.path) if is_url(path) else state_of(status)
+            state = os.path.basename(self._local.path) if is_url(path) else state_of(status)
             if state != tar.state or int((tar.offset + tar.size).max(initial=0)) > status.st_size:
                 if is_url(path):
                     forget(path)

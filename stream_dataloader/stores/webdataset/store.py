@@ -18,7 +18,7 @@ from stream_dataloader.stores._base.patterns import matching
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.webdataset.decoding import Decoder
 from stream_dataloader.stores.webdataset.members import TarIndex, keep, load, scan
-from stream_dataloader.stores.webdataset.samples import KEY, Samples, state_of, version_of
+from stream_dataloader.stores.webdataset.samples import KEY, Samples, state_of
 from stream_dataloader.stores.webdataset.streams import Streams, rule_of
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams._media.picture import Picture
@@ -157,11 +157,11 @@ class WebDatasetStore(Store):
             name, state = os.path.abspath(path), state_of(status)
         elif self._expected is None and (self._cache or FileCache()).has(path):
             with open_local(path, self._cache) as local:  # which asks the server whether it is another one now
-                state = version_of(local.path)
+                state = os.path.basename(local.path)
         if (found := load(name, state)) is not None:
             return found
         with open_local(path, self._cache) as local, open(local.path, "rb") as file:
-            index = scan(file, path, state or version_of(local.path))
+            index = scan(file, path, state or os.path.basename(local.path))
         keep(name, index)
         return index
 
