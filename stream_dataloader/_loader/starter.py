@@ -28,9 +28,9 @@ from stream_dataloader._loader.iteration import Iteration, Output
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.ranks import Ranks
-from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.deferred import Begun, Turn
 from stream_dataloader._reading.plan import Reading, Recovery
+from stream_dataloader._reading.reader import read_here
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.saved_state import common
 from stream_dataloader._schedule.snapshot import Snapshot, uncounted_lane

@@ -22,10 +22,9 @@ from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
-from stream_dataloader._reading.begin import read_as_worker, read_here
 from stream_dataloader._reading.deferred import Begun, Deferred
 from stream_dataloader._reading.plan import Reading, ReadingPlan, Start
-from stream_dataloader._reading.reader import PartReader, unsendable, warn_of_skip
+from stream_dataloader._reading.reader import PartReader, read_as_worker, read_here, unsendable, warn_of_skip
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
 from stream_dataloader._reading.source_queue import Abandoned, SessionQueue
 from stream_dataloader.batch import StreamBatch

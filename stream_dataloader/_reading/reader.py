@@ -8,8 +8,9 @@ is closed, and nobody waits for this worker any more.
 from __future__ import annotations
 
 import atexit
+import functools
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stream_dataloader._assembly.part import IS_FRESH, Contents, Part, PartDraft
@@ -19,8 +20,9 @@ from stream_dataloader._notices import warn
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.opener import Opener
-from stream_dataloader._reading.plan import Share
-from stream_dataloader._reading.source_queue import Abandoned, SessionQueue
+from stream_dataloader._reading.plan import Reading, Share
+from stream_dataloader._reading.sessions import SessionKey, SessionTable
+from stream_dataloader._reading.source_queue import Abandoned, SessionQueue, SourceQueue
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, ItemError, StreamError
@@ -212,6 +214,52 @@ class PartReader:
         self._opener.close()
         for lane in self._lanes:
             lane.close()
+
+
+def read_here(reading: Reading, closed: Callable[[], bool] | None = None) -> list[Callable[[], PartReader]]:
+    """Read all lanes of a member in this process, each reader's in a thread if there are several.
+
+    Returns:
+        For each reader what begins to read; to be called in its thread, which opens, reads and closes all of its
+        streams.
+    """
+    assert reading.start is not None
+    rules, order = reading.plan.rules, reading.order(reading.start.epoch)
+    queues = [SourceQueue(rules, order, closed)]
+    if len(reading.own) > 1:
+        queues = SessionQueue.of_threads(rules, order, len(reading.own), closed or (lambda: False))
+    return [
+        functools.partial(PartReader, Share(reading, number, reader, queue))
+        for (number, reader), queue in zip(reading.own, queues, strict=True)
+    ]
+
+
+def read_as_worker(
+    reading: Reading,
+    table: SessionTable,
+    session: SessionKey,
+    worker_id: int,
+    closed: Callable[[], bool] = lambda: False,
+    *,
+    in_threads: bool = False,
+) -> list[PartReader]:
+    """Read one worker's lanes, which takes part in a session with the others.
+
+    Returns:
+        The worker's readers. Streams are opened, read and closed in the thread that uses a reader.
+    """
+    found: list[PartReader] = []
+    rules, epoch, count = table.rules, None if reading.start is None else reading.start.epoch, len(reading.own)
+    for place, (number, reader) in enumerate(reading.own):
+        if reader.worker_id == worker_id:
+            queue: SourceQueue
+            if count == 1:
+                queue = SourceQueue(rules, reading.order(table.take_epoch(session.owner) if epoch is None else epoch))
+            else:
+                row, order = table.join(session, place, count, epoch, reading.order)
+                queue = SessionQueue(row, place, rules, order, table.locked, closed, gives_up=in_threads)
+            found.append(PartReader(Share(reading, number, reader, queue)))
+    return found
 
 
 _local: WeakItems[PartReader] = WeakItems()

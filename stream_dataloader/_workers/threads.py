@@ -23,9 +23,8 @@ from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._notices import warn
 from stream_dataloader._reading.activity import ActivityBoard
-from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.plan import Reading, Recovery, Start
-from stream_dataloader._reading.reader import PartReader
+from stream_dataloader._reading.reader import PartReader, read_here
 from stream_dataloader._workers.exchange import Exchange, Failure, deliver
 from stream_dataloader._workers.feed import Assignment, CrewWatch, Feed, Pool
 from stream_dataloader.errors import WorkerDeathError, shorten

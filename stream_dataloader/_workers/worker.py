@@ -22,10 +22,9 @@ from stream_dataloader._assembly.slot_writer import PooledSlots, Slots
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
 from stream_dataloader._memory.pickling import ByValue, Message
 from stream_dataloader._reading.activity import ActivityBoard
-from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.meters import Meters
 from stream_dataloader._reading.plan import NO_RECOVERY, Reading, Start
-from stream_dataloader._reading.reader import unsendable
+from stream_dataloader._reading.reader import read_as_worker, unsendable
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import Exchange

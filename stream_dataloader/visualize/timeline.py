@@ -24,9 +24,9 @@ import numpy as np
 
 from stream_dataloader._assembly.part import Run, have_data
 from stream_dataloader._html.page import page, preformatted
-from stream_dataloader._reading.begin import read_here
 from stream_dataloader._reading.lists import SourceList, SourceLists
 from stream_dataloader._reading.plan import Reading, Start
+from stream_dataloader._reading.reader import read_here
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader

@@ -52,4 +52,4 @@ def test_the_first_batch():
     batches = iter(loader(0))
     calls, files = calls_of(lambda: next(batches))
     assert calls <= 390
-    assert files <= 51
+    assert files <= 50

@@ -17,8 +17,8 @@ from collections import deque
 
 from stream_dataloader import StreamDataLoader, WorkerDeathError
 from stream_dataloader._assembly.slot_writer import Slots
-from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.plan import Reading
+from stream_dataloader._reading.reader import read_as_worker
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import NEVER
 

@@ -25,9 +25,9 @@ from stream_dataloader import (
 )
 from stream_dataloader._assembly.part import Contents, Part
 from stream_dataloader._reading.activity import ActivityBoard
-from stream_dataloader._reading.begin import read_as_worker
 from stream_dataloader._reading.meters import Meters
 from stream_dataloader._reading.plan import Reading, Start
+from stream_dataloader._reading.reader import read_as_worker
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.snapshot import LaneReports
