@@ -10,7 +10,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,52 +21,35 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.leaves import LeafSpec, owned
 from stream_dataloader.streams._media.known_file import KnownFile
 
-__all__ = ["Column", "LeafFile", "MappedSteps", "TextColumn"]
+__all__ = ["Column", "LeafFile", "MappedSteps"]
 
 
-class Column(Protocol):
-    """All steps of a leaf.
+class Column:
+    """All steps of a leaf, which are in memory, such as texts.
 
     Attributes:
         rows: They, `(steps, ...)`.
     """
 
-    rows: Any
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
 
     def check_size(self) -> None:
         """Called before they are read: reading mapped memory behind a file's end would kill the process (SIGBUS)."""
-        ...
 
     def check(self) -> None:
         """Called when they were read: raises if they are others than they were."""
-        ...
 
     def own(self, row: Any) -> Any:
         """One of them, as a copy."""
-        ...
-
-
-class TextColumn:
-    """A leaf of texts; a `Column`."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.rows: Any = texts
-
-    def check_size(self) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
-    def own(self, row: Any) -> Any:
         return row
 
     def __str__(self) -> str:
         return "an object"
 
 
-class LeafFile:
-    """A leaf's file, mapped; a `Column`. It may be inherited by fork.
+class LeafFile(Column):
+    """A leaf's file, mapped. It may be inherited by fork.
 
     Args:
         path: The file. It need not exist if it has no bytes.

@@ -48,28 +48,9 @@ class Tree(NamedTuple):
     crc: int
 
 
-class _Nodes(NamedTuple):
-    """Entries of some pages.
-
-    Attributes:
-        at: Where each begins in the file.
-        numbers: The four numbers it begins with.
-        room: What is left of its page behind them.
-    """
-
-    at: NDArray[np.int64]
-    numbers: list[NDArray[np.int64]]
-    room: NDArray[np.int64]
-
-
-class _Meta(NamedTuple):
-    page_bytes: int
-    flags: int
-    depth: int
-    entries: int
-    root: int
-    last_page: int
-    transaction: int
+#: Entries of some pages: where each begins in the file, the four numbers it begins with, and the room that is left of
+#: its page behind them.
+_Nodes = tuple[NDArray[np.int64], list[NDArray[np.int64]], NDArray[np.int64]]
 
 
 def read_tree(content: NDArray[np.uint8], path: str) -> Tree:
@@ -93,19 +74,21 @@ class _Walk:
         self._path = path
         self._crc = 0
         first = self._meta(0)
-        second = self._meta(first.page_bytes)
-        self._newest = max(second, first, key=lambda meta: meta.transaction)
-        self._page_bytes = first.page_bytes
-        if second.page_bytes != first.page_bytes:
+        self._page_bytes = first[1]
+        second = self._meta(self._page_bytes)
+        if second[1] != self._page_bytes:
             raise self._damaged("its two meta pages are of different sizes")
-        self._pages = self._newest.last_page + 1
+        newest = max(second, first, key=lambda meta: meta[0])
+        self._flags, self._depth, self._count, self._root, last = newest[2:]
+        self._pages = last + 1
         if (needed := self._pages * self._page_bytes) > len(content):
             raise self._damaged(f"it was cut off, and has {len(content):,} bytes of {needed:,}")
 
     def _damaged(self, what: str) -> StoreError:
         return StoreError(f"{self._path} is damaged: {what}; write it anew")
 
-    def _meta(self, offset: int) -> _Meta:
+    def _meta(self, offset: int) -> tuple[int, ...]:
+        """Of a meta page: transaction, bytes of a page, and of the tree flags, depth, entries, root and last page."""
         head = self._content[offset + _PAGE_HEADER : offset + _PAGE_HEADER + _META.size].tobytes()
         if len(head) < _META.size:
             raise self._damaged(f"it has {len(self._content):,} bytes, which are no LMDB file")
@@ -122,26 +105,25 @@ class _Walk:
         if page_bytes not in (1 << power for power in range(9, 17)) or depth > _MOST_DEPTH or last >= 1 << 40:
             raise self._damaged(f"page size {page_bytes}, depth {depth}, last page {last}")
         self._crc = zlib.crc32(self._content[offset : offset + page_bytes].data, self._crc)
-        return _Meta(page_bytes, flags, depth, entries, root, last, transaction)
+        return transaction, page_bytes, flags, depth, entries, root, last
 
     def tree(self) -> Tree:
-        meta = self._newest
-        if meta.flags & _DUPLICATES:
+        if self._flags & _DUPLICATES:
             raise StoreError(
                 f"{self._path} keeps several values a key (dupsort), which are not read; copy it into a database of "
                 "one value a key"
             )
         found = [(np.empty((0, 2), np.int64),) * 2]
-        if meta.root != _NO_PAGE:
-            level = np.array([meta.root], np.uint64)
-            for _ in range(meta.depth - 1):
+        if self._root != _NO_PAGE:
+            level = np.array([self._root], np.uint64)
+            for _ in range(self._depth - 1):
                 level = np.concatenate([_children(nodes) for nodes in self._nodes(level, _BRANCH)])
-                if len(level) > meta.last_page or len(np.unique(level)) != len(level):
+                if len(level) > self._pages or len(np.unique(level)) != len(level):
                     raise self._damaged("its pages lead in a circle")
             found += [self._entries(nodes) for nodes in self._nodes(level, _LEAF)]
         keys, values = map(np.concatenate, zip(*found, strict=True))
-        if len(keys) != meta.entries or (meta.root == _NO_PAGE) != (meta.depth == 0):
-            raise self._damaged(f"it has {len(keys)} values, and says {meta.entries}")
+        if len(keys) != self._count or (self._root == _NO_PAGE) != (self._depth == 0):
+            raise self._damaged(f"it has {len(keys)} values, and says {self._count}")
         return Tree(keys, values, self._crc)
 
     def _nodes(self, level: NDArray[np.uint64], kind: int) -> Iterator[_Nodes]:
@@ -169,20 +151,20 @@ class _Walk:
             numbers = [halves[page, place // 2 + i].astype(np.int64) for i in range(4)]
             if (numbers[3] > room).any():
                 raise self._damaged("a key lies outside of its page")
-            yield _Nodes(some[page] * self._page_bytes + place, numbers, room)
+            yield some[page] * self._page_bytes + place, numbers, room
 
     def _entries(self, nodes: _Nodes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where keys and values begin and end."""
-        low, high, flags, key_bytes = nodes.numbers
+        at, (low, high, flags, key_bytes), room = nodes
         if (flags & ~_BIG).any():
             raise StoreError(
                 f"{self._path} has named databases in it, or several values a key, which are not read; copy what is "
                 "wanted into a database of its own"
             )
         size, is_big = low | high << 16, flags == _BIG
-        if (key_bytes + np.where(is_big, 8, size) > nodes.room).any():
+        if (key_bytes + np.where(is_big, 8, size) > room).any():
             raise self._damaged("a value lies outside of its page")
-        key = nodes.at + _NODE_HEADER
+        key = at + _NODE_HEADER
         value = key + key_bytes
         if is_big.any():
             page = self._content[value[is_big, None] + np.arange(8)].view(np.uint64)[:, 0]
@@ -196,5 +178,5 @@ class _Walk:
 
 
 def _children(nodes: _Nodes) -> Any:
-    low, high, higher, _ = nodes.numbers
+    _, (low, high, higher, _), _ = nodes
     return (low | high << 16 | higher << 32).astype(np.uint64)

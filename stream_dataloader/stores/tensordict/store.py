@@ -20,7 +20,7 @@ from stream_dataloader._items.structure import Node, flatten, leaf_paths
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import read_json
 from stream_dataloader.stores._base.leaves import LeafSpec
-from stream_dataloader.stores._base.mapped import Column, LeafFile, MappedSteps, TextColumn
+from stream_dataloader.stores._base.mapped import Column, LeafFile, MappedSteps
 from stream_dataloader.stores._base.options import renamed
 from stream_dataloader.stores._base.rows import check_untold
 from stream_dataloader.stores._base.store import Store
@@ -224,7 +224,7 @@ class _Index(NamedTuple):
 
 def _column(saved: Saved, name: Name) -> Column:
     if name in saved.stacks:
-        return TextColumn(saved.stacks[name])
+        return Column(saved.stacks[name])
     path, spec = saved.tensors[name]
     return LeafFile(path, LeafSpec(spec.dtype, spec.shape[1:]), spec.shape[0], exact=False)
 
