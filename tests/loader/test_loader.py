@@ -137,7 +137,7 @@ def test_streams_are_opened_once_and_closed_when_done_and_when_left(workers, ear
     def marks(folder, kind):
         return {path.name.removeprefix(kind) for path in folder.glob(f"{kind}*")}
 
-    left, read_whole = tmp_path / "left", tmp_path / "whole"
+    left = tmp_path / "left"
     for _ in loader(left):
         break
     assert marks(left, "open")
@@ -146,8 +146,10 @@ def test_streams_are_opened_once_and_closed_when_done_and_when_left(workers, ear
         return marks(left, "open") == marks(left, "closed")
 
     assert are_closed() or ((workers or early) and soon(are_closed))
-    list(loader(read_whole))
-    assert marks(read_whole, "open") == marks(read_whole, "closed") == {str(n) for n in range(1, 20)}
+    for attempt in range(6):  # who opens a source is a matter of moments where reservations are refused
+        read_whole = tmp_path / f"whole{attempt}"
+        list(loader(read_whole))
+        assert marks(read_whole, "open") == marks(read_whole, "closed") == {str(n) for n in range(1, 20)}
 
 
 def test_calls_on_one_stream_never_overlap_with_early_opening():
