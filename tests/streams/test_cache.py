@@ -8,6 +8,7 @@ import os
 import pathlib
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -630,6 +631,37 @@ def test_s3_in_several_pieces(bucket, tmp_path):
     with cache.open("s3://clips/a") as first, cache.open("s3://clips/a") as second:
         assert pathlib.Path(first.path).read_bytes() == content
         assert first.path == second.path
+
+
+def test_s3_with_new_credentials_reads_what_is_there(bucket, tmp_path):
+    put(f"{bucket}/clips/a", b"a")
+    for token in ("old", "new"):
+        options = {"endpoint_url": bucket, "key": "k", "secret": "s", "token": token}
+        assert read(FileCache(directory=tmp_path, storage_options={"s3": options}), "s3://clips/a") == b"a"
+    assert len(os.listdir(tmp_path)) == 1
+
+
+OWN_USE = """
+import fsspec, sys
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.streams.array.stream import ArrayStream
+from stream_dataloader.streams.cache.file_cache import FileCache
+directory, urls = sys.argv[1], sys.argv[2:]
+own = fsspec.filesystem("http")
+before = own.cat(urls[0])                       # the user's own loop, thread and kept connection
+dataset = StreamDataset(urls, ArrayStream(cache=FileCache(directory=directory)), 2, time_steps=5)
+for _ in range(2):
+    rows = sum(int(batch.mask.sum()) for batch in StreamDataLoader(dataset, 2, multiprocessing_context="fork"))
+    assert own.cat(urls[0]) == before           # still works
+print(rows)
+"""
+
+
+@pytest.mark.slow
+def test_the_users_own_use_of_fsspec_and_forked_workers_do_not_disturb_each_other(server, tmp_path):
+    command = [sys.executable, "-c", OWN_USE, str(tmp_path), *tables(server, 4)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "20"), done.stderr
 
 
 def test_s3_that_is_gone_is_an_error_after_four_tries(bucket, cache):
