@@ -205,7 +205,8 @@ class PartWriter:
 
     def finish(self) -> Contents:
         """What the step holds, padded."""
-        draft, blocks, time_steps = self.draft, list[Block](), 0
+        draft, time_steps = self.draft, 0
+        blocks: list[Block] = []
         for block in draft.blocks.values():
             if any(block.counts):  # not of a broken first item
                 blocks.append(block)

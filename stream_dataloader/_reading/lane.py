@@ -43,6 +43,7 @@ class Lane:
         self.batch_lane = share.reader.lanes[row]
         self._row = row
         self._reading = reading
+        self._killers = reading.killers
         self._rules = reading.plan.rules
         self._opener = opener
         self._writer = writer
@@ -77,7 +78,7 @@ class Lane:
         Raises:
             StreamError: A stream is broken, and the policy is to raise.
         """
-        rules, draft, t, full = self._rules, self._writer.draft, start, False
+        rules, draft, killers, t, full = self._rules, self._writer.draft, self._killers, start, False
         while not full and (t == 0 or self._current is not None or rules.windows == "packed"):
             if self._start is not None:
                 self._resume(self._start)
@@ -85,9 +86,10 @@ class Lane:
             if current is None:
                 return
             stream, position, error = current.stream, current.position, None
-            before = run_as(stream.origin.info)
+            origin = stream.origin
+            before = run_as(origin.info)
             try:
-                if self._reading.killers:
+                if killers:
                     self._spare_worker(stream, draft.step * rules.lanes + self.index)
                 full = self._read(current, t, stop)
             except StreamError as broken:
@@ -96,10 +98,8 @@ class Lane:
                 run_as(before)
             self.keeps_state = stream.keeps_state
             if count := current.position - position:
-                starts, origin = position == stream.begin, stream.origin
-                draft.runs.append(
-                    Run(self.batch_lane, t, count, origin.info.source_index, position, origin.fresh, starts)
-                )
+                source, starts = origin.info.source_index, position == stream.begin
+                draft.runs.append(Run(self.batch_lane, t, count, source, position, origin.fresh, starts))
                 t += count
                 self._draws_without_item = 0
                 if current.unmet is not None:
@@ -118,12 +118,12 @@ class Lane:
         """Whether its stream ends with the window that it filled."""
         if self._current is None:
             return False
-        if self._reading.killers.get(self._current.stream.origin.info.source_index, NEVER) <= time:
+        if self._killers.get(self._current.stream.origin.info.source_index, NEVER) <= time:
             return False  # it is not to be read then, nor before
         return self._current.ends()
 
     def _spare_worker(self, stream: OpenedStream, time: int) -> None:
-        fatal = self._reading.killers.get(stream.origin.info.source_index)
+        fatal = self._killers.get(stream.origin.info.source_index)
         if fatal is not None and time >= fatal:
             raise stream.error(ReadError, "workers died again and again while they read it here")
 

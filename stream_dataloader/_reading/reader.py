@@ -40,6 +40,8 @@ class PartReader:
         rules, resume = reading.plan.rules, reading.resume
         self.share = share
         self.ended = False
+        self._number = share.number
+        self._total = rules.lanes
         self._session = share.queue if isinstance(share.queue, SessionQueue) else None  # None: nobody waits for it
         self._working = reading.board.working.data  # several times faster to write a number to than the array
         self._meter = reading.meters.of(share.number)
@@ -66,7 +68,7 @@ class PartReader:
 
     def announce(self) -> None:
         """Publish where it begins: others need not wait until it is read from for the first time."""
-        self.share.queue.publish(self._step * self.share.reading.plan.rules.lanes + self._lanes[0].index)
+        self.share.queue.publish(self._step * self._total + self._lanes[0].index)
 
     def __next__(self) -> Part:
         if self.ended:
@@ -97,7 +99,7 @@ class PartReader:
             self.ended = True
             share.queue.finish()
         return Part(
-            reader=share.number,
+            reader=self._number,
             step=draft.step,
             fresh=draft.is_fresh,
             items=sum([run.steps for run in draft.runs]),
@@ -127,7 +129,7 @@ class PartReader:
     def _read(self, draft: PartDraft) -> None:
         """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
         queue, session, runs = self.share.queue, self._session, draft.runs
-        step, total = draft.step, self.share.reading.plan.rules.lanes
+        step, total = draft.step, self._total
         first_items_first = self._reads_first_items_first(step)
         stop = 1 if first_items_first else NEVER
         behind: list[Lane] = []
@@ -159,15 +161,15 @@ class PartReader:
         last = {run.lane: run for run in draft.runs}
         for row, lane in enumerate(self._lanes):
             if (run := last.get(lane.batch_lane)) is not None:
-                time = (draft.step + 1) * self.share.reading.plan.rules.lanes + lane.index  # of what is taken ahead
-                self._working[self.share.number] = time + 1
+                time = (draft.step + 1) * self._total + lane.index  # of what is taken ahead
+                self._working[self._number] = time + 1
                 try:
                     if lane.ends(time):
                         draft.ends.append((row, run.t + run.steps - 1))
                 except BaseException:
                     self._blame(lane)
                     raise
-        self._working[self.share.number] = 0
+        self._working[self._number] = 0
 
     def _reads_first_items_first(self, step: int) -> bool:
         """Whether the first items of all lanes are read before the rest of their windows.
@@ -185,7 +187,7 @@ class PartReader:
 
     def _fill(self, lane: Lane, time: int, start: int, stop: int) -> bool:
         """Fill time steps `[start, stop)` of a lane's window; False if there is nothing more for it to read."""
-        working, number = self._working, self.share.number
+        working, number = self._working, self._number
         working[number] = time + 1
         try:
             lane.fill(start, stop)
@@ -204,7 +206,7 @@ class PartReader:
 
     def _blame(self, lane: Lane) -> None:
         """Something like sys.exit() in a stream ends the worker: have it known what was being read."""
-        board, number = self.share.reading.board, self.share.number
+        board, number = self.share.reading.board, self._number
         board.exiting[number] = board.exiting[number] or board.reading[lane.batch_lane]
 
     def close(self) -> None:

@@ -110,9 +110,7 @@ MUTANTS = {
         "_assembly/part.py", "return lanes_read == lanes if", "return lanes_read >= lanes - 1 if"
     ),
     "a stream that starts in mid-window is not marked": Mutant(
-        "_reading/lane.py",
-        "starts, origin = position == stream.begin,",
-        "starts, origin = position == stream.begin and t == 0,",
+        "_reading/lane.py", "position == stream.begin\n", "position == stream.begin and t == 0\n"
     ),
     "padding has a position": Mutant(
         "_assembly/bookkeeping.py",
