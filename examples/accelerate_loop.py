@@ -61,10 +61,13 @@ def main() -> None:
         whole = train(options, folder)
         head = train(options, folder, stop=True)
         tail = train(options, folder, resume=True)
-    print(f"whole run: {len(whole)} batches, loss {whole[0]:.3f} to {whole[-1]:.3f}")
-    print(f"left after {len(head)} batches, {len(tail)} after the resume")
     same = head + tail == whole
-    print(f"the same losses: {same}")
+    lines = (
+        f"whole run: {len(whole)} batches, loss {whole[0]:.3f} to {whole[-1]:.3f}",
+        f"left after {len(head)} batches, {len(tail)} after the resume",
+        f"the same losses: {same}",
+    )
+    print("".join(f"{line}\n" for line in lines), end="", flush=True)  # one write: ranks print at the same time
     assert same
 
 
