@@ -31,8 +31,12 @@ SHARE = float(os.environ.get("STREAM_DATALOADER_CASES", "1"))
 
 def random_cases(full, quick=None):
     """Settings of a test over random cases: `full` of them with `--full`, else `quick`, by default a twentieth."""
-    modest = max(10, full // 20) if quick is None else quick
-    return settings(max_examples=max(modest, round(SHARE * full)) if FULL else modest)
+    return settings(max_examples=times(full, max(10, full // 20) if quick is None else quick))
+
+
+def times(full, quick):
+    """How often to try what is a matter of chance: `full` times with `--full`, or that share of them, else `quick`."""
+    return max(quick, round(SHARE * full)) if FULL else quick
 
 
 def read(stream):

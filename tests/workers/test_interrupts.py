@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import FULL, PATIENCE, ROOT
+from helpers import FULL, PATIENCE, ROOT, times
 
 import stream_dataloader
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -94,7 +94,7 @@ def test_no_signal_is_lost(way, signals):
     loader = StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2), **WAYS[way])
     draws, lost = random.Random(0), 0
     slow = way in ("forkserver", "spawn")
-    for _ in range((25 if slow else 250) if FULL else 3 if slow else 15):
+    for _ in range(times(25, 3) if slow else times(250, 15)):
         epochs = epochs_of(loader, draws)
         lost += not signals.survives(epochs.__next__, 2.0 if slow else 0.05)
     assert lost == 0
@@ -115,7 +115,7 @@ def test_none_is_lost_at_the_edges(way, at, signals):
         if at == "close":
             iterator.close()
 
-    assert all(signals.survives(work, 0.03) for _ in range(60 if FULL else 6))
+    assert all(signals.survives(work, 0.03) for _ in range(times(60, 6)))
 
 
 def interrupted(loader, line):
