@@ -6,7 +6,7 @@ import multiprocessing
 
 import pytest
 from cases import Case, cases, cells, check_fields, key
-from helpers import FULL, random_cases, soon
+from helpers import random_cases, soon, times
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -163,7 +163,7 @@ def test_no_item_is_lost_or_doubled_in_many_runs(kept):
     case = Case([1 + i % 3 for i in range(12)], lanes=4, time_steps=1, shuffle=True)
     loader = StreamDataLoader(case.dataset(), 4, persistent_workers=kept)
     everything = {(source, position) for source, length in enumerate(case.lengths) for position in range(length)}
-    for _ in range(500 if FULL else 25):
+    for _ in range(times(500, 25)):
         read = [cell[:2] for batch in loader for lane in cells(batch) for cell in lane if cell]
         assert len(read) == len(everything)
         assert set(read) == everything

@@ -18,7 +18,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers import FOREVER, FULL, PATIENCE, START_METHODS, random_cases
+from helpers import FOREVER, PATIENCE, START_METHODS, random_cases, times
 from hypothesis import given
 from hypothesis import strategies as st
 from packed import images
@@ -474,7 +474,7 @@ def workers_of(pid):
     return []
 
 
-@pytest.mark.parametrize("seed", range(100 if FULL else 4))
+@pytest.mark.parametrize("seed", range(times(100, 4)))
 @pytest.mark.usefixtures("syncs_at_once")
 def test_killed_at_any_moment_it_goes_on_and_gives_the_same(tmp_path, seed):
     rng = random.Random(seed)

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from cases import Case, cells, key
-from helpers import FOREVER, FULL
+from helpers import FOREVER, FULL, times
 from worker_streams import keys_with_a_kill, kill_one
 
 from stream_dataloader import (
@@ -67,7 +67,7 @@ def test_new_workers_go_on_bit_for_bit(transport, persistent, threads, caplog):
 def test_kills_at_random_moments_lose_and_double_nothing():
     rng = random.Random(0)
     expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
-    for _ in range(40 if FULL else 6):
+    for _ in range(times(40, 6)):
         workers, threads = rng.choice([(2, 1), (3, 1), (5, 1), (1, 2), (3, 4)])
         loader = StreamDataLoader(CASE.dataset(), workers, threads_per_worker=threads, max_restarts=9)
         assert keys_with_a_kill(loader, rng.uniform(0, 0.2)) == expected
