@@ -6,7 +6,10 @@ and no index in common; `len` is exact; a state says where the trainer is.
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +17,16 @@ from torch.utils.data import Sampler
 
 from stream_dataloader import _options as options
 from stream_dataloader._map_style.given_groups import groups_of
-from stream_dataloader._sampling.lane_index import LaneIndex
-from stream_dataloader._sampling.position import SamplerPosition
+from stream_dataloader._ranks.place import OwnRank
+from stream_dataloader._sampling import Drawing, LaneIndex
+from stream_dataloader._schedule import saved_state
+from stream_dataloader._schedule.groups import Groups
+from stream_dataloader._schedule.order import Order as SourceOrder
+from stream_dataloader._schedule.position import EpochPlace, EpochStart, Position
+from stream_dataloader._schedule.replay import Replay
 from stream_dataloader._schedule.rules import Rules
+from stream_dataloader._schedule.step_count import count_steps, steps_of_groups
+from stream_dataloader.errors import StateError
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 
 if TYPE_CHECKING:
@@ -101,24 +111,56 @@ class LaneBatchSampler(Sampler[list[int]]):
         if dataset_length is not None:
             dataset_length = options.integer("dataset_length", dataset_length, 0)
         left_out = {"allow_partial": allow_partial, "allow_repeats": allow_repeats}
-        found = groups_of(groups_or_lengths, dataset_length, order=order, numbers=numbers, **left_out)
+        self._groups = groups_of(groups_or_lengths, dataset_length, order=order, numbers=numbers, **left_out)
         time_steps = self.time_steps = options.integer("time_steps", time_steps, 1, 2**31)
-        lanes, given_seed = options.lanes(batch_size), seed
+        self.batch_size = options.lanes(batch_size)
+        self._seed_is_given = seed is not None  # and so every rank's
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
         rules = Rules(
-            len(found), lanes, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic=True
+            len(self._groups),
+            self.batch_size,
+            padding_mode,
+            windows,
+            time_steps,
+            0,
+            shuffle,
+            schedule,
+            seed,
+            deterministic=True,
         )
-        rules = options.check_rules(rules, lookahead, has_lengths=True)
+        self._rules = options.check_rules(rules, lookahead, has_lengths=True)
         options.check_ranks(groups, rank, world_size, None)
-        self.batch_size = rules.lanes
-        self.batches_per_epoch = options.batches_per_epoch(batches_per_epoch, rules.padding_mode)
-        self._position = SamplerPosition(
-            found, rules, groups, (rank, world_size), self.batches_per_epoch, seed_is_given=given_seed is not None
-        )
+        self._total_groups, self._rank = groups, OwnRank(rank, world_size)
+        self.batches_per_epoch = options.batches_per_epoch(batches_per_epoch, self._rules.padding_mode)
+        self._position = Position(self.batches_per_epoch)
+        self._drawing: Drawing | None = None  # the epoch that began last
+        self._steps: tuple[Rules, int, int] | None = None  # of the epoch that was asked for last
+        self._find_rank()
+
+    def _find_rank(self) -> Rules:
+        """The rules of this rank, which may be known only now."""
+        place = self._rank.now()
+        groups = Groups.of_rank(self._total_groups or place.world_size, place.rank, place.world_size)
+        rules = replace(self._rules, groups=groups)
+        if rules != self._rules:
+            options.check_groups(rules)
+            if place.world_size > 1 and not self._seed_is_given and (rules.shuffle or rules.schedule == "balanced"):
+                raise ValueError(
+                    f"seed is None, and there are {place.world_size} ranks, which would each draw an order of their "
+                    "own; pass the same seed= on all ranks"
+                )
+            self._rules = rules
+        return rules
 
     def __iter__(self) -> Iterator[list[int]]:
         """Draw the next epoch, which begins with the first `next`."""
-        yield from self._position.begin().batches()
+        rules = self._find_rank()
+        if (text := self._position.renaming("sampler")) is not None:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        start = self._position.coming()
+        drawing = self._drawing = Drawing(self._groups, rules, start, self._total(start.run))
+        self._position.begin(drawing.first_step, drawing.reached)
+        yield from drawing.batches()
 
     def __len__(self) -> int:
         """Number of batches of the epoch that began last; of the one that comes, if none did or `set_epoch` was called.
@@ -128,10 +170,23 @@ class LaneBatchSampler(Sampler[list[int]]):
         Raises:
             TypeError: There is no end.
         """
-        total = self._position.total()
+        self._find_rank()
+        if self._drawing is not None and not self._position.is_set:
+            total = self._drawing.total  # also when all was drawn: the trainer may have batches of it to come
+        else:
+            total = self._total(self._position.coming().run)
         if total is None:
             raise TypeError('padding_mode="cycle" has no last batch, so there is no len(); pass batches_per_epoch=')
         return total
+
+    def _total(self, run: int) -> int | None:
+        """Number of batches of an epoch; None without an end."""
+        if self.batches_per_epoch is not None or self._rules.padding_mode == "cycle":
+            return self.batches_per_epoch
+        if self._steps is None or self._steps[:2] != (self._rules, run):
+            steps = steps_of_groups(self._rules, run, self._groups.lengths)
+            self._steps = self._rules, run, count_steps(self._rules, steps)
+        return self._steps[2]
 
     def __bool__(self) -> bool:
         """Always true; Python would ask `len`, which may not be known."""
@@ -144,7 +199,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         `batches_per_epoch` the number of the epoch that comes anyhow changes nothing, and 0 begins the run anew. Any
         other number is given to the epoch that comes, with a `RuntimeWarning`: the run goes on where it stands.
         """
-        self._position.set_epoch(epoch)
+        self._position.set_epoch(options.integer("epoch", epoch, 0, 2**62))
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where the sampler stands; plain data.
@@ -160,7 +215,31 @@ class LaneBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: So many were not drawn, or the sampler went on from a state behind that.
         """
-        return self._position.state_dict(step)
+        self._find_rank()
+        if step is not None:
+            step = options.integer("step", step, 0)
+        drawing = self._drawing
+        if drawing is None or self._position.was_left:
+            coming = self._position.coming()
+            if step not in (None, coming.epoch.delivered):
+                raise ValueError(
+                    f"the state as of step {step} is not known: epoch {coming.epoch.number} has not begun, and begins "
+                    f"at step {coming.epoch.delivered}"
+                )
+            return self._plain(coming)
+        run, _, (number, _) = drawing.start
+        batches = drawing.fetched if step is None else step
+        place = drawing.place(batches)
+        if batches != drawing.total:
+            return self._plain(EpochStart(run, place, EpochPlace(number, batches)))
+        if self.batches_per_epoch is None:
+            return self._plain(EpochStart(run + 1, None, EpochPlace(run + 1, 0)))
+        return self._plain(EpochStart(run, place, EpochPlace(number + 1, 0)))
+
+    def _plain(self, start: EpochStart) -> dict[str, Any]:
+        rules, length = self._rules, self.batches_per_epoch
+        state = saved_state.to_plain(rules, start.run, start.place, self._identity(), [()] * rules.groups.count)
+        return state if length is None else state | saved_state.plain_epoch(start.epoch, length)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state with the next `iter()`; with the cost of a lookup a lane.
@@ -173,4 +252,35 @@ class LaneBatchSampler(Sampler[list[int]]):
         Raises:
             StateError: The state is of other groups, of a dataset of another length, or of other options; says which.
         """
-        self._position.load_state_dict(state)
+        total, place = saved_state.groups_of(state), self._rank.now()
+        try:
+            groups = Groups.of_rank(total, place.rank, place.world_size)
+        except ValueError as error:
+            raise StateError(f"the state cannot be loaded here: {error}") from None
+        rules = replace(self._rules, groups=groups)
+        loaded = saved_state.from_plain(self._with_own(state, rules), rules, self._identity())
+        self._total_groups, self._seed_is_given = total, True
+        self._rules = replace(self._rules, seed=loaded.seed)
+        rules = self._find_rank()
+        run, snapshot = loaded.epoch, loaded.snapshot
+        has_end = self.batches_per_epoch is None and rules.padding_mode != "cycle"
+        if has_end and snapshot is not None and snapshot.step >= (self._total(run) or 0):  # behind the last batch
+            run, snapshot = run + 1, None
+        self._position.load(run, snapshot, loaded.epoch_place)
+        self._drawing = None
+
+    def _with_own(self, state: Mapping[str, Any], rules: Rules) -> Mapping[str, Any]:
+        """A state with the places of this rank's groups, which follow from the number of batches."""
+        if not saved_state.missing_groups(state, rules.groups) or not {"seed", "epoch", "step"} <= state.keys():
+            return state
+        rules, lengths, place = replace(rules, seed=state["seed"]), self._groups.lengths, None
+        if state["step"]:
+            replay = Replay(rules, SourceOrder(rules, state["epoch"], lengths), lengths)
+            replay.skip_to(state["step"])
+            place = replay.place()
+        own = saved_state.to_plain(rules, state["epoch"], place, self._identity(), [()] * rules.groups.count)
+        return {**own, **state}
+
+    def _identity(self) -> saved_state.SourceIdentity:
+        lengths = hashlib.blake2b(self._groups.lengths.tobytes(), digest_size=16).hexdigest()
+        return saved_state.SourceIdentity(self._groups.fingerprint, lengths)

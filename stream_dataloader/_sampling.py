@@ -1,0 +1,153 @@
+"""What `LaneBatchSampler` is made of: `Drawing` draws the batches of an epoch, and `LaneIndex` is what they hold.
+
+Guarantees: where a drawing stood is known of every batch since it began. A batch is a list of plain integers for all
+that reads it in C (NumPy, torch, `json`), and costs the process that draws it, and its way to a worker, no more than
+that. Whoever iterates over it, or takes one by its place, gets `LaneIndex`es: torch's fetcher, in the worker.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, SupportsIndex, overload
+
+import numpy.typing as npt
+
+from stream_dataloader._map_style.index_groups import IndexGroups
+from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.position import EpochStart
+from stream_dataloader._schedule.replay import FRESH, START, Replay
+from stream_dataloader._schedule.rules import Rules
+from stream_dataloader._schedule.snapshot import Snapshot
+
+_KEPT_PLACES = 8  # a block of steps is between one and the next
+_ALL = 1 << 62
+
+
+class LaneIndex(int):
+    """An index that `LaneBatchSampler` drew: an `int` that also says where in the batch its item goes.
+
+    A dataset's `__getitem__` may look at it. In calculations it is a plain `int`.
+
+    Attributes:
+        lane: Row of the batch, 0 to B - 1.
+        t: Time step of the window, 0 to T - 1.
+        is_start: The item is the first of its group: what was carried in this lane ends here.
+        mask: The item is read for the first time this epoch. False: it is padding, or is read again.
+
+    Example:
+        >>> from stream_dataloader import LaneIndex
+        >>> index = LaneIndex(7, lane=1, t=0, is_start=True, mask=True)
+        >>> index, index + 1, index.lane, index.is_start, "abcdefghi"[index]
+        (7, 8, 1, True, 'h')
+    """
+
+    lane: int
+    t: int
+    is_start: bool
+    mask: bool
+
+    def __new__(cls, index: int, lane: int, t: int, is_start: bool, mask: bool) -> LaneIndex:
+        """Build one."""
+        made = super().__new__(cls, index)
+        made.lane, made.t, made.is_start, made.mask = lane, t, is_start, mask
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (int(self), self.lane, self.t, self.is_start, self.mask)
+
+
+class LaneIndices(list[int]):
+    """The `T * B` indices of a batch, time-major: those of all lanes at t = 0, then at t = 1, and so on.
+
+    Attributes:
+        kinds: One byte an index: `FRESH` and `START`, added up.
+        lanes: Number of lanes B.
+    """
+
+    __slots__ = ("kinds", "lanes")
+
+    kinds: bytes
+    lanes: int
+
+    def __iter__(self) -> Iterator[int]:
+        lanes = self.lanes
+        for number, (index, kind) in enumerate(zip(super().__iter__(), self.kinds, strict=True)):
+            yield LaneIndex(index, number % lanes, number // lanes, kind & START != 0, kind & FRESH != 0)
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+    def __getitem__(self, place: SupportsIndex | slice) -> int | list[int]:
+        if isinstance(place, slice):
+            return list(self)[place]
+        number = range(len(self))[place]
+        kind = self.kinds[number]
+        t, lane = divmod(number, self.lanes)
+        return LaneIndex(super().__getitem__(number), lane, t, kind & START != 0, kind & FRESH != 0)
+
+    def copy(self) -> list[int]:
+        """A plain list of `LaneIndex`es."""
+        return list(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _indices, (array("q", self).tobytes(), self.kinds, self.lanes)
+
+
+def _indices(numbers: bytes, kinds: bytes, lanes: int) -> LaneIndices:
+    made = LaneIndices(array("q", numbers))
+    made.kinds, made.lanes = kinds, lanes
+    return made
+
+
+class Drawing:
+    """One epoch being drawn, from `start` on, of `total` batches, None without an end; `fetched` were drawn so far."""
+
+    def __init__(self, groups: IndexGroups, rules: Rules, start: EpochStart, total: int | None) -> None:
+        self.start = start
+        self.total = total
+        self.fetched = start.epoch.delivered
+        self._groups, self._rules = groups, rules
+        self.first_step = 0 if start.place is None else start.place.step
+        self._kept: deque[Snapshot] = deque(maxlen=_KEPT_PLACES)
+
+    def batches(self) -> Iterator[LaneIndices]:
+        """Draw what is left of the epoch."""
+        replay = self._replay(self.start.place)
+        lanes, flat = self._rules.lanes, self._groups.flat
+        while (left := (_ALL if self.total is None else self.total) - self.fetched) > 0:
+            self._kept.append(replay.place())
+            places, kinds = replay.read(left)
+            size = places[0].size
+            all_kinds = kinds.tobytes()
+            indices: npt.NDArray[Any] = (places if flat is None else flat[places]).reshape(-1, size)
+            for number, row in enumerate(indices.tolist()):
+                batch = LaneIndices(row)
+                batch.kinds, batch.lanes = all_kinds[number * size : (number + 1) * size], lanes
+                self.fetched += 1
+                yield batch
+
+    def reached(self) -> Snapshot:
+        """Where it stands after all that were drawn."""
+        return self.place(self.fetched)
+
+    def place(self, batches: int) -> Snapshot:
+        """Where it stood after so many batches of the epoch: replayed, from the nearest place that was kept."""
+        number, first = self.start.epoch
+        if not first <= batches <= self.fetched:
+            raise ValueError(
+                f"the state as of step {batches} is not known: {self.fetched} batches of epoch {number} were drawn, "
+                f"and the first was number {first}; pass the number of this epoch's batches that the trainer has used, "
+                f"from {first} to {self.fetched}"
+            )
+        step = self.first_step + batches - first
+        before = [place for place in self._kept if place.step <= step]
+        replay = self._replay(before[-1] if before else self.start.place)
+        replay.skip_to(step)
+        return replay.place()
+
+    def _replay(self, place: Snapshot | None) -> Replay:
+        lengths = self._groups.lengths
+        return Replay(self._rules, Order(self._rules, self.start.run, lengths), lengths, place)
