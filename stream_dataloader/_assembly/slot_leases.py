@@ -52,7 +52,7 @@ class SlotLeases:
             self._device = device
             self._to_be_locked = self._memory is None and torch.cuda.is_available()
 
-    def lease(self, session: int, step: int, *, whole_windows: bool) -> Slot | None:
+    def lease(self, session: int, step: int) -> Slot | None:
         """The slot of a step that all workers are done with; None if it has none.
 
         It is free again when no array over it is left. When few are left, it is a copy.
@@ -80,7 +80,7 @@ class SlotLeases:
             memory = memory.copy()
             self.copies += 1
             self.pool.free(slot)
-        return geometry.slot(memory, whole_windows=whole_windows)
+        return geometry.slot(memory)
 
     @property
     def in_use(self) -> int:

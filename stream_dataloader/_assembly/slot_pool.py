@@ -59,8 +59,7 @@ class SlotPool(SharedFields):
     def _lay_out(self, carve: Carver) -> None:
         steps_in_flight = self._messages * MOST_STEPS_A_MESSAGE
         self._state = carve(1)  # whether there are slots: unknown, ready or refused
-        self._pickled_bytes = carve(1)  # length of the pickled layout, at the file's start
-        self._time_steps = carve(1)  # T, the most that fits
+        self._pickled_bytes = carve(1)  # length of what a geometry is made of, pickled, at the file's start
         self._slots = carve(1)  # how many there are
         self._session = carve(1)  # the newest that claimed one
         self._entries = carve(steps_in_flight)  # which step is in which slot, by step modulo their number; see `_entry`
@@ -82,25 +81,25 @@ class SlotPool(SharedFields):
         """There are slots."""
         return bool(self._state[0] == _READY)
 
-    def offer(self, layout: Layout, time_steps: int) -> Geometry | None:
-        """The geometry: of this layout, if it is the first, else the one there is; None if there can be none."""
+    def offer(self, layout: Layout, time_steps: int, whole_windows: bool) -> Geometry | None:
+        """The geometry: for these, if it is the first, else the one there is; None if there can be none."""
         if self._state[0] == _UNKNOWN:
             with self._memory.locked():
                 if self._state[0] == _UNKNOWN:
-                    self._make(layout, time_steps)
+                    self._make(layout, time_steps, whole_windows)
         return self.geometry
 
-    def _make(self, layout: Layout, time_steps: int) -> None:
-        geometry = Geometry(layout, time_steps, self._lanes)
+    def _make(self, layout: Layout, time_steps: int, whole_windows: bool) -> None:
+        geometry = Geometry(layout, time_steps, self._lanes, whole_windows)
         slots = self._messages * geometry.most_steps + geometry.most_held
         try:
-            pickled = dumps_home(layout)
+            pickled = dumps_home((layout, time_steps, self._lanes, whole_windows))
             self._file.grow(aligned(len(pickled), PAGE_BYTES) + slots * geometry.slot_bytes)
             self.memory[: len(pickled)] = pickled
         except Exception:  # too little memory, or a layout that cannot be pickled: items go through the queue
             self._state[0] = _REFUSED
         else:
-            self._pickled_bytes[0], self._time_steps[0], self._slots[0] = len(pickled), time_steps, slots
+            self._pickled_bytes[0], self._slots[0] = len(pickled), slots
             self._state[0] = _READY  # last: who sees it sees the rest
 
     @cached_property
@@ -108,8 +107,7 @@ class SlotPool(SharedFields):
         """Where things lie in a slot; None if there are no slots. Asked for only when that is decided."""
         if not self.laid_out:
             return None
-        layout = pickle.loads(self.memory[: int(self._pickled_bytes[0])])
-        return Geometry(layout, int(self._time_steps[0]), self._lanes)
+        return Geometry(*pickle.loads(self.memory[: int(self._pickled_bytes[0])]))
 
     @property
     def most_steps(self) -> int:

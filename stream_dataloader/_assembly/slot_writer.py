@@ -22,7 +22,7 @@ class Slots:
 
     there = False
 
-    def __init__(self, *, whole_windows: bool = False) -> None:
+    def __init__(self, whole_windows: bool = False) -> None:
         self.whole_windows = whole_windows
 
     def offer(self, step: int, layout: Layout, time_steps: int) -> Slot | None:  # noqa: ARG002
@@ -56,8 +56,8 @@ class PooledSlots(Slots):
 
     there = True
 
-    def __init__(self, pool: SlotPool, session: int, *, whole_windows: bool) -> None:
-        super().__init__(whole_windows=whole_windows)
+    def __init__(self, pool: SlotPool, session: int, whole_windows: bool) -> None:
+        super().__init__(whole_windows)
         self._pool = pool
         self._session = session
         self._fitting: Layout | None = None  # equal to the slots', and the last one asked for
@@ -66,16 +66,16 @@ class PooledSlots(Slots):
     def offer(self, step: int, layout: Layout, time_steps: int) -> Slot | None:
         """See `Slots`."""
         pool = self._pool
-        geometry = pool.geometry if layout is self._fitting else pool.offer(layout, time_steps)
+        geometry = pool.geometry if layout is self._fitting else pool.offer(layout, time_steps, self.whole_windows)
         if geometry is None or time_steps > geometry.time_steps:
             return None
         if layout is not self._fitting:
-            if geometry.layout != layout:
+            if geometry.layout != layout or geometry.whole_windows != self.whole_windows:
                 return None
             self._fitting = layout
         number = pool.claim(self._session, step)
         if number is not None and number not in self._slots:
-            self._slots[number] = geometry.slot(pool.memory, pool.offset(number), whole_windows=self.whole_windows)
+            self._slots[number] = geometry.slot(pool.memory, pool.offset(number))
         return None if number is None else self._slots[number]
 
 
@@ -84,8 +84,8 @@ class SharedSlot(Slots):
 
     there = True
 
-    def __init__(self, lanes: int, *, whole_windows: bool) -> None:
-        super().__init__(whole_windows=whole_windows)
+    def __init__(self, lanes: int, whole_windows: bool) -> None:
+        super().__init__(whole_windows)
         self._lanes = lanes
         self._step = -1
         self._slot: Slot | None = None

@@ -1,6 +1,6 @@
 """What a slot looks like: arrays for one whole batch, side by side in one piece of memory.
 
-Guarantee: where things lie is a pure function of layout, T and B, so all processes agree without a word.
+Guarantee: where things lie is a pure function of a few numbers, so all processes agree without a word.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Place(NamedTuple):
 
 
 class Geometry:
-    """Where things lie in a slot: a pure function of layout, T and B.
+    """Where things lie in a slot: a pure function of layout, T, B and the order of these.
 
     ::
 
@@ -95,14 +95,16 @@ class Geometry:
     Attributes:
         layout: What items look like.
         time_steps: T, the most that fits.
+        whole_windows: Each lane's window of a leaf lies in one piece, instead of each time step's lanes.
         slot_bytes: Size of a slot.
         most_steps: How many steps a message may carry.
         most_held: How many slots may be leased at once.
     """
 
-    def __init__(self, layout: Layout, time_steps: int, lanes: int) -> None:
+    def __init__(self, layout: Layout, time_steps: int, lanes: int, whole_windows: bool) -> None:
         self.layout = layout
         self.time_steps = time_steps
+        self.whole_windows = whole_windows
         self._lanes = lanes
         self._end_bytes = 0
         self._columns = [
@@ -119,12 +121,11 @@ class Geometry:
         self._end_bytes = place.begin_bytes + cells * place.dtype.itemsize
         return place
 
-    def slot(self, memory: Any, offset: int = 0, *, whole_windows: bool = False) -> Slot:
+    def slot(self, memory: Any, offset: int = 0) -> Slot:
         """Arrays over `memory`, which they keep alive.
 
         Args:
             offset: Where in the memory the slot begins.
-            whole_windows: Each lane's window of a leaf lies in one piece, instead of each time step's lanes.
         """
         head = (self.time_steps, self._lanes)
         columns: list[Any] = []
@@ -133,7 +134,7 @@ class Geometry:
                 columns.append(None)
                 continue
             shape, dtype, begin = place
-            if whole_windows:
+            if self.whole_windows:
                 column = np.ndarray((*head[::-1], *shape), dtype, memory, offset + begin).swapaxes(0, 1)
             else:
                 column = np.ndarray((*head, *shape), dtype, memory, offset + begin)

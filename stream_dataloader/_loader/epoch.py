@@ -42,7 +42,8 @@ class Course:
         self.member = member
         self.dataset = member.ranks.reading
         self.readers = readers
-        self.progress = Progress(self.dataset.rules, *start, readers.stop - readers.start)  # of its own epoch
+        parts = readers.stop - readers.start
+        self.progress = Progress(self.dataset.rules, start.epoch, start.resume, parts)  # of its own epoch
         self.steps = Steps()  # decides which steps belong to that
         self.ended = ended
         self.goes_on = goes_on

@@ -73,7 +73,7 @@ class Member:
         rules, length = self.ranks.reading.rules, self._length
         failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
         items = None if self.layout is None else layout_to_plain(self.layout)
-        state = to_plain(rules, *start, identity_of(self._dataset), failed, items)
+        state = to_plain(rules, start.epoch, start.resume, identity_of(self._dataset), failed, items)
         return state if length is None or at is None else state | plain_epoch(at, length)
 
     def count_failure(self, failure: StreamError) -> None:

@@ -195,7 +195,7 @@ class LoaderPosition:
         self._requests_heeded = self._dataset.epoch_request[0]
         starts = tuple(member.load(own) for member, own in zip(self.members, loaded, strict=True))
         if self._sides is None:
-            run, resume = starts[0]
+            run, resume, _ = starts[0]
             place = None if resume is None else Place(resume.step, starts, (False,))
         else:
             run = int(state["epoch"])

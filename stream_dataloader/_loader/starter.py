@@ -165,23 +165,24 @@ class Starter:
         starts = []
         for course, own in zip(epoch.courses, record.members, strict=True):
             start = course.start(own)
-            if start.resume is not None:  # readers count the loader's steps: those of one step write to one slot
-                start = start._replace(resume=start.resume._replace(step=record.step))
-            starts.append(start)
+            resume = start.resume
+            if resume is not None:  # readers count the loader's steps: those of one step write to one slot
+                resume = resume._replace(step=record.step)
+            starts.append(start._replace(resume=resume, whole_windows=whole_windows))
         others: Feed | None = None
         work = self._work
         if work.num_workers:
-            others = self.pool.start(starts, whole_windows=whole_windows, recovery=recovery)
+            others = self.pool.start(starts, recovery)
         members = dict.fromkeys(reader.member for reader in work.readers if reader.worker_id >= work.num_workers)
         if others is not None and not members:
             return others
-        slots = Slots(whole_windows=whole_windows)
+        slots = Slots(whole_windows)
         if len(members) > 1 and others is None:
-            slots = SharedSlot(work.readers[-1].lanes.stop, whole_windows=whole_windows)
+            slots = SharedSlot(work.readers[-1].lanes.stop, whole_windows)
         readers = []
         for member in members:
             plan, board, meters = work.members[member].plan(), self.pool.board, work.tally.meters
-            reading = Reading(plan, starts[member], work.readers, board, meters, member, slots, locally=True)
+            reading = Reading(plan, starts[member], work.readers, board, meters, member, lambda _: slots, locally=True)
             readers += [begin() for begin in read_here(reading)]
         return LocalFeed(readers, slots, others)
 

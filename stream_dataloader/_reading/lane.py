@@ -49,7 +49,7 @@ class Lane:
         self._writer = writer
         self._read = StreamWindows.read_steps
         if self._rules.time_steps is None:
-            self._read = StreamWindows.pass_window if reading.slots.whole_windows else StreamWindows.read_window
+            self._read = StreamWindows.pass_window if reading.whole_windows else StreamWindows.read_window
         self._current: StreamWindows | None = None
         self._draws_without_item = 0
         self.idle = False

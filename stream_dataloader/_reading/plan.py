@@ -8,7 +8,7 @@ Guarantee: none of them does anything by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -70,15 +70,18 @@ class ReadingPlan:
 
 
 class Start(NamedTuple):
-    """Where an epoch begins to be read.
+    """Where an epoch begins to be read, and what for.
 
     Attributes:
         epoch: The epoch's number.
         resume: The place in it; None at its beginning.
+        whole_windows: A `collate_fn` wants windows lane by lane: those that streams cut themselves as they are, others
+            in one piece each.
     """
 
     epoch: int
     resume: Snapshot | None = None
+    whole_windows: bool = False
 
 
 class Recovery(NamedTuple):
@@ -110,7 +113,7 @@ class Reading:
         board: Where to say what is being done.
         meters: Where to count what is done.
         member: The member whose lanes are read.
-        slots: What windows are written to.
+        slots: Makes what windows are written to, of whether they are wanted whole.
         recovery: What is different after a worker died.
         locally: It is read in the thread that asks for batches.
     """
@@ -121,7 +124,7 @@ class Reading:
     board: ActivityBoard
     meters: Meters
     member: int = 0
-    slots: Slots = Slots()  # noqa: RUF009  it has no state
+    slots: Callable[[bool], Slots] = Slots
     recovery: Recovery = NO_RECOVERY
     locally: bool = False
 
@@ -156,7 +159,12 @@ class Reading:
     @cached_property
     def marks_ends(self) -> bool:
         """Whether streams' last steps are marked: in windows for a `collate_fn` nobody could see it."""
-        return self.plan.mark_ends and not self.slots.whole_windows
+        return self.plan.mark_ends and not self.whole_windows
+
+    @cached_property
+    def whole_windows(self) -> bool:
+        """See `Start`."""
+        return self.start is not None and self.start.whole_windows
 
 
 class Share(NamedTuple):

@@ -51,7 +51,7 @@ class PartReader:
             share.reader.lanes,
             rules.time_steps,
             reading.plan.fill_value,
-            reading.slots,
+            reading.slots(reading.whole_windows),
             runs_ahead=not reading.locally,
         )
         starts = [None if resume is None else resume.lanes[lane] for lane in share.lanes]

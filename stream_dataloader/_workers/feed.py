@@ -116,7 +116,7 @@ class Pool(ABC):
         self.board = ActivityBoard(work.readers, shared=shared)
 
     @abstractmethod
-    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> Feed:
+    def start(self, starts: Sequence[Start], recovery: Recovery) -> Feed:
         """Start an iteration, where each member starts; the one before must be closed."""
 
     @abstractmethod

@@ -25,15 +25,13 @@ class Mailbox(SharedFields):
         self._announced = carve(1)  # number of the last session that was announced; 0 is none
         self._ended = carve(1)  # number of the last session that has ended
         self._epoch = carve(_KEPT_SESSIONS)
-        self._whole_windows = carve(_KEPT_SESSIONS)
         self.pids = carve(self.workers)  # each worker writes its own; 0 before it came
         self._done = carve(self.workers)  # number of the last session that each worker has read to its end
 
-    def open(self, epoch: int, whole_windows: bool) -> int:
+    def open(self, epoch: int) -> int:
         """Announce a session; returns its number."""
         session = int(self._announced[0]) + 1
         self._epoch[session % _KEPT_SESSIONS] = epoch
-        self._whole_windows[session % _KEPT_SESSIONS] = whole_windows
         self._announced[0] = session
         return session
 
@@ -53,7 +51,6 @@ class Mailbox(SharedFields):
         """Whether a session is over, or a worker is done with it."""
         return self.closed(session) or bool(self._done[worker] >= session)
 
-    def read(self, session: int) -> tuple[int, bool]:
-        """A session's epoch, and whether windows are passed on as they are."""
-        place = session % _KEPT_SESSIONS
-        return int(self._epoch[place]), bool(self._whole_windows[place])
+    def epoch(self, session: int) -> int:
+        """A session's epoch."""
+        return int(self._epoch[session % _KEPT_SESSIONS])

@@ -77,12 +77,12 @@ class BatchMemory:
         warn(text, 5)
         self._transport = "queue"
 
-    def slot(self, leases: SlotLeases | None, session: int, whole_windows: bool, step: int) -> Slot | None:
+    def slot(self, leases: SlotLeases | None, session: int, step: int) -> Slot | None:
         """The slot of a step that all workers of a session are done with, if any."""
         if leases is None:
             return None
         copies = leases.copies
-        slot = leases.lease(session, step, whole_windows=whole_windows)
+        slot = leases.lease(session, step)
         self._tally.counts["copies"] += leases.copies - copies
         if slot is None and leases.pool.refused and self._transport != "queue":
             self._do_without("it could not be made large enough")

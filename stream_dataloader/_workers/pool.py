@@ -86,7 +86,7 @@ class WorkerPool(Pool):
         self.method = str((self._context or multiprocessing).get_start_method())
         self._crew = crew  # the last: if this is interrupted, the ones before are known to have left
 
-    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> Feed:
+    def start(self, starts: Sequence[Start], recovery: Recovery) -> Feed:
         keeps = self.work.settings.persistent_workers
         if self._crew.left if keeps else self._crew.iterator is not None:
             self.hire()  # an interrupt came before anybody had them, or while they left
@@ -98,13 +98,13 @@ class WorkerPool(Pool):
             self.board.clear()
             self._mailbox.pids[:] = 0
         parts.slots = self.memory.ready()
-        session = self._mailbox.open(starts[0].epoch, whole_windows)
+        session = self._mailbox.open(starts[0].epoch)
         parts.sessions = session - 1  # for workers that start now; others count themselves
         parts.starts = starts
         parts.recovery = recovery
         watch = CrewWatch(self._crew, self.board, self.work)
         iterator = self._iterate(session, watch)
-        slot = functools.partial(self.memory.slot, self.memory.leases, session, whole_windows)
+        slot = functools.partial(self.memory.slot, self.memory.leases, session)
         return WorkerFeed(iterator, self._crew, watch, slot, self, functools.partial(self._mailbox.close, session))
 
     def died(self) -> dict[int, str]:
@@ -119,8 +119,9 @@ class WorkerPool(Pool):
             self._crew.kill()
             self.hire()
         elif self.work.settings.persistent_workers:
-            if any(start != (starts[0].epoch, None) for start in starts):
-                self.hire()  # only workers that start now learn where to begin
+            before = (self._parts.starts or starts)[0]
+            if any(start != before._replace(epoch=starts[0].epoch, resume=None) for start in starts):
+                self.hire()  # only workers that start now learn where to begin, and what for
         elif self.memory.unfit:
             self.hire()  # items have changed: new workers, and slots that fit them
 

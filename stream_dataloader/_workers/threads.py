@@ -56,7 +56,7 @@ class ThreadPool(Pool):
         self._exchanges: list[Exchange] = []  # that of the iteration that was started last
         self._ending = Ending(self, functools.partial(_leave, self._threads, self._exchanges))
 
-    def start(self, starts: Sequence[Start], *, whole_windows: bool, recovery: Recovery) -> Feed:  # noqa: ARG002
+    def start(self, starts: Sequence[Start], recovery: Recovery) -> Feed:  # noqa: ARG002
         work = self.work
         if any(not exchange.closed for exchange in self._exchanges):  # Ctrl-C came before anybody had it
             _leave(self._threads, self._exchanges)
@@ -65,9 +65,7 @@ class ThreadPool(Pool):
             self.memory.forget()
         self._sessions += 1
         pool = self.memory.ready()
-        slots = Slots(whole_windows=whole_windows)
-        if pool is not None:
-            slots = PooledSlots(pool, self._sessions, whole_windows=whole_windows)
+        slots = Slots if pool is None else functools.partial(PooledSlots, pool, self._sessions)
         exchange = Exchange(work.num_workers, self._ahead)
         self._exchanges[:] = [exchange]
         self.board = ActivityBoard(work.readers, shared=False)  # threads that were left alone have the one before
@@ -77,7 +75,7 @@ class ThreadPool(Pool):
             reading = Reading(plan, starts[number], work.readers, self.board, meters, number, slots)
             readers += read_here(reading, lambda: exchange.closed)
         jobs = [Job(threading.Event(), threading.Event()) for _ in readers]
-        slot = functools.partial(self.memory.slot, self.memory.leases, self._sessions, whole_windows)
+        slot = functools.partial(self.memory.slot, self.memory.leases, self._sessions)
         feed = ThreadFeed(exchange, jobs, slot, self)
         try:
             while len(self._threads) < work.num_workers:

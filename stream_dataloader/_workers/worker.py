@@ -7,6 +7,7 @@ fetched while the worker is there, and an error in unpickling it is raised where
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import pickle
@@ -81,7 +82,8 @@ class WorkerParts(IterableDataset[Any]):
         self._board = board
         self.sessions = 0  # before the one that is iterated next
         self.slots: SlotPool | None = None  # where windows go; None: with the messages
-        self.starts: Sequence[Start] | None = None  # of the first session in this process; None: of an epoch
+        self.starts: Sequence[Start] = ()  # of the first session in a process
+        self._is_kept = False  # this process has read a session before
         self.recovery = NO_RECOVERY  # what is different after a worker died
         self._last: InThreads | None = None  # what this process read with threads before
 
@@ -129,18 +131,16 @@ class WorkerParts(IterableDataset[Any]):
 
     def _steps(self, session: int, worker_id: int) -> WorkerSteps:
         """Begin to read a session, with as many threads as this worker has readers."""
-        epoch, whole_windows = self._mailbox.read(session)
-        starts, self.starts = self.starts, None
         member = self._board.member(worker_id)
-        start = Start(epoch) if starts is None else starts[member]
+        start = self.starts[member]
+        if self._is_kept:
+            start = start._replace(epoch=self._mailbox.epoch(session), resume=None)
+        self._is_kept = True
         dataset = self._members[member]
         recovery, self.recovery = self.recovery, self.recovery._replace(one_by_one=False)
         threads = sum(reader.worker_id == worker_id for reader in self._readers)
         in_threads = threads > 1 and not recovery.one_by_one
         exchange = Exchange(threads, ROOM)
-        slots = Slots(whole_windows=whole_windows)
-        if self.slots is not None:
-            slots = PooledSlots(self.slots, session, whole_windows=whole_windows)
         reading = Reading(
             dataset.plan(),
             start,
@@ -148,7 +148,7 @@ class WorkerParts(IterableDataset[Any]):
             self._board,
             self._meters,
             member,
-            slots,
+            Slots if self.slots is None else functools.partial(PooledSlots, self.slots, session),
             recovery,
         )
         readers = read_as_worker(

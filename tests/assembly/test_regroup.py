@@ -36,7 +36,7 @@ def cell(source, position):
 
 def part_of(worker, runs, pool=None, item=cell, step=0, time_steps=TIME_STEPS):
     """What a worker sends whose lanes read these runs."""
-    slots = Slots() if pool is None else PooledSlots(pool, 1, whole_windows=False)
+    slots = Slots() if pool is None else PooledSlots(pool, 1, False)
     writer = PartWriter(LANES[worker], time_steps, -5, slots)
     draft = writer.begin(step)
     for run in runs:
@@ -101,7 +101,7 @@ def test_who_came_first_to_the_slots_does_not_decide_what_fits():
     late = part_of(1, [full(2, 6)], pool, item=of_width)
     early = part_of(0, [full(0, 1), full(1, 2)], pool, item=of_width)
     assert (early.contents.in_slot, late.contents.in_slot) == (False, True)
-    slot = SlotLeases(pool).lease(1, 0, whole_windows=False)
+    slot = SlotLeases(pool).lease(1, 0)
     with pytest.raises(ItemError, match="lane 2, worker 1"):
         Judge(READERS, [SOURCES]).judge([early, late], slot)
 

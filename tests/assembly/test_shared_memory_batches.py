@@ -294,6 +294,17 @@ def test_collate_fn_gets_views_into_the_slot():
     assert all(in_shared_memory(window) for batch in batches[1:3] for window in batch)
 
 
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"worker_method": "thread"}], ids=str)
+def test_parts_and_whole_windows_of_one_loader_in_turn(options):
+    loader = loader_of((9, 9), 2, 3, collate_fn=list, **options)
+    for _ in range(2):
+        batches = list(loader)
+        assert [window[:, 0].tolist() for window in batches[1]] == [[3, 4, 5], [1003, 1004, 1005]]
+        assert all(window.is_contiguous() for batch in batches for window in batch)
+        parts = list(loader.parts())
+        assert [part.data[:, 0, 0].tolist() for part in parts[2:4]] == [[3, 4, 5], [1003, 1004, 1005]]
+
+
 @pytest.mark.parametrize(
     "item", [lambda buffer: buffer, lambda buffer: {"x": buffer, "name": "a"}], ids=["array", "dict"]
 )

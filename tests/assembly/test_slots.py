@@ -18,7 +18,7 @@ LARGE = layout_of(np.zeros((150, 120)))  # one step a message, in slots of 2 MB
 
 def new_pool():
     pool = SlotPool(LANES, messages=2)
-    assert pool.offer(LARGE, STEPS).most_steps == 1
+    assert pool.offer(LARGE, STEPS, False).most_steps == 1
     return pool
 
 
@@ -54,7 +54,7 @@ def test_a_newer_session_frees_what_was_being_filled_and_not_what_is_leased():
 @pytest.mark.parametrize("messages", [3, 1023, 1100])
 def test_any_number_of_slots_is_told_apart_at_any_step(messages, slot):
     pool = SlotPool(1, messages)
-    pool.offer(layout_of(np.zeros(1)), 1)
+    pool.offer(layout_of(np.zeros(1)), 1, False)
     slot = min(slot, pool.slots - 1) % pool.slots
     states, places = pool.slot_states, len(pool._entries)
     states[: pool.slots] = 2

@@ -29,7 +29,7 @@ class Ring:
     def __init__(self, device):
         self.pool = SlotPool(LANES, messages=2)
         item = {"frame": np.zeros(WIDTH, np.float32), "number": np.int64(0)}
-        self.pool.offer(Layout.of(item, windowed=False)[0], STEPS)
+        self.pool.offer(Layout.of(item, windowed=False)[0], STEPS, False)
         self.leases = SlotLeases(self.pool)
         self.leases.lock_for(device)
 
@@ -47,7 +47,7 @@ class Ring:
             written = self.pool.geometry.slot(self.pool.memory, self.pool.offset(number))
             for column in written.columns:
                 column[:] = step
-            slot = self.leases.lease(1, step, whole_windows=False)
+            slot = self.leases.lease(1, step)
             batch = pinned(batch_of(slot, step, odd))
             if not holds:
                 slot = None

@@ -16,7 +16,6 @@ import threading
 from collections import deque
 
 from stream_dataloader import StreamDataLoader, WorkerDeathError
-from stream_dataloader._assembly.slot_writer import Slots
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.reader import read_as_worker
 from stream_dataloader._reading.sessions import SessionKey
@@ -71,11 +70,10 @@ class SimulatedPool:
         self.owner, self.feed, self._loader = os.getpid(), None, loader
         self.board = loader._starter.pool.board  # of lanes that are read here
 
-    def start(self, starts, *, whole_windows, recovery):
+    def start(self, starts, recovery):
         dataset, workers = self._loader._ranks[0].reading, self._loader.num_workers
-        slots = Slots(whole_windows=whole_windows)
         reading = Reading.alone(dataset.plan(), starts[0], workers)
-        reading = dataclasses.replace(reading, slots=slots, recovery=recovery)
+        reading = dataclasses.replace(reading, recovery=recovery)
         session = SessionKey(os.getpid(), -1, next(_sessions))
 
         def open_reader(worker, closed):
