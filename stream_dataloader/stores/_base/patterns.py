@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, local_path
-from stream_dataloader.streams.cache.remote_errors import final_error, text_of
+from stream_dataloader.streams.cache.remote import final_error, text_of
 
 __all__ = ["expanded", "matching", "plain_path"]
 

@@ -1,8 +1,8 @@
 """Files from URLs, fetched once for all workers.
 
 `file_cache` is what streams ask, `entry` holds what the cache has of one URL, `remote` talks to the server,
-`remote_errors` decides what to try again, `file_lock` keeps processes apart, and `kept` has tables that took long to
-work out. It imports nothing of the package. Open `file_cache` first.
+`file_lock` keeps processes apart, and `kept` has tables that took long to work out. It imports nothing of the package.
+Open `file_cache` first.
 """
 
 from stream_dataloader.streams.cache.file_cache import FileCache

@@ -92,15 +92,10 @@ class CacheEntry:
                         found.append((file.stat().st_mtime_ns, file.path))
         return [path for _, path in sorted(found, reverse=True)]
 
-    @staticmethod
-    def version_of(path: str) -> str:
-        """Which version of the file that is."""
-        return os.path.basename(path).split("-", 1)[0]
-
     def hold(self, version: str | None = None) -> LocalFile | None:
         """The newest version, or a certain one, locked so that nobody deletes it; None if there is none."""
         for path in self.versions():
-            if version not in (None, self.version_of(path)):
+            if version is not None and not os.path.basename(path).startswith(f"{version}-"):
                 continue
             if (held := lock(path, shared=True)) is not None:
                 with suppress(OSError):  # another user's
@@ -108,18 +103,13 @@ class CacheEntry:
                 return LocalFile(path, held)
         return None
 
-    def take_in(self, version: str) -> LocalFile:
-        """Give the fetched file its name, and delete older versions."""
-        held = lock(self.part, shared=True)  # before it has its name, so that nobody deletes it in between
-        assert held is not None
-        path = os.path.join(self._directory, f"{version}-{self._name}")
-        os.utime(held.fd)  # the newest mtime marks the newest version; fsspec may have set the server's
-        os.replace(self.part, path)
-        self.drop_old()
-        return LocalFile(path, held)
+    def take_in(self, version: str) -> None:
+        """Give the fetched file its name; the entry is locked, so nobody deletes it meanwhile."""
+        os.utime(self.part)  # the newest mtime marks the newest version; fsspec may have set the server's
+        os.replace(self.part, os.path.join(self._directory, f"{version}-{self._name}"))
 
     def drop_old(self) -> None:
-        """Delete all versions but the newest, unless they are in use; the next check deletes those."""
+        """Delete all versions but the newest, unless they are in use; the next fetch or check deletes those."""
         for path in self.versions()[1:]:
             _unlink(path)
 
@@ -146,12 +136,11 @@ def stored_files(directory: str) -> Iterator[tuple[int, int, str]]:
 
 
 def delete_file(path: str) -> bool:
-    """Delete a file of the cache, unless it is in use, and its directory if nothing else is in it."""
+    """Delete a file of the cache, unless it is in use or being fetched, and its directory if nothing else is in it."""
     directory = os.path.dirname(path)
     fetching = lock(os.path.join(directory, "lock"), wait=False)
     if fetching is None:
-        # Another process fetches the file. An old version of it may be deleted all the same, the unfinished one not.
-        return os.path.basename(path) != "part" and _unlink(path)
+        return False
     with fetching:
         gone = _unlink(path)
         with suppress(OSError):

@@ -118,7 +118,7 @@ class FileCache:
         def held() -> LocalFile | None:
             return entry.hold() if entry.was_checked(self.check_seconds) else None
 
-        return self._once(entry, held, lambda: self._fetched(entry, path))
+        return self._once(entry, held, lambda: self._fetch(entry, path))
 
     def has(self, url: str) -> bool:
         """Whether a copy of a URL's file is here, maybe an old one, of which `open` would ask the server."""
@@ -137,12 +137,12 @@ class FileCache:
         """
         entry = self._entry(name)
 
-        def write(path: str) -> str:
+        def write() -> None:
             self._make_room(name, size, entry)
-            make(path)
-            return version
+            make(entry.part)
+            entry.take_in(version)
 
-        return self._once(entry, lambda: entry.hold(version), lambda: self._taken_in(entry, name, write))
+        return self._once(entry, lambda: entry.hold(version), write)
 
     def fetch(self, url: str, path: str, size: int) -> None:
         """Write the bytes of a URL, which must be `size` bytes, to a file of one's own, past the cache."""
@@ -154,41 +154,32 @@ class FileCache:
         remote_file(url, self.storage_options, self.timeout_seconds).fetch(path, check)
         check(os.path.getsize(path))
 
-    def _once(self, entry: CacheEntry, held: Callable[[], LocalFile | None], get: Callable[[], LocalFile]) -> LocalFile:
+    def _once(self, entry: CacheEntry, held: Callable[[], LocalFile | None], get: Callable[[], None]) -> LocalFile:
         """The file that an entry holds; else one process gets it. Those that wait then take it, or try in turn."""
         if (file := held()) is not None:
             return file
         with entry.locked():
-            if (file := held()) is not None:
-                return file
-            self._sweep()
-            return get()
+            if (file := held()) is None:
+                self._sweep()
+                try:
+                    get()
+                finally:
+                    with suppress(OSError):
+                        os.unlink(entry.part)
+                entry.drop_old()
+                file = entry.hold()
+                assert file is not None
+            return file
 
-    def _fetched(self, entry: CacheEntry, url: str) -> LocalFile:
-        """The file, fetched if it is missing or has changed; the entry is locked."""
-        entry.drop_old()
+    def _fetch(self, entry: CacheEntry, url: str) -> None:
+        """Fetch a file if it is missing or has changed; the entry is locked."""
         remote = remote_file(url, self.storage_options, self.timeout_seconds)
-        file = entry.hold()
-        if file is not None and not _is_current(entry.version_of(file.path), remote):
-            file.close()
-            file = None
-        if file is None:
+        if not _is_current(entry, remote):
             _log.info("fetching %s", url)
-            check_size = functools.partial(self._make_room, url, entry=entry)
-            file = self._taken_in(entry, url, functools.partial(remote.fetch, check_size=check_size))
+            version = remote.fetch(entry.part, functools.partial(self._make_room, url, entry=entry))
+            self._make_room(url, os.path.getsize(entry.part), entry)
+            entry.take_in(version)
         entry.note_check()
-        return file
-
-    def _taken_in(self, entry: CacheEntry, name: str, write: Callable[[str], str]) -> LocalFile:
-        """The file that `write` writes to a path; it returns the version."""
-        try:
-            version = write(entry.part)
-            self._make_room(name, os.path.getsize(entry.part), entry)
-            return entry.take_in(version)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(entry.part)
-            raise
 
     def _entry(self, url: str) -> CacheEntry:
         place = _PASSWORD.sub(r"\1@", url), sorted(_places(self.storage_options))
@@ -267,10 +258,12 @@ def cache_directory(kind: str) -> str:
 _DEFAULT = FileCache()
 
 
-def _is_current(version: str, remote: RemoteFile) -> bool:
-    """Whether the server still has this version; True if it cannot be reached."""
+def _is_current(entry: CacheEntry, remote: RemoteFile) -> bool:
+    """Whether there is a file, and the server still has this version; True if the server cannot be reached."""
+    if not (newest := entry.versions()[:1]):
+        return False
     try:
-        return remote.info() == version
+        return os.path.basename(newest[0]).startswith(f"{remote.version()}-")
     except UnreachableError as error:
         _log.warning("%s; its copy in the cache is read instead", error)
         return True

@@ -1,36 +1,43 @@
 """One file on a server, seen through fsspec: what it is now, and its bytes.
 
-Guarantee: a process has one client for a server and the options for it, which fsspec keeps with its connections. A file
-takes one request, over a kept connection. The answer that carries the bytes identifies their version, so they are never
-taken for a newer one. A failure is a builtin error that names the URL (`remote_errors`); one that may pass is tried
-again, a few times within two seconds.
+Guarantee: a process has one client for a server and the options for it, which fsspec keeps with its connections. A
+server is asked what a file is before the bytes come, and after those of a large one, so they are never taken for a
+newer version. A failure is a builtin error that names the URL; one that another try may cure is tried again, a few
+times within two seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import errno
 import hashlib
 import json
 import os
+import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from stream_dataloader.streams.cache.remote_errors import final_error, text_of, timed_out
-
-__all__ = ["RemoteFile", "SizeError", "UnreachableError", "remote_file"]
+__all__ = ["RemoteFile", "SizeError", "UnreachableError", "final_error", "remote_file", "text_of"]
 
 _WAIT_SECONDS = (0.2, 0.5, 1.0)  # before each further try
 
 _HTTP, _S3, _GCS = ("http", "https"), ("s3", "s3a"), ("gs", "gcs")
 
-#: Fields of answers that differ between versions of a file, in lower case and without - and _.
+#: What a server says of a file that differs between versions of it, in lower case and without - and _.
 _VERSION = {
     *("etag", "lastmodified", "mtime", "modified", "modify", "updated", "created", "datetime", "generation"),
     *("versionid", "checksum", "crc", "crc32c", "md5", "md5hash", "contentmd5", "digest", "size"),
 }
+
+#: Larger files may come in several requests, between which they may change.
+_ONE_REQUEST_BYTES = 1 << 20
+
+#: Statuses below 500 after which another try may help: request timeout, too early (RFC 8470), too many requests.
+_SERVER_IS_BUSY = (408, 425, 429)
+
+#: Errors of this machine's disk, not of the network.
+_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EMFILE, errno.ENFILE)
 
 #: The clients that were used. fsspec keeps them too, but lets go of them in a forked process, where the end of a client
 #: would end its parent's connections: both have the one epoll.
@@ -47,156 +54,63 @@ class SizeError(ValueError):
     """The file has another size than is wanted."""
 
 
-class _Answers:
-    """The headers of a server's answers, of HTTP and S3; fsspec does not hand them on."""
-
-    def __init__(self) -> None:
-        self.versions: list[str] = []
-        self.failed = False
-        #: Nothing marks the last one's end but that the connection closes, as it also does when it breaks off
-        #: (RFC 9112, 6.3).
-        self.ends_anywhere = False
-
-    def note(self, headers: Mapping[str, Any], *, failed: bool) -> None:
-        self.failed = failed
-        if not failed:
-            self.versions.append(_version_of(headers))
-
-
-#: Of the task that asks.
-_answers: ContextVar[_Answers | None] = ContextVar("_answers", default=None)
-
-
-def _version_of(headers: Mapping[str, Any]) -> str:
-    """A different one whenever the file has changed."""
-    named = {key.lower().replace("-", "").replace("_", ""): str(value) for key, value in headers.items()}
-    version = {key: value for key, value in sorted(named.items()) if key in _VERSION}
-    version = version or {"size": named.get("contentlength", "")}
-    return hashlib.sha256(json.dumps(version).encode()).hexdigest()[:16]
-
-
-@functools.cache
-def _http_trace() -> Any:
-    """Has aiohttp report each answer; one object, as fsspec compares the options of clients."""
-    from aiohttp import TraceConfig
-
-    async def note(_session: Any, _context: Any, ended: Any) -> None:
-        if (answers := _answers.get()) is not None:
-            headers = ended.response.headers
-            chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
-            answers.ends_anywhere = not chunked and "Content-Length" not in headers
-            answers.note(headers, failed=ended.response.status >= 400)
-
-    trace = TraceConfig()
-    trace.on_request_end.append(note)
-    return trace
-
-
-def _note_s3(parsed: Mapping[str, Any], **_: Any) -> None:
-    if (answers := _answers.get()) is not None:
-        answers.note(parsed, failed="Error" in parsed)
-
-
-async def _listen_to_s3(file_system: Any, path: str) -> None:
-    """Have botocore report each answer."""
-    await file_system.set_session()
-    client = await file_system.get_s3(file_system.split_path(path)[0])
-    for operation in ("GetObject", "HeadObject"):
-        event = f"after-call.s3.{operation}"
-        client.meta.events.register(event, _note_s3, unique_id=f"stream_dataloader.{event}")
-
-
 class RemoteFile:
     """One file on a server; every failure is a builtin error that names it, `UnreachableError` if nothing is known."""
 
-    def __init__(self, url: str, protocol: str, file_system: Any, path: str, timeout_seconds: float) -> None:
+    def __init__(self, url: str, file_system: Any, path: str, timeout_seconds: float) -> None:
         self._url = url
         self._file_system = file_system
         self._path = path
         self._timeout_seconds = timeout_seconds
-        self._is_s3 = protocol in _S3
-        self._tells_with_bytes = protocol in (*_HTTP, *_S3)
         self._last_size = -1  # bytes that the try before got, if the server gives no size
 
-    def info(self) -> str:
+    def version(self) -> str:
         """Ask the server which version of the file it has."""
-        answers = _Answers()
-        known = self._tried(lambda: self._ask(answers))
-        if known.get("type") == "directory":
-            raise IsADirectoryError(f"{self._url} is a directory; give the files in it")
-        return answers.versions[-1] if answers.versions else _version_of(known)
+        return self._tried(self._ask)[0]
 
     def fetch(self, path: str, check_size: Callable[[int], None]) -> str:
-        """Write the file's bytes to a local one; returns their version, as `info` does.
+        """Write the file's bytes to a local one; returns their version.
 
         `check_size` is called with the number of bytes before they come, if the server gives it.
         """
-        asked = None if self._tells_with_bytes else self.info()
-        found = self._tried(lambda: self._download(path, check_size))
-        return asked or found
+        return self._tried(lambda: self._download(path, check_size))
 
-    def _ask(self, answers: _Answers) -> dict[str, Any]:
-        if not self._file_system.async_impl:
-            return dict(self._file_system.info(self._path))
+    def _ask(self) -> tuple[str, int | None]:
+        """The file's version and size."""
+        from fsspec.asyn import sync
 
-        def ask() -> Coroutine[Any, Any, Any]:
-            return asyncio.wait_for(self._file_system._info(self._path), self._timeout_seconds)
-
-        return dict(self._run(ask, answers))
+        system = self._file_system
+        if system.async_impl:
+            known = sync(system.loop, system._info, self._path, timeout=self._timeout_seconds)
+        else:
+            known = system.info(self._path)
+        if known.get("type") == "directory":
+            raise IsADirectoryError(f"{self._url} is a directory; give the files in it")
+        named = {key.lower().replace("-", "").replace("_", ""): str(value) for key, value in known.items()}
+        version = json.dumps({key: value for key, value in sorted(named.items()) if key in _VERSION})
+        return hashlib.sha256(version.encode()).hexdigest()[:16], known.get("size")
 
     def _download(self, path: str, check_size: Callable[[int], None]) -> str:
-        """Fetch the bytes; returns their version, if the answer has it."""
         from fsspec.callbacks import Callback
 
-        answers = _Answers()
-
-        class Arrival(Callback):  # type: ignore[misc]
-            def set_size(self, size: int | None) -> None:
-                super().set_size(size)
-                if size is not None and not answers.failed:
-                    check_size(size)
-
-        arrival = Arrival()
-        if self._file_system.async_impl:
-            self._run(lambda: self._file_system._get_file(self._path, path, callback=arrival), answers)
-        else:
-            self._file_system.get_file(self._path, path, callback=arrival)
-        found = os.path.getsize(path)
-        if arrival.size is not None and found != arrival.size:
-            raise ConnectionError(f"{found:,} bytes arrived, and the server has {arrival.size:,}")
-        if arrival.size is None and answers.ends_anywhere:
+        version, size = self._ask()
+        if size is not None:
+            check_size(size)
+        arrival = Callback()
+        self._file_system.get_file(self._path, path, callback=arrival)
+        found, size = os.path.getsize(path), arrival.size if size is None else size
+        if size is None:
             before, self._last_size = self._last_size, found
-            # The end of such an answer looks like a connection that broke off. Two tries of one size are believed.
+            # The end of such an answer may look like a connection that broke off (RFC 9112, 6.3), so two tries of one
+            # size are believed.
             if found != before:
                 tries = f"{found:,} bytes arrived" if before < 0 else f"{before:,} bytes arrived, then {found:,}"
                 raise ConnectionError(f"{tries}, and the server gives no size")
-        if len(set(answers.versions)) > 1:  # large files come in several pieces
+        elif found != size:
+            raise ConnectionError(f"{found:,} bytes arrived, and the server has {size:,}")
+        if found > _ONE_REQUEST_BYTES and self._ask()[0] != version:
             raise ConnectionError("it changed while it was fetched")
-        return answers.versions[0] if answers.versions else "unknown"  # which is no version: fetched again
-
-    def _run(self, action: Callable[[], Coroutine[Any, Any, Result]], answers: _Answers) -> Result:
-        """Wait for what the client does; an interrupt (Ctrl-C in the middle of a download) ends it too."""
-        loop = self._file_system.loop
-        tasks: list[Any] = []
-
-        async def run() -> Result:
-            tasks.append(asyncio.current_task())
-            _answers.set(answers)
-            if self._is_s3:
-                await _listen_to_s3(self._file_system, self._path)
-            return await action()
-
-        async def end() -> None:
-            tasks[0].cancel()
-            await asyncio.wait(tasks)
-
-        future = asyncio.run_coroutine_threadsafe(run(), loop)
-        try:
-            return future.result()
-        except BaseException:
-            if not future.done():  # it is this thread that was interrupted
-                asyncio.run_coroutine_threadsafe(end(), loop).result()
-            raise
+        return version
 
     def _tried(self, action: Callable[[], Result]) -> Result:
         """What an action returns, with more tries where they may help."""
@@ -204,12 +118,13 @@ class RemoteFile:
         for tries, wait in enumerate((*_WAIT_SECONDS, None), 1):
             try:
                 return action()
-            except SizeError:
+            except (SizeError, IsADirectoryError):
                 raise
             except Exception as error:
                 if (known := final_error(self._url, error)) is not None:
                     raise known from error
-                if wait is None or timed_out(error):  # a timeout is wait enough
+                timed_out = any(isinstance(link, (TimeoutError, asyncio.TimeoutError)) for link in _chain(error))
+                if wait is None or timed_out:  # a timeout is wait enough
                     raise UnreachableError(
                         f"{self._url} could not be fetched ({tries} tries in {time.monotonic() - began:.1f} s): "
                         f"{text_of(error)}; check the address, the network and the server"
@@ -243,7 +158,7 @@ def remote_file(url: str, storage_options: Mapping[str, Mapping[str, Any]], time
     if hasattr(file_system, "retries"):
         file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
     _hold(file_system)
-    return RemoteFile(url, split_protocol(url)[0] or "", file_system, path, timeout_seconds)
+    return RemoteFile(url, file_system, path, timeout_seconds)
 
 
 def _hold(file_system: Any) -> None:
@@ -261,13 +176,10 @@ def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) ->
         from aiohttp import ClientTimeout
 
         # no limit to the whole, which is five minutes by default: files may be large
-        timeout = ClientTimeout(
-            total=None, connect=timeout_seconds, sock_connect=timeout_seconds, sock_read=timeout_seconds
-        )
-        client = {"timeout": timeout, "auto_decompress": False, **given.get("client_kwargs", {})}
-        client["trace_configs"] = [*(client.get("trace_configs") or ()), _http_trace()]
+        limits = dict.fromkeys(("connect", "sock_connect", "sock_read"), timeout_seconds)
+        client = {"timeout": ClientTimeout(total=None, **limits), "auto_decompress": False}
         headers = {"Accept-Encoding": "identity", **given.get("headers", {})}
-        return {**given, "client_kwargs": client, "headers": headers}
+        return {**given, "client_kwargs": client | given.get("client_kwargs", {}), "headers": headers}
     if protocol in _S3:
         config: dict[str, Any] = {"connect_timeout": timeout_seconds, "read_timeout": timeout_seconds}
         config |= {"retries": {"total_max_attempts": 1}}
@@ -275,3 +187,51 @@ def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) ->
     if protocol in _GCS:
         return {"use_listings_cache": False, **given}  # a client that differs from the user's own, whose retries stay
     return dict(given)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def final_error(url: str, error: Exception) -> Exception | None:
+    """The builtin error to raise for a failed try, as of a local file; None if another try may help."""
+    chain = list(_chain(error))
+    statuses = [getattr(link, "status", None) for link in chain]
+    status = next((status for status in statuses if isinstance(status, int)), None)
+    if any(isinstance(link, OSError) and link.errno in _OURS and link.filename for link in chain) or (
+        isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    ):
+        return OSError(
+            getattr(error, "errno", None),
+            f"{url} was reached, and could not be stored: {text_of(error)}; make room, or set STREAM_DATALOADER_CACHE "
+            "to another directory",
+        )
+    found = f"the server answered {status}" if status is not None else text_of(error)
+    if status in (401, 403, 407) or isinstance(error, PermissionError):
+        return PermissionError(f"{url} may not be read: {found}; check the credentials, see fsspec's storage options")
+    by_network = status is None and any(map(_is_of_the_network, chain))
+    if status in (404, 410) or (status is None and not by_network and isinstance(error, FileNotFoundError)):
+        return FileNotFoundError(f"{url} is not there: {found}; check the address")
+    if status is not None and status < 500 and status not in _SERVER_IS_BUSY:
+        return OSError(f"{url} cannot be read: {found}; check the address")
+    if status is not None or by_network or isinstance(error, OSError):
+        return None
+    return ValueError(f"{url} cannot be read: {found}; check the address and the storage options")
+
+
+def _is_of_the_network(error: BaseException) -> bool:
+    if isinstance(error, (ConnectionError, TimeoutError, asyncio.TimeoutError, EOFError)):
+        return True
+    if (aiohttp := sys.modules.get("aiohttp")) and isinstance(error, aiohttp.ClientError):
+        return not isinstance(error, aiohttp.InvalidURL)
+    botocore = sys.modules.get("botocore.exceptions")
+    return bool(botocore) and isinstance(error, (botocore.HTTPClientError, botocore.ConnectionError))  # type: ignore[union-attr]
+
+
+def text_of(error: Exception) -> str:
+    """The first cause of an error, in one line."""
+    root = list(_chain(error))[-1]
+    text = " ".join(str(root).split())
+    return f"{type(root).__name__}: {text}" if text else type(root).__name__
