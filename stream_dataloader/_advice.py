@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _MUCH_PADDING = 0.2
 _LONG_WAIT = 0.1  # of the trainer's time
@@ -42,21 +42,11 @@ class Advice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How a loader was built, as far as its speed depends on it.
-
-    Attributes:
-        lanes: Number of lanes of this rank, B.
-        time_steps: Time steps of a window, T; None: streams cut windows themselves.
-        packed: Streams follow each other within a window.
-        sources: How many sources there are.
-        num_workers: Number of worker processes; 0 reads in the trainer's.
-        prefetch_factor: Batches that workers read ahead.
-        threads_per_worker: How many threads a worker has.
-    """
+    """How a loader was built, as far as its speed depends on it; of this rank."""
 
     lanes: int
     time_steps: int | None
-    packed: bool
+    packed: bool  # streams follow each other within a window
     sources: int
     num_workers: int
     prefetch_factor: int
@@ -120,7 +110,11 @@ class Figures:
     @property
     def sent(self) -> int:
         """How many workers' parts of batches travelled through the message queue instead of a slot."""
-        return sum(worker.sent for worker in self.workers)
+        return int(self._sum("sent"))
+
+    def _sum(self, name: str) -> Any:
+        """What a number of all workers adds up to."""
+        return sum(getattr(worker, name) for worker in self.workers)
 
 
 def rate(count: float, seconds: float) -> float:
@@ -143,7 +137,9 @@ def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> 
     # without workers the trainer waits while it reads
     busy = max(map(_busy_share, figures.workers), default=0.0) if setup.num_workers else 1.0
     windows = figures.batches * setup.lanes
-    if _are_tiny(figures, windows):
+    seconds = figures._sum("reading_seconds") + figures._sum("opening_seconds")
+    # of objects, which are sent, bytes are not known
+    if seconds < _TINY_SECONDS * windows and 0 < figures.bytes < _TINY_BYTES * windows:
         return Advice(
             "larger windows",
             f"A lane's window is {figures.bytes / windows:,.0f} bytes, so time goes into keeping account of "
@@ -190,17 +186,9 @@ def _window_padding(figures: Figures, setup: Setup) -> float:
     return figures.begun * padding / figures.cells
 
 
-def _are_tiny(figures: Figures, windows: int) -> bool:
-    """Whether lanes' windows are read in next to no time, and are small."""
-    seconds = sum(worker.reading_seconds + worker.opening_seconds for worker in figures.workers)
-    arrays = figures.bytes > 0  # else they are objects, which are sent
-    return arrays and seconds < _TINY_SECONDS * windows and figures.bytes < _TINY_BYTES * windows
-
-
 def _about_busy_workers(figures: Figures, setup: Setup, cores: int) -> Advice:
     most = min(setup.lanes, cores)
-    reading = sum(worker.reading_seconds for worker in figures.workers)
-    opening = sum(worker.opening_seconds for worker in figures.workers)
+    reading, opening = figures._sum("reading_seconds"), figures._sum("opening_seconds")
     waits = f"The trainer waits {figures.wait_share:.0%} of its time"
     if setup.num_workers * setup.threads_per_worker < most:
         who = ("nobody reads meanwhile", "the worker reads all the time")[setup.num_workers > 0]
@@ -211,12 +199,9 @@ def _about_busy_workers(figures: Figures, setup: Setup, cores: int) -> Advice:
             f"{waits}, and {who}: use more workers (num_workers={-(-most // setup.threads_per_worker)}).",
         )
     if opening > reading:
-        ahead = any(worker.opening_ahead_seconds > 0 for worker in figures.workers)
-        remedy = (
-            "reserve more of them ahead (lookahead=2)"
-            if ahead
-            else "have them opened ahead (open_early=True, if the factory may run in a second thread)"
-        )
+        remedy = "have them opened ahead (open_early=True, if the factory may run in a second thread)"
+        if figures._sum("opening_ahead_seconds"):
+            remedy = "reserve more of them ahead (lookahead=2)"
         return Advice("open ahead", f"{waits}, and workers open streams more than they read: {remedy}.")
     if setup.lanes < cores:
         return Advice(
@@ -246,9 +231,8 @@ def _about_idle_workers(figures: Figures, setup: Setup) -> Advice:
             f"{waits}: {figures.sent} parts of batches travelled through the message queue, not through shared memory; "
             "yield arrays of one shape and dtype, not objects.",
         )
-    granting = sum(worker.granting_seconds for worker in figures.workers)
-    busy = sum(worker.reading_seconds + worker.opening_seconds for worker in figures.workers)
-    total = granting + busy + sum(worker.idle_seconds for worker in figures.workers)
+    granting = figures._sum("granting_seconds")
+    total = granting + sum(map(figures._sum, ("reading_seconds", "opening_seconds", "idle_seconds")))
     if granting > _MUCH_GRANTING * total:
         return Advice(
             "lookahead",

@@ -41,7 +41,7 @@ import functools
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -66,12 +66,8 @@ def device_of(name: Any) -> torch.device:
         raise ValueError(f"device is {name!r}, which torch does not know: {str(error).splitlines()[0]}") from None
 
 
-def pinned(batch: Any) -> Any:
-    """`batch` in page-locked memory; what lies in such memory already, without gaps, stays where it is."""
-    return map_leaves(batch, _pinned_leaf)
-
-
-def _pinned_leaf(leaf: Any) -> Any:
+def pinned(leaf: Any) -> Any:
+    """A leaf in page-locked memory; what lies in such memory already, without gaps, stays where it is."""
     if not isinstance(leaf, torch.Tensor):
         return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
     if leaf.device.type != "cpu" or not is_dense(leaf):
@@ -81,12 +77,8 @@ def _pinned_leaf(leaf: Any) -> Any:
     return leaf if leaf.is_pinned() else leaf.pin_memory()
 
 
-def moved(batch: Any, device: torch.device) -> Any:
-    """`batch` on a device. A `StreamBatch` keeps its bookkeeping in host memory, too."""
-    return _there(batch, lambda leaf: _moved_leaf(leaf, device))
-
-
 def _there(batch: Any, move: Callable[[Any], Any]) -> Any:
+    """`batch` with its leaves moved. A `StreamBatch` keeps its bookkeeping in host memory, too."""
     there = map_leaves(batch, move)
     return there._moved_from(batch) if isinstance(batch, StreamBatch) else there
 
@@ -108,10 +100,11 @@ class Destination:
         if self._pin_memory or on_cuda:
             if torch.cuda.is_available():
                 with torch.cuda.device(self.device if on_cuda else None):  # whose context it is allocated in
-                    batch = pinned(batch)
+                    batch = map_leaves(batch, pinned)
             elif self._pin_memory:
                 warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=4)
-        return batch if self.device is None or on_cuda else moved(batch, self.device)
+        device = self.device
+        return batch if device is None or on_cuda else _there(batch, lambda leaf: _moved_leaf(leaf, device))
 
 
 class HasDestination:
@@ -142,15 +135,7 @@ _MOST_COPIES = 2  # under way at once: the batch ahead, and the one before
 _MOST_USES = 3  # batches that a host may be ahead of the device
 
 
-class _Copy(NamedTuple):
-    """A batch on the device, but for what cannot be copied ahead; and the event behind its copies."""
-
-    batch: Any
-    copied: Any
-
-
-class _Nothing:
-    """No batch."""
+_NOTHING = object()
 
 
 class OneAhead:
@@ -171,9 +156,9 @@ class OneAhead:
         self._batches, self._hold, self._release, self._backend = batches, hold, release, backend
         self._stream = _copy_stream(backend, backend.current_device() if device.index is None else device.index)
         self._device = self._stream.device
-        self._fetched: Any = _Nothing  # in host memory; its copy is still to begin
+        self._fetched: Any = _NOTHING  # in host memory; its copy is still to begin
         self._end: Exception | None = None  # the end, or what was raised in place of a batch
-        self._ahead: _Copy | None = None
+        self._ahead: tuple[Any, Any] | None = None  # on the device but for what cannot be copied ahead; its event
         self._copies: deque[Any] = deque()  # the events behind the last copies
         self._uses: deque[Any] = deque()  # the events before the last uses
 
@@ -187,7 +172,7 @@ class OneAhead:
                 self._raise_end()
             self._hold(True, False)
             self._ahead = self._copy()  # raises in the batch's own place, and tries again when asked again
-        batch = self._on_current_stream(self._ahead)
+        batch = self._on_current_stream(*self._ahead)
         self._fetch()  # while the batch before is still being computed with
         following = None
         if self._end is None:
@@ -199,7 +184,7 @@ class OneAhead:
 
     def _fetch(self) -> None:
         """Have a batch to copy, or the end."""
-        if self._fetched is not _Nothing or self._end is not None:
+        if self._fetched is not _NOTHING or self._end is not None:
             return
         try:
             self._fetched = next(self._batches)
@@ -217,26 +202,26 @@ class OneAhead:
         finally:
             del error  # its traceback leads here, and up to the loader: a circle would keep workers alive
 
-    def _copy(self) -> _Copy:
+    def _copy(self) -> tuple[Any, Any]:
         """Begin to copy what was fetched, and let go of it."""
         _wait_for_all_but(self._copies, _MOST_COPIES - 1)
         with self._backend.stream(self._stream):
             batch = _there(self._fetched, self._ahead_of_use)
             copied = self._backend.Event(blocking=True)
             copied.record(self._stream)
-            self._fetched = _Nothing
+            self._fetched = _NOTHING
             self._release()  # here: its memory is free once what was begun on this stream is done
         self._copies.append(copied)
-        return _Copy(batch, copied)
+        return batch, copied
 
     def _ahead_of_use(self, leaf: Any) -> Any:
         return leaf.to(self._device, non_blocking=True) if _is_dense_on(leaf, "cpu") else leaf
 
-    def _on_current_stream(self, ahead: _Copy) -> Any:
+    def _on_current_stream(self, batch: Any, copied: Any) -> Any:
         """What was copied, for use on the current stream."""
         _wait_for_all_but(self._uses, _MOST_USES - 1)
         current = self._backend.current_stream(self._device)
-        current.wait_event(ahead.copied)
+        current.wait_event(copied)
         begins = self._backend.Event(blocking=True)
         begins.record(current)
         self._uses.append(begins)
@@ -247,7 +232,7 @@ class OneAhead:
             leaf.record_stream(current)  # its memory is handed out again only behind what this stream does with it
             return leaf
 
-        return _there(ahead.batch, take)
+        return _there(batch, take)
 
 
 def _wait_for_all_but(events: deque[Any], count: int) -> None:

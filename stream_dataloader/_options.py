@@ -214,32 +214,24 @@ def check_mix(
         raise TypeError(f"weights must be numbers, one a dataset, and are {shorten(weights)}") from None
     if len(given) != len(sizes):
         raise ValueError(f"weights are {len(given)}, and datasets {len(sizes)}; pass one weight a dataset")
+    most = max((weight for weight in given if weight < np.inf), default=0.0)
     for i, weight in enumerate(given):
-        if not 0 < weight < np.inf:
+        if not max(0.0, _LEAST_SHARE * most) <= weight < np.inf or not weight:
             raise ValueError(
-                f"weights[{i}] is {weight}, and must be positive and finite; what is not to be read, leave out"
+                f"weights[{i}] is {weight}, and must be positive and finite, and at least {_LEAST_SHARE:g} of the "
+                f"largest, {most}; what is not to be read, leave out"
             )
-    least = min(given)
-    if least < _LEAST_SHARE * max(given):
-        raise ValueError(
-            f"weights[{given.index(least)}] is {least}, beside {max(given)}, and must be at least {_LEAST_SHARE:g} of "
-            "that; what is not to be read, leave out"
-        )
     exhausted = choice("exhausted", exhausted, Exhausted)
     return Mix(tuple(sizes), tuple(given), exhausted, tuple(shuffles), tuple(schedules))
 
 
-def lanes(batch_size: Any) -> int:
-    """`batch_size`, the number of lanes."""
-    return integer("batch_size", batch_size, 1, _MOST_LANES)
-
-
 def check_rules(rules: Rules, lookahead: Any, *, has_lengths: bool) -> Rules:
-    """Rules made of what a user gave, whose lanes are checked; the rest is checked here."""
+    """Rules made of what a user gave."""
     if lookahead is None:
         lookahead = 0 if rules.schedule == "longest_first" else 1
     rules = replace(
         rules,
+        lanes=integer("batch_size", rules.lanes, 1, _MOST_LANES),
         padding_mode=choice("padding_mode", rules.padding_mode, PaddingMode),
         windows=choice("windows", rules.windows, Windows),
         time_steps=None if rules.time_steps is None else integer("time_steps", rules.time_steps, 1, 2**31),

@@ -113,12 +113,11 @@ class LaneBatchSampler(Sampler[list[int]]):
         left_out = {"allow_partial": allow_partial, "allow_repeats": allow_repeats}
         self._groups = groups_of(groups_or_lengths, dataset_length, order=order, numbers=numbers, **left_out)
         time_steps = self.time_steps = options.integer("time_steps", time_steps, 1, 2**31)
-        self.batch_size = options.lanes(batch_size)
         self._seed_is_given = seed is not None  # and so every rank's
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
         rules = Rules(
             len(self._groups),
-            self.batch_size,
+            batch_size,
             padding_mode,
             windows,
             time_steps,
@@ -129,6 +128,7 @@ class LaneBatchSampler(Sampler[list[int]]):
             deterministic=True,
         )
         self._rules = options.check_rules(rules, lookahead, has_lengths=True)
+        self.batch_size = self._rules.lanes
         options.check_ranks(groups, rank, world_size, None)
         self._total_groups, self._rank = groups, OwnRank(rank, world_size)
         self.batches_per_epoch = options.batches_per_epoch(batches_per_epoch, self._rules.padding_mode)

@@ -22,7 +22,7 @@ from stream_dataloader._loader.kept_length import KeptLength
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.starter import Starter
 from stream_dataloader._memory.pickling import ByValue
-from stream_dataloader._progress import ProgressBar
+from stream_dataloader._progress import with_progress
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.deferred import Begun, Deferred, Turn
 from stream_dataloader._workers.settings import WorkerSettings, check_dataset, check_restarts, workers_of
@@ -173,9 +173,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._turn = Turn()
         self._starter = Starter(self._ranks, self._workers, self._max_restarts, self._settings, self._turn)
 
-    def _renew_workers(self) -> None:
-        self._starter.renew(self._settings)
-
     def _dismiss_workers(self) -> None:
         """End what is being read, and the workers; they are gone when this returns."""
         self._starter.dismiss()
@@ -271,14 +268,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         Args:
             options: Of `tqdm`, such as `desc="train"`, `leave=False` or `disable=False`.
         """
-        try:
-            total: int | None = len(self)
-        except TypeError:
-            total = None
-        members = self.dataset.members
-        endless = any(member.is_endless for member in members)
-        sources = None if endless else sum(len(member.sources) for member in members)
-        return iter(ProgressBar(iter(self), self.stats, total, sources, self.batch_size, options))
+        return with_progress(self, options)
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where the loader stands: after what was delivered, not after what workers have read ahead.
@@ -316,14 +306,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """
         self._turn.renew()
         with self._turn.lock:
-            self._load(state)
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._position.loaded = None
-        loaded = self._position.read(state)
-        self._starter.end()
-        self._find_place()
-        self._position.load(state, loaded)
+            self._position.loaded = None
+            loaded = self._position.read(state)
+            self._starter.end()
+            self._find_place()
+            self._position.load(state, loaded)
 
     def __len__(self) -> int:
         """Number of batches of the epoch being read, or of the one that `iter()` would begin.

@@ -139,7 +139,6 @@ class StreamDataset(IterableDataset[StreamBatch]):
             one = SourceList.checked(sources, open_stream, open_early, lengths, sections, fingerprint)
             sources = SourceLists([one])
         self.source_lists = lists = sources  # of `interleave` those of several datasets
-        self.weights = (1.0,) if lists.mix is None else lists.mix.weights  # of the datasets that it is made of
         seed = int(torch.randint(2**62, ()).item()) if seed is None else options.integer("seed", seed, 0)
         self.cuts: Cuts | None = lists.cuts(seed)  # what the schedule hands out in place of the sources
         if time_steps is not None:  # else it may be an idle lane's window, of any type
@@ -154,9 +153,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.mark_ends = options.flag("mark_ends", mark_ends)
         self.given_lookahead = lookahead
         self._steps: tuple[int, list[int]] | None = None  # of the epoch that was asked for last
-        lanes, draws = options.lanes(batch_size), len(self.sources) if self.cuts is None else len(self.cuts)
+        draws = len(self.sources if self.cuts is None else self.cuts)
         rules = Rules(
-            draws, lanes, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic, lists.mix
+            draws, batch_size, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic, lists.mix
         )
         self.rules = options.check_rules(rules, lookahead, has_lengths=lists.lengths is not None)
         self.session_table = SessionTable(self.rules)

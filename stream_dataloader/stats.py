@@ -122,12 +122,12 @@ class LoaderStats(Figures):
     @property
     def opened(self) -> int:
         """Streams that all workers opened."""
-        return sum(worker.opened for worker in self.workers)
+        return int(self._sum("opened"))
 
     @property
     def retried(self) -> int:
         """How often streams were opened again after an error."""
-        return sum(worker.retried for worker in self.workers)
+        return int(self._sum("retried"))
 
     def __sub__(self, earlier: LoaderStats) -> LoaderStats:
         """What happened since `earlier`; slots are as they are now."""
@@ -191,13 +191,7 @@ class LoaderStats(Figures):
     def _rows(self) -> list[list[str]]:
         rows = [["worker", "reading", "opening", "grants", "idle", "ahead", "items"]]
         for number, worker in enumerate(self.workers):
-            seconds = (
-                worker.reading_seconds,
-                worker.opening_seconds,
-                worker.granting_seconds,
-                worker.idle_seconds,
-                worker.opening_ahead_seconds,
-            )
+            seconds = dataclasses.astuple(worker)[:5]
             rows.append([str(number), *(f"{value:.2f} s" for value in seconds), f"{worker.items:,}"])
         return rows
 

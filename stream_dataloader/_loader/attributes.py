@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-from abc import abstractmethod
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
+from stream_dataloader._loader.starter import Starter
 from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader.protocols import WorkerMethod
 
@@ -48,14 +48,11 @@ class TorchAttributes:
 
     num_workers: int
     _settings: WorkerSettings
+    _starter: Starter
 
     sampler = _Absent(_NO_INDICES)  # None would be taken for a sampler that shuffles, by Lightning's overfit_batches
     batch_sampler = _Absent(_NO_INDICES)  # of None, Lightning's DeepSpeed strategy would read the batch_size
     drop_last = _Absent(_REBUILDS)
-
-    @abstractmethod
-    def _renew_workers(self) -> None:
-        """Have new workers from the next iteration on, with the settings of now."""
 
     @property
     def prefetch_factor(self) -> int | None:
@@ -96,7 +93,7 @@ class TorchAttributes:
     @worker_init_fn.setter
     def worker_init_fn(self, function: Callable[[int], Any] | None) -> None:
         self._settings = dataclasses.replace(self._settings, worker_init_fn=function)
-        self._renew_workers()
+        self._starter.renew(self._settings)
 
     @property
     def timeout(self) -> float:

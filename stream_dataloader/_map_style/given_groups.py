@@ -44,18 +44,19 @@ def groups_of(
     listed = _listed(given)
     if len(listed) == 0:
         raise ValueError("groups is empty; give at least one group")
-    if _is_group(listed[0]):
-        if order is not None:
-            raise ValueError("order= sorts the indices of equal ids, and groups are lists of indices; sort those")
-        groups = _groups_of_lists(listed, dataset_length)
+    are_lists, first = _is_group(listed[0]), listed[0]
+    if not are_lists and numbers is None and isinstance(first, (int, np.integer)) and not isinstance(first, bool):
+        raise ValueError(
+            f"groups_or_lengths is a flat list of integers, {shorten(listed, 60)}, which may be the group of each "
+            'index or the length of each group; say which: numbers="ids" or numbers="lengths"'
+        )
+    if not are_lists and numbers != "lengths":
+        groups = _groups_of_ids(listed, dataset_length, order)
+    elif order is not None:
+        what = "lists of indices; sort those" if are_lists else "lengths"
+        raise ValueError(f"order= sorts the indices of equal ids, and groups are {what}")
     else:
-        numbers = numbers or _told_apart(listed)
-        if numbers == "lengths":
-            if order is not None:
-                raise ValueError("order= sorts the indices of equal ids, and groups are lengths")
-            groups = _groups_of_lengths(listed, dataset_length)
-        else:
-            groups = _groups_of_ids(listed, dataset_length, order)
+        groups = (_groups_of_lists if are_lists else _groups_of_lengths)(listed, dataset_length)
     if dataset_length is not None and not allow_partial:
         _check_cover(groups)
     if not allow_repeats:
@@ -70,29 +71,18 @@ def _is_group(entry: Any) -> bool:
 
 def _listed(given: Any) -> Any:
     """`given` as something with a length and numbered entries."""
-    if isinstance(given, (str, bytes, Mapping, set, frozenset)) or not isinstance(given, Iterable):
+    given = _as_numpy(given)
+    is_number = getattr(given, "ndim", 1) == 0
+    if is_number or isinstance(given, (str, bytes, Mapping, set, frozenset)) or not isinstance(given, Iterable):
         raise TypeError(
             f"groups is {shorten(given)}, a {type(given).__name__}; give {IDS}, or a list of lists of indices or ranges"
         )
-    if hasattr(given, "numpy") and not isinstance(given, np.ndarray):  # a tensor
-        given = given.numpy()
-    if isinstance(given, np.ndarray):
-        if given.ndim == 0:
-            raise TypeError(f"groups is {shorten(given)}, one number; give {IDS}")
-        return given
-    return given if isinstance(given, (list, tuple, range)) else list(given)
+    return given if isinstance(given, (list, tuple, range, np.ndarray)) else list(given)
 
 
-def _told_apart(listed: Any) -> Numbers:
-    if isinstance(listed[0], (int, np.integer)) and not isinstance(listed[0], bool):
-        raise ValueError(
-            f"groups_or_lengths is a flat list of integers, {shorten(listed, 60)}, which may be the group of each "
-            'index or the length of each group; say which: numbers="ids" or numbers="lengths"'
-        )
-    return "ids"
-
-
-# lengths --------------------------------------------------------------------------------------------------------------
+def _as_numpy(values: Any) -> Any:
+    """Tensors as arrays."""
+    return values.numpy() if hasattr(values, "numpy") and not isinstance(values, np.ndarray) else values
 
 
 def _groups_of_lengths(listed: Any, dataset_length: int | None) -> IndexGroups:
@@ -113,12 +103,21 @@ def _groups_of_lists(listed: Any, dataset_length: int | None) -> IndexGroups:
     if _count_on(listed, dataset_length):
         return IndexGroups(np.fromiter(map(len, listed), np.int64), None, dataset_length)
     arrays = [_indices_of(number, group) for number, group in enumerate(listed)]
-    groups = IndexGroups(np.fromiter(map(len, arrays), np.int64), np.concatenate(arrays), dataset_length)
-    for number, array in enumerate(arrays):
-        wrong = (array < 0) | (array >= groups.dataset_length)
-        if wrong.any():
-            place = int(wrong.argmax())
-            raise ValueError(_beyond(f"groups[{number}][{place}]", int(array[place]), dataset_length))
+    flat = np.concatenate(arrays)
+    groups = IndexGroups(np.fromiter(map(len, arrays), np.int64), flat, dataset_length)
+    wrong = (flat < 0) | (flat >= groups.dataset_length)
+    if wrong.any():
+        place, count = int(wrong.argmax()), groups.dataset_length
+        number, within = _locate(groups, place)
+        limit = f"indices count from 0 to {max(count - 1, 0)}"
+        if flat[place] < 0:
+            why = f"{limit}; a negative index does not count from the end, give the index itself"
+        else:
+            why = (
+                f"the dataset has {count} items, so {limit}; leave the index out, or give the dataset that the groups "
+                "were made for"
+            )
+        raise ValueError(f"groups[{number}][{within}] is {flat[place]}, and {why}")
     return groups
 
 
@@ -141,28 +140,19 @@ def _indices_of(number: int, group: Any) -> npt.NDArray[Any]:
             f"lists of indices only, or {IDS}"
         )
     try:
-        array = np.asarray(group)
-    except ValueError:
+        array = np.asarray(group, None if len(group) else np.int64)
+    except ValueError:  # lists of several lengths in it
         array = np.empty((0, 0))
-    if not len(group):
-        return np.empty(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TypeError(f"groups[{number}] is {shorten(group, 80)}, and must be a flat list of integers, indices")
     return array
 
 
-def _beyond(what: str, index: int, length: int | None) -> str:
-    """The message for an index that no item has."""
-    if index < 0:
-        limit = "from 0" if length is None else f"from 0 to {length - 1}"
-        return (
-            f"{what} is {index}, and indices count {limit}; a negative index does not count from the end, give the "
-            "index itself"
-        )
-    return (
-        f"{what} is {index}, and the dataset has {length} items, so indices count from 0 to {(length or 0) - 1}; leave "
-        "the index out, or give the dataset that the groups were made for"
-    )
+def _locate(groups: IndexGroups, place: int) -> tuple[int, int]:
+    """The group, and the place in it, of a place in all groups put together."""
+    ends = np.cumsum(groups.lengths)
+    number = int(np.searchsorted(ends, place, "right"))
+    return number, place - int(ends[number] - groups.lengths[number])
 
 
 # ids ------------------------------------------------------------------------------------------------------------------
@@ -172,9 +162,16 @@ def _groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) ->
     """The groups of equal ids."""
     count = len(ids)
     if dataset_length is not None and count != dataset_length:
+        array = _as_array(ids)
+        hint = ""
+        if array is not None and array.dtype.kind in "iu" and int(array.sum()) == dataset_length:
+            hint = (
+                f" (they add up to {dataset_length}: if they are the lengths of consecutive groups, give "
+                "[range(end - n, end) for n, end in zip(lengths, itertools.accumulate(lengths))])"
+            )
         raise ValueError(
             f"groups has {count} ids, and the dataset {dataset_length} items; give one id for each item, or a list of "
-            "lists of indices or ranges, one for each group" + _hint_of_lengths(ids, dataset_length)
+            f"lists of indices or ranges, one for each group{hint}"
         )
     codes = _codes(ids)
     if order is not None:
@@ -184,10 +181,9 @@ def _groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) ->
     runs = codes[begins]
     if len(runs) > codes.max() + 1:
         number = int(np.flatnonzero(runs < np.maximum.accumulate(runs))[0])  # codes count up as ids come first
-        code, again = runs[number], int(begins[number])
-        earlier = int(np.flatnonzero(runs == code)[0])
+        again, earlier = int(begins[number]), int(begins[runs == runs[number]][0])
         raise ValueError(
-            f"groups has id {shorten(_entry(ids, again))} at index {int(begins[earlier])}, and, with other ids "
+            f"groups has id {_shown(ids[again])} at index {earlier}, and, with other ids "
             f"between, again at index {again}; if these are one group, say in which order its items "
             "come: order= a sort key for each index, such as its time, or order=range(len(dataset)); "
             "else give them ids that differ"
@@ -195,19 +191,8 @@ def _groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) ->
     return IndexGroups(np.diff(begins, append=count), None, count)
 
 
-def _hint_of_lengths(ids: Any, dataset_length: int) -> str:
-    array = _as_array(ids)
-    if array is not None and array.dtype.kind in "iu" and int(array.sum()) == dataset_length:
-        return (
-            f" (they add up to {dataset_length}: if they are the lengths of consecutive groups, give "
-            "[range(end - n, end) for n, end in zip(lengths, itertools.accumulate(lengths))])"
-        )
-    return ""
-
-
-def _entry(ids: Any, index: int) -> Any:
-    entry = ids[index]
-    return entry.item() if isinstance(entry, np.generic) else entry
+def _shown(entry: Any) -> str:
+    return shorten(entry.item() if isinstance(entry, np.generic) else entry)
 
 
 def _codes(ids: Any) -> IntArray:
@@ -215,25 +200,21 @@ def _codes(ids: Any) -> IntArray:
     array = _as_array(ids)
     if array is not None and array.ndim == 1 and array.dtype.kind in "iuSUb":
         _, first, inverse = np.unique(array, return_index=True, return_inverse=True)
-        place = np.empty(len(first), np.int64)
-        place[np.argsort(first)] = np.arange(len(first))
-        codes: IntArray = place[inverse]
+        codes: IntArray = np.argsort(np.argsort(first))[inverse]
         return codes
     known: dict[Hashable, int] = {}
     found = np.empty(len(ids), np.int64)
     for index, group in enumerate(ids):
-        if _is_group(group) and not isinstance(group, tuple):
-            raise TypeError(
-                f"groups[{index}] is {shorten(group)}, a {type(group).__name__}, and groups[0] "
-                f"{shorten(_entry(ids, 0))}; give {IDS}, or lists of indices only"
-            )
         try:
+            if _is_group(group) and not isinstance(group, tuple):
+                raise TypeError
             if group is None or group != group:  # noqa: PLR0124 - NaN is no id: it differs from itself
                 raise ValueError(f"groups[{index}] is {group}, and is to be the id of a group; give each index one")
             found[index] = known.setdefault(group, len(known))
         except TypeError:
             raise TypeError(
-                f"groups[{index}] is {shorten(group)}, a {type(group).__name__}; give {IDS}: numbers or strings"
+                f"groups[{index}] is {shorten(group)}, a {type(group).__name__}, and groups[0] {_shown(ids[0])}; give "
+                f"{IDS}: numbers or strings, or lists of indices only"
             ) from None
     return found
 
@@ -253,18 +234,16 @@ def _as_array(values: Any) -> npt.NDArray[Any] | None:
 
 def _sorted_by(order: Order, count: int) -> IntArray:
     """All indices, sorted by their keys; those with equal keys in their own order."""
-    keys: Any = [order(index) for index in range(count)] if callable(order) else order
-    if hasattr(keys, "numpy") and not isinstance(keys, np.ndarray):
-        keys = keys.numpy()
+    keys = [order(index) for index in range(count)] if callable(order) else _as_numpy(order)
     if not hasattr(keys, "__len__"):
         raise TypeError(f"order is {shorten(order)}, a {type(order).__name__}; give one sort key for each index")
     if len(keys) != count:
         raise ValueError(f"order has {len(keys)} sort keys, and there are {count} indices; give one for each")
     array = _as_array(keys)
     if array is not None and array.ndim == 1 and array.dtype.kind in "iufSUMmb":
-        missing = np.isnat(array) if array.dtype.kind in "mM" else array != array  # noqa: PLR0124
+        missing = array != array  # noqa: PLR0124 - NaN and NaT
         if missing.any():
-            index = int(np.flatnonzero(missing)[0])
+            index = int(missing.argmax())
             raise ValueError(f"order[{index}] is {array[index]}, which comes neither before nor after another key")
         return np.argsort(array, kind="stable")
     try:
@@ -294,17 +273,12 @@ def _check_cover(groups: IndexGroups) -> None:
 def _check_repeats(groups: IndexGroups) -> None:
     """Refuse groups in which an index comes twice."""
     flat = groups.flat
-    if flat is None or not len(flat):
-        return
-    counts = np.bincount(flat)
-    if counts.max() <= 1:
+    counts = np.empty(0) if flat is None else np.bincount(flat)
+    if flat is None or counts.max(initial=0) <= 1:
         return
     index = int((counts > 1).argmax())
-    offsets = np.concatenate([[0], np.cumsum(groups.lengths)])
-    numbers = [int(np.searchsorted(offsets, place, "right")) - 1 for place in np.flatnonzero(flat == index)[:2]]
-    where = (
-        f"twice in groups[{numbers[0]}]" if numbers[0] == numbers[1] else f"in groups[{numbers[0]}] and [{numbers[1]}]"
-    )
+    one, other = (_locate(groups, int(place))[0] for place in np.flatnonzero(flat == index)[:2])
+    where = f"twice in groups[{one}]" if one == other else f"in groups[{one}] and [{other}]"
     raise ValueError(
         f"index {index} is {where}, and so would be read twice in an epoch; take it out of one, or pass "
         "allow_repeats=True"

@@ -7,7 +7,7 @@ error comes at the item it belongs to, also where several are fetched at once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, TypedDict
+from typing import Any, TypedDict
 
 from torch.utils.data import IterableDataset
 
@@ -48,15 +48,9 @@ class MapStyleOptions(CommonOptions, total=False):
 class OpenGroup:
     """Opens the stream of one group; `time_steps` items are fetched by one call of `__getitems__`, if there is one."""
 
-    # `_reading` keeps factories that it has looked at in a cache by their hash, which must not keep a dataset alive
-    __hash__: ClassVar[None]  # type: ignore[assignment]
-
     def __init__(self, dataset: Any, time_steps: int) -> None:
         self.dataset = dataset
         self._time_steps = time_steps
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
     def __call__(self, indices: Sequence[int], start: int = 0) -> Iterator[Any]:
         """Yield the items of one group of indices, from number `start` on."""
@@ -87,8 +81,8 @@ def _plain(indices: Any) -> Any:
 
 
 def _checked(items: Any, wanted: list[int]) -> Any:
-    if not hasattr(items, "__len__") or len(items) != len(wanted):
-        count = len(items) if hasattr(items, "__len__") else f"a {type(items).__name__}, no list"
+    count = len(items) if hasattr(items, "__len__") else f"a {type(items).__name__}, no list"
+    if count != len(wanted):
         raise ValueError(
             f"the dataset's __getitems__ was given {len(wanted)} indices, {shorten(wanted, 60)}, and returned {count}; "
             "return a list with one item for each"
@@ -106,18 +100,22 @@ def map_style(
     allow_repeats: bool,
 ) -> dict[str, Any]:
     """What `StreamDataset` is to be built with, to read a map-style dataset."""
-    _check_dataset(dataset)
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"dataset is a {type(dataset).__name__}, which has no items by index; from_map_style reads datasets with "
+            "__getitem__ and __len__; give what is iterated as sources and open_stream to StreamDataset"
+        )
+    try:
+        count = len(dataset)
+    except TypeError:
+        raise TypeError(
+            f"dataset is a {type(dataset).__name__} without __len__, by which its groups are checked; define it"
+        ) from None
     for name in ("sources", "open_stream", "lengths"):
         if name in options:
             raise TypeError(f"from_map_style makes {name} of the dataset and its groups; leave {name}= out")
-    found = groups_of(
-        groups,
-        len(dataset),
-        order=order,
-        numbers="ids",
-        allow_partial=allow_partial,
-        allow_repeats=allow_repeats,
-    )
+    left_out = {"allow_partial": allow_partial, "allow_repeats": allow_repeats}
+    found = groups_of(groups, count, order=order, numbers="ids", **left_out)
     time_steps = options.get("time_steps")
     made: dict[str, Any] = {
         "sources": found,
@@ -130,17 +128,3 @@ def map_style(
     if named is None or isinstance(named, str):
         made["fingerprint"] = found.fingerprint if named is None else f"{named}: {found.fingerprint}"
     return made
-
-
-def _check_dataset(dataset: Any) -> None:
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise TypeError(
-            f"dataset is a {type(dataset).__name__}, which has no items by index; from_map_style reads datasets with "
-            "__getitem__ and __len__; give what is iterated as sources and open_stream to StreamDataset"
-        )
-    try:
-        len(dataset)
-    except TypeError:
-        raise TypeError(
-            f"dataset is a {type(dataset).__name__} without __len__, by which its groups are checked; define it"
-        ) from None

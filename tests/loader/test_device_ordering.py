@@ -19,6 +19,7 @@ from stream_dataloader._assembly.slot_leases import SlotLeases
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._device import OneAhead, pinned
 from stream_dataloader._items.layout import Layout
+from stream_dataloader._kept_fields import map_leaves
 
 STEPS, LANES, WIDTH = 2, 3, 5
 
@@ -48,7 +49,7 @@ class Ring:
             for column in written.columns:
                 column[:] = step
             slot = self.leases.lease(1, step)
-            batch = pinned(batch_of(slot, step, odd))
+            batch = map_leaves(batch_of(slot, step, odd), pinned)
             if not holds:
                 slot = None
             yield (batch, batch := None)[0]
