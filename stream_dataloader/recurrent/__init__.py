@@ -1,8 +1,8 @@
 """The state of recurrent models, carried from batch to batch, and models that take packed windows.
 
-`state` has `RecurrentState`, which users call. Below it: `states` has tensors of lanes, `store` keeps them, `window`
-says what a batch asks of them, `order` that batches come in order, `initial` what lanes start with, `finite` looks for
-NaN, `checkpoint` makes plain data of it all, and `tree` takes structures of tensors apart. `packed` stands by itself.
+`state` has `RecurrentState`, which users call. Below it: `states` has tensors of lanes, `store` keeps them and looks
+for NaN, `order` says what a batch asks of them and that batches come in order, `initial` what lanes start with, and
+`checkpoint` makes plain data of it all. `packed` stands beside it.
 It imports `batch`, `errors`, `_items`, `_options` and `_ranks.place`; nothing imports it. Open `state` first.
 """
 

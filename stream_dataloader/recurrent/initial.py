@@ -15,8 +15,7 @@ import torch
 
 from stream_dataloader._items.structure import leaf_paths
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.recurrent.states import States, dims_of
-from stream_dataloader.recurrent.tree import check_same, names_of, take_apart
+from stream_dataloader.recurrent.states import States, check_same, dims_of, names_of, take_apart
 
 
 class Initial:

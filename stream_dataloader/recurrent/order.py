@@ -1,4 +1,4 @@
-"""Batches come in order: each lane goes on where the state that is kept for it stopped.
+"""What a batch asks of the lanes' states, and that batches come in order: each lane goes on where its state stopped.
 
 A lane's state belongs to the last item, and to the batch, that it was made of. The next batch is the one after it, or
 an epoch's first, and its first item of that lane is the one after the last, or the first of a stream. So a batch that
@@ -8,14 +8,16 @@ in any way.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
-from stream_dataloader.recurrent.window import Window
 
 #: What is known of each lane, a row each: its last item, and the batch that it was in. -1: not known.
 ROWS = ("source", "position", "epoch", "step")
@@ -27,6 +29,73 @@ _REMEDY = (
     "pass each batch to before() and after() once, in the loader's order, have a RecurrentState for each loader, and "
     "save both states as of the same batch"
 )
+
+
+def on_host(batch: StreamBatch) -> StreamBatch:
+    """The batch's bookkeeping in host memory; a batch that was moved remembers it, see `StreamBatch.host`."""
+    return batch if batch.mask.device.type == "cpu" else batch.host
+
+
+class Ends(NamedTuple):
+    """A time step of each lane: of which stream it is, and where in it."""
+
+    source: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+
+
+class Window(NamedTuple):
+    """A batch, lane by lane.
+
+    Attributes:
+        lanes: The lanes' numbers.
+        real: The lane has an item, be it one read again.
+        starts: A stream starts at the lane's first item.
+        goes_on: The lane's first item is not the first one of its stream.
+        first: The lane's first item.
+        last: Its last one.
+        epoch: The batch's epoch.
+        step: Its number in the epoch.
+        batch: Equal for one batch, its micro-batches and its copies on devices, and for no other.
+    """
+
+    lanes: npt.NDArray[np.int64]
+    real: npt.NDArray[np.bool_]
+    starts: npt.NDArray[np.bool_]
+    goes_on: npt.NDArray[np.bool_]
+    first: Ends
+    last: Ends
+    epoch: int
+    step: int
+    batch: Any
+
+    @classmethod
+    def of(cls, batch: StreamBatch) -> Window:
+        """That of a batch."""
+        host = on_host(batch)
+        source, position = host.source.numpy(), host.position.numpy()
+        there = source >= 0
+        time_steps, lanes = there.shape
+        rows = np.arange(lanes)
+        begin = 0 if there[0].all() else there.argmax(0)  # a loader pads the end only, others may pad the front
+        stop = -1 if there[-1].all() else time_steps - 1 - there[::-1].argmax(0)
+        real = there[begin, rows]
+        starts = host.is_start.numpy()[begin, rows]
+        first = Ends(source[begin, rows], position[begin, rows])
+        last = Ends(source[stop, rows], position[stop, rows])
+        token = batch.__dict__.get("_state") or weakref.ref(batch)
+        return cls(host.lane.numpy(), real, starts, real & ~starts, first, last, batch.epoch, batch.step, token)
+
+
+def check_no_start_inside(batch: StreamBatch) -> None:
+    """Raise if a stream starts after the first time step."""
+    host = on_host(batch)
+    if host.is_start[1:].any():
+        t, row = (host.is_start[1:].nonzero()[0] + torch.tensor([1, 0])).tolist()
+        raise ValueError(
+            f"lane {host.lane[row]} starts source {host.source[t, row]} at t = {t}, inside the window; a state given "
+            'at t = 0 does not get there; build the dataset with windows="aligned", or say packed=True if the '
+            "model begins anew at batch.is_start"
+        )
 
 
 class LaneOrder:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stream_dataloader.recurrent.tree import along, map_tensors, take_apart
+from stream_dataloader.recurrent.states import along, map_tensors, take_apart
 
 __all__ = ["linear_scan", "masked_rnn"]
 

@@ -21,20 +21,12 @@ from stream_dataloader import _options as options
 from stream_dataloader._items.structure import children_of
 from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.errors import StateError
+from stream_dataloader.errors import NonFiniteStateError, StateError
 from stream_dataloader.recurrent.checkpoint import as_state, of_rank
-from stream_dataloader.recurrent.finite import error_of, text_of
 from stream_dataloader.recurrent.initial import Initial
-from stream_dataloader.recurrent.order import LaneOrder
+from stream_dataloader.recurrent.order import LaneOrder, Window, check_no_start_inside, on_host
 from stream_dataloader.recurrent.states import dims_of, states_of
 from stream_dataloader.recurrent.store import LaneStore, Piece
-from stream_dataloader.recurrent.window import (
-    BurnInAt,
-    Window,
-    begins_with_burn_in,
-    burn_in_mask,
-    check_no_start_inside,
-)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["RecurrentState"]
 
 NonFinite = Literal["raise", "reset", "keep"]
+BurnInAt = Literal["start", "window"]
 
 
 class RecurrentState:
@@ -65,7 +58,8 @@ class RecurrentState:
             `"reset"`: give the lane the initial value, with a warning. `"keep"`: nothing; it is not looked for.
             `before` looks at a sum that `after` had computed. On a CUDA device it waits for that, which by then is most
             likely done.
-        burn_in: Number of steps that count as burn-in, see `loss_mask`.
+        burn_in: Number of steps that count as burn-in, see `loss_mask`: they bring the state up to date and teach
+            nothing (Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, 2019).
         burn_in_at: `"start"`: of each stream. `"window"`: of each window.
         packed: The model begins anew where `batch.is_start` is set inside a window, as `masked_rnn` and `linear_scan`
             do. Without it a stream that starts inside a window is an error.
@@ -204,14 +198,18 @@ class RecurrentState:
         Returns:
             The object itself.
         """
-        for piece in list(self._store):
+        for piece in self._store:
             self._store.put(piece.to(torch.device(device)))
         self._initial.to(torch.device(device))
         return self
 
     def burn_in_mask(self, batch: StreamBatch) -> torch.Tensor:
         """`(T, B)` bool: the step is an item of the stream, and burn-in."""
-        return burn_in_mask(batch, self._burn_in, self._burn_in_at)
+        real = batch.source >= 0
+        if self._burn_in_at == "start":
+            return real & (batch.position < self._burn_in)
+        t = torch.arange(batch.time_steps, device=real.device)
+        return real & (t < self._burn_in)[:, None]
 
     def loss_mask(self, batch: StreamBatch) -> torch.Tensor:
         """`(T, B)` bool: the step is to count in the loss: `batch.mask` without the burn-in."""
@@ -223,8 +221,11 @@ class RecurrentState:
         With an initial state that may be learnt it does nothing, and `cut_burn_in` all: that leaves a gradient of zero,
         which other ranks wait for.
         """
-        is_burn_in = begins_with_burn_in(batch, self._burn_in, self._burn_in_at)
-        return torch.no_grad() if is_burn_in and not self._initial.is_in_every_graph else contextlib.nullcontext()
+        host, head = on_host(batch), slice(0, self._burn_in)
+        if self._initial.is_in_every_graph or not self._burn_in:
+            return contextlib.nullcontext()
+        is_burn_in = self.burn_in_mask(host)[head] | (host.source[head] < 0)
+        return torch.no_grad() if is_burn_in.all() else contextlib.nullcontext()
 
     def cut_burn_in(self, batch: StreamBatch, state: Any, t: int) -> Any:
         """The state before time step t, with the gradient cut in lanes for which step t - 1 is burn-in.
@@ -296,7 +297,7 @@ class RecurrentState:
     def snapshot(self) -> Self:
         """A copy that keeps what is kept now. The tensors are the same ones, as none is ever changed in place."""
         twin = copy.copy(self)
-        twin._store, twin._order = self._store.copy(), copy.deepcopy(self._order)
+        twin._store, twin._order = copy.copy(self._store), copy.deepcopy(self._order)
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -335,7 +336,17 @@ class RecurrentState:
         """Which lanes go on with a state that is not finite."""
         if kept.check is None or not (bad := kept.check.bad() & window.goes_on).any():
             return np.zeros(len(window.lanes), np.bool_)
+        row = int(bad.argmax())
+        lane, source, position = (int(own[row]) for own in (window.lanes, *window.first))
+        more = f" (and {bad.sum() - 1} more lanes)" if bad.sum() > 1 else ""
+        text = f"lane {lane} goes on with source {source} at position {position}, and its state holds NaN or infinity"
         if self._nonfinite == "raise":
-            raise error_of(bad, window)
-        warnings.warn(f"{text_of(bad, window)}; it begins anew with the initial value", RuntimeWarning, stacklevel=3)
+            raise NonFiniteStateError(
+                f"{text}{more}, which would stay until the stream ends: clip gradients, take smaller steps, call "
+                f'reset([{lane}]), or say nonfinite="reset"',
+                source_index=source,
+                position=position,
+                lane=lane,
+            )
+        warnings.warn(f"{text}{more}; it begins anew with the initial value", RuntimeWarning, stacklevel=3)
         return bad

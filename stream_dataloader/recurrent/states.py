@@ -1,5 +1,8 @@
 """`States`: tensors of some lanes, in the structure of a model's state, and where the lanes are in each.
 
+A state is a tensor, or a tuple, list, dict or dataclass of states; or None. Its structure is like that of an item
+(`_items/structure.py`), with lists and None as containers.
+
 Guarantee: the dimension of the lanes is never guessed. It is given, or only one can be meant.
 """
 
@@ -12,9 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stream_dataloader._items.structure import Node, leaf_paths, unflatten
+from stream_dataloader._items.structure import (
+    Node,
+    Parts,
+    children_of,
+    flatten,
+    leaf_paths,
+    step_to,
+    types_of,
+    unflatten,
+)
 from stream_dataloader.errors import StateError
-from stream_dataloader.recurrent.tree import along, check_same, names_of, spread, take_apart
 
 Lanes = npt.NDArray[np.int64]
 
@@ -88,6 +99,73 @@ def _with_lanes(leaf: torch.Tensor, dim: int, lanes: int) -> tuple[int, ...]:
     return tuple(lanes if i == dim else size for i, size in enumerate(leaf.shape))
 
 
+def take_apart(value: Any, name: str = "state") -> tuple[Node, list[torch.Tensor]]:
+    """The structure of a state and its tensors, of which `unflatten` makes it again."""
+    node, leaves = flatten(value, _parts)
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            raise TypeError(
+                f"{leaf_paths(node, name)[i]} is a {type(leaf).__name__}; a state may hold tensors with a dimension "
+                "for lanes, None, and tuples, lists, dicts and dataclasses of them"
+            )
+    return node, leaves
+
+
+def _parts(value: Any) -> Parts | None:
+    if type(value) is list:
+        return list, tuple(range(len(value))), value
+    return (type(None), (), []) if value is None else children_of(value)
+
+
+def names_of(node: Node) -> list[str]:
+    """How a user would write each tensor: `state[0]`, `state['conv']`."""
+    return leaf_paths(node, "state")
+
+
+def _nesting(node: Node) -> str:
+    return types_of(node).replace("leaf", "tensor")
+
+
+def _spread(value: Any, node: Node, name: str) -> list[Any]:
+    """One value a tensor, from a value for all of them, or from a structure of such values like the state's."""
+    if value is None or isinstance(value, int):
+        return [value] * len(leaf_paths(node))
+    parts = _parts(value)
+    if parts is None or parts[0] is not node.type or set(parts[1]) != set(node.keys):
+        raise ValueError(
+            f"{name} is {value!r}, and the state there is {_nesting(node)} with {list(node.keys)}; give one number "
+            "for all tensors, or numbers in the structure of the state"
+        )
+    kind, keys, values = parts
+    by_key, below = dict(zip(keys, values, strict=True)), zip(node.keys, node.children, strict=True)
+    return [one for key, child in below for one in _spread(by_key[key], child, name + step_to(kind, key))]
+
+
+def map_tensors(function: Callable[..., torch.Tensor], value: Any, *others: Any) -> Any:
+    """`value` with each tensor replaced by what `function` makes of it, and of the tensors of `others` beside it."""
+    node, leaves = take_apart(value)
+    beside = [leaves]
+    for other in others:
+        other_node, other_leaves = take_apart(other)
+        check_same(node, other_node, "the state", "the other one")
+        beside.append(other_leaves)
+    return unflatten(node, iter([function(*own) for own in zip(*beside, strict=True)]))
+
+
+def check_same(expected: Node, found: Node, of: str, other: str) -> None:
+    """Raise unless two structures are the same."""
+    if expected != found:
+        raise StateError(
+            f"{of} is {_nesting(expected)} of {names_of(expected)}, and {other} {_nesting(found)} of "
+            f"{names_of(found)}; a carried state keeps its structure"
+        )
+
+
+def along(dim: int, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Values `(B,)` in a shape that broadcasts along dimension `dim` of a tensor."""
+    return values.reshape([-1 if i == dim % like.ndim else 1 for i in range(like.ndim)])
+
+
 def states_of(state: Any, lanes: int, batch_dim: Any, known: States | None = None) -> States:
     """What a model returned for a number of lanes; `known` is what it returned before."""
     node, leaves = take_apart(state)
@@ -110,7 +188,7 @@ def states_of(state: Any, lanes: int, batch_dim: Any, known: States | None = Non
 
 def dims_of(node: Node, leaves: Sequence[torch.Tensor], lanes: int, batch_dim: Any, what: str) -> list[int]:
     """The dimension of so many lanes in each tensor of `what`, by the user's `batch_dim`."""
-    numbers = spread(batch_dim, node, "batch_dim")
+    numbers = _spread(batch_dim, node, "batch_dim")
     named = zip(leaf_paths(node, what), leaves, numbers, strict=True)
     return [_dim_of(name, leaf, lanes, number) for name, leaf, number in named]
 

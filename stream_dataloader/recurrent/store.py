@@ -12,13 +12,60 @@ Guarantee: no tensor is ever changed in place, so autograd may hold any of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from stream_dataloader.recurrent.finite import FiniteCheck
 from stream_dataloader.recurrent.states import Lanes, States
+
+
+class FiniteCheck:
+    """Whether all numbers of some lanes' states are finite, found without making an accelerator's host wait.
+
+    One number a state, the sum, is not finite if anything in it is not (or if the sum overflows: then a closer look
+    says so). From a CUDA device it is copied while the model trains on, and looked at before the next batch.
+    """
+
+    def __init__(self, states: States) -> None:
+        self._states = states.map(lambda leaf, _: leaf.detach())
+        sums = [_sum(leaf) for leaf in self._states.leaves if leaf.is_floating_point() or leaf.is_complex()]
+        self._copied: torch.cuda.Event | None = None
+        self._total = torch.zeros(())
+        for i, one in enumerate(sums):
+            self._total = self._total.to(one.device) + one if i else one
+        if self._total.device.type == "cuda":
+            device = self._total.device
+            self._total = self._total.to("cpu", non_blocking=True)  # into page-locked memory
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(device))
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self.__dict__ | {"_copied": None}
+
+    def bad(self) -> npt.NDArray[np.bool_]:
+        """`(B,)`: the lane's state holds NaN or infinity. Waits for the sum."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        states = self._states
+        found = np.zeros(states.leaves[0].shape[states.dims[0]], np.bool_)
+        if math.isfinite(self._total.item()):
+            return found
+        for leaf, dim in zip(states.leaves, states.dims, strict=True):
+            finite = torch.isfinite(leaf).movedim(dim, 0).reshape(len(found), -1).all(1)
+            found |= ~finite.cpu().numpy()
+        return found
+
+
+def _sum(leaf: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor's numbers, in single precision at least."""
+    real = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
+    return real.sum(dtype=torch.float64 if real.dtype == torch.float64 else torch.float32)
 
 
 class Piece:
@@ -42,19 +89,13 @@ class Piece:
 
 
 class LaneStore:
-    """The pieces."""
+    """The pieces. Their table is never changed in place, so a shallow copy is a copy."""
 
     def __init__(self) -> None:
         self._pieces: dict[bytes, Piece] = {}
 
     def __iter__(self) -> Iterator[Piece]:
         return iter(self._pieces.values())
-
-    def copy(self) -> LaneStore:
-        """One that keeps the same pieces."""
-        made = LaneStore()
-        made._pieces = dict(self._pieces)
-        return made
 
     @property
     def lanes(self) -> Lanes:
@@ -77,17 +118,17 @@ class LaneStore:
         key = piece.lanes.tobytes()
         if key not in self._pieces:
             self.drop(piece.lanes)
-        self._pieces[key] = piece
+        self._pieces = self._pieces | {key: piece}
 
     def drop(self, lanes: Lanes) -> None:
         """Keep nothing for some lanes."""
-        for key, old in list(self._pieces.items()):
-            stays = ~np.isin(old.lanes, lanes)
-            if not stays.all():
-                del self._pieces[key]
-                if stays.any():
-                    rest = old.columns(np.flatnonzero(stays))
-                    self._pieces[rest.lanes.tobytes()] = rest
+        kept = {}
+        for piece in self:
+            stays = ~np.isin(piece.lanes, lanes)
+            if stays.any():
+                rest = piece if stays.all() else piece.columns(np.flatnonzero(stays))
+                kept[rest.lanes.tobytes()] = rest
+        self._pieces = kept
 
     def get(self, lanes: Lanes) -> Piece | None:
         """The states of some lanes; those of which none is kept are zeros. None if nothing is kept at all."""
