@@ -103,17 +103,19 @@ class Regrouper:
         """The arrays of a slot that holds all parts; only the lanes of readers that have ended are to be padded."""
         for part, lanes, fill in zip(parts, self._lanes, self._fills, strict=True):
             if part is None:
-                slot.rows(lanes).pad(fill.of(slot.layout))
-        if self._width < slot.lanes:  # what one worker put there
-            slot = slot.rows(self._all_lanes)
-        if time_steps < slot.time_steps:
-            slot = slot.until(time_steps)
+                for value, column in zip(fill.of(slot.layout), slot.columns, strict=True):
+                    if value is not None:
+                        column[:, lanes.start : lanes.stop] = value
+        columns = slot.columns
+        if self._width < slot.lanes or time_steps < slot.time_steps:  # what one worker put there, or not all of it
+            rows = slice(self._first, self._first + self._width)
+            columns = [None if column is None else column[:time_steps, rows] for column in columns]
         if None not in slot.layout.dtypes:
-            return slot.columns
+            return columns
         blocks = [part.contents.blocks[0] if part else None for part in parts]
         return [
             self._column(i, spec, blocks, time_steps) if spec.dtype is None else column
-            for i, (spec, column) in enumerate(zip(slot.layout.specs, slot.columns, strict=True))
+            for i, (spec, column) in enumerate(zip(slot.layout.specs, columns, strict=True))
         ]
 
     def _columns(self, blocks: list[Block | None], time_steps: int) -> list[Any]:

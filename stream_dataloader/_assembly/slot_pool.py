@@ -1,4 +1,4 @@
-"""A pool of slots of shared memory, in which workers put batches together in place.
+"""A pool of slots of shared memory, in which workers put batches together in place, and which batches lease.
 
 A slot holds the data of one whole batch. The first free one is claimed::
 
@@ -11,21 +11,26 @@ A slot holds the data of one whole batch. The first free one is claimed::
 The first item read, by whichever worker, decides where things lie in a slot; the file grows then. A worker
 that finds no free slot, or whose items do not fit, sends them through the message queue instead: nobody waits.
 
-Guarantees: a slot is written to only while no tensor, view or array over it is left in the main process; a
-worker is never kept waiting for one. Not covered: a process forked while a batch is held, which shares it;
-it must clone what it wants to keep.
+Guarantees: a slot is written to only while no tensor, view or array over it is left in the main process, and no CUDA
+device reads it; a worker is never kept waiting for one. Slots are given back where the next batch is asked for, as no
+Python code may run where an array goes (`_memory/endings.py`). Not covered: a process forked while a batch is held,
+which shares it; it must clone what it wants to keep.
 """
 
 from __future__ import annotations
 
 import mmap
 import pickle
-from functools import cached_property
+import weakref
+from collections import deque
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import torch
 
-from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE, PAGE_BYTES, Geometry, aligned
+from stream_dataloader._assembly.page_lock import LockedPages, PendingCopies, lock_pages
+from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE, PAGE_BYTES, Geometry, Slot, Slots, aligned
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._memory.fields import Carver, SharedFields
 from stream_dataloader._memory.pickling import dumps_home
@@ -186,3 +191,115 @@ class SlotPool(SharedFields):
     def __getstate__(self) -> dict[str, Any]:
         names = ("_lanes", "_messages", "_memory", "_file")
         return {name: self.__dict__[name] for name in names}
+
+
+class PooledSlots(Slots):
+    """The slots that workers share, for one session."""
+
+    there = True
+
+    def __init__(self, pool: SlotPool, session: int, whole_windows: bool) -> None:
+        super().__init__(whole_windows)
+        self._pool = pool
+        self._session = session
+        self._fitting: Layout | None = None  # equal to the slots', and the last one asked for
+        self._slots: dict[int, Slot] = {}
+
+    def offer(self, step: int, layout: Layout, time_steps: int) -> Slot | None:
+        """See `Slots`."""
+        pool = self._pool
+        geometry = pool.geometry if layout is self._fitting else pool.offer(layout, time_steps, self.whole_windows)
+        if geometry is None or time_steps > geometry.time_steps:
+            return None
+        if layout is not self._fitting:
+            if geometry.layout != layout or geometry.whole_windows != self.whole_windows:
+                return None
+            self._fitting = layout
+        number = pool.claim(self._session, step)
+        if number is not None and number not in self._slots:
+            self._slots[number] = geometry.slot(pool.memory, pool.offset(number))
+        return None if number is None else self._slots[number]
+
+
+class _Lease(weakref.ref[np.ndarray[Any, Any]]):
+    """Watches the array under a batch's tensors."""
+
+    __slots__ = ("slot",)
+    slot: int
+
+
+class SlotLeases:
+    """Leases slots to batches.
+
+    Attributes:
+        unfit: Nothing of the iteration that asked last fits the slots.
+        copies: How many batches were copied.
+    """
+
+    def __init__(self, pool: SlotPool, *, pin_memory: bool = False) -> None:
+        self.pool = pool
+        self.unfit = False
+        self.copies = 0
+        self._to_be_locked = pin_memory and torch.cuda.is_available()
+        self._device: torch.device | None = None
+        self._memory: LockedPages | None = None  # the pool's
+        self._copies = PendingCopies()
+        self._leases: dict[int, _Lease] = {}
+        self._over: deque[_Lease] = deque()  # those whose array is gone
+
+    def lock_for(self, device: torch.device) -> None:
+        """Have the slots' memory page-locked when the next slot is leased, as it is copied to a CUDA device."""
+        if self._device is None:
+            self._device = device
+            self._to_be_locked = self._memory is None and torch.cuda.is_available()
+
+    def lease(self, session: int, step: int) -> Slot | None:
+        """The slot of a step that all workers are done with; None if it has none.
+
+        It is free again when no array over it is left. When few are left, it is a copy.
+        """
+        slot = self.pool.find(session, step)
+        self.unfit = slot is None and self.pool.laid_out and (step == 0 or self.unfit)
+        if slot is None:
+            return None
+        if self._to_be_locked:
+            self._to_be_locked = False
+            self._memory = lock_pages(self.pool.memory, self._copies, self._device)
+        self.release()
+        self._copies.poll()
+        geometry = self.pool.geometry
+        assert geometry is not None
+        # the one array under all the batch's: numpy and torch keep it alive for as long as any of them lives
+        under = self.pool.memory if self._memory is None else self._memory
+        memory = np.ndarray(geometry.slot_bytes, np.uint8, under, self.pool.offset(slot))
+        if len(self._leases) - self._copies.waiting < geometry.most_held:
+            lease = _Lease(memory, self._over.append)
+            lease.slot = slot
+            self._leases[slot] = lease
+            self.pool.lease(slot)
+        else:
+            memory = memory.copy()
+            self.copies += 1
+            self.pool.free(slot)
+        return geometry.slot(memory)
+
+    @property
+    def in_use(self) -> int:
+        """How many slots are held by batches, or being filled, at this moment."""
+        return self.pool.in_use() - len(self._over)
+
+    def release(self) -> None:
+        """Free the slots that no array is left over, once no device reads them.
+
+        An interrupt may come anywhere here: the next call does the rest, and what is done twice does no harm.
+        """
+        while self._over:
+            self._copies.free_after(partial(_give_back, self.pool, self._leases, self._over[0]))
+            self._over.popleft()
+
+
+def _give_back(pool: SlotPool, leases: dict[int, _Lease], lease: _Lease) -> None:
+    """Outside of `SlotLeases`, which must not wait to be freed with its slots."""
+    if leases.get(lease.slot) is lease:
+        pool.give_back(lease.slot)
+        del leases[lease.slot]

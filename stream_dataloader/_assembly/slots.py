@@ -1,18 +1,23 @@
-"""What a slot looks like: arrays for one whole batch, side by side in one piece of memory.
+"""What windows are written to: a slot for a whole batch, which several readers share, or each reader's own memory.
 
-Guarantee: where things lie is a pure function of a few numbers, so all processes agree without a word.
+::
+
+    | leaf 0 | leaf 1 | ... |      a slot in shared memory: each leaf aligned to 64 bytes, the slot to pages
+
+Guarantees: where things lie in a slot is a pure function of a few numbers, so all processes agree without a word. A
+reader writes to its own lanes only. Where there is no room for its windows, they go another way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stream_dataloader._assembly.block import Block
+from stream_dataloader._assembly.block import Block, new_column
 from stream_dataloader._assembly.part import Contents
-from stream_dataloader._items.fill import Fills
 from stream_dataloader._items.layout import Layout, storage_dtype
 
 MOST_STEPS_A_MESSAGE = 64
@@ -28,45 +33,18 @@ def aligned(offset: int, to: int = _ALIGNMENT_BYTES) -> int:
 
 
 class Slot(NamedTuple):
-    """Arrays over the memory of one batch: `(T, B, ...)` a leaf; None for one that is an object.
-
-    Attributes:
-        lanes: How many lanes' windows they are.
-    """
+    """Arrays over the memory of one batch: `(T, B, ...)` a leaf; None for one that is an object."""
 
     layout: Layout
     time_steps: int
     lanes: int
     columns: list[Any]
 
-    def rows(self, lanes: range) -> Slot:
-        """Some lanes of it."""
+    def columns_of(self, lanes: range, lists: Sequence[Any]) -> list[Any]:
+        """The columns of some lanes; `lists` has the leaves that are objects, which have no place in the slot."""
         rows = slice(lanes.start, lanes.stop)
-        cut = [None if column is None else column[:, rows] for column in self.columns]
-        return Slot(self.layout, self.time_steps, len(lanes), cut)
-
-    def until(self, stop: int) -> Slot:
-        """The first time steps of it."""
-        cut = [None if column is None else column[:stop] for column in self.columns]
-        return Slot(self.layout, stop, self.lanes, cut)
-
-    def pad(self, fills: Fills) -> None:
-        """Fill all with what pads it."""
-        for fill, column in zip(fills, self.columns, strict=True):
-            if fill is not None:
-                column[:] = fill
-
-    def _block(self, lanes: range, contents: Contents) -> Block:
-        """The windows of some lanes, of which all is in the slot but leaves that are objects: those were sent."""
-        ours = self.rows(lanes)
-        columns = ours.columns
-        if contents.blocks:
-            (block,) = contents.blocks
-            columns = [sent if here is None else here for here, sent in zip(columns, block.columns, strict=True)]
-        counts = [0] * len(lanes)
-        for run in contents.runs:  # a lane that read began at t = 0
-            counts[run.lane - lanes.start] = contents.time_steps
-        return Block(self.layout, columns, counts, self.time_steps, contents.time_steps)
+        pairs = zip(self.columns, lists, strict=True)
+        return [sent if here is None else here[:, rows] for here, sent in pairs]
 
 
 def blocks_of(contents: Contents, slot: Slot | None, lanes: range) -> Sequence[Block]:
@@ -74,23 +52,15 @@ def blocks_of(contents: Contents, slot: Slot | None, lanes: range) -> Sequence[B
     if not contents.in_slot:
         return contents.blocks
     assert slot is not None
-    return [slot._block(lanes, contents)]
-
-
-class _Place(NamedTuple):
-    """Where an array `(T, B, *shape)` lies in a slot."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    begin_bytes: int
+    counts = [0] * len(lanes)
+    for run in contents.runs:  # a lane that read began at t = 0
+        counts[run.lane - lanes.start] = contents.time_steps
+    lists = contents.blocks[0].columns if contents.blocks else slot.columns
+    return [Block(slot.layout, slot.columns_of(lanes, lists), counts, slot.time_steps, contents.time_steps)]
 
 
 class Geometry:
-    """Where things lie in a slot: a pure function of layout, T, B and the order of these.
-
-    ::
-
-        | leaf 0 | leaf 1 | ... |      each aligned to 64 bytes, the slot to pages
+    """Where things lie in a slot.
 
     Attributes:
         layout: What items look like.
@@ -106,37 +76,94 @@ class Geometry:
         self.time_steps = time_steps
         self.whole_windows = whole_windows
         self._lanes = lanes
-        self._end_bytes = 0
-        self._columns = [
-            None if spec.dtype is None else self._place(storage_dtype(spec.dtype), spec.shape) for spec in layout.specs
-        ]
-        self.slot_bytes = max(aligned(self._end_bytes, PAGE_BYTES), PAGE_BYTES)
+        self._places: list[tuple[tuple[int, ...], np.dtype[Any], int] | None] = []  # of each leaf: shape, dtype, begin
+        end = 0
+        for spec in layout.specs:
+            place = None
+            if spec.dtype is not None:
+                place = spec.shape, storage_dtype(spec.dtype), aligned(end)
+                end = place[2] + time_steps * lanes * math.prod(spec.shape) * place[1].itemsize
+            self._places.append(place)
+        self.slot_bytes = max(aligned(end, PAGE_BYTES), PAGE_BYTES)
         self.most_steps = min(max(_STEPS_BYTES // self.slot_bytes, 1), MOST_STEPS_A_MESSAGE)
         self.most_held = max(_HELD, self.most_steps)
 
-    def _place(self, dtype: Any, shape: tuple[int, ...]) -> _Place:
-        """Room behind what has its place already."""
-        place = _Place(shape, np.dtype(dtype), aligned(self._end_bytes))
-        cells = self.time_steps * self._lanes * int(np.prod(shape, dtype=np.int64))
-        self._end_bytes = place.begin_bytes + cells * place.dtype.itemsize
-        return place
-
     def slot(self, memory: Any, offset: int = 0) -> Slot:
-        """Arrays over `memory`, which they keep alive.
-
-        Args:
-            offset: Where in the memory the slot begins.
-        """
+        """Arrays over `memory` from an offset on, which they keep alive."""
         head = (self.time_steps, self._lanes)
         columns: list[Any] = []
-        for place in self._columns:
-            if place is None:
-                columns.append(None)
-                continue
-            shape, dtype, begin = place
-            if self.whole_windows:
-                column = np.ndarray((*head[::-1], *shape), dtype, memory, offset + begin).swapaxes(0, 1)
-            else:
-                column = np.ndarray((*head, *shape), dtype, memory, offset + begin)
+        for place in self._places:
+            column = None
+            if place is not None:
+                shape, dtype, begin = place
+                if self.whole_windows:
+                    column = np.ndarray((*head[::-1], *shape), dtype, memory, offset + begin).swapaxes(0, 1)
+                else:
+                    column = np.ndarray((*head, *shape), dtype, memory, offset + begin)
             columns.append(column)
         return Slot(self.layout, *head, columns)
+
+
+class Slots:
+    """What the windows of one session are written to. By itself it has no slots: each reader has memory of its own.
+
+    Attributes:
+        whole_windows: Windows are wanted lane by lane, for a `collate_fn`: those that streams cut themselves as they
+            are, others in one piece each.
+        there: There are slots.
+    """
+
+    there = False
+
+    def __init__(self, whole_windows: bool = False) -> None:
+        self.whole_windows = whole_windows
+
+    def offer(self, step: int, layout: Layout, time_steps: int) -> Slot | None:  # noqa: ARG002
+        """The slot of a step; None if windows of this layout do not fit, or no slot is free."""
+        return None
+
+    def taken(self, step: int) -> Slot | None:  # noqa: ARG002
+        """The slot of a step, if it is this process's: the batch's from now on. None if nobody wrote to one."""
+        return None
+
+    def own(self, width: int, layout: Layout, time_steps: int) -> Block:
+        """Room for windows in memory of their own; arrays are not initialised."""
+        columns = [new_column(spec, time_steps, width, whole_windows=self.whole_windows) for spec in layout.specs]
+        return Block(layout, columns, [0] * width, time_steps, time_steps)
+
+    def block(self, lanes: range, step: int, layout: Layout, time_steps: int) -> Block | None:
+        """Room for some lanes' windows in the step's slot, as `offer`."""
+        slot = self.offer(step, layout, time_steps)
+        if slot is None:
+            return None
+        lists = slot.columns
+        if None in layout.dtypes:
+            lists = [None if spec.dtype else new_column(spec, slot.time_steps, len(lanes)) for spec in layout.specs]
+        return Block(layout, slot.columns_of(lanes, lists), [0] * len(lanes), slot.time_steps, time_steps)
+
+
+class SharedSlot(Slots):
+    """Memory of this process that several readers put a batch together in, one step after the other."""
+
+    there = True
+
+    def __init__(self, lanes: int, whole_windows: bool) -> None:
+        super().__init__(whole_windows)
+        self._lanes = lanes
+        self._step = -1
+        self._slot: Slot | None = None
+
+    def offer(self, step: int, layout: Layout, time_steps: int) -> Slot | None:
+        """The slot of a step: of this layout, if it is the first that comes; None if windows do not fit."""
+        if self._slot is None or self._step != step:
+            block = self.own(self._lanes, layout, time_steps)
+            columns = [None if type(column) is list else column for column in block.columns]
+            self._step, self._slot = step, Slot(layout, time_steps, self._lanes, columns)
+        slot = self._slot
+        fits = time_steps <= slot.time_steps and (slot.layout is layout or slot.layout == layout)
+        return slot if fits else None
+
+    def taken(self, step: int) -> Slot | None:
+        """See `Slots`."""
+        slot, self._slot = self._slot, None
+        return slot if self._step == step else None

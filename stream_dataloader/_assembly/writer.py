@@ -19,7 +19,7 @@ import torch
 
 from stream_dataloader._assembly.block import Block
 from stream_dataloader._assembly.part import Contents, PartDraft
-from stream_dataloader._assembly.slot_writer import Slots
+from stream_dataloader._assembly.slots import Slots
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor
 from stream_dataloader._items.step_writer import StepWriter, Taken, step_writer

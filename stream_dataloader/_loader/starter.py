@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stream_dataloader._advice import Setup
-from stream_dataloader._assembly.slot_writer import SharedSlot, Slots
+from stream_dataloader._assembly.slots import SharedSlot, Slots
 from stream_dataloader._device import OneAhead
 from stream_dataloader._loader.collector import StepCollector
 from stream_dataloader._loader.epoch import Epoch, Record

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from stream_dataloader._assembly.slot_writer import Slots
+from stream_dataloader._assembly.slots import Slots
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.lists import SourceLists
 from stream_dataloader._reading.meters import Meters

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from stream_dataloader._assembly.part import Part
-from stream_dataloader._assembly.slot_writer import Slots
-from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._assembly.slots import Slot, Slots
 from stream_dataloader._notices import log
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.plan import Recovery, Start

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from stream_dataloader._assembly.slot_leases import SlotLeases
-from stream_dataloader._assembly.slot_pool import SlotPool
+from stream_dataloader._assembly.slot_pool import SlotLeases, SlotPool
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._notices import warn
 from stream_dataloader._workers.settings import WorkerSettings

@@ -18,8 +18,8 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
 from stream_dataloader._assembly.part import Part
-from stream_dataloader._assembly.slot_writer import PooledSlots, Slots
-from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._assembly.slot_pool import PooledSlots
+from stream_dataloader._assembly.slots import Slot, Slots
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._notices import warn
 from stream_dataloader._reading.activity import ActivityBoard

@@ -18,9 +18,8 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from stream_dataloader._assembly.part import MESSAGE_BYTES, Contents, Fault, Part, pack
-from stream_dataloader._assembly.slot_pool import SlotPool
-from stream_dataloader._assembly.slot_writer import PooledSlots, Slots
-from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
+from stream_dataloader._assembly.slot_pool import PooledSlots, SlotPool
+from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE, Slots
 from stream_dataloader._memory.pickling import ByValue, Message
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.meters import Meters

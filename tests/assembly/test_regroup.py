@@ -14,9 +14,8 @@ from stream_dataloader import ItemError, StreamDataLoader, StreamDataset
 from stream_dataloader._assembly import bookkeeping
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.part import Contents, Fault, Part, Run, numbers_of, pack, unpack
-from stream_dataloader._assembly.slot_leases import SlotLeases
-from stream_dataloader._assembly.slot_pool import SlotPool
-from stream_dataloader._assembly.slot_writer import PooledSlots, Slots
+from stream_dataloader._assembly.slot_pool import PooledSlots, SlotLeases, SlotPool
+from stream_dataloader._assembly.slots import Slots
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._schedule.rules import deal_members

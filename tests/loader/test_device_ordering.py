@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from stream_dataloader import StreamBatch
 from stream_dataloader._assembly import page_lock
 from stream_dataloader._assembly.page_lock import PendingCopies
-from stream_dataloader._assembly.slot_leases import SlotLeases
-from stream_dataloader._assembly.slot_pool import SlotPool
+from stream_dataloader._assembly.slot_pool import SlotLeases, SlotPool
 from stream_dataloader._device import OneAhead, pinned
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._kept_fields import map_leaves
