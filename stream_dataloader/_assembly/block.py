@@ -6,6 +6,7 @@ Guarantee: a block that went through a queue holds the same values, in the same 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,15 @@ from stream_dataloader._items.fill import Fills
 from stream_dataloader._items.layout import INLINE_BYTES, Layout, Leaves, Spec, storage_dtype
 
 
+@dataclass(eq=False)
 class Block:
-    """Windows of some lanes that share a layout.
+    """Windows of some lanes that share a layout."""
 
-    Attributes:
-        columns: One entry a leaf: an array `(capacity, width, ...)` of `storage_dtype`, or a list `[t][row]`.
-        counts: How many steps each row holds; 0 for rows that are in no or another block.
-        capacity: The most time steps there is room for.
-        time_steps: T; the columns' first so many steps count.
-    """
-
-    def __init__(self, layout: Layout, columns: list[Any], counts: list[int], capacity: int, time_steps: int) -> None:
-        self.layout = layout
-        self.columns = columns
-        self.counts = counts
-        self.capacity = capacity
-        self.time_steps = time_steps
+    layout: Layout
+    columns: list[Any]  # one entry a leaf: an array `(capacity, width, ...)` of `storage_dtype`, or a list `[t][row]`
+    counts: list[int]  # how many steps each row holds; 0 for rows that are in no or another block
+    capacity: int  # the most time steps there is room for
+    time_steps: int  # T; the columns' first so many steps count
 
     def copy_to(self, block: Block) -> Block:
         """Write all rows into another block with at least as much room; returns that."""
@@ -111,8 +105,7 @@ def _unpack_block(layout: Layout, packed: list[Any], counts: list[int], time_ste
 def new_column(spec: Spec, time_steps: int, width: int, *, whole_windows: bool = False) -> Any:
     """Room for one leaf of `width` lanes: an array, or a list of lists of None for objects.
 
-    Args:
-        whole_windows: Each lane's window lies in one piece, instead of each time step's lanes.
+    With `whole_windows` each lane's window lies in one piece, instead of each time step's lanes.
     """
     if spec.dtype is None:
         return [[None] * width for _ in range(time_steps)]

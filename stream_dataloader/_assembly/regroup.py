@@ -18,7 +18,7 @@ from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot, blocks_of
 from stream_dataloader._items.fill import FillValue
-from stream_dataloader._items.layout import Spec, as_tensor
+from stream_dataloader._items.layout import Layout, Spec, as_tensor
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader.batch import StreamBatch
 
@@ -47,16 +47,16 @@ class Regrouper:
         self._fills = [FillValue(fill_values[reader.member]) for reader in readers]
         self._judge = judge
         self._mark_ends = mark_ends
-        self._first = lanes[0].start
-        self._width = lanes[-1].stop - self._first
-        self._all_lanes = range(self._first, self._first + self._width)
-        self._lane = torch.arange(self._first, self._first + self._width)
+        self._all_lanes = range(lanes[0].start, lanes[-1].stop)
+        self._lane = torch.arange(lanes[0].start, lanes[-1].stop)
         members = torch.tensor([reader.member for reader in readers for _ in reader.lanes])
         self._member = members if numbered else None
         self._owners = torch.tensor([reader.worker_id for reader in readers for _ in reader.lanes])
 
     def batch(self, step: int, epoch: int, parts: Sequence[Part | None], slot: Slot | None) -> StreamBatch:
         """The batch of a step that was judged."""
+        layout = self._judge.layout
+        assert layout is not None
         is_in_slot, longest, runs = slot is not None, 0, []
         for part in parts:
             if part is not None:
@@ -69,16 +69,19 @@ class Regrouper:
             assert slot is not None
             columns = self._in_slot(parts, slot, time_steps)
         else:
-            found = [
-                part and blocks_of(part.contents, slot, lanes) for part, lanes in zip(parts, self._lanes, strict=True)
-            ]
-            columns = self._columns([blocks[0] if blocks else None for blocks in found], time_steps)
-        assert self._judge.layout is not None
+            blocks: list[Block | None] = []
+            for part, lanes in zip(parts, self._lanes, strict=True):
+                found = blocks_of(part.contents, slot, lanes) if part else ()
+                blocks.append(found[0] if found else None)
+            if len(blocks) == 1 and blocks[0] is not None:
+                columns = blocks[0].columns
+            else:
+                columns = [self._column(i, layout, blocks, time_steps) for i in range(len(layout.specs))]
         books = Bookkeeping(runs, self._all_lanes, time_steps)
         return StreamBatch._of_checked(
             books,
             **books.made_before(),
-            data=self._judge.layout.build(map(_leaf, self._judge.layout.specs, columns)),
+            data=layout.build(map(_leaf, layout.specs, columns)),
             worker_id=self._owners,
             lane=self._lane,
             member=self._member,
@@ -89,15 +92,11 @@ class Regrouper:
 
     def _ends(self, parts: Sequence[Part | None], time_steps: int) -> torch.Tensor:
         """Where streams end; most batches have few ends."""
-        ends = np.zeros((time_steps, self._width), np.bool_)
+        ends = np.zeros((time_steps, len(self._all_lanes)), np.bool_)
         for part, lanes in zip(parts, self._lanes, strict=True):
             for row, t in part.contents.ends if part else ():
-                ends[t, lanes.start - self._first + row] = True
+                ends[t, lanes.start - self._all_lanes.start + row] = True
         return torch.from_numpy(ends)
-
-    def _rows(self, lanes: range) -> slice:
-        """Where some lanes are in the batch."""
-        return slice(lanes.start - self._first, lanes.stop - self._first)
 
     def _in_slot(self, parts: Sequence[Part | None], slot: Slot, time_steps: int) -> list[Any]:
         """The arrays of a slot that holds all parts; only the lanes of readers that have ended are to be padded."""
@@ -107,29 +106,23 @@ class Regrouper:
                     if value is not None:
                         column[:, lanes.start : lanes.stop] = value
         columns = slot.columns
-        if self._width < slot.lanes or time_steps < slot.time_steps:  # what one worker put there, or not all of it
-            rows = slice(self._first, self._first + self._width)
+        if len(self._all_lanes) < slot.lanes or time_steps < slot.time_steps:  # of one worker, or of short windows
+            rows = slice(self._all_lanes.start, self._all_lanes.stop)
             columns = [None if column is None else column[:time_steps, rows] for column in columns]
         if None not in slot.layout.dtypes:
             return columns
         blocks = [part.contents.blocks[0] if part else None for part in parts]
         return [
-            self._column(i, spec, blocks, time_steps) if spec.dtype is None else column
-            for i, (spec, column) in enumerate(zip(slot.layout.specs, columns, strict=True))
+            self._column(i, slot.layout, blocks, time_steps) if column is None else column
+            for i, column in enumerate(columns)
         ]
 
-    def _columns(self, blocks: list[Block | None], time_steps: int) -> list[Any]:
-        if len(blocks) == 1 and blocks[0] is not None:
-            return blocks[0].columns
-        assert self._judge.layout is not None
-        return [self._column(i, spec, blocks, time_steps) for i, spec in enumerate(self._judge.layout.specs)]
-
-    def _column(self, i: int, spec: Spec, blocks: list[Block | None], time_steps: int) -> Any:
+    def _column(self, i: int, layout: Layout, blocks: list[Block | None], time_steps: int) -> Any:
         """One leaf of all readers, side by side."""
-        assert self._judge.layout is not None
-        column = new_column(spec, time_steps, self._width)
+        spec, first = layout.specs[i], self._all_lanes.start
+        column = new_column(spec, time_steps, len(self._all_lanes))
         for lanes, block, fill in zip(self._lanes, blocks, self._fills, strict=True):
-            rows = self._rows(lanes)
+            rows = slice(lanes.start - first, lanes.stop - first)
             count = block.time_steps if block else 0
             if spec.dtype is None:
                 for t in range(count):
@@ -138,7 +131,7 @@ class Regrouper:
                 if block:
                     column[:count, rows] = block.columns[i][:count]
                 if count < time_steps:
-                    column[count:, rows] = fill.of(self._judge.layout)[i]
+                    column[count:, rows] = fill.of(layout)[i]
         return column
 
 

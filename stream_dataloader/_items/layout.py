@@ -129,15 +129,6 @@ def window_spec_of(leaf: Any) -> Spec:
     return Spec(spec.dtype, spec.shape[1:], timed) if timed else spec._replace(timed=False)
 
 
-def _array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:
-    """An array over a tensor's memory; None where there is none: bfloat16, or on a GPU, sparse, part of a graph."""
-    try:
-        array: np.ndarray[Any, Any] = tensor.numpy()
-    except (RuntimeError, TypeError):
-        return None
-    return array
-
-
 def _unreadable(item: Any, error: Exception) -> Misfit:
     """The error for an item whose type raises when its parts are read."""
     return Misfit(f"the item, a {type(item).__name__}, cannot be read: {type(error).__name__}: {error}")
@@ -170,7 +161,7 @@ class Layout:
 
     def read(self, item: Any) -> Leaves:
         """The leaves of `item` as arrays, in this layout's order."""
-        if self.structure is LEAF and (array := self._read_alone(item)) is not None:
+        if (array := self._read_alone(item)) is not None:
             return (array,)
         try:
             leaves: list[Any] = []
@@ -190,26 +181,17 @@ class Layout:
 
     def _read_alone(self, item: Any) -> np.ndarray[Any, Any] | None:
         """The fast path of the most frequent case: an item that is one array or tensor, as the first was."""
-        dtype, shape, _ = self.specs[0]
+        dtype, shape = self._array_alone
+        if dtype is None:
+            return None
         if type(item) is torch.Tensor:
             try:
-                if item.dtype is dtype and item.shape[self.windowed :] == shape:
-                    array: np.ndarray[Any, Any] = item.numpy()
-                    return array
+                item = item.numpy()
             except (RuntimeError, TypeError):  # bfloat16, or on a GPU, sparse, nested, part of a graph
                 return None
-        elif type(item) is np.ndarray and item.shape[self.windowed :] == shape:
-            return item if torch_dtype_of(item.dtype) is dtype else None
+        if type(item) is np.ndarray and item.dtype == dtype and item.shape[self.windowed :] == shape:
+            return item
         return None
-
-    def read_window(self, item: Any) -> tuple[Leaves, int]:
-        """The leaves of a window, and how many time steps it has; a `Misfit` as for `read` and `window_length`."""
-        dtype, shape = self._array_alone
-        array = _array_of(item) if dtype is not None and type(item) is torch.Tensor else item
-        if type(array) is np.ndarray and array.dtype is dtype and array.shape[1:] == shape:  # nearly always
-            return (array,), len(array)
-        leaves = self.read(item)
-        return leaves, self.window_length(leaves)
 
     @cached_property
     def _array_alone(self) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
@@ -217,6 +199,13 @@ class Layout:
         spec = self.specs[0] if self.structure is LEAF else Spec(None, ())
         dtype = None if spec.dtype is None or not spec.timed else DTYPES_OF_NUMPY.get(spec.dtype)
         return dtype, spec.shape
+
+    def read_window(self, item: Any) -> tuple[Leaves, int]:
+        """The leaves of a window, and how many time steps it has; a `Misfit` as for `read` and `window_length`."""
+        if (array := self._read_alone(item)) is not None:
+            return (array,), len(array)
+        leaves = self.read(item)
+        return leaves, self.window_length(leaves)
 
     def window_length(self, leaves: Leaves) -> int:
         """How many time steps a window has."""
