@@ -353,7 +353,7 @@ def test_compressed_shards_are_unpacked_once(tmp_path, compression, monkeypatch)
     path = written(tmp_path / "a", compression=compression, hashes=["xxh64", "blake2b"])
     store = MdsStore(path, stream="episode")
     assert numbers(store) == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17], [18, 19]]
-    monkeypatch.setattr("stream_dataloader.stores.mds.fetch.unpack", None)
+    monkeypatch.setattr("stream_dataloader.stores.mds.shards.unpack", None)
     assert numbers(MdsStore(path, stream="episode")) == numbers(store)
     assert store.verify() == []
 
@@ -849,7 +849,7 @@ def test_a_full_disk_of_the_cache_is_an_error_that_names_the_shard(tmp_path, mon
 
     real = open
     store = MdsStore(written(tmp_path / "a", compression="gz"))
-    monkeypatch.setattr("stream_dataloader.stores.mds.fetch.open", full, raising=False)
+    monkeypatch.setattr("stream_dataloader.stores.mds.shards.open", full, raising=False)
     with pytest.raises(OSError, match=r"shard.00000.mds cannot be unpacked into the cache") as error:
         store(0)
     assert error.value.errno == errno.ENOSPC

@@ -1,13 +1,18 @@
-"""How a column's values are bytes: numbers, arrays, text and lists. Pictures are in `pictures`.
+"""How a column's values are bytes, by the names of encodings: numbers, arrays, text, pictures and lists.
 
-Source: `streaming/base/format/mds/encodings.py` of mosaicml-streaming 0.13. All numbers are little-endian. Of arrays,
-dtype and shape are either in the encoding's name or before the values::
+Source: `streaming/base/format/mds/encodings.py` of mosaicml-streaming 0.13, and Pillow 13's raw modes. All numbers are
+little-endian. Of arrays, dtype and shape are either in the encoding's name or before the values::
 
     ndarray:uint8:4,5     values
     ndarray:uint8         [axes << 2 | k: 1 byte] [shape: axes * 2**k bytes] values
     ndarray               [dtype: 1 byte] [axes << 2 | k: 1 byte] [shape: axes * 2**k bytes] values
     list[...]             [0: 4 bytes] [count: 4 bytes] [sizes: count * 4 bytes] values
     jpeg_array            [count: 4 bytes] [sizes: count * 4 bytes] values
+    pil                   [width: 4 bytes] [height: 4 bytes] [length of the mode: 4 bytes] mode, rows
+
+Pictures are `(H, W)` if they are grey, `(H, W, 3)` RGB or `(H, W, 4)` RGBA, uint8, or uint16 if the file has 16 bits.
+PNG and raw ones are what Pillow makes of them, but that colours of a PNG's palette are looked up. JPEG may differ by a
+few shades from decoder to decoder.
 
 Guarantee: decoding takes no more memory than the bytes at hand, but for pictures, and ends in a value that owns its
 memory, or in a `ValueError`. Nothing is unpickled unless that was asked for.
@@ -27,8 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import shorten
+from stream_dataloader.streams._media.opencv import import_opencv
+from stream_dataloader.streams._media.still import decoded_image
 
-__all__ = ["ARRAY_DTYPES", "PLAIN", "ArrayEncoding", "Encoding", "ListEncoding", "PlainEncoding"]
+__all__ = ["ARRAY_DTYPES", "ArrayEncoding", "Encoding", "PictureEncoding", "encoding_of"]
 
 #: The dtypes of arrays, by the byte that stands for them.
 ARRAY_DTYPES = {
@@ -48,6 +55,23 @@ _BYTE_OF_DTYPE = {name: byte for byte, name in ARRAY_DTYPES.items()}
 _SHAPE_DTYPES = ("u1", "<u2", "<u4", "<u8")
 _MOST_AXES = 32  # of NumPy before 2
 _MOST_BYTES = 1 << 32  # places in a shard are uint32
+
+_PICTURES = ("jpeg", "png", "pil")
+
+#: Dtype and channels of Pillow's modes.
+_MODES: dict[str, tuple[str, int]] = {
+    **dict.fromkeys(("L", "P"), ("u1", 1)),
+    **dict.fromkeys(("LA", "La", "PA"), ("u1", 2)),
+    **dict.fromkeys(("RGB", "YCbCr", "HSV", "LAB"), ("u1", 3)),
+    **dict.fromkeys(("RGBA", "RGBX", "RGBa", "CMYK"), ("u1", 4)),
+    "I;16": ("<u2", 1),
+    "I;16L": ("<u2", 1),
+    "I;16B": (">u2", 1),
+    "I": ("<i4", 1),
+    "F": ("<f4", 1),
+}
+_MODE_OF_ARRAY = {("|u1", 0): "L", ("|u1", 3): "RGB", ("|u1", 4): "RGBA", ("<u2", 0): "I;16", ("<i4", 0): "I"}
+_MODE_OF_ARRAY |= {("<f4", 0): "F"}
 
 
 class Encoding(ABC):
@@ -70,12 +94,13 @@ class Encoding(ABC):
         """The value that some bytes are, as a copy."""
 
     def rows(self, data: memoryview) -> Any:
-        """The rows or elements of a sequence, as they are in the file."""
-        raise NotImplementedError
+        """The rows or elements of a sequence, as they are in the file; what is none, is in all steps."""
+        return self.decode(data)
 
     def row(self, rows: Any, index: int) -> Any:
         """One of what `rows` returned, as a copy."""
-        raise NotImplementedError
+        del index
+        return rows
 
 
 class ArrayEncoding(Encoding):
@@ -114,7 +139,7 @@ class ArrayEncoding(Encoding):
 
     def as_bool(self) -> None:
         """Deliver bool: the format has none, and `MdsPacker` writes uint8."""
-        self.delivered, self._kind = np.dtype(bool), np.bool_
+        self.delivered = np.dtype(bool)
 
     def layout(self, data: memoryview) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         """Dtype and shape of a value, and where its numbers begin."""
@@ -136,20 +161,23 @@ class ArrayEncoding(Encoding):
         return dtype, shape, at
 
     def decode(self, data: memoryview) -> Any:
-        found = self._copy(self.rows(data))
-        if self.shape == ():
-            return found[()] if self._kind is None else self._kind(found[()])
-        return found
+        dtype, shape, at = self.layout(data)
+        return self._copy(np.frombuffer(data, dtype, offset=at).reshape(shape))
 
-    def _copy(self, found: NDArray[Any]) -> NDArray[Any]:
-        return np.array(found, self.delivered or found.dtype.newbyteorder("="))
+    def _copy(self, found: NDArray[Any]) -> Any:
+        copy = np.array(found, self.delivered or found.dtype.newbyteorder("="))
+        if copy.ndim:
+            return copy
+        return copy[()] if self._kind is None else self._kind(copy[()])
 
-    def rows(self, data: memoryview) -> NDArray[Any]:
+    def rows(self, data: memoryview) -> Any:
+        if not self.is_sequence:
+            return self.decode(data)
         dtype, shape, at = self.layout(data)
         return np.frombuffer(data, dtype, offset=at).reshape(shape)
 
-    def row(self, rows: NDArray[Any], index: int) -> Any:
-        return self._copy(rows[index])[()]
+    def row(self, rows: Any, index: int) -> Any:
+        return self._copy(rows[index]) if self.is_sequence else rows
 
     def encode(self, value: Any) -> bytes:
         array = np.asarray(value)
@@ -178,7 +206,7 @@ class ArrayEncoding(Encoding):
         return found.tobytes()
 
 
-class PlainEncoding(Encoding):
+class _PlainEncoding(Encoding):
     """Text, or what is written as text or bytes."""
 
     def __init__(self, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes], *accepted: type) -> None:
@@ -202,20 +230,78 @@ def _as_plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-PLAIN = {
-    "bytes": PlainEncoding(bytes, bytes, bytes, bytearray),
-    "str": PlainEncoding(bytes.decode, str.encode, str),
-    "str_int": PlainEncoding(int, lambda value: str(int(value)).encode(), int, np.integer),
-    "str_float": PlainEncoding(float, lambda value: str(float(value)).encode(), float, np.floating),
-    "str_decimal": PlainEncoding(
+_PLAIN = {
+    "bytes": _PlainEncoding(bytes, bytes, bytes, bytearray),
+    "str": _PlainEncoding(bytes.decode, str.encode, str),
+    "str_int": _PlainEncoding(int, lambda value: str(int(value)).encode(), int, np.integer),
+    "str_float": _PlainEncoding(float, lambda value: str(float(value)).encode(), float, np.floating),
+    "str_decimal": _PlainEncoding(
         lambda data: decimal.Decimal(data.decode()), lambda value: str(value).encode(), decimal.Decimal
     ),
-    "json": PlainEncoding(json.loads, lambda value: json.dumps(_as_plain(value)).encode()),
-    "pkl": PlainEncoding(pickle.loads, pickle.dumps),
+    "json": _PlainEncoding(json.loads, lambda value: json.dumps(_as_plain(value)).encode()),
+    "pkl": _PlainEncoding(pickle.loads, pickle.dumps),
 }
 
 
-class ListEncoding(Encoding):
+class PictureEncoding(Encoding):
+    """One picture; JPEG is turned as its EXIF says if it is to be `upright`."""
+
+    def __init__(self, kind: str, upright: bool) -> None:
+        self._kind = kind
+        self._upright = upright
+
+    def decode(self, data: memoryview) -> Any:
+        if self._kind == "pil":
+            return _raw(data)
+        cv2 = import_opencv("a picture of an MDS dataset")
+        flags = cv2.IMREAD_UNCHANGED  # which never turns; others leave out transparency, which JPEG has not
+        if self._kind == "jpeg" and self._upright:
+            flags = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
+        image = decoded_image(bytes(data), f"a {self._kind}", flags=flags)
+        if image.ndim == 3:
+            code = cv2.COLOR_BGR2RGB if image.shape[2] == 3 else cv2.COLOR_BGRA2RGBA
+            cv2.cvtColor(image, code, dst=image)
+        return image
+
+    def encode(self, value: Any) -> bytes:
+        array, mode = np.asarray(value), getattr(value, "mode", None)  # of Pillow's
+        kind = (array.dtype.newbyteorder("<").str, array.shape[2] if array.ndim == 3 else 0)
+        if self._kind == "pil" and mode is not None:
+            return _raw_bytes(mode, value.width, value.height, value.tobytes())
+        if array.ndim not in (2, 3) or kind not in _MODE_OF_ARRAY or not array.size:
+            raise ValueError(
+                f"a {array.dtype} {array.shape} where a picture is to be written: uint8 (H, W), (H, W, 3) or (H, W, 4)"
+            )
+        if self._kind == "pil":
+            return _raw_bytes(_MODE_OF_ARRAY[kind], array.shape[1], array.shape[0], array.astype(kind[0]).tobytes())
+        cv2 = import_opencv("a picture of an MDS dataset")
+        if array.ndim == 3:
+            array = cv2.cvtColor(array, cv2.COLOR_RGB2BGR if array.shape[2] == 3 else cv2.COLOR_RGBA2BGRA)
+        done, data = cv2.imencode(".jpg" if self._kind == "jpeg" else ".png", array)
+        if not done:
+            raise ValueError(f"a {array.dtype} {array.shape} that cannot be written as {self._kind}")
+        return bytes(data)
+
+
+def _raw_bytes(mode: str, width: int, height: int, rows: bytes) -> bytes:
+    return np.array([width, height, len(mode)], "<u4").tobytes() + mode.encode() + rows
+
+
+def _raw(data: memoryview) -> Any:
+    """One of Pillow's raw pictures."""
+    width, height, length = (int.from_bytes(data[at : at + 4], "little") for at in (0, 4, 8))
+    mode, rows = bytes(data[12 : 12 + length]).decode("ascii", "backslashreplace"), data[12 + length :]
+    if mode == "1":  # a bit a pixel, rows end with a byte
+        bits = np.frombuffer(rows, np.uint8).reshape(height, -(-width // 8))
+        return np.unpackbits(bits, axis=1, count=width).astype(bool)
+    if mode not in _MODES:
+        raise ValueError(f"a picture of mode {mode[:20]!r}; {', '.join(_MODES)} are read")
+    dtype, channels = _MODES[mode]
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return np.frombuffer(rows, dtype).reshape(shape).astype(np.dtype(dtype).newbyteorder("="))
+
+
+class _ListEncoding(Encoding):
     """Several values of one encoding, behind their count and sizes; `head` bytes come before the count."""
 
     is_sequence = True
@@ -247,3 +333,29 @@ class ListEncoding(Encoding):
         parts = [bytes(one) if isinstance(one, (bytes, bytearray)) else self._element.encode(one) for one in value]
         sizes = np.array([len(part) for part in parts], "<u4").tobytes()
         return b"".join([bytes(self._head), len(parts).to_bytes(4, "little"), sizes, *parts])
+
+
+def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) -> Encoding:
+    """The encoding of a name: that which mosaicml-streaming 0.13 has of it."""
+    if name == "pkl" and not allow_pickle:
+        raise ValueError(
+            "'pkl' is refused: unpickling runs whatever code the file holds; with allow_pickle=True it is read all the "
+            "same, if you trust who wrote it"
+        )
+    kind, _, rest = name.partition(":")
+    picture = name.removeprefix("list[").removesuffix("]").removesuffix("_array").removesuffix("array")
+    if name in _PLAIN:
+        return _PLAIN[name]
+    if name == "int" or name in _BYTE_OF_DTYPE:
+        return ArrayEncoding("int64" if name == "int" else name, (), int if name == "int" else None)
+    if kind == "ndarray":
+        return ArrayEncoding.named(rest)
+    if name in _PICTURES:
+        return PictureEncoding(name, upright)
+    if name in ("jpeg_array", "jpegarray") or (picture in _PICTURES and name == f"list[{picture}]"):
+        return _ListEncoding(PictureEncoding(picture, upright), 4 * name.startswith("list"))
+    known = ["int", *_PLAIN, *_BYTE_OF_DTYPE, "ndarray[:dtype[:shape]]", *_PICTURES]
+    raise ValueError(
+        f"there is no encoding {shorten(name)}; there are {', '.join(known)}, list[jpeg], list[png], list[pil] and "
+        "jpeg_array"
+    )

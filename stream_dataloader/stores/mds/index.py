@@ -101,52 +101,48 @@ def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[
 def read_index(path: str, name: str, folder: str) -> DatasetIndex:
     """Read the index of a dataset in a folder, from a local file, which errors call `name`."""
     content = read_json(path, dict)
-    if content.get("version") != 2 or not isinstance(content.get("shards"), list):
+    note, found = content.get(_NOTE, {}), content.get("shards")
+    if content.get("version") != 2 or not isinstance(found, list):
         raise StoreError(
             f"{name} is of version {shorten(content.get('version'))}, and version 2 is read, with a list of shards"
         )
-    note = content.get(_NOTE, {})
     digest = _digest(content) if isinstance(note, dict) else ""
     renamed = any(isinstance(value, dict) and "check" in value for key, value in content.items() if key != _NOTE)
     if not isinstance(note, dict) or renamed or note.get("check", digest if not note else None) != digest:
         raise StoreError(f"{name} is damaged: its checksum is another; write the dataset anew")
     shards: list[ShardEntry] = []
     columns: list[list[Any]] = [[], [], []]
-    for number, found in enumerate(content["shards"]):
+    for number, entry in enumerate(found):
         try:
-            shards.append(_shard(found, folder))
-            here = [list(found[f"column_{kind}"]) for kind in ("names", "encodings", "sizes")]
+            here = [list(entry[f"column_{kind}"]) for kind in ("names", "encodings", "sizes")]
             if number and here != columns:
                 raise ValueError(f"its columns are {shorten(here[:2])}, and those of shard 0 {shorten(columns[:2])}")
             columns = here
-            _check_columns(*columns)
+            names, encodings, sizes = here
+            texts = all(isinstance(text, str) for text in (*names, *encodings))
+            if not texts or not len(names) == len(encodings) == len(sizes) == len(set(names)) > 0:
+                raise ValueError(f"its columns are {shorten(here)}")
+            _check_counts(*(size or 0 for size in sizes))
+            shards.append(_shard(entry, folder))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(
                 f"{name}, shard {number}: {type(error).__name__}, {error}; write the dataset anew"
             ) from error
-    names, encodings, sizes = columns
-    return DatasetIndex(names, encodings, sizes, shards, note, digest)
+    return DatasetIndex(columns[0], columns[1], columns[2], shards, note, digest)
 
 
-def _check_columns(names: list[Any], encodings: list[Any], sizes: list[Any]) -> None:
-    texts = all(isinstance(text, str) for text in (*names, *encodings))
-    if not texts or not len(names) == len(encodings) == len(sizes) == len(set(names)) > 0:
-        raise ValueError(f"its columns are {shorten([names, encodings, sizes])}")
-    for size in sizes:
-        _count(size or 0)
-
-
-def _count(found: Any) -> int:
-    if type(found) is not int or not 0 <= found < _MOST_SHARD_BYTES:
-        raise ValueError(f"{shorten(found)} where a number below {_MOST_SHARD_BYTES:,} should be")
-    return found
+def _check_counts(*counts: Any) -> None:
+    for count in counts:
+        if type(count) is not int or not 0 <= count < _MOST_SHARD_BYTES:
+            raise ValueError(f"{shorten(count)} where a number below {_MOST_SHARD_BYTES:,} should be")
 
 
 def _shard(found: Any, folder: str) -> ShardEntry:
+    samples, compression, zipped = found["samples"], found["compression"], found["zip_data"]
+    raw = _file(found["raw_data"], folder)
+    _check_counts(samples)
     if (found["version"], found["format"]) != (2, "mds"):
         raise ValueError(f"it is of format {shorten(found['format'])}, version {shorten(found['version'])}")
-    samples, compression, zipped = _count(found["samples"]), found["compression"], found["zip_data"]
-    raw = _file(found["raw_data"], folder)
     if raw.bytes < 8 + 4 * samples:
         raise ValueError(f"it has {samples:,} samples in {raw.bytes:,} bytes")
     if (compression is None) != (zipped is None):
@@ -158,5 +154,6 @@ def _shard(found: Any, folder: str) -> ShardEntry:
 
 def _file(found: Mapping[str, Any], folder: str) -> ShardFile:
     inside(folder, found["basename"], "it")
+    _check_counts(found["bytes"])
     hashes = {name: str(value) for name, value in (found["hashes"] or {}).items()}
-    return ShardFile(found["basename"], _count(found["bytes"]), hashes)
+    return ShardFile(found["basename"], found["bytes"], hashes)

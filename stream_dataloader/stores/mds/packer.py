@@ -35,9 +35,9 @@ from stream_dataloader.stores._base.leaves import LAYOUT, check_not_empty
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
 from stream_dataloader.stores.mds.encodings import ARRAY_DTYPES
-from stream_dataloader.stores.mds.fetch import checked
 from stream_dataloader.stores.mds.index import INDEX, ShardFile, write_index
-from stream_dataloader.stores.mds.table import write_table
+from stream_dataloader.stores.mds.shards import _checked as checked
+from stream_dataloader.stores.mds.streams import write_table
 from stream_dataloader.stores.mds.writer import ShardWriter
 
 __all__ = ["MdsPacker"]

@@ -4,6 +4,8 @@ Source: mosaicml-streaming 0.13, whose `MDSWriter` and `StreamingDataset` the te
 
 Guarantee: what is read is what the index says was written: a shard that was fetched or unpacked has the right hashes.
 Opening a dataset costs its index and, where streams have to be found first, one pass over one column, made once.
+Numbers of samples that are alike go from the map to the batch in one copy for each leaf. A value that does not fit the
+batch is an error, never converted or spread.
 """
 
 from __future__ import annotations
@@ -13,12 +15,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
+from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside, stamp_of
+from stream_dataloader.stores._base.handles import Lease
 from stream_dataloader.stores._base.options import given_columns
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.structure import classes_of
+from stream_dataloader.stores._base.values import put_row
+from stream_dataloader.stores.mds.encodings import ArrayEncoding, PictureEncoding
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder, read_index
-from stream_dataloader.stores.mds.steps import MdsSteps
+from stream_dataloader.stores.mds.shards import Ahead, Column, Sample, Shard, View
 from stream_dataloader.stores.mds.streams import MdsIndex
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
@@ -119,12 +128,11 @@ class MdsStore(Store):
         return MdsSteps(self.index, number, self._ahead, functools.partial(self.name_of, number))
 
     def key(self, number: int) -> str:
-        index: MdsIndex = self.index
-        return index.key(self._check_number(number))
+        return str(self.index.key(self._check_number(number)))
 
     def metadata(self, number: int) -> Mapping[str, Any]:
-        number, index = self._check_number(number), self.index
-        return {} if index.table is None else index.table.note(number)
+        found: Mapping[str, Any] = self.index.note(self._check_number(number))
+        return found
 
     def _version(self) -> str:
         return "2"
@@ -158,3 +166,109 @@ class MdsStore(Store):
         for problem in super()._problems(progress):
             if not any(text in problem for text in damaged):  # of a stream in such a shard
                 yield problem
+
+
+class MdsSteps:
+    """A stream whose time steps are samples, or what one sample holds; see `Steps`."""
+
+    def __init__(self, index: MdsIndex, number: int, ahead: int, name: Callable[[], str]) -> None:
+        self._index = index
+        self._most_ahead = ahead
+        self._name = name
+        self._direct = all(isinstance(one.encoding, (ArrayEncoding, PictureEncoding)) for one in index.columns)
+        self._lease: Lease[int, Shard] | None = None
+        self._ahead: dict[int, Ahead] = {}
+        self._rows: Shard | Sample | None = None
+        self._views: list[View] | None = None
+        self._begin = self._end = 0  # the steps of the stream that are in them
+        self._start, self._steps = int(index.starts[number]), 1
+        if index.kind != "sample" and index.lengths is not None:
+            self._steps = int(index.lengths[number])
+        try:
+            if index.kind == "sample":
+                shard, sample = self._at(0)
+                assert isinstance(shard, Shard)
+                self._rows, self._begin = Sample(shard, sample, index.columns), 0
+                self._end = self._steps = self._rows.samples
+            elif self._steps:
+                self._at(0)
+        except StoreError as error:
+            self.close()
+            raise self._error(error) from error
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def _error(self, error: Exception) -> StoreError:
+        return StoreError(f"{self._name()}: {error}")
+
+    def _at(self, step: int) -> tuple[Shard | Sample, int]:
+        """What a step is in, and its number there."""
+        if self._rows is None or not self._begin <= step < self._end:
+            firsts, shards = self._index.firsts, self._index.shards
+            bounds = [self._start + step, self._start + self._steps - 1]
+            number, last = (np.searchsorted(firsts, bounds, "right") - 1).tolist()
+            if self._lease is not None:
+                self._lease.close()
+            self._lease = shards.open(number)
+            wanted = range(number + 1, min(number + self._most_ahead, last) + 1)
+            self._ahead = {one: self._ahead.get(one) or Ahead(shards, one) for one in wanted if not shards.is_here(one)}
+            self._begin, self._end = (firsts[number : number + 2] - self._start).tolist()
+            self._rows, self._views = self._lease.handle, None
+        return self._rows, step - self._begin
+
+    def item(self, index: int) -> Any:
+        try:
+            rows, row = self._at(index)
+            with rows.known:
+                return unflatten(self._index.structure, iter(rows.values(row, self._index.columns)))
+        except StoreError as error:
+            raise self._error(error) from error
+
+    def read(self, start: int, out: Any) -> None:
+        _, leaves = flatten(out)
+        stop = start + len(leaves[0])
+        step = start
+        while step < stop and self._direct:
+            try:
+                rows, _ = self._at(step)
+                more = min(stop, self._end) - step
+                with rows.known:
+                    self._write(rows, step, [leaf[step - start : step - start + more] for leaf in leaves])
+            except StoreError as error:
+                raise self._error(error) from error
+            step += more
+        for row in range(step, stop):
+            put_row(self.item(row), out, row - start, f"{self._name()}, step {row}")
+
+    def _write(self, rows: Shard | Sample, step: int, leaves: list[Any]) -> None:
+        """Write the steps from one on, which are all in `rows`."""
+        columns, first = self._index.columns, max(self._begin, 0)
+        if self._views is None:
+            end = min(self._end, self._steps)
+            self._views = rows.views(columns, first - self._begin, end - self._begin)
+        for column, view, leaf in zip(columns, self._views, leaves, strict=True):
+            if view is not None:
+                _put(view[step - first : step - first + len(leaf)], column, leaf)
+                continue
+            for row in range(len(leaf)):
+                sample = step - self._begin + row
+                (value,) = rows.values(sample, [column])
+                put_row(value, leaf, row, f"sample {sample}, the column {column.name!r},")
+
+    def close(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+        self._lease, self._rows, self._views, self._ahead = None, None, None, {}
+
+
+def _put(view: Any, column: Column, leaf: Any) -> None:
+    """Write numbers over the map; NumPy would convert what is not alike, or repeat it."""
+    assert isinstance(column.encoding, ArrayEncoding)
+    dtype = column.encoding.delivered or view.dtype.newbyteorder("=")
+    if dtype != leaf.dtype or view.shape[1:] != leaf.shape[1:]:
+        raise StoreError(
+            f"the column {column.name!r} is {dtype} {view.shape[1:]}, and in the steps before it {leaf.dtype} "
+            f"{leaf.shape[1:]}; store all alike"
+        )
+    leaf[...] = view

@@ -1,14 +1,30 @@
 """What the items of an MDS dataset are, and which of its samples are which stream.
 
+Where that is not plain, a table says it: a file beside the shards of a packed store, or in the cache. ::
+
+    "SDMDST1", line feed              8 bytes
+    streams, keys, notes, check       int64: how many streams, bytes of keys and of notes, CRC-32 of all that follows
+    start                             int64, of each stream: its first sample, counted over all shards
+    steps                             int64: how many time steps
+    key_stop                          int64: where its key ends
+    note_stop                         int64: where its metadata ends
+    keys, notes                       UTF-8 and JSON, end to end
+
+All numbers are little-endian.
+
 Guarantee: opening takes the time and memory of a few pages, however many streams there are, if the dataset or its index
-tells the streams; a pass over a column is made once by all processes, and kept.
+tells the streams; a pass over a column is made once by all processes, and kept. What is in a table lies within the
+dataset.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +33,62 @@ from stream_dataloader._items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import inside, stamp_of
 from stream_dataloader.stores._base.structure import from_json
-from stream_dataloader.stores.mds.encodings import ArrayEncoding
-from stream_dataloader.stores.mds.fetch import Shards
+from stream_dataloader.stores._base.tables import Texts, encoded, stops_of
+from stream_dataloader.stores.mds.encodings import ArrayEncoding, encoding_of
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder
-from stream_dataloader.stores.mds.pictures import encoding_of
-from stream_dataloader.stores.mds.shards import Column
-from stream_dataloader.stores.mds.table import StreamTable, write_lengths, write_runs
+from stream_dataloader.stores.mds.shards import Column, Shards
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 
-__all__ = ["MdsIndex"]
+__all__ = ["MdsIndex", "write_table"]
 
+_MAGIC = b"SDMDST1\n"
+_HEAD_BYTES = len(_MAGIC) + 4 * 8
+
+_MOST_ROWS = 1 << 56
 _COLUMN = "column:"
 _KEYS = ("str", "bytes", "str_int", "str_decimal", "json")
+
+
+class _Table(Texts):
+    """A table, mapped; its streams lie within `most` samples."""
+
+    def __init__(self, path: str, most: int) -> None:
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size >= _HEAD_BYTES else bytes(40)
+        except FileNotFoundError:
+            raise StoreError(f"{path} is missing: the store is unfinished or damaged; write it anew") from None
+        count, keys, notes, self.check = np.frombuffer(mapped, "<i8", 4, len(_MAGIC)).tolist()
+        whole = min(count, keys, notes) >= 0 and size == _HEAD_BYTES + 32 * count + keys + notes
+        if not whole or mapped[: len(_MAGIC)] != _MAGIC or zlib.crc32(memoryview(mapped)[_HEAD_BYTES:]) != self.check:
+            raise StoreError(f"{path} is damaged: it is no table of streams, or its checksum is another")
+        rows = np.frombuffer(mapped, "<i8", 4 * count, _HEAD_BYTES).reshape(4, count)
+        self.starts, self.steps, *stops = rows
+        texts = memoryview(mapped)[_HEAD_BYTES + 32 * count :]
+        super().__init__(texts[:keys], stops[0], texts[keys:], stops[1])
+        outside = rows.min(initial=0) < 0 or (np.diff(stops) < 0).any()
+        if outside or (self.starts + self.steps).max(initial=0) > most:
+            raise StoreError(f"{path} is damaged: a stream lies outside of the dataset's {most} samples")
+
+
+def write_table(
+    path: str,
+    starts: Sequence[int] | NDArray[np.int64],
+    steps: Sequence[int] | NDArray[np.int64],
+    keys: Sequence[str],
+    notes: Iterable[Mapping[str, Any]],
+) -> int:
+    """Write a table. Returns its checksum."""
+    texts, jsons = encoded(keys, notes)
+    rows = np.array([starts, steps, stops_of(texts), stops_of(jsons)], "<i8")
+    body = b"".join([rows.tobytes(), *texts, *jsons])
+    sizes = [len(texts), sum(map(len, texts)), sum(map(len, jsons)), zlib.crc32(body)]
+    with open(path, "wb") as file:
+        file.write(_MAGIC + np.array(sizes, "<i8").tobytes() + body)
+        file.flush()
+        os.fsync(file.fileno())
+    return sizes[3]
 
 
 class MdsIndex:
@@ -41,9 +101,11 @@ class MdsIndex:
         columns: Its leaves.
         firsts: The first sample of each shard, and behind them the number of all samples.
         shards: All of them.
-        table: Which samples are which stream; None where that is plain.
+        starts: The first sample of each stream.
         lengths: See `Index`.
         fingerprint: See `Index`.
+        key: Returns a stream's key.
+        note: Returns a stream's metadata.
     """
 
     def __init__(
@@ -68,16 +130,24 @@ class MdsIndex:
         self.firsts: NDArray[np.int64] = np.cumsum([0, *(shard.samples for shard in found.shards)])
         hashed = all(shard.raw.hashes for shard in found.shards)
         replaceable = not hashed and is_url(folder)
-        version = hashlib.sha256(f"{found.digest} {stamp if replaceable else ''}".encode()).hexdigest()[:16]
-        self.shards = Shards(folder, found, version, cache, stamp)
-        self.table, self.lengths = self._streams(version)
-        self._count = len(self.firsts) - 1 if self.table is None else len(self.table.starts)
-        if self.kind == "sample":
-            self._count = int(self.firsts[-1])
+        self._version = hashlib.sha256(f"{found.digest} {stamp if replaceable else ''}".encode()).hexdigest()[:16]
+        self.shards = Shards(folder, found, self._version, cache, stamp)
+        self.key: Callable[[int], str] = str
+        self.note: Callable[[int], Mapping[str, Any]] = lambda _: {}
+        self.starts: NDArray[np.int64] = self.firsts[:-1]
+        self.lengths: NDArray[np.int64] | None = np.diff(self.firsts)
+        if self.kind == "shard":
+            self.key = lambda number: found.shards[number].raw.basename
+        elif self.kind == "sample":
+            self.starts = np.arange(self.firsts[-1])
+            self.lengths = self._rows_of_samples()
+        else:
+            table = self._packed_table() if self.kind == "packed" else self._table_of_runs()
+            self.starts, self.lengths, self.key, self.note = table.starts, table.steps, table.key, table.note
         self.fingerprint = hashlib.blake2b(f"{found.digest} {self.kind}".encode(), digest_size=16).hexdigest()
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.starts)
 
     def _column(self, name: str) -> Column:
         if name not in self.found.names:
@@ -107,68 +177,76 @@ class MdsIndex:
             structure, names = flatten({name: name for name in names})
         return structure, [self._column(name) for name in names]
 
-    def _streams(self, version: str) -> tuple[StreamTable | None, NDArray[np.int64] | None]:
-        """The table of streams, and their lengths; None where there is none."""
-        total = int(self.firsts[-1])
-        if self.kind == "shard":
-            return None, np.diff(self.firsts)
-        if self.kind == "packed":
-            table = self._packed_table(total)
-        elif self.kind == "sample":
-            rows = next((column for column in self.columns if column.encoding.is_sequence), None)
-            if rows is None:
-                names = [column.name for column in self.columns]
-                raise StoreError(f"{self._name}: no column of {names} is an array or a list, for time steps")
-            if shape := getattr(rows.encoding, "shape", None):
-                return None, np.full(total, shape[0], np.int64)
-            if is_url(self._folder):
-                return None, None  # to know them, all of it would have to be fetched
-            table = self._made_table(version, lambda path: write_lengths(path, self.shards.parts(rows), rows), None)
-        else:
-            key = self._column(self._key)
-            kind = self.found.encodings[key.place]
-            if kind not in _KEYS and not (kind.lstrip("u").startswith("int") and key.encoding.size):
-                raise StoreError(
-                    f"{self._name}: the column {key.name!r} is {kind!r}, and streams are named by text or whole numbers"
-                )
-            table = self._made_table(version, lambda path: write_runs(path, self.shards.parts(key), key, total), total)
-        return table, table.steps
+    def _rows_of_samples(self) -> NDArray[np.int64] | None:
+        """How many time steps each sample has; None if all of them would have to be fetched to know."""
+        rows = next((column for column in self.columns if column.encoding.is_sequence), None)
+        if rows is None:
+            names = [column.name for column in self.columns]
+            raise StoreError(f"{self._name}: no column of {names} is an array or a list, for time steps")
+        if shape := getattr(rows.encoding, "shape", None):
+            return np.full(len(self.starts), shape[0], np.int64)
+        if is_url(self._folder):
+            return None
 
-    def _packed_table(self, total: int) -> StreamTable:
+        def write_lengths(path: str) -> None:
+            steps = []
+            for sample, part in self.shards.parts(rows):
+                try:
+                    steps.append(len(rows.encoding.rows(part)))
+                except (TypeError, ValueError) as error:  # or a single number
+                    raise StoreError(f"sample {sample}: the column {rows.name!r} has {error}") from error
+            write_table(path, [0] * len(steps), steps, [""] * len(steps), [{}] * len(steps))
+
+        return self._made_table(write_lengths, _MOST_ROWS).steps
+
+    def _packed_table(self) -> _Table:
         said = self.found.note.get("table")
         if said is None:
             raise StoreError(f"{self._name} does not say where its streams are; name what a stream is, by stream=")
         inside(self._folder, said["basename"], self._name)
         with self._cache.open(in_folder(self._folder, said["basename"])) as local:
-            table = StreamTable(local.path, total)
+            table = _Table(local.path, int(self.firsts[-1]))
         if table.check != said["check"]:
             raise StoreError(f"{local.path} is damaged, or of another store: its checksum is another; pack it anew")
         return table
 
-    def _made_table(self, version: str, make: Callable[[str], None], most: int | None) -> StreamTable:
+    def _table_of_runs(self) -> _Table:
+        """Of the runs of samples whose values in a column are the same."""
+        column, total = self._column(self._key), int(self.firsts[-1])
+        kind = self.found.encodings[column.place]
+        if kind not in _KEYS and not (kind.lstrip("u").startswith("int") and column.encoding.size):
+            raise StoreError(
+                f"{self._name}: the column {column.name!r} is {kind!r}, and streams are named by text or whole numbers"
+            )
+
+        def write_runs(path: str) -> None:
+            starts: dict[str, int] = {}
+            before: bytes | None = None
+            for sample, part in self.shards.parts(column):
+                if before == (before := bytes(part)):
+                    continue
+                try:
+                    value = column.encoding.decode(part)
+                except ValueError as error:
+                    raise StoreError(f"sample {sample} has no key: {error}") from error
+                key = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+                starts[f"{key}@{sample}" if key in starts else key] = sample  # one that comes again is another stream
+            steps = np.diff([*starts.values(), total][-1 - len(starts) :])
+            write_table(path, list(starts.values()), steps, list(starts), [{}] * len(starts))
+
+        return self._made_table(write_runs, total)
+
+    def _made_table(self, make: Callable[[str], None], most: int) -> _Table:
         """A table that is made once, and kept in the cache."""
         folder, files = self._folder, []
         if not is_url(folder):
             folder = os.path.abspath(folder)
             files = [file for shard in self.found.shards for file in (shard.raw, shard.zip) if file]
         stamp = stamp_of(in_folder(folder, file.basename) for file in files)
-        version = hashlib.sha256(f"{version} {stamp}".encode()).hexdigest()[:16]
+        version = hashlib.sha256(f"{self._version} {stamp}".encode()).hexdigest()[:16]
+        size = 64 + 64 * int(self.firsts[-1])
         try:
-            with self._cache.made(f"{folder}#{self.kind}.streams", version, 64 + 64 * int(self.firsts[-1]), make) as at:
-                return StreamTable(at.path, most)
+            with self._cache.made(f"{folder}#{self.kind}.streams", version, size, make) as at:
+                return _Table(at.path, most)
         except ValueError as error:
             raise StoreError(f"{self._folder}: {error}") from error
-
-    def extent(self, number: int) -> tuple[int, int]:
-        """A stream's first sample, and how many there are."""
-        if self.kind == "sample":
-            return number, 1
-        if self.table is None:
-            return int(self.firsts[number]), int(self.firsts[number + 1] - self.firsts[number])
-        return int(self.table.starts[number]), int(self.table.steps[number])
-
-    def key(self, number: int) -> str:
-        """A stream's name."""
-        if self.table is not None:
-            return self.table.key(number)
-        return self.found.shards[number].raw.basename if self.kind == "shard" else str(number)

@@ -20,9 +20,8 @@ import numpy as np
 
 from stream_dataloader.errors import shorten
 from stream_dataloader.stores._base.codecs import check_compression, hash_of, pack
-from stream_dataloader.stores.mds.encodings import ArrayEncoding
+from stream_dataloader.stores.mds.encodings import ArrayEncoding, encoding_of
 from stream_dataloader.stores.mds.index import write_index
-from stream_dataloader.stores.mds.pictures import encoding_of
 
 __all__ = ["MdsWriter", "ShardWriter"]
 
