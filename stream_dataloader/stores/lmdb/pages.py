@@ -1,8 +1,7 @@
 """The pages of an LMDB file: where its keys and values lie.
 
 LMDB trusts what is in a file: of 500 files with some bytes of these pages changed, four end a process that reads them
-by py-lmdb 3.0.0. So the few pages that lead to values are looked at here, which also tells where the values are: they
-are read from the mapped file.
+by py-lmdb 3.0.0. So the few pages that lead to values are looked at here.
 
 Source: `MDB_meta`, `MDB_page` and `MDB_node` of LMDB 0.9's mdb.c, data version 1.
 

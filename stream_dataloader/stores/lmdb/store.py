@@ -9,9 +9,8 @@ are ::
 
 All windows of a stream but the last have the same number of steps.
 
-Guarantee: opening a packed store reads its tables only; a database is mapped, and its pages are checked, when a process
-reads of it first. A window is copied once, from the map into the batch. A process compares each value with its checksum
-when it reads it first. A file that is damaged, cut off or replaced is an error, not a crash.
+Guarantee: opening a packed store reads its tables only. A window is copied once, from the map into the batch. A file
+that is damaged, cut off or replaced is an error, not a crash.
 """
 
 from __future__ import annotations

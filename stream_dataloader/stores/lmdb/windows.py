@@ -12,8 +12,7 @@ The body of codec `"none"` has the steps of each leaf, one leaf after the other,
 same as one zstd frame. In that of `"jpeg"`, a leaf that is an image is the sizes of all steps' JPEG files, uint32 each,
 and then the files.
 
-Guarantee: what a value says is checked against its size before anything is allocated or copied; steps are copied once,
-from the map into the batch, where they are neither compressed nor images.
+Guarantee: what a value says is checked against its size before anything is allocated or copied.
 """
 
 from __future__ import annotations

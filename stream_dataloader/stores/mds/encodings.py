@@ -10,9 +10,7 @@ little-endian. Of arrays, dtype and shape are either in the encoding's name or b
     jpeg_array            [count: 4 bytes] [sizes: count * 4 bytes] values
     pil                   [width: 4 bytes] [height: 4 bytes] [length of the mode: 4 bytes] mode, rows
 
-Pictures are `(H, W)` if they are grey, `(H, W, 3)` RGB or `(H, W, 4)` RGBA, uint8, or uint16 if the file has 16 bits.
-PNG and raw ones are what Pillow makes of them, but that colours of a PNG's palette are looked up. JPEG may differ by a
-few shades from decoder to decoder.
+PNG and raw pictures are what Pillow makes of them, but that colours of a PNG's palette are looked up.
 
 Guarantee: decoding takes no more memory than the bytes at hand, but for pictures, and ends in a value that owns its
 memory, or in a `ValueError`. Nothing is unpickled unless that was asked for.
@@ -356,6 +354,6 @@ def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) 
         return _ListEncoding(PictureEncoding(picture, upright), 4 * name.startswith("list"))
     known = ["int", *_PLAIN, *_BYTE_OF_DTYPE, "ndarray[:dtype[:shape]]", *_PICTURES]
     raise ValueError(
-        f"there is no encoding {shorten(name)}; there are {', '.join(known)}, list[jpeg], list[png], list[pil] and "
-        "jpeg_array"
+        f"there is no encoding {shorten(name)}; there are {', '.join(known)}, "
+        "list[jpeg], list[png], list[pil] and jpeg_array"
     )

@@ -3,13 +3,16 @@
 Source: `streaming/base/format/base/reader.py`, `mds/reader.py` and `base/stream.py` of mosaicml-streaming 0.13. ::
 
     {"version": 2, "shards": [
-        {"version": 2, "format": "mds", "samples": 22, "size_limit": 1000, "compression": "zstd", "hashes": ["sha1"],
-         "column_names": ["t", "x"], "column_encodings": ["str", "ndarray:uint8:4,4"], "column_sizes": [null, 16],
+        {"version": 2, "format": "mds", "samples": 22,
+         "size_limit": 1000, "compression": "zstd", "hashes": ["sha1"],
+         "column_names": ["t", "x"],
+         "column_encodings": ["str", "ndarray:uint8:4,4"],
+         "column_sizes": [null, 16],
          "raw_data": {"basename": "shard.00000.mds", "bytes": 970, "hashes": {"sha1": "77..."}},
-         "zip_data": {"basename": "shard.00000.mds.zstd", "bytes": 391, "hashes": {"sha1": "6e..."}}}, ...]}
+         "zip_data": ...}, ...]}
 
-What this package writes has one key more, `stream_dataloader`, which others pass over: a checksum of the whole index,
-and of packed stores what is needed to give items back as they were.
+What this package writes has one key more, `stream_dataloader`: a checksum of the whole index, and of packed stores what
+is needed to give items back as they were.
 
 Guarantee: an index that was read is consistent: no file outside of the dataset, no size that a shard cannot have.
 """

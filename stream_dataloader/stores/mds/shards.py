@@ -8,13 +8,10 @@ Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-stream
     sample      uint32 * n                sizes of its n columns whose sizes differ
                 values                    of all columns
 
-All numbers are little-endian. A local shard that is not compressed is mapped where it is; any other lies in the cache,
-whole, with the right hashes. There it is held while it is read, and deleted to make room when it was not used for
-longest; see `FileCache`.
+All numbers are little-endian. A local shard that is not compressed is mapped where it is, any other lies in the cache.
 
-Guarantee: a shard that does not hold what the index says is an error that names it, and is not kept. No more is fetched
-or unpacked than the index says, and no place outside of the file is read, whatever it holds. A file that is cut off or
-written to while it is read is an error. What a process has open belongs to it; a forked one opens its own.
+Guarantee: a shard that does not hold what the index says is an error that names it, and is not kept. No place outside
+of the file is read, whatever it holds. A file that is cut off or written to while it is read is an error.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 Source: mosaicml-streaming 0.13, whose `MDSWriter` and `StreamingDataset` the tests compare with.
 
-Guarantee: what is read is what the index says was written: a shard that was fetched or unpacked has the right hashes.
-Opening a dataset costs its index and, where streams have to be found first, one pass over one column, made once.
-Numbers of samples that are alike go from the map to the batch in one copy for each leaf. A value that does not fit the
-batch is an error, never converted or spread.
+Guarantee: what is read is what the index says was written. Numbers of samples that are alike go from the map to the
+batch in one copy for each leaf. A value that does not fit the batch is an error, never converted or spread.
 """
 
 from __future__ import annotations

@@ -12,9 +12,7 @@ Where that is not plain, a table says it: a file beside the shards of a packed s
 
 All numbers are little-endian.
 
-Guarantee: opening takes the time and memory of a few pages, however many streams there are, if the dataset or its index
-tells the streams; a pass over a column is made once by all processes, and kept. What is in a table lies within the
-dataset.
+Guarantee: a pass over a column is made once by all processes, and kept. What is in a table lies within the dataset.
 """
 
 from __future__ import annotations
