@@ -1,7 +1,6 @@
 """LMDB: windows of steps as values of a few databases, or databases that people already have.
 
-`store` says what is in a store and reads it, or any other LMDB, `pages` finds the values in a file, `windows` writes
-and reads a value, and `writer` packs. It imports `_base`. Open `store` first.
+Open `store` first, which says what is in a store.
 """
 
 from stream_dataloader.stores.lmdb.store import LmdbStore

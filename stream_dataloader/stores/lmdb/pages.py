@@ -47,8 +47,7 @@ class Tree(NamedTuple):
     crc: int
 
 
-#: Entries of some pages: where each begins in the file, the four numbers it begins with, and the room that is left of
-#: its page behind them.
+#: Entries of some pages: where each begins, its first four numbers, and the room that is left of its page.
 _Nodes = tuple[NDArray[np.int64], list[NDArray[np.int64]], NDArray[np.int64]]
 
 
