@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stream_dataloader import _options as options
-from stream_dataloader._html.batch import Leaf, Marks, batch_html
+from stream_dataloader._html.batch import batch_html
 from stream_dataloader._html.page import page
 from stream_dataloader._items.layout import is_dense
 from stream_dataloader._items.structure import describe, named_leaves
@@ -283,15 +283,12 @@ class StreamBatch(KeptFields, Conventions):
         return page(self._html, self.__repr__)
 
     def _html(self) -> str:
-        host = self.host
-        names = ("lane", "worker_id", "reset", "is_start", "mask", "source", "position")
-        marks = Marks(self.step, self.epoch, *(getattr(host, name).numpy() for name in names))
-        return batch_html(marks, [_leaf(name, value) for name, value in named_leaves(self.data)])
+        return batch_html(self.host, [(name, describe(leaf), _seen(leaf)) for name, leaf in named_leaves(self.data)])
 
 
-def _leaf(name: str, value: Any) -> Leaf:
-    seen = type(value) is list or (isinstance(value, torch.Tensor) and is_dense(value))
-    return Leaf(name, describe(value), value if seen else None)
+def _seen(leaf: Any) -> Any:
+    """A leaf that can be looked into, or None."""
+    return leaf if type(leaf) is list or (isinstance(leaf, torch.Tensor) and is_dense(leaf)) else None
 
 
 def _on_tensor(function: Callable[[torch.Tensor], torch.Tensor], leaf: Any) -> Any:

@@ -13,7 +13,7 @@ LIMIT_BYTES = 100_000
 
 
 def escaped(value: str, limit: int = 60) -> str:
-    """Text on one line, cut to so many characters, in which nothing is markup or cannot be shown."""
+    """Text on one line, cut, in which nothing is markup or cannot be shown."""
     cut = str.__getitem__(value, slice(limit + 1))  # of a subclass too, whatever that does
     shown = "".join(letter if letter.isprintable() else " " for letter in cut[:limit])
     return html.escape(shown) + ("…" if len(cut) > limit else "")

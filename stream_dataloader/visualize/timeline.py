@@ -2,7 +2,7 @@
 
 ::
 
-    worker 0  lane 0  |aaaaaaaaaa····|cccc         a stream a letter, its first step in capitals in the text
+    worker 0  lane 0  |aaaaaaaaaa····|cccc         a letter a stream
               lane 1  |bbbb··········|dddddddd     padding is a dot
     worker 1  lane 2  |eeeeeeeeeeeeeeeeeeeee
 
@@ -13,17 +13,14 @@ streams, and streams without data are counted.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import IO, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from stream_dataloader._assembly.part import Run, have_data
-from stream_dataloader._html.page import page, preformatted
+from stream_dataloader._html.batch import runs_of
 from stream_dataloader._reading.lists import SourceList, SourceLists
 from stream_dataloader._reading.plan import Reading, Start
 from stream_dataloader._reading.reader import read_here
@@ -31,65 +28,11 @@ from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.visualize.assignment import Assignment, Segment
-from stream_dataloader.visualize.figure import save_figure, svg_of
-from stream_dataloader.visualize.text import draw_text
+from stream_dataloader.visualize.picture import Segment, Timeline
 
-__all__ = ["Segment", "Timeline", "timeline"]
+__all__ = ["timeline"]
 
 _MOST_STEPS = 100_000
-_MOST_DRAWN = 500  # segments in a picture that a notebook keeps
-
-
-@dataclass(frozen=True)
-class Timeline(Assignment):
-    """What each lane reads when. `print` shows it as text, notebooks as a picture.
-
-    Attributes:
-        segments: What lanes read, by lane and time; what lies between is padding.
-        lanes: Number of lanes, B.
-        steps: Number of batches.
-        time_steps: Time steps of a batch, T; the longest window, where streams cut windows themselves.
-        workers: The lanes of each worker.
-    """
-
-    def text(self, width: int = 100) -> str:
-        """As text, for a terminal.
-
-        Args:
-            width: Of a line, in characters; at least 40.
-        """
-        return draw_text(self, width)
-
-    def save(
-        self, path: str | os.PathLike[str] | IO[bytes], *, theme: str = "light", sources: Sequence[Any] | None = None
-    ) -> None:
-        """Draw it with matplotlib: lanes down, steps across, one colour a stream, resets marked, padding grey.
-
-        Args:
-            path: A `.png`, `.svg` or `.pdf` file, or an open one, which gets a PNG.
-            theme: `"light"` or `"dark"`.
-            sources: Names streams by what their sources are, where there is room; None names their index.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-            ValueError: The theme is unknown.
-        """
-        save_figure(self, path, theme, sources)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_svg_(self) -> str | None:
-        """What a notebook shows: the picture, if matplotlib is installed and the picture is not too large."""
-        return svg_of(self) if self._is_drawn() else None
-
-    def _repr_html_(self) -> str | None:
-        """What it shows otherwise: the text."""
-        return None if self._is_drawn() else page(lambda: preformatted(self.text()), self.__repr__)
-
-    def _is_drawn(self) -> bool:
-        return len(self.segments) <= _MOST_DRAWN and importlib.util.find_spec("matplotlib") is not None
 
 
 def timeline(
@@ -104,8 +47,8 @@ def timeline(
     Args:
         what: A dataset or a loader with `lengths`: nothing is read. Or batches, such as a loader without `lengths`:
             they are read.
-        steps: How many batches, at most; None: all of the epoch. Needed where there is no end (`"cycle"`).
-        num_workers: Whose lanes are bracketed; None: as the loader or the batches have it, else one.
+        steps: How many batches, at most; needed where there is no end (`"cycle"`).
+        num_workers: Whose lanes are bracketed; None: as the loader or the batches have it.
         epoch: Which epoch, where nothing is read.
 
     Raises:
@@ -121,18 +64,14 @@ def timeline(
         lane 0    Aaaaa···Ddd·Eeee
         lane 1    Bb··Ccccccccc···
     """
-    if isinstance(what, StreamDataLoader):
-        workers = what.num_workers if num_workers is None else num_workers
-        if what.dataset.lengths is not None:
-            return _of_lengths(what.dataset, steps, workers, epoch)
-        return _of_batches(what, steps, workers)
+    dataset = what.dataset if isinstance(what, StreamDataLoader) else what
+    if isinstance(what, StreamDataLoader) and num_workers is None:
+        num_workers = what.num_workers
+    if isinstance(dataset, StreamDataset) and dataset.lengths is not None:
+        return _of_lengths(dataset, steps, num_workers or 0, epoch)
     if isinstance(what, StreamDataset):
-        if what.lengths is None:
-            return _of_batches(StreamDataLoader(what), steps, num_workers)
-        return _of_lengths(what, steps, num_workers or 0, epoch)
-    if isinstance(what, Iterable):
-        return _of_batches(what, steps, num_workers)
-    raise TypeError(f"timeline() takes a dataset, a loader or batches, and this is a {type(what).__name__}")
+        what = StreamDataLoader(what)
+    return _of_batches(what, steps, num_workers)
 
 
 class _Counted:
@@ -188,57 +127,53 @@ def _of_lengths(dataset: StreamDataset, steps: int | None, workers: int, epoch: 
 
 def _of_batches(batches: Iterable[StreamBatch], steps: int | None, workers: int | None) -> Timeline:
     """What batches that were read hold."""
-    seen: list[tuple[int, Run]] = []
+    runs: list[tuple[int, Run]] = []
     lanes, count, longest, owners = 0, 0, 1, np.zeros(0, np.int64)
-    for step, batch in enumerate(itertools.islice(batches, _MOST_STEPS if steps is None else steps)):
+    most = _MOST_STEPS if steps is None else steps
+    for step, batch in enumerate(itertools.islice(batches, most)):
         host = batch.host
-        longest, lanes, count = max(longest, host.source.shape[0]), host.source.shape[1], step + 1
+        time_steps, lanes = host.source.shape
+        longest = max(longest, time_steps)
+        count = step + 1
         owners = host.worker_id.numpy()
-        seen += [(step, run) for run in _runs_of(host)]
-    given = _ranges(owners) if workers is None else _workers(lanes, workers)
-    return _joined(seen, lanes, count, longest, given)
-
-
-def _runs_of(batch: StreamBatch) -> Iterator[Run]:
-    """What the lanes read in one batch, as its fields say."""
-    fields = (batch.source, batch.position, batch.mask, batch.is_start)
-    source, position, mask, starts = (field.numpy() for field in fields)
-    for lane in range(source.shape[1]):
-        column = source[:, lane]
-        edges = np.flatnonzero((np.diff(column) != 0) | starts[1:, lane]) + 1
-        for begin, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(column)], strict=True):
-            if column[begin] >= 0:
+        source = host.source.numpy()
+        position = host.position.numpy()
+        mask = host.mask.numpy()
+        starts = host.is_start.numpy()
+        for lane in range(lanes):
+            for begin, stop in runs_of(source[:, lane], starts[:, lane]):
                 at = begin, lane
-                first, fresh, start = int(position[at]), bool(mask[at]), bool(starts[at])
-                yield Run(lane, begin, stop - begin, int(column[begin]), first, fresh, start)
+                index, first = int(source[at]), int(position[at])
+                fresh, start = bool(mask[at]), bool(starts[at])
+                runs.append((step, Run(lane, begin, stop - begin, index, first, fresh, start)))
+    edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), lanes]
+    given = tuple(itertools.starmap(range, itertools.pairwise(edges)))
+    if workers is not None:
+        given = _workers(lanes, workers)
+    return _joined(runs, lanes, count, longest, given)
 
 
 def _joined(
-    runs: Iterable[tuple[int, Run]], lanes: int, steps: int, time_steps: int, workers: tuple[range, ...]
+    runs: list[tuple[int, Run]],
+    lanes: int,
+    steps: int,
+    time_steps: int,
+    workers: tuple[range, ...],
 ) -> Timeline:
     """Runs of one stream that follow each other are one segment."""
     segments: list[Segment] = []
     for step, run in sorted(runs, key=lambda found: (found[1].lane, found[0], found[1].t)):
         begin = step * time_steps + run.t
-        segment = Segment(run.lane, begin, begin + run.steps, run.source, run.position, run.starts, run.fresh)
         last = segments[-1] if segments else None
-        if last is not None and _continues(segment, last):
-            segments[-1] = last._replace(stop=segment.stop)
+        here = run.lane, run.source, begin
+        if last and (last.lane, last.source, last.stop) == here and not run.starts:
+            segments[-1] = last._replace(stop=begin + run.steps)
         else:
-            segments.append(segment)
+            fields = run.source, run.position, run.starts, run.fresh
+            segments.append(Segment(run.lane, begin, begin + run.steps, *fields))
     return Timeline(tuple(segments), lanes, steps, time_steps, workers)
-
-
-def _continues(segment: Segment, last: Segment) -> bool:
-    same = segment.lane == last.lane and segment.source == last.source
-    return same and segment.begin == last.stop and not segment.starts
 
 
 def _workers(lanes: int, workers: int) -> tuple[range, ...]:
     """The lanes of each worker that has some."""
     return tuple(reader.lanes for reader in deal_members([lanes], [workers]))
-
-
-def _ranges(owners: np.ndarray[Any, Any]) -> tuple[range, ...]:
-    edges = np.flatnonzero(np.diff(owners)) + 1
-    return tuple(range(int(a), int(b)) for a, b in zip([0, *edges], [*edges, len(owners)], strict=True))

@@ -1,0 +1,277 @@
+"""What each lane reads when, as text, and as a picture by matplotlib.
+
+Guarantees: a line of text is no longer than asked for; a picture is the same each time.
+
+Colours are those that colour-blind people tell apart (Okabe and Ito 2008,
+https://jfly.uni-koeln.de/color/). Neighbours in a lane never share one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from stream_dataloader._html.page import page, preformatted
+
+__all__ = ["Segment", "Timeline"]
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_LEAST_WIDTH = 40  # characters
+_MOST_DRAWN = 500  # segments in a picture that a notebook keeps
+
+_COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00")
+_DARK_COLOURS = {"#0072B2", "#009E73", "#D55E00"}  # on which white letters are read best
+_THEMES = {  # ground, ink, padding
+    "light": ("#ffffff", "#222222", "#d9d9d9"),
+    "dark": ("#16181d", "#e6e6e6", "#3a3d45"),
+}
+_BAR = 0.84  # of a lane's height
+
+
+class Segment(NamedTuple):
+    """Consecutive time steps of one stream in a lane.
+
+    Attributes:
+        lane: The lane.
+        begin: Its first time step, counted over the epoch: step * T + t.
+        stop: The time step behind its last.
+        source: Index of the stream's source.
+        position: The first step's index within its stream.
+        starts: The stream starts here: the lane's state is reset.
+        fresh: It is read for the first time in this epoch.
+    """
+
+    lane: int
+    begin: int
+    stop: int
+    source: int
+    position: int
+    starts: bool
+    fresh: bool
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What each lane reads when. `print` shows it as text, notebooks as a picture.
+
+    Attributes:
+        segments: What lanes read, by lane and time; what lies between is padding.
+        lanes: Number of lanes, B.
+        steps: Number of batches.
+        time_steps: Time steps of a batch, T; the longest window, where streams cut windows themselves.
+        workers: The lanes of each worker.
+    """
+
+    segments: tuple[Segment, ...] = dataclasses.field(repr=False)
+    lanes: int
+    steps: int
+    time_steps: int
+    workers: tuple[range, ...]
+
+    @property
+    def padding_share(self) -> float:
+        """How much of all cells is padding, 0 to 1."""
+        cells = self.lanes * self.steps * self.time_steps
+        read = sum(segment.stop - segment.begin for segment in self.segments)
+        return 1 - read / cells if cells else 0.0
+
+    @property
+    def streams(self) -> int:
+        """How many streams start."""
+        return sum(segment.starts for segment in self.segments)
+
+    def _summary(self) -> str:
+        return (
+            f"{self.steps} batches of {self.time_steps} time steps, "
+            f"{self.lanes} lanes, {self.streams} streams, "
+            f"padding {self.padding_share:.1%}"
+        )
+
+    def text(self, width: int = 100) -> str:
+        """As text, for a terminal: a letter a stream, its first time step in capitals.
+
+        Padding is dots. A character that stands for several time steps shows
+        a start, or the first of them.
+
+        Args:
+            width: Of a line, in characters; at least 40.
+        """
+        several = len(self.workers) > 1
+        margin = 10 + 12 * several
+        room = max(width, _LEAST_WIDTH) - margin
+        cells = self.steps * self.time_steps
+        scale = max(1, -(-cells // room))
+        columns = -(-cells // scale)
+        drawn = np.full((self.lanes, columns), "·")
+        letters = [_LETTERS[segment.source % len(_LETTERS)] for segment in self.segments]
+        for letter, segment in zip(letters, self.segments, strict=True):
+            begin = -(-segment.begin // scale)
+            stop = -(-segment.stop // scale)
+            drawn[segment.lane, begin:stop] = letter
+        for letter, segment in zip(letters, self.segments, strict=True):
+            if segment.starts:
+                drawn[segment.lane, segment.begin // scale] = letter.upper()
+        ruler = ""
+        for step in range(self.steps):
+            at = step * self.time_steps // scale
+            if at >= len(ruler) + bool(ruler) and at + len(str(step)) <= columns:
+                ruler = ruler.ljust(at) + str(step)
+        title = self._summary()
+        if scale > 1:
+            title += f"; a character is {scale} time steps"
+        lines = [title, " " * margin + ruler]
+        heads = {lanes[0]: f"worker {worker}" for worker, lanes in enumerate(self.workers)}
+        for lane, row in enumerate(drawn):
+            head = heads.get(lane, "").ljust(12) if several else ""
+            lines.append((head + f"lane {lane}").ljust(margin) + "".join(row))
+        return "\n".join(line.rstrip() for line in lines)
+
+    def save(
+        self,
+        path: str | os.PathLike[str] | IO[bytes],
+        *,
+        theme: str = "light",
+        sources: Sequence[Any] | None = None,
+    ) -> None:
+        """Draw it with matplotlib: one colour a stream, resets marked, padding grey.
+
+        Args:
+            path: A `.png`, `.svg` or `.pdf` file, or an open one, which gets a PNG.
+            theme: `"light"` or `"dark"`.
+            sources: What streams are called, by index; None names the index.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: The theme is unknown.
+        """
+        _figure(self, theme, sources).savefig(path, dpi=150)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_svg_(self) -> str | None:
+        """What a notebook shows, if matplotlib is installed and it is not too large."""
+        if not self._is_drawn():
+            return None
+        from matplotlib import rc_context
+
+        file = io.StringIO()
+        with rc_context({"svg.hashsalt": "timeline", "svg.fonttype": "none"}):  # the same each time
+            _figure(self, "light", None).savefig(file, format="svg", metadata={"Date": None})
+        text = file.getvalue()
+        return text[text.index("<svg") :]
+
+    def _repr_html_(self) -> str | None:
+        """What it shows otherwise: the text."""
+        if self._is_drawn():
+            return None
+        return page(lambda: preformatted(self.text()), self.__repr__)
+
+    def _is_drawn(self) -> bool:
+        if len(self.segments) > _MOST_DRAWN:
+            return False
+        return importlib.util.find_spec("matplotlib") is not None
+
+
+def _figure(timeline: Timeline, theme: str, sources: Sequence[Any] | None) -> Any:
+    if theme not in _THEMES:
+        raise ValueError(f'theme is {theme!r}; use "light" or "dark"')
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures of timelines need matplotlib: pip install 'stream-dataloader[plot]'") from error
+    ground, ink, padding = _THEMES[theme]
+    lanes = timeline.lanes
+    width = max(timeline.steps * timeline.time_steps, 1)
+    row_inches = 0.34 if lanes <= 16 else max(0.11, 5.5 / lanes)
+    height = 1.2 + row_inches * lanes
+    left = 0.125 if len(timeline.workers) > 1 else 0.075
+    figure = Figure(figsize=(11, height), facecolor=ground)
+    FigureCanvasAgg(figure)
+    place = (left, 0.62 / height, 0.985 - left, 1 - 1.14 / height)
+    axes = figure.add_axes(place, facecolor=ground)
+    axes.barh(range(lanes), width, _BAR, color=padding)
+    segments = timeline.segments
+    colours = _colours(segments)
+    lengths = [segment.stop - segment.begin for segment in segments]
+    begins = [segment.begin for segment in segments]
+    axes.barh([segment.lane for segment in segments], lengths, _BAR, begins, color=colours)
+    for segment, steps, colour in zip(segments, lengths, colours, strict=True):
+        if segment.starts:
+            top = segment.lane - _BAR / 2
+            axes.vlines(segment.begin, top, top + _BAR, color=ink, linewidth=1.6)
+        name = str(segment.source if sources is None else sources[segment.source])
+        inches = steps / width * 9.6
+        if row_inches >= 0.2 and inches >= 0.09 * len(name) + 0.08:  # there is room
+            at = segment.begin + steps / 2, segment.lane
+            letters = "#ffffff" if colour in _DARK_COLOURS else "#111111"
+            axes.text(*at, name, ha="center", va="center", color=letters, fontsize=8, clip_on=True)
+    _frame(axes, timeline, width, ground)
+    _brackets(axes, timeline, row_inches, ink)
+    axes.tick_params(colors=ink, labelsize=8, length=2)
+    axes.set_xlabel("batch", color=ink, fontsize=9)
+    axes.set_ylabel("lane", color=ink, fontsize=9, loc="top", rotation=0, labelpad=0)
+    title = f"{timeline._summary()} (grey); a bar marks a reset"
+    axes.set_title(title, color=ink, fontsize=10, loc="left")
+    return figure
+
+
+def _colours(segments: Sequence[Segment]) -> list[str]:
+    """One colour a stream, and another than that of the stream before it in the lane."""
+    found: list[str] = []
+    for before, segment in zip([None, *segments], segments, strict=False):
+        number = segment.source % len(_COLOURS)
+        if before is not None and before.lane == segment.lane and found[-1] == _COLOURS[number]:
+            number = (number + 1 + (before.source == segment.source)) % len(_COLOURS)
+        found.append(_COLOURS[number])
+    return found
+
+
+def _frame(axes: Any, timeline: Timeline, width: int, line: str) -> None:
+    if timeline.steps <= 200:
+        for step in range(1, timeline.steps):
+            axes.axvline(step * timeline.time_steps, color=line, linewidth=0.5, zorder=3)
+    axes.set_xlim(0, width)
+    axes.set_ylim(timeline.lanes - 0.4, -0.6)
+    every = max(1, -(-timeline.steps // 20))
+    shown = range(0, timeline.steps + 1, every)
+    axes.set_xticks([step * timeline.time_steps for step in shown], map(str, shown))
+    every = max(1, -(-timeline.lanes // 32))
+    axes.set_yticks(range(0, timeline.lanes, every))
+    axes.spines[:].set_visible(False)
+
+
+def _brackets(axes: Any, timeline: Timeline, row_inches: float, ink: str) -> None:
+    """A bracket around each worker's lanes, left of the axis' numbers."""
+    if len(timeline.workers) < 2:
+        return
+    at = -0.055
+    small = min(map(len, timeline.workers)) * row_inches < 0.55  # no room for "worker 0", upright
+    style: dict[str, Any] = {
+        "color": ink,
+        "transform": axes.get_yaxis_transform(),
+        "clip_on": False,
+    }
+    for worker, lanes in enumerate(timeline.workers):
+        top = lanes[0] - 0.35
+        bottom = lanes[-1] + 0.35
+        x = [at + 0.006, at, at, at + 0.006]
+        axes.plot(x, [top, top, bottom, bottom], linewidth=1, **style)
+        axes.text(
+            at - 0.008,
+            (top + bottom) / 2,
+            f"{worker}" if small else f"worker {worker}",
+            rotation=0 if small else 90,
+            ha="center" if small else "right",
+            va="center",
+            fontsize=8,
+            **style,
+        )
