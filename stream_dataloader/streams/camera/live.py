@@ -19,14 +19,16 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Frame", "LiveReader", "is_device"]
+__all__ = ["Frame", "LiveReader", "av_frames", "opencv_frames"]
 
 _LONGEST_JOIN_SECONDS = 1.0
 _LONGEST_GAP_SECONDS = 60.0  # a longer gap means that the camera's clock was set
+
+_SILENT = "nothing came in for timeout_seconds={:g}"
 
 _log = logging.getLogger("stream_dataloader")
 
@@ -44,15 +46,14 @@ class Frame:
 
 
 class LiveReader:
-    """Reads a camera, by its index, device or URL, from now on; the first connection must succeed.
+    """Reads a camera from now on, by frames of `connect(options)`; the first connection must succeed.
 
     Errors call it `name`; `options` is a `CameraStream`.
     """
 
-    def __init__(self, name: str, address: int | str, by_opencv: bool, options: Any) -> None:
+    def __init__(self, name: str, connect: Callable[[Any], Generator[Frame | None, None, None]], options: Any) -> None:
         self._name = name
-        self._address = address
-        self._connect = _opencv_frames if by_opencv else _av_frames
+        self._connect = connect
         self._options = options
         self._changed = threading.Condition()
         self._queue: deque[Frame] = deque()
@@ -72,16 +73,17 @@ class LiveReader:
                 raise self._error
             return not self._closed
 
-    def get(self) -> Frame | None:
-        """The next frame, once there is one; None when closed. Raises what `wait` does."""
-        with self._changed:
-            if not self.wait():
-                return None
-            frame = self._queue.popleft()
-            frame.dropped, self._dropped = self._dropped, 0
-            frame.lost, self._dropped_lost = frame.lost + self._dropped_lost, 0
-            self._changed.notify_all()  # there is room
-            return frame
+    def frames(self) -> Iterator[tuple[Any, Frame]]:
+        """Pictures, as PyAV or OpenCV returns them, and how each came in, until closed. Raises what `wait` does."""
+        while True:
+            with self._changed:
+                if not self.wait():
+                    return
+                frame = self._queue.popleft()
+                frame.dropped, self._dropped = self._dropped, 0
+                frame.lost, self._dropped_lost = frame.lost + self._dropped_lost, 0
+                self._changed.notify_all()  # there is room
+            yield frame.image, frame
 
     def close(self) -> None:
         """End the thread. If it waits in a call of its library, it ends with that call's time limit."""
@@ -98,64 +100,61 @@ class LiveReader:
         tries, (first_wait, longest_wait) = self._options.reconnect_tries, self._options.reconnect_seconds
         failed, since = 0, time.monotonic()
         while not self._closed:
-            had, reason = self._connection, "the stream ended"
-            cause: Exception | None = None
+            had, error = self._connection, ConnectionError("the stream ended")
             try:
                 self._read()
-            except Exception as error:
-                reason, cause = str(error) or type(error).__name__, error
+            except Exception as raised:
+                error = ConnectionError(str(raised) or type(raised).__name__)
+                error.__cause__ = raised
             failed += 1
             if self._connection > had:
                 failed, since = 0, time.monotonic()
-            if self._connection < 0 or (tries is not None and failed >= tries):
-                self._give_up(reason, cause, failed, time.monotonic() - since)
-                return
             wait = min(first_wait * 2.0 ** min(failed, 60), longest_wait)
             with self._changed:
+                if self._connection < 0 or (tries is not None and failed >= tries):
+                    error.args = (f"{self._name}: {self._lost(error, failed, time.monotonic() - since)}",)
+                    self._error = error
+                    self._changed.notify_all()
+                    return
                 if not self._closed:
                     again = f"connecting again in {wait:.1f} s, try {failed + 1} of {tries or 'any number'}"
-                    _log.warning("%s: %s; %s", self._name, reason, again)
+                    _log.warning("%s: %s; %s", self._name, error, again)
                 self._changed.wait_for(lambda: self._closed, wait)
 
-    def _give_up(self, reason: str, cause: Exception | None, failed: int, seconds: float) -> None:
-        tries = self._options.reconnect_tries
-        if self._connection >= 0 and failed:
-            reason = (
-                f"lost, and gave up after {failed} tries in {seconds:.1f} s to connect again; the last: {reason}; if "
-                f"it may be away for longer, raise reconnect_tries ({tries}; None: no limit)"
-            )
-        elif self._connection >= 0:
-            reason += "; reconnect_tries is 0"
-        error = ConnectionError(f"{self._name}: {reason}")
-        error.__cause__ = cause
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
+    def _lost(self, error: Exception, failed: int, seconds: float) -> str:
+        """Why nothing more comes."""
+        if self._connection < 0:
+            return str(error)
+        if not failed:
+            return f"{error}; reconnect_tries is 0"
+        return (
+            f"lost, and gave up after {failed} tries in {seconds:.1f} s to connect again; the last: {error}; if it may "
+            f"be away for longer, raise reconnect_tries ({self._options.reconnect_tries}; None: no limit)"
+        )
 
     def _read(self) -> None:
         """One connection, to its end."""
         had, due, lost = self._connection, -math.inf, 0
         period = 1 / self._options.fps if self._options.fps else 0.0
-        with contextlib.closing(self._connect(self._address, self._options)) as frames:
+        with contextlib.closing(self._connect(self._options)) as frames:
             for frame in frames:
-                now = time.time()
                 if self._closed:
                     return
                 if frame is None:
                     continue
+                frame.time_seconds, frame.connection = time.time(), had + 1
                 self._connection = had + 1
                 lost += frame.lost
                 if period:
-                    moment = now if math.isnan(frame.pts_seconds) else frame.pts_seconds
+                    moment = frame.time_seconds if math.isnan(frame.pts_seconds) else frame.pts_seconds
                     early = due - moment
                     # A frame that is early by more than that is not early: the source's clock was set back. One that
                     # is early by less than a hundredth is on time; time stamps are rounded.
                     if 0.01 * period < early < 2 * period:
                         continue
                     due = due + period if abs(early) < period else moment + period
-                frame.lost, frame.time_seconds, frame.connection = lost, now, self._connection
+                frame.lost, lost = lost, 0
                 self._put(frame)
-                lost = 0
 
     def _put(self, frame: Frame) -> None:
         room = self._options.buffer_frames
@@ -170,30 +169,21 @@ class LiveReader:
                 self._changed.notify_all()
 
 
-def is_device(address: int | str) -> bool:
-    """Whether this is a camera of this machine, by index or path, and no URL."""
-    return isinstance(address, int) or "://" not in address
-
-
-def _av_frames(address: int | str, options: Any) -> Generator[Frame | None, None, None]:
+def av_frames(address: str, options: Any) -> Generator[Frame | None, None, None]:
     """One connection, by PyAV: frames, and None for packets without one; every failure is a `ConnectionError`."""
     import av
 
     from stream_dataloader.streams._media.av_versions import ANY_METADATA
 
-    name, limit, began = str(address), options.timeout_seconds, time.monotonic()
-    if isinstance(address, int):
-        name = f"/dev/video{address}"
-    try:
+    limit, is_url = options.timeout_seconds, "://" in address
+    with _opening(limit, av.error.FFmpegError):
         container = av.open(
-            name,
-            format="v4l2" if is_device(address) else None,
+            address,
+            format=None if is_url else "v4l2",
             timeout=(limit, limit),
-            options={**({"rtsp_transport": "tcp"} if name.startswith("rtsp") else {}), **options.options},
+            options={**({"rtsp_transport": "tcp"} if address.startswith("rtsp") else {}), **options.options},
             **ANY_METADATA,
         )
-    except av.error.FFmpegError as error:
-        raise _cannot_open(error.strerror, began, limit) from error
     with container:
         if not container.streams.video:
             raise ConnectionError("it has no video")
@@ -206,7 +196,7 @@ def _av_frames(address: int | str, options: Any) -> Generator[Frame | None, None
             try:
                 packet: Any = next(packets, None)
             except av.error.ExitError as error:
-                raise _nothing_came(limit) from error
+                raise ConnectionError(_SILENT.format(limit)) from error
             except av.error.FFmpegError as error:
                 raise ConnectionError(f"the stream ended, or broke off: {error.strerror}") from error
             if packet is None:
@@ -220,58 +210,56 @@ def _av_frames(address: int | str, options: Any) -> Generator[Frame | None, None
                 if frame.is_corrupt and options.on_corrupt == "drop":
                     broken += 1
                     continue
-                seconds = math.nan if period is None or frame.time is None else frame.time
-                yield Frame(frame, seconds, broken if period is None else _missing(seconds - last, period, broken))
+                seconds, missing = math.nan, broken
+                if period is not None:
+                    seconds = math.nan if frame.time is None else frame.time
+                    gap = seconds - last
+                    if math.isnan(gap):  # the first
+                        missing = 0
+                    elif gap < _LONGEST_GAP_SECONDS:
+                        missing = max(broken, round(gap / period) - 1)
+                yield Frame(frame, seconds, missing)
                 broken, last, frame_came = 0, seconds, time.monotonic()
             if time.monotonic() - frame_came > limit:
                 raise ConnectionError(f"no frame could be decoded for timeout_seconds={limit:g}")
 
 
-def _missing(gap_seconds: float, period_seconds: float, broken: int) -> int:
-    """How many frames are missing in a gap between two time stamps, `broken` of which came in damaged."""
-    if math.isnan(gap_seconds):  # before the first
-        return 0
-    return max(broken, round(gap_seconds / period_seconds) - 1) if gap_seconds < _LONGEST_GAP_SECONDS else broken
-
-
-def _opencv_frames(address: int | str, options: Any) -> Generator[Frame, None, None]:
-    """As `_av_frames`, by OpenCV. A device's waits are its own (10 s, `OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT`)."""
+def opencv_frames(address: int | str, options: Any) -> Generator[Frame | None, None, None]:
+    """As `av_frames`, by OpenCV. A device's waits are its own (10 s, `OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT`)."""
     import cv2
 
-    limit, began = options.timeout_seconds, time.monotonic()
-    if is_device(address):
-        capture = cv2.VideoCapture(address)
-    else:
+    limit, wanted = options.timeout_seconds, []
+    if isinstance(address, str) and "://" in address:
         milliseconds = math.ceil(1000 * limit)
         wanted = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, milliseconds, cv2.CAP_PROP_READ_TIMEOUT_MSEC, milliseconds]
         if hasattr(cv2, "CAP_PROP_N_THREADS"):  # in newer versions, which have a thread a core without it
             wanted += [cv2.CAP_PROP_N_THREADS, 1]
-        capture = cv2.VideoCapture(address, cv2.CAP_FFMPEG, wanted)
-    try:
+    with _opening(limit, ConnectionError):
+        capture = cv2.VideoCapture(address, cv2.CAP_FFMPEG if wanted else cv2.CAP_ANY, wanted)
         if not capture.isOpened():
-            raise _cannot_open("OpenCV does not tell why", began, limit)
-        while True:
+            raise ConnectionError("OpenCV does not tell why")
+    try:
+        began = time.monotonic()
+        while (found := capture.read())[0]:
+            yield Frame(found[1])
             began = time.monotonic()
-            read, image = capture.read()
-            if read:
-                yield Frame(image)
-            elif _late(began, limit):
-                raise _nothing_came(limit)
-            else:
-                return
+        if _late(began, limit):
+            raise ConnectionError(_SILENT.format(limit))
     finally:
         capture.release()
 
 
+@contextlib.contextmanager
+def _opening(limit: float, failure: type[Exception]) -> Iterator[None]:
+    """Makes a `ConnectionError` of a failure to connect."""
+    began = time.monotonic()
+    try:
+        yield
+    except failure as error:
+        late = f"no answer within timeout_seconds={limit:g}"
+        reason = late if _late(began, limit) else getattr(error, "strerror", None) or error
+        raise ConnectionError(f"cannot be opened: {reason}") from error
+
+
 def _late(began: float, limit: float) -> bool:
     return time.monotonic() - began >= 0.9 * limit
-
-
-def _cannot_open(reason: Any, began: float, limit: float) -> ConnectionError:
-    if _late(began, limit):
-        reason = f"no answer within timeout_seconds={limit:g}"
-    return ConnectionError(f"cannot be opened: {reason}")
-
-
-def _nothing_came(limit: float) -> ConnectionError:
-    return ConnectionError(f"nothing came in for timeout_seconds={limit:g}")

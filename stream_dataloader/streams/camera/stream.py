@@ -7,12 +7,12 @@ reconnected, or raises an error that says why not. Live cameras cannot be paused
 
 from __future__ import annotations
 
-import importlib
+import functools
 import math
 import os
 import stat
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, Picture
 from stream_dataloader.streams._media.section import check_numbers, closed_on_error
-from stream_dataloader.streams.camera.live import Frame, LiveReader, is_device
+from stream_dataloader.streams.camera.live import Frame, LiveReader, av_frames, opencv_frames
 
 __all__ = ["CameraStream"]
 
@@ -138,24 +138,25 @@ class CameraStream:
             ValueError: The source is a file.
             TypeError: The source is no index and no address.
         """
-        address = _address(source)
-        by_opencv = self.backend == "opencv" or (self.backend is None and is_device(address))
-        if by_opencv:  # imported here, not in the reader's thread
+        address, name, is_url = _address(source)
+        converter: AvConverter | ArrayConverter
+        if self.backend == "opencv" or (self.backend is None and not is_url):
             import_opencv("CameraStream with an index or a device, unless backend is 'av',")
+            converter, connect = ArrayConverter(self._picture()), functools.partial(opencv_frames, address)
         else:
-            importlib.import_module("av")
-        reader = LiveReader(_shown(address), address, by_opencv, self)
+            path = f"/dev/video{address}" if isinstance(address, int) else address
+            converter, connect = AvConverter(self._picture()), functools.partial(av_frames, path)
+        reader = LiveReader(name, connect, self)
         with closed_on_error(reader):
             reader.wait()
-        converter = (ArrayConverter if by_opencv else AvConverter)(self._picture())
         return _Live(reader, converter, self.items == "dict")
 
 
 class _Live(PictureItems):
     """Frames as items, as they come in."""
 
-    def __init__(self, reader: LiveReader, converter: Any, dicts: bool) -> None:
-        super().__init__(_frames(reader), converter, at_once=1)
+    def __init__(self, reader: LiveReader, converter: AvConverter | ArrayConverter, dicts: bool) -> None:
+        super().__init__(reader.frames(), converter, at_once=1)
         self._dicts = dicts
         self.close = weakref.finalize(self, reader.close)
 
@@ -163,27 +164,18 @@ class _Live(PictureItems):
         return {name: kind(getattr(moment, name)) for name, kind in _NUMBERS.items()} if self._dicts else {}
 
 
-def _frames(reader: LiveReader) -> Iterator[tuple[Any, Frame]]:
-    while (frame := reader.get()) is not None:
-        yield frame.image, frame
-
-
-def _address(source: Any) -> int | str:
+def _address(source: Any) -> tuple[int | str, str, bool]:
+    """A camera's index, device or URL; its name for messages, without a password; and whether it is a URL."""
     if isinstance(source, (int, np.integer)) and not isinstance(source, bool):
         if source < 0:
             raise ValueError(f"a camera's index is 0 or more, and this is {source}")
-        return int(source)
+        return int(source), f"camera {source}", False
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"a camera is an index, a device or a URL, and this is {source!r}, a {type(source).__name__}")
     address = os.fspath(source)
-    if is_device(address) and not stat.S_ISCHR(os.stat(address).st_mode):
+    if "://" in address:
+        password = urlsplit(address).password
+        return address, address.replace(f":{password}@", ":***@") if password else address, True
+    if not stat.S_ISCHR(os.stat(address).st_mode):
         raise ValueError(f"{address} is no camera; files are read by VideoStream")
-    return address
-
-
-def _shown(address: int | str) -> str:
-    """A camera's name for messages, without its password."""
-    if isinstance(address, int):
-        return f"camera {address}"
-    password = None if is_device(address) else urlsplit(address).password
-    return address.replace(f":{password}@", ":***@") if password else address
+    return address, address, False

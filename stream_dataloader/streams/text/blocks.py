@@ -40,6 +40,7 @@ class TextBlocks:
         stop: As are those that begin here or later; None for the end.
 
     Attributes:
+        decoded: Whether its bytes become characters.
         begin: Offset of the first character.
         stop: Offset behind the last one; None if that is not known yet.
         offset: Offset of the next block.
@@ -58,6 +59,7 @@ class TextBlocks:
     ) -> None:
         self.file = file
         self._block_bytes, self._errors, self._universal = block_bytes, errors, universal
+        self.decoded = errors is not None
         mark = codecs.BOM_UTF8 if marked else b""
         self.mark_bytes = len(mark) if file.read_at(0, len(mark)) == mark else 0
         self.begin = self.offset = self.boundary(start)
@@ -66,7 +68,7 @@ class TextBlocks:
 
     def boundary(self, offset: int) -> int:
         """The first character at or behind a byte of the file, or the end."""
-        if offset <= self.mark_bytes or self._errors is None:
+        if offset <= self.mark_bytes or not self.decoded:
             return max(offset, self.mark_bytes)
         begin = max(0, offset - _AROUND)
         return begin + self._cut(self.file.read_at(begin, 2 * _AROUND + offset - begin), offset - begin)
@@ -84,9 +86,9 @@ class TextBlocks:
         """The bytes of the next block, none at the end."""
         first = self.offset
         wanted = (first // self._block_bytes + 1) * self._block_bytes - first
-        if self.stop is not None and wanted >= self.stop - first:
-            data = self.file.read_at(first, max(self.stop - first, 0))
-        elif self._errors is None:
+        if self.stop is not None:
+            wanted = min(wanted, self.stop - first)
+        if not self.decoded or first + wanted == self.stop:
             data = self.file.read_at(first, wanted)
         else:
             data = self.file.read_at(first, wanted + 2 * _AROUND)
@@ -120,7 +122,7 @@ class TextBlocks:
 
     def codes(self, data: bytes) -> Codes:
         """The code points of bytes between two boundaries, as unsigned integers; otherwise as `decode`."""
-        if self._errors is not None and not data.isascii():
+        if self.decoded and not data.isascii():
             return np.frombuffer(self.decode(data).encode("utf-32-le", "surrogatepass"), "<u4")
         if self._universal and b"\r" in data:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -131,7 +133,7 @@ class TextBlocks:
         if self._errors == "replace" and not data.isascii():
             return len(self.decode(data))
         pairs = data.count(b"\r\n") if self._universal and b"\r" in data else 0
-        if self._errors is None or data.isascii():
+        if not self.decoded or data.isascii():
             return len(data) - pairs
         return int(np.count_nonzero(np.frombuffer(data, np.int8) >= -64)) - pairs  # all but 10xxxxxx
 

@@ -14,7 +14,7 @@ import importlib
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import PurePath
 from typing import Any
 
@@ -46,13 +46,11 @@ class TextBytes:
         name: What error messages call it.
         place: What they call an offset, with `{}` for its number.
         size: How many bytes it has; None if that is not known before its end.
-        key: Identifies the file as it is now; None if offsets in it cannot be used again.
         error: Why a `read_at` was cut short.
     """
 
     name, place = "the string", "byte {}"
     size: int | None = None
-    key: tuple[Any, ...] | None = None
     error: Exception | None = None
 
     def read_at(self, offset: int, count: int) -> bytes:
@@ -86,9 +84,7 @@ class FileBytes(TextBytes):
         self.name = name
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115
         self._local = local
-        status = os.fstat(self._file.fileno())
-        self.size: int = status.st_size
-        self.key = (path, status.st_size, status.st_mtime_ns)
+        self.size: int = os.fstat(self._file.fileno()).st_size
 
     def read_at(self, offset: int, count: int) -> bytes:
         count = min(count, self.size - offset)
@@ -105,7 +101,7 @@ class FileBytes(TextBytes):
                     f"{self.name} ends at byte {place}, and had {self.size} bytes when it was opened; "
                     "it must not be written to while it is read"
                 )
-            data = data + more if data else more
+            data += more
         return data
 
     def close(self) -> None:
@@ -114,18 +110,11 @@ class FileBytes(TextBytes):
 
 
 class ForwardBytes(TextBytes):
-    """What is made piece by piece, from its begin to its end.
+    """What is made from its begin to its end, by `pieces`, which yields or raises; they are made of `source`."""
 
-    Args:
-        name: What error messages call it.
-        place: What they call an offset.
-        pieces: Yields them, or raises why there are no more.
-        close: Closes what they are made of.
-    """
-
-    def __init__(self, name: str, place: str, pieces: Iterator[bytes], close: Callable[[], None]) -> None:
+    def __init__(self, name: str, place: str, pieces: Generator[bytes, None, None], source: Any) -> None:
         self.name, self.place = name, place
-        self._pieces, self._close = pieces, close
+        self._pieces, self._source = pieces, source
         self._data = bytearray()
         self._begin = 0  # offset of the first byte of `_data`
         self._ended = False
@@ -146,8 +135,8 @@ class ForwardBytes(TextBytes):
         return bytes(self._data[offset - self._begin : offset - self._begin + count])
 
     def close(self) -> None:
-        self._pieces.close()  # type: ignore[attr-defined]  # it is a generator
-        self._close()
+        self._pieces.close()
+        self._source.close()
 
 
 def is_compressed(path: Any) -> bool:
@@ -164,7 +153,7 @@ def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
         if not is_compressed(path):
             return FileBytes(here, name, local)
         pieces = _decompressed(here, name, *_decoder(name))
-        return ForwardBytes(name, "byte {} of its text", pieces, local.close)
+        return ForwardBytes(name, "byte {} of its text", pieces, local)
 
 
 def _decoder(name: str) -> tuple[Callable[[], Any], type[Exception], int]:
@@ -185,7 +174,7 @@ def _decoder(name: str) -> tuple[Callable[[], Any], type[Exception], int]:
 
 def _decompressed(
     path: str, name: str, decoder: Callable[[], Any], failure: type[Exception], count: int
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """What is in a file's frames, one after the other; its end within a frame is an error."""
     frame, compressed, place = None, b"", 0
     with open(path, "rb") as file:
@@ -197,8 +186,7 @@ def _decompressed(
                 piece = frame.decompress(compressed)
                 place += len(piece)
                 yield piece
-                compressed = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
+                compressed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
             if frame is not None:
                 raise EOFError("the file ends before its compressed data does")
         except (OSError, EOFError, failure) as error:
@@ -225,10 +213,10 @@ def in_utf8(file: TextBytes, encoding: str, errors: str) -> TextBytes:
         return file
     if encoding in ("utf-16", "utf-32") and not file.read_at(0, 4).startswith(_MARKS[encoding]):
         encoding += f"-{sys.byteorder[0]}e"
-    return ForwardBytes(file.name, "byte {} of it in utf-8", _transcoded(file, encoding, errors), file.close)
+    return ForwardBytes(file.name, "byte {} of it in utf-8", _transcoded(file, encoding, errors), file)
 
 
-def _transcoded(file: TextBytes, encoding: str, errors: str) -> Iterator[bytes]:
+def _transcoded(file: TextBytes, encoding: str, errors: str) -> Generator[bytes, None, None]:
     decoder, offset, data = codecs.getincrementaldecoder(encoding)(errors), 0, b"-"
     while data:
         data = file.read_at(offset, _PIECE_BYTES)

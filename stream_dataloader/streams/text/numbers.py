@@ -6,6 +6,7 @@ tokenizer cuts a text off or adds to it.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ import numpy as np
 
 from stream_dataloader.streams.text.blocks import NOTHING, Codes
 
-__all__ = ["character_table", "check_tokenizer", "check_vocabulary", "is_thread_safe", "tokenizing", "tokens_of"]
+__all__ = ["character_table", "check_tokenizer", "is_thread_safe", "tokenizing", "tokens_of"]
 
 _LARGEST_CODE = 0x10FFFF
 
@@ -76,41 +77,30 @@ def tokens_of(tokenize: Callable[[str], Any], dtype: np.dtype[Any], text: str) -
     return tokens.astype(dtype, copy=not isinstance(found, list))  # an array may be the tokenizer's own, used again
 
 
-def character_table(
-    vocabulary: str | Mapping[str, int] | None, unknown: int | None, dtype: np.dtype[Any]
-) -> tuple[Codes | None, str]:
-    """The number of each code point, for `CharacterUnits`, and what is wrong with those that have -1."""
+def character_table(vocabulary: Any, unknown: int | None, dtype: np.dtype[Any]) -> tuple[Codes | None, str]:
+    """The number of each code point, for `Units`, and what is wrong with those that have -1.
+
+    Refuses what is not a vocabulary: each character once, with a number that the dtype can hold.
+    """
+    largest = int(np.iinfo(dtype).max)
     if vocabulary is None:
-        largest = int(np.iinfo(dtype).max)
         if largest >= _LARGEST_CODE:
             return None, ""
         table = np.arange(largest + 2, dtype=np.int64)
         table[-1] = -1
         return table, f"which {dtype} does not hold; choose another dtype"
-    numbers = _numbers(vocabulary)
+    if not isinstance(vocabulary, (str, Mapping)):
+        raise TypeError(f"vocabulary is a {type(vocabulary).__name__}; give a string of characters, or a mapping")
+    pairs = list(vocabulary.items() if isinstance(vocabulary, Mapping) else zip(vocabulary, itertools.count()))
+    numbers = dict(pairs)
+    if len(numbers) < len(pairs):
+        twice = next(character for character in numbers if vocabulary.count(character) > 1)  # type: ignore[union-attr]
+        raise ValueError(f"the vocabulary has {twice!r} twice; give each character once")
+    for character, number in [*pairs, *([] if unknown is None else [("unknown", unknown)])]:
+        if len(character) != 1 and character != "unknown":
+            raise ValueError(f"the vocabulary has {character!r}; give single characters")
+        if not 0 <= operator.index(number) <= largest:
+            raise ValueError(f"the vocabulary has {number} for {character!r}; give 0 to {largest}, or another dtype")
     table = np.full(max(map(ord, numbers), default=0) + 2, -1 if unknown is None else unknown, np.int64)
     table[list(map(ord, numbers))] = list(numbers.values())
     return table, f"which is not in the vocabulary of {len(numbers)} characters; add it, or give a number for unknown"
-
-
-def _numbers(vocabulary: str | Mapping[str, int]) -> dict[str, int]:
-    if isinstance(vocabulary, str):
-        return {character: number for number, character in enumerate(vocabulary)}
-    return dict(vocabulary)
-
-
-def check_vocabulary(vocabulary: Any, unknown: int | None, dtype: np.dtype[Any]) -> None:
-    """Refuse what is not a vocabulary: each character once, with a number that the dtype can hold."""
-    if not isinstance(vocabulary, (str, Mapping)):
-        raise TypeError(f"vocabulary is a {type(vocabulary).__name__}; give a string of characters, or a mapping")
-    numbers = _numbers(vocabulary)
-    if len(numbers) < len(vocabulary):
-        twice = next(character for character in vocabulary if vocabulary.count(character) > 1)  # type: ignore[union-attr]
-        raise ValueError(f"the vocabulary has {twice!r} twice; give each character once")
-    for character, number in [*numbers.items(), *([] if unknown is None else [("unknown", unknown)])]:
-        if len(character) != 1 and character != "unknown":
-            raise ValueError(f"the vocabulary has {character!r}; give single characters")
-        if not 0 <= operator.index(number) <= np.iinfo(dtype).max:
-            raise ValueError(
-                f"the vocabulary has {number} for {character!r}; give 0 to {np.iinfo(dtype).max}, or another dtype"
-            )

@@ -29,16 +29,14 @@ from stream_dataloader.streams.text.bytes import (
     is_compressed,
     open_text,
 )
-from stream_dataloader.streams.text.items import TextItems
 from stream_dataloader.streams.text.numbers import (
     character_table,
     check_tokenizer,
-    check_vocabulary,
     is_thread_safe,
     tokenizing,
     tokens_of,
 )
-from stream_dataloader.streams.text.units import ByteUnits, Marks, TokenUnits, Units
+from stream_dataloader.streams.text.units import TextItems, TokenUnits, Units
 
 __all__ = ["TextStream"]
 
@@ -59,8 +57,8 @@ class TextStream:
     there is none, at the first character. A line (or its part) belongs to the section that has its first byte.
 
     Seeking to an item takes no time for bytes. Characters are counted, at gigabytes a second, and tokens are made
-    again; both start from the furthest place that the same process has reached, if the file has not changed. Skipped
-    text is not checked. Compressed files are decompressed, and texts that are not in UTF-8 decoded, up to the item.
+    again. Skipped text is not checked. Compressed files are decompressed, and texts that are not in UTF-8 decoded, up
+    to the item.
 
     Attributes:
         of: What sources are: "files" or "strings". It is never guessed: with "files" every string is a path, and a text
@@ -111,7 +109,6 @@ class TextStream:
     block_bytes: int = 1 << 16
     longest_line_bytes: int = 1 << 16
     cache: FileCache | None = None
-    _marks: Marks = dataclasses.field(default_factory=Marks, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_flags(type(self), vars(self))
@@ -141,15 +138,19 @@ class TextStream:
         if self.vocabulary is not None:
             if units != "characters":
                 raise ValueError(f"a vocabulary numbers characters, and units is {units!r}; give one of the two")
-            check_vocabulary(self.vocabulary, self.unknown, self.dtype)
+            character_table(self.vocabulary, self.unknown, self.dtype)
         elif self.unknown is not None:
             raise ValueError(f"unknown is {self.unknown}, without a vocabulary for characters not to be in; give one")
         if self.tokenizer is not None:
             check_tokenizer(self.tokenizer)
 
     @property
+    def _errors(self) -> str:
+        return "strict" if self.errors == "raise" else "replace"
+
+    @property
     def open_early(self) -> bool:
-        """Streams share only their marks, and the tokenizer, which may be the user's own code."""
+        """Streams share only the tokenizer, which may be the user's own code."""
         return self.tokenizer is None or is_thread_safe(self.tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -196,7 +197,8 @@ class TextStream:
                 raise TypeError(f"the source is a {type(source).__name__}, and of='strings' was chosen; give a string")
             if not source:
                 raise ValueError("the text is empty, a string without a character")
-            return self._open_string(source), 0, None
+            encoding = ("utf-8", "surrogatepass") if self.units != "bytes" else (self.encoding, self._errors)
+            return StringBytes(source.encode(*encoding)), 0, None
         path, first, stop = section_of(source)
         if not isinstance(path, (str, bytes, os.PathLike)):
             raise TypeError(f"the source is a {type(path).__name__}; give a path, or of='strings' for texts themselves")
@@ -212,21 +214,9 @@ class TextStream:
             ) from error
         with closed_on_error(file):
             if self.units != "bytes":
-                file = in_utf8(file, encoding_name(self.encoding), "strict" if self.errors == "raise" else "replace")
+                file = in_utf8(file, encoding_name(self.encoding), self._errors)
             self._check(file, first, stop)
         return file, first, stop
-
-    def _open_string(self, text: str) -> TextBytes:
-        if self.units != "bytes":
-            return StringBytes(text.encode("utf-8", "surrogatepass"))
-        try:
-            return StringBytes(text.encode(self.encoding, "strict" if self.errors == "raise" else "replace"))
-        except UnicodeEncodeError as error:
-            found = error.object[error.start]
-            raise ValueError(
-                f"{self.encoding} has no bytes for character {error.start} of the string, {found!r}; "
-                "choose another encoding, or errors='replace'"
-            ) from error
 
     def _check(self, file: TextBytes, first: int, stop: int | None) -> None:
         """Refuse a text without a character, and a section that is not in the file."""
@@ -249,7 +239,7 @@ class TextStream:
 
     def _blocks(self, file: TextBytes, block_bytes: int, first: int = 0, stop: int | None = None) -> TextBlocks:
         is_bytes, is_string = self.units == "bytes", self.of == "strings"
-        errors = "surrogatepass" if is_string else "strict" if self.errors == "raise" else "replace"
+        errors = "surrogatepass" if is_string else self._errors
         return TextBlocks(
             file,
             block_bytes,
@@ -261,13 +251,11 @@ class TextStream:
         )
 
     def _units(self, file: TextBytes, first: int, stop: int | None) -> Units:
-        key = (file.key, first, stop) if file.key else None
-        if self.units == "bytes":
-            return ByteUnits(self._blocks(file, self.block_bytes, first, stop), self._marks)
-        if self.units == "characters":
-            return Units(self._blocks(file, self.block_bytes, first, stop), self._marks, key, *self._table)
-        size = self.longest_line_bytes
-        return TokenUnits(self._blocks(file, size, first // size * size), self._tokenize, first, stop, self._marks, key)
+        if self.units == "tokens":
+            size = self.longest_line_bytes
+            return TokenUnits(self._blocks(file, size, first // size * size), self._tokenize, first, stop)
+        blocks, table = self._blocks(file, self.block_bytes, first, stop), (None, "")
+        return Units(blocks, str(self.units), *(self._table if self.units == "characters" else table))
 
     @functools.cached_property
     def _table(self) -> tuple[Codes | None, str]:

@@ -8,12 +8,13 @@ time. So where a piece ends depends on the text around it alone::
     and in a long line                                ^                             and in each block without one,
                                                                                     at its first space
 
-Guarantee: units come in order, each once, and those before an error come before it.
+Guarantee: units come in order, each once, and those before an error come before it; the error comes again with each
+call after that.
 """
 
 from __future__ import annotations
 
-import bisect
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,34 +22,7 @@ import numpy as np
 
 from stream_dataloader.streams.text.blocks import NOTHING, Codes, TextBlocks
 
-__all__ = ["ByteUnits", "Marks", "TokenUnits", "Units"]
-
-#: At least so much text is between two marks.
-_MARK_BYTES = 1 << 20
-
-_MARKED_TEXTS = 256
-
-
-class Marks(dict[Any, list[tuple[int, int]]]):
-    """Pairs `(units before it, offset)` of texts, ascending, for when a text is opened again in the same process.
-
-    Streams that are read at the same time each make a list of their own, so that no lock is needed.
-    """
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Marks, ()  # they belong to the process that read the texts
-
-    def until(self, key: Any, units: int) -> list[tuple[int, int]]:
-        """The marks of a text that have at most so many units before them."""
-        marks = self.get(key, [])
-        return marks[: bisect.bisect_right(marks, units, key=lambda mark: mark[0])]
-
-    def keep(self, key: Any, marks: list[tuple[int, int]]) -> None:
-        """Keep a text's marks, if they go further than those known."""
-        if marks and marks[-1] > self.get(key, [(-1, 0)])[-1]:
-            self[key] = marks
-            for oldest in list(self)[:-_MARKED_TEXTS]:  # a copy: another thread may keep marks meanwhile
-                self.pop(oldest, None)
+__all__ = ["TextItems", "TokenUnits", "Units"]
 
 
 class Units:
@@ -56,30 +30,16 @@ class Units:
 
     Args:
         blocks: The text; its bytes are the units if it is not decoded.
-        marks: Marks of texts read before.
-        key: The text's key among them; None to leave them alone.
+        what: What they are called.
         table: The number of each code point, and of all that are larger in its last place; -1 for those that are
             an error. None for the code points themselves.
         refused: Why a character with a -1 is an error.
     """
 
-    what = "characters"
-    _marks_blocks = True
-    _begins = True  # a piece of tokens begins with the next block
-
-    def __init__(
-        self,
-        blocks: TextBlocks,
-        marks: Marks,
-        key: tuple[Any, ...] | None = None,
-        table: Codes | None = None,
-        refused: str = "",
-    ) -> None:
+    def __init__(self, blocks: TextBlocks, what: str, table: Codes | None = None, refused: str = "") -> None:
         self._blocks = blocks
-        self._marks, self._key = marks, key
-        self._known: list[tuple[int, int]] = []
+        self._what = what
         self._table, self._refused = table, refused
-        self._done = 0  # units before the next block's
         self._ended = False
 
     def read(self, start: int) -> Iterator[Codes]:
@@ -89,36 +49,25 @@ class Units:
             ValueError: There are not as many, or some are invalid.
             OSError: The file cannot be read.
         """
-        blocks = self._blocks
-        if self._key is not None and start and (known := self._marks.until(self._key, start)):
-            self._known, self._begins = known, True
-            self._done, blocks.offset = known[-1]
+        blocks, done = self._blocks, 0
+        if not blocks.decoded and blocks.stop is not None:  # where each byte is, is known
+            done = min(start, blocks.stop - blocks.begin)
+            blocks.offset += done
         while not self._ended:
             first = blocks.offset
-            if self._marks_blocks:
-                self._mark(self._done, first)
             data = blocks.read()
             self._ended = not data
             # The block that holds the start is decoded in any case, so that invalid bytes in it are found.
-            if self._done < start and (count := self._count(data)) is not None and self._done + count < start:
-                self._done += count
+            if done < start and (count := self._count(data)) is not None and done + count < start:
+                done += count
                 continue
             for rows in self._made(first, data):
-                before, self._done = self._done, self._done + len(rows)
-                if self._done >= start:
+                before, done = done, done + len(rows)
+                if done >= start:
                     yield rows[max(start - before, 0) :]
-        if self._done < start:
-            raise self.beyond(self._done, start)
-
-    def beyond(self, units: int, start: int) -> ValueError:
-        """The error to raise if a text has fewer units than are to be skipped."""
-        name = self._blocks.file.name
-        return ValueError(f"{name} has {units} {self.what} here, and start is {start}; give at most as many")
-
-    def _mark(self, units: int, offset: int) -> None:
-        """Note that so many units are before an offset, unless the last mark is close."""
-        if self._key is not None and (not self._known or offset - self._known[-1][1] >= _MARK_BYTES):
-            self._known.append((units, offset))
+        if done < start:
+            name = blocks.file.name
+            raise ValueError(f"{name} has {done} {self._what} here, and start is {start}; give at most as many")
 
     def _count(self, data: bytes) -> int | None:
         """How many units a block has; None if unknown until they are made."""
@@ -149,24 +98,7 @@ class Units:
 
     def close(self) -> None:
         """Close the text."""
-        if self._key is not None:
-            self._marks.keep(self._key, self._known)
         self._blocks.file.close()
-
-
-class ByteUnits(Units):
-    """The bytes of a text, which are not marked: where each is, is known."""
-
-    what = "bytes"
-
-    def read(self, start: int) -> Iterator[Codes]:
-        blocks = self._blocks
-        if blocks.stop is None:
-            return super().read(start)
-        if start > blocks.stop - blocks.begin:
-            raise self.beyond(blocks.stop - blocks.begin, start)
-        blocks.offset += start
-        return super().read(0)
 
 
 class TokenUnits(Units):
@@ -177,23 +109,12 @@ class TokenUnits(Units):
         tokenize: The tokens of a piece of it.
         start: Pieces that begin before this byte are left out.
         stop: As are those that begin here or later; None for the end.
-        marks: As for `Units`.
-        key: As for `Units`.
     """
 
-    what = "tokens"
-    _marks_blocks = False  # but where a piece begins
-
     def __init__(
-        self,
-        blocks: TextBlocks,
-        tokenize: Callable[[str], Codes],
-        start: int,
-        stop: int | None,
-        marks: Marks,
-        key: tuple[Any, ...] | None,
+        self, blocks: TextBlocks, tokenize: Callable[[str], Codes], start: int = 0, stop: int | None = None
     ) -> None:
-        super().__init__(blocks, marks, key)
+        super().__init__(blocks, "tokens")
         self._tokenize = tokenize
         self._start = blocks.boundary(start)
         self._stop = None if stop is None else blocks.boundary(stop)
@@ -207,9 +128,9 @@ class TokenUnits(Units):
 
     def _made(self, first: int, data: bytes) -> Iterator[Codes]:
         found: list[Codes] = []
-        done, marked = 0, False
+        done = 0
         try:
-            for cut in [*self._cuts(data), *([] if data else [0])]:
+            for cut in self._cuts(data) if data else [0]:
                 if self._piece is not None:
                     self._piece.append(data[done:cut])
                     found.append(self._end_piece())
@@ -218,9 +139,6 @@ class TokenUnits(Units):
                     break
                 if first + cut >= self._start:
                     self._piece, self._where, done = [], first + cut, cut
-                    if not marked:  # a block has no two
-                        self._mark(self._done + sum(map(len, found)), self._where)
-                        marked = True
         except ValueError:
             yield np.concatenate([NOTHING, *found])
             raise
@@ -230,10 +148,10 @@ class TokenUnits(Units):
 
     def _cuts(self, data: bytes) -> list[int]:
         """Where pieces begin in a block."""
-        cuts = [0] if self._begins and data else []
+        cuts = [0] if self._begins else []
         cuts += self._blocks.lines(data)
         self._begins = self._blocks.ends_line(data)
-        if data and not cuts and self._blocks.file.error is None:
+        if not cuts and self._blocks.file.error is None:
             cuts.append(max(data.find(b" "), 0))
         return cuts
 
@@ -251,3 +169,66 @@ class TokenUnits(Units):
                 f"{self._blocks.file.name}: the tokenizer failed on the {len(text)} characters from "
                 f"{self._blocks.file.place.format(self._where)} on: {error}"
             ) from error
+
+
+class TextItems:
+    """Units from number `start` on, or pairs of a unit and the next; a `protocols.ReadsInto`."""
+
+    def __init__(self, units: Units, start: int, dtype: np.dtype[Any], targets: bool) -> None:
+        self.close = units.close
+        self._dtype = dtype
+        self._targets = targets  # each item needs the unit behind its own
+        self._arrays = units.read(start)
+        self._error: Exception | None = None
+        self._rows: Codes = next(self._arrays, NOTHING) if start else NOTHING
+        self._position = 0  # in `_rows`
+
+    def _available(self) -> int:
+        """How many items can be made of what was read; reads on if there are none."""
+        while len(self._rows) - self._position <= self._targets:
+            if self._error is not None:
+                raise self._error
+            try:
+                more = next(self._arrays, None)
+            except Exception as error:
+                self._error = error
+                raise
+            if more is None:
+                return 0
+            rest = self._rows[self._position :]
+            self._rows = np.concatenate([rest, more]) if len(rest) else more
+            self._position = 0
+        return len(self._rows) - self._position - self._targets
+
+    def at_end(self) -> bool:
+        """Whether no unit is left, not even a last one that only serves as a target."""
+        return not self._available() and self._position == len(self._rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        unit = functools.partial(np.array, dtype=self._dtype)
+        while self._available():
+            rows, position = self._rows, self._position
+            self._position += 1
+            if self._targets:
+                yield {"input": unit(rows[position]), "target": unit(rows[position + 1])}
+            else:
+                yield unit(rows[position])
+
+    def read_into(self, out: Any) -> int:
+        """Write the next items to `out`; see `protocols.ReadsInto`."""
+        leaves = [out["input"], out["target"]] if self._targets else [out]
+        done, room = 0, len(leaves[0])
+        while done < room:
+            try:
+                count = min(self._available(), room - done)
+            except Exception:
+                if done:  # the next call raises it again
+                    break
+                raise
+            if not count:
+                break
+            for first, leaf in enumerate(leaves, self._position):
+                leaf[done : done + count] = self._rows[first : first + count]
+            self._position += count
+            done += count
+        return done
