@@ -1,11 +1,8 @@
 """Rows of HDF5 datasets, read by h5py.
 
-Guarantee: one call of the HDF5 library reads large rows from the file into the batch, without an array in between, also
-if other lanes lie between one row and the next. (For small rows that costs more than the copy it saves.) Compressed
-chunks that several reads share are unpacked once.
-
-A file is opened in the process that reads it, never inherited by `fork`. It is locked for reading while it is open, if
-the file system can do that. (HDF5_USE_FILE_LOCKING=FALSE in the environment switches locks off.)
+Guarantee: one call of the HDF5 library reads large rows into the batch, without an array in between. Compressed chunks
+that several reads share are unpacked once. A file is locked for reading while it is open, if the file system can do
+that (HDF5_USE_FILE_LOCKING=FALSE in the environment switches locks off).
 """
 
 from __future__ import annotations

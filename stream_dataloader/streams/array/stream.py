@@ -1,8 +1,7 @@
 """Arrays whose rows are time steps: `.npy` files, read through a memory map, HDF5 datasets, and arrays in memory.
 
-Guarantee: rows are written straight into the batch, without a copy in between, and only the rows that are read are
-loaded. A row that is yielded of a file is a copy, so nothing of the file stays open after `close`. A file that is cut
-off while it is read is an error, not a crash.
+Guarantee: only the rows that are read are loaded, straight into the batch. A file that is cut off while it is read is
+an error, not a crash.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """How long a file's audio is by its headers.
 
-Guarantee: a file that was cut off is found if its format makes that possible: by the length that it declares (WAV,
-AIFF, AU, W64, FLAC, MP3 with an Xing header), or by where its index (MP4), its segment (Matroska, AVI) or its last page
-(Ogg) ends. If a demuxer skips the rest of a damaged file, the time of the last page (Ogg) or the duration of the track
-(Matroska, by most writers) shows it. Raw streams (MPEG-TS, ADTS, MP3 without such a header) declare nothing.
+Guarantee: a file that was cut off is found by the length that it declares (WAV, AIFF, AU, W64, FLAC, MP3 with an Xing
+header), by where its index (MP4), segment (Matroska) or last page (Ogg) ends, or by the duration of its track.
 """
 
 from __future__ import annotations

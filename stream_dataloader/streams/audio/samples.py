@@ -1,8 +1,6 @@
 """Samples of an audio stream from any place on, whatever its container, codec, sample format, rate and channels.
 
 Guarantee: the samples read from sample n on are, bit for bit, those that reading from the beginning gives there.
-`decoding` reaches a place in the file and decodes from there, `resample` changes rate and channels, and a buffer here
-holds what windows are cut from.
 """
 
 from __future__ import annotations

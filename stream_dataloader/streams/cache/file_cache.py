@@ -127,13 +127,9 @@ class FileCache:
         return held is not None
 
     def made(self, name: str, version: str, size: int, make: Callable[[str], None]) -> LocalFile:
-        """A file made from others, by unpacking for example: once for all processes, as a remote one is fetched.
+        """A file of at most `size` bytes that `make` writes to a path, once for all processes.
 
-        Args:
-            name: Identifies it.
-            version: Letters and digits that stand for what it is made of; it is made again if they change.
-            size: How many bytes it will have at most.
-            make: Writes it to a path. Called in one process; the others wait, and call theirs only if it raised.
+        It is made again if `version`, of letters and digits, changes.
         """
         entry = self._entry(name)
 
@@ -241,7 +237,7 @@ def open_local(path: str | os.PathLike[str], cache: FileCache | None = None) -> 
 
 
 def local_path(path: str | os.PathLike[str], cache: FileCache | None = None) -> str:
-    """As `open_local`, but nothing keeps the file: with a size limit another process may delete it immediately."""
+    """As `open_local`, but with a size limit another process may delete the file immediately."""
     with open_local(path, cache) as file:
         return file.path
 

@@ -6,8 +6,8 @@
         ^            |         full: "latest" drops its oldest frame and counts it, "all" has the camera wait
         +-- wait <---+ an end or an error: 0.5 s, 1 s, 2 s, ... until a frame comes; too often in a row: the error
 
-Guarantee: a reader is never behind by more than the queue, it counts every frame that it drops, and it ends with
-`close`, or with one `ConnectionError` that says why it gave up. Nothing waits for longer than `timeout_seconds`.
+Guarantee: a reader is never behind by more than the queue, counts what it drops, and ends with `close` or an error
+that says why. Nothing waits for longer than `timeout_seconds`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 r"""A text block by block. Each block ends where a character begins, so that it can be decoded by itself.
 
-A character belongs to the byte at which it begins. "né\r\n" in UTF-8, with universal newlines, has three bytes at
-which one begins, `6e c3 . 0d .`: the dots are the second byte of "é" and the "\n" of "\r\n". So a text can be cut in
-two at any offset without decoding what is before: `boundary` is the first beginning at the offset or after it.
+A character belongs to the byte at which it begins, "\r\n" to its "\r" if newlines are universal. So a text can be cut
+in two at any offset without decoding what is before: `boundary` is the first beginning at or after the offset.
 
-Guarantee: blocks decoded one by one, and put together, are the text decoded as a whole, also if bytes are invalid and
-replaced. One block is in memory at a time.
+Guarantee: blocks decoded one by one are the text decoded as a whole, also if bytes are invalid and replaced.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Compressed files are decompressed, and texts in other encodings become UTF-8: both forward only, from the begin.
 
-Guarantee: bytes are read at the offset asked for. Fewer are returned only at the end, or before an error. The error is
-kept, so that what was read before it can be handed out first: `check` raises it, with the file and the place.
+Guarantee: fewer bytes than asked for are returned only at the end, or before an error, which `check` raises.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The numbers that stand for characters and for tokens: vocabularies and tokenizers.
 
-Guarantee: a number that the dtype cannot hold is an error, and so is a tokenizer that returns no list of ints. No
-tokenizer cuts a text off or adds to it.
+Guarantee: a number that the dtype cannot hold is an error. No tokenizer cuts a text off or adds to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Texts, read lazily: the bytes, characters or tokens of files and strings are time steps.
 
-Guarantee: the units of a text are the same from whatever item it is read, in sections or not, with any block size, in
-place or not. A file takes the memory of one block. What cannot be read is an error that names file and byte.
+Guarantee: units are the same wherever reading begins and with any block size. A file takes the memory of one block.
+What cannot be read is an error that names file and byte.
 """
 
 from __future__ import annotations
@@ -201,17 +201,14 @@ class TextStream:
             return StringBytes(source.encode(*encoding)), 0, None
         path, first, stop = section_of(source)
         if not isinstance(path, (str, bytes, os.PathLike)):
-            raise TypeError(f"the source is a {type(path).__name__}; give a path, or of='strings' for texts themselves")
+            raise TypeError(f"the source is a {type(path).__name__}; give a path")
         first, stop = operator.index(first), None if stop is None else operator.index(stop)
         try:
             file = open_text(path, self.cache)
         except (OSError, ValueError) as error:
             if not isinstance(path, str) or is_url(path) or os.path.exists(path):
                 raise
-            raise FileNotFoundError(
-                f"there is no file {shorten(path)}; with of='files' a string is a path, and of='strings' reads texts "
-                "themselves"
-            ) from error
+            raise FileNotFoundError(f"there is no file {shorten(path)}; of='strings' reads texts themselves") from error
         with closed_on_error(file):
             if self.units != "bytes":
                 file = in_utf8(file, encoding_name(self.encoding), self._errors)
@@ -224,10 +221,7 @@ class TextStream:
             if file.size is None and is_compressed(file.name):
                 raise ValueError(f"{file.name} is compressed, which has no sections; give all of it, or decompress it")
             if file.size is None:
-                raise ValueError(
-                    f"{file.name}: a section of {self.encoding} text cannot be told without what is before it; "
-                    "give whole files, or convert them to utf-8"
-                )
+                raise ValueError(f"{file.name} is {self.encoding}; give whole files, or convert them to utf-8")
             if max(first, stop or 0) > file.size:
                 raise ValueError(f"{file.name} has {file.size} bytes, and bytes {first} to {stop} were asked for")
             return

@@ -6,9 +6,8 @@ remedy::
 
     FFmpeg was built with CUDA ── a decoder was set up on the device ── the first frame came ── each frame came from it
 
-Frames come down to host memory, where batches are put together, and go the same way as the CPU's from there on. What
-H.264, H.265, VP8 and VP9 decode to is fixed by their standards, to the bit. Frames of a device are semi-planar (luma,
-then both chroma in turns). libswscale makes the same pictures of them as of planar ones, but for those of `_PLANAR`.
+Frames come down to host memory, and go the same way as the CPU's from there on. They are semi-planar; libswscale makes
+the same pictures of them as of planar ones, but for those of `_PLANAR`.
 """
 
 from __future__ import annotations

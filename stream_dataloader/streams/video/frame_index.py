@@ -1,12 +1,11 @@
 """When each frame of a video is shown: found by reading its packets without decoding them, and remembered.
 
-Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file, in any
-container and with irregular times too. The index has the time stamp and a checksum of each key frame from which
-decoding may begin, so that a reader notices when a seek gives a packet the time stamp of another. An index is kept in
-memory and on disk under the file's path, size and time of change, so a changed file is read again.
+Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file. The index has
+time stamp and checksum of each key frame from which decoding may begin, so that a reader notices when a seek gives a
+packet the time stamp of another. It is kept in memory and on disk, until the file changes.
 
-Reading packets takes 4 to 6 microseconds a frame, 100 times less than decoding. The header is no substitute:
-`stream.frames` is 0 for Matroska and MPEG-TS, and wrong for truncated files.
+Reading packets takes 4 to 6 microseconds a frame. The header is no substitute: `stream.frames` is 0 for Matroska and
+MPEG-TS, and wrong for truncated files.
 """
 
 from __future__ import annotations
