@@ -45,6 +45,7 @@ class Lane:
         self._reading = reading
         self._killers = reading.killers
         self._rules = reading.plan.rules
+        self._is_packed = self._rules.windows == "packed"
         self._opener = opener
         self._writer = writer
         self._read = StreamWindows.read_steps
@@ -72,63 +73,69 @@ class Lane:
         """The open stream's own state."""
         return None if self._current is None else self._current.stream.state()
 
-    def fill(self, start: int = 0, stop: int = NEVER) -> None:
-        """Read one window, or time steps `[start, stop)` of it; nothing, once no source is left.
+    def fill(self, step: int, start: int = 0, stop: int = NEVER) -> bool:
+        """Read one window, or time steps `[start, stop)` of it; False if there is nothing more for it to read.
 
-        Raises:
-            StreamError: A stream is broken, and the policy is to raise.
+        A broken stream is noted in the step's draft, as one that is skipped or as a fault.
         """
-        rules, draft, killers, t, full = self._rules, self._writer.draft, self._killers, start, False
-        while not full and (t == 0 or self._current is not None or rules.windows == "packed"):
-            if self._start is not None:
-                self._resume(self._start)
-            current = self._current or self._next(draft.step * rules.lanes + self.index)
-            if current is None:
-                return
-            stream, position, error = current.stream, current.position, None
-            origin = stream.origin
-            before = run_as(origin.info)
-            try:
-                if killers:
-                    self._spare_worker(stream, draft.step * rules.lanes + self.index)
-                full = self._read(current, t, stop)
-            except StreamError as broken:
-                error = broken
-            finally:
-                run_as(before)
-            self.keeps_state = stream.keeps_state
-            if count := current.position - position:
-                source, starts = origin.info.source_index, position == stream.begin
-                draft.runs.append(Run(self.batch_lane, t, count, source, position, origin.fresh, starts))
-                t += count
-                self._draws_without_item = 0
-                if current.unmet is not None:
-                    self._writer.met(current.unmet)
-                    current.unmet = None
-            if error is not None:
-                if error is current.between or not self._reading.plan.skips(error):
-                    raise error
-                draft.failures.append(error)
-            if not full:
+        draft, killers, t = self._writer.draft, self._killers, start
+        try:
+            while t == 0 or self._current is not None or self._is_packed:
+                current = self._current or self._next(step * self._rules.lanes + self.index)
+                if current is None:
+                    return False
+                stream, position, full, error = current.stream, current.position, False, None
+                before = run_as(stream.info)
+                try:
+                    if killers:
+                        self._spare_worker(stream, step * self._rules.lanes + self.index)
+                    full = self._read(current, t, stop)
+                except StreamError as broken:
+                    error = broken
+                finally:
+                    run_as(before)
+                self.keeps_state = stream.keeps_state
+                if count := current.position - position:
+                    source, starts = stream.info.source_index, position == stream.begin
+                    draft.runs.append(Run(self.batch_lane, t, count, source, position, stream.fresh, starts))
+                    t += count
+                    self._draws_without_item = 0
+                    if current.unmet is not None:
+                        self._writer.met(current.unmet)
+                        current.unmet = None
+                if full:
+                    return True
+                if error is not None:
+                    if error is current.between or not self._reading.plan.skips(error):
+                        raise error
+                    draft.failures.append(error)
                 if self._reading.marks_ends and t > 0 and current.has_ended(error):
                     draft.ends.append((self._row, t - 1))
                 self.close()
+        except StreamError as error:
+            draft.fail(self.batch_lane, error, fresh=self.fresh)
+            return False
+        return True
 
     def ends(self, time: int) -> bool:
         """Whether its stream ends with the window that it filled."""
         if self._current is None:
             return False
-        if self._killers.get(self._current.stream.origin.info.source_index, NEVER) <= time:
+        if self._killers.get(self._current.stream.info.source_index, NEVER) <= time:
             return False  # it is not to be read then, nor before
         return self._current.ends()
 
     def _spare_worker(self, stream: OpenedStream, time: int) -> None:
-        fatal = self._killers.get(stream.origin.info.source_index)
+        fatal = self._killers.get(stream.info.source_index)
         if fatal is not None and time >= fatal:
             raise stream.error(ReadError, "workers died again and again while they read it here")
 
     def _next(self, time: int) -> StreamWindows | None:
         """Take the next source; None, for good, if there is none left for this lane."""
+        if self._start is not None:
+            self._resume(self._start)
+            if self._current is not None:
+                return self._current
         rules, draws, stream = self._rules, self._draws_without_item, None
         if rules.padding_mode == "cycle" and draws >= rules.most_draws(self.index) + rules.lookahead:
             raise EmptySourcesError(
@@ -139,7 +146,7 @@ class Lane:
         if rules.padding_mode != "data" or draws < rules.draws_of(self.index):
             stream = self._opener.next(self.index, time)
         self._draws_without_item += 1
-        self.idle, self.fresh = stream is None, stream is not None and stream.origin.fresh
+        self.idle, self.fresh = stream is None, stream is not None and stream.fresh
         if stream is not None:
             self._current = StreamWindows(stream, self._writer, self._row, rules.time_steps)
         return self._current
@@ -148,7 +155,7 @@ class Lane:
         """Go on with the stream that was being read before, opened where it stood."""
         self._start, stream = None, self._opener.resume(self.index, start)
         if stream is not None:
-            self.fresh = stream.origin.fresh
+            self.fresh = stream.fresh
             self._current = StreamWindows(stream, self._writer, self._row, self._rules.time_steps)
             self._current.position, self._current.first_window = start.position, start.first_window
 

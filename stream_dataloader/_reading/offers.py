@@ -110,7 +110,7 @@ def why_not_own(iterator: Iterator[Any], reader: Any) -> str:
     """Why an iterator is not the reader's own, or nothing; the reader has it as `iterator` as long as it reads."""
     other = _readers.get(id(iterator))
     if other is not None and other is not reader and other.iterator is iterator:
-        return f"source {other.origin.info.source_index} is being read from"
+        return f"source {other.info.source_index} is being read from"
     if isinstance(iterator, Generator):
         if iterator in _begun:
             return "was read from before"

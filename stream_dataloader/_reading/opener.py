@@ -1,36 +1,43 @@
 """Opens the streams of one reader's lanes: those whose sources lanes are granted, at the item where they begin.
 
 Guarantee: a lane takes sources by the one rule of `reservations`. What is opened can be seen on the board of activities
-meanwhile, so that the death of a worker can be blamed on it.
+meanwhile, so that the death of a worker can be blamed on it. A background thread is started with the first reservation,
+and only runs code of sources that may be opened early.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from stream_dataloader._notices import log
-from stream_dataloader._reading.early import EarlyOpener
 from stream_dataloader._reading.meters import Meter, clock
-from stream_dataloader._reading.origin import Origin, Retries
 from stream_dataloader._reading.plan import Share
+from stream_dataloader._reading.source_queue import SourceQueue
 from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
-from stream_dataloader._reading.stream import OpenedStream
+from stream_dataloader._reading.stream import OpenedStream, Retries
 from stream_dataloader._schedule.reservations import Held, next_grant
-from stream_dataloader._schedule.rules import NONE
+from stream_dataloader._schedule.rules import NONE, PENDING
 from stream_dataloader._schedule.snapshot import LaneState
 from stream_dataloader.errors import OpenError, shorten
 from stream_dataloader.stream_info import StreamInfo
 
 _SLOW_SECONDS = 5.0  # to open a stream
+_FIRST_POLL_SECONDS = 100e-6
+_LONGEST_POLL_SECONDS = 5e-3
+_LONGEST_JOIN_SECONDS = 1.0
 
 
 class Opener:
     """Opens the sources that the lanes of a reader are granted, early for reservations if their factories allow that.
 
     Attributes:
-        early: Opens ahead of need; None if nothing may be.
+        opens_early: Some may be opened ahead of need.
         taken: The sources that lanes took since somebody looked: lane and grant.
     """
 
@@ -44,13 +51,10 @@ class Opener:
         self.taken: list[tuple[int, int]] = []
         self._told_of_slow = False
         self._retries = Retries(reading.plan.retries, reading.plan.retry_on, {})
-        self.early: EarlyOpener | None = None
         allowed = None if reading.recovery.cautious else reading.plan.lists.early(locally=reading.locally)
-        if allowed is not None:
-            may_open = allowed
-            self.early = EarlyOpener(
-                share.queue, lambda grant: may_open(self._source(grant)), functools.partial(self._open, ahead=True)
-            )
+        self.opens_early = allowed is not None
+        may_open = allowed and (lambda grant: allowed(self._source(grant)))
+        self._early = EarlyOpener(share.queue, may_open, functools.partial(self._open, ahead=True))
 
     def next(self, lane: int, time: int) -> OpenedStream | None:
         """Take the next source for a lane that is out of data; None if there is none left."""
@@ -58,7 +62,7 @@ class Opener:
         grant, self._held[lane] = next_grant(self._held[lane], self._plan.rules.lookahead, take, wait)
         stream = None if grant == NONE else self._stream(lane, grant)
         self.taken.append((lane, grant))
-        source = -1 if stream is None else stream.origin.info.source_index
+        source = -1 if stream is None else stream.info.source_index
         self._share.reading.board.reading[self._first + lane] = source + 1
         return stream
 
@@ -79,16 +83,17 @@ class Opener:
     def restore(self, lane: int, held: Held) -> None:
         """Have a lane hold what it had reserved before."""
         self._held[lane] = held
-        if self.early is not None:
-            for grant in held or ():
-                self.early.reserve(lane, grant)
+        for grant in held or ():
+            self._early.reserve(lane, grant)
 
     def _take(self, lane: int, time: int, ahead: bool) -> int:
-        if self.early is not None and not ahead:  # tickets ahead were refused, and their numbers are used again
-            self.early.forget(lane)
+        if not self.opens_early:
+            return self._share.queue.take(lane, time, ahead)
+        if not ahead:  # tickets ahead were refused, and their numbers are used again
+            self._early.forget(lane)
         ticket = self._share.queue.take(lane, time, ahead)
-        if ahead and self.early is not None:
-            self.early.reserve(lane, ticket)
+        if ahead:
+            self._early.reserve(lane, ticket)
         return ticket
 
     def _wait(self, lane: int, ticket: int) -> int:
@@ -99,7 +104,7 @@ class Opener:
 
     def _stream(self, lane: int, grant: int) -> OpenedStream:
         """The stream of a grant: opened here if that was not begun before."""
-        if self.early is not None and self._held[lane] is not None and (opened := self.early.take(lane)) is not None:
+        if self.opens_early and (opened := self._early.take(lane)) is not None:
             begin = clock()
             stream = opened.result()
             self._meter.waited_for_opening(begin)
@@ -123,7 +128,7 @@ class Opener:
         stream = self._unopened(grant, lane, items)
         if stream.has_item:  # an error
             return stream
-        index, begin = stream.origin.info.source_index, clock()
+        index, begin = stream.info.source_index, clock()
         board, number = self._share.reading.board, self._share.number
         board.opening[number] = index + 1
         try:
@@ -155,8 +160,8 @@ class Opener:
         except Exception as error:
             source, failure = "?", error
         length = -1 if lengths is None else int(lengths[index])
-        origin = Origin(info, fresh, source, plan.lists.of(index).open_stream, section, length)
-        stream = OpenedStream(origin, self._retries)
+        factory = plan.lists.of(index).open_stream
+        stream = OpenedStream(info, factory, source, section, self._retries, length=length, fresh=fresh)
         stream.items = stream.begin if items is None else items
         if failure is not None:
             found = stream.error(OpenError, f"the source cannot be had: {shorten(failure)}")
@@ -168,17 +173,115 @@ class Opener:
 
     def _tell_of_slow(self, stream: OpenedStream, seconds: float, *, ahead: bool) -> None:
         """Log a slow open: the first that a lane waits for is a warning."""
-        info, _, source, *_ = stream.origin
+        info = stream.info
         level = logging.INFO if ahead or self._told_of_slow else logging.WARNING
         self._told_of_slow |= not ahead
         log.log(
             level,
             "opening source %d (%s) took %.1f s%s, lane %d, worker %d",
-            *(info.source_index, shorten(source), seconds, ", in the background" if ahead else ""),
+            *(info.source_index, shorten(stream.source), seconds, ", in the background" if ahead else ""),
             *(info.lane, info.worker_id),
         )
 
     def close(self) -> None:
         """Open nothing early any more."""
-        if self.early is not None:
-            self.early.close()
+        self._early.close()
+
+
+class EarlyOpener:
+    """Opens what a reader's lanes have reserved before they need it, in a background thread.
+
+    The thread or the lane opens a source, whichever comes first. The other waits or leaves it alone, so calls on one
+    stream never overlap. An error is kept, and raised when the lane takes the stream, not earlier and nowhere else.
+
+    Args:
+        allowed: Whether the source of a grant may be opened early; None: none may be, and there is no thread.
+    """
+
+    def __init__(
+        self, queue: SourceQueue, allowed: Callable[[int], bool] | None, open_at: Callable[[int, int], OpenedStream]
+    ) -> None:
+        self._queue, self._allowed, self._open_at = queue, allowed, open_at
+        self._reserved: defaultdict[int, deque[Future[OpenedStream]]] = defaultdict(deque)  # by lane, in its order
+        self._waiting: dict[Future[OpenedStream], tuple[int, int]] = {}  # lane and ticket
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def reserve(self, lane: int, ticket: int) -> None:
+        """Open the stream of a lane's next reservation as soon as that may be."""
+        if self._allowed is None:
+            return
+        with self._changed:
+            stream: Future[OpenedStream] = Future()
+            self._reserved[lane].append(stream)
+            self._waiting[stream] = lane, ticket
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stream-opener", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def take(self, lane: int) -> Future[OpenedStream] | None:
+        """A lane's first reservation, if its stream is open or being opened; None: the lane opens it."""
+        stream = self._reserved[lane].popleft() if self._reserved[lane] else None
+        return None if stream is None or stream.cancel() else stream
+
+    def forget(self, lane: int) -> None:
+        """Keep off a lane's reservations, which were refused."""
+        while self._reserved[lane]:
+            self._reserved[lane].popleft().cancel()
+
+    def close(self) -> None:
+        """Open nothing any more, end the thread and close what no lane took.
+
+        A thread that is stuck in user code is left to end by itself.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_LONGEST_JOIN_SECONDS)
+        for lane in self._reserved.values():
+            while lane:
+                stream = lane.popleft()
+                if stream.done() and not stream.cancelled() and stream.exception() is None:
+                    stream.result().close()
+
+    def _run(self) -> None:
+        delay = _FIRST_POLL_SECONDS
+        while True:
+            with self._changed:
+                while not self._closed and not self._waiting:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                waiting = list(self._waiting.items())
+            settled = [stream for stream, (lane, ticket) in waiting if self._settle(stream, lane, ticket)]
+            with self._changed:
+                for stream in settled:
+                    del self._waiting[stream]
+                if not settled and not self._closed:
+                    self._changed.wait(delay)
+            delay = _FIRST_POLL_SECONDS if settled else min(1.5 * delay, _LONGEST_POLL_SECONDS)
+
+    def _settle(self, stream: Future[OpenedStream], lane: int, ticket: int) -> bool:
+        """Open the stream of a ticket if it is granted and may be; False if that is not decided yet."""
+        if stream.cancelled():
+            return True
+        grant = self._queue.decision(lane, ticket)
+        if grant == PENDING:
+            return False
+        assert self._allowed is not None
+        if grant == NONE or not self._allowed(grant) or not stream.set_running_or_notify_cancel():
+            return True  # left to the lane
+        try:
+            opened = self._open_at(grant, lane)
+        except BaseException as error:  # sys.exit() in user code, say: the lane that waits must learn of it
+            stream.set_exception(error)
+            return True
+        with self._changed:
+            if self._closed:  # `close` did not wait so long: no lane takes it any more
+                opened.close()
+            else:
+                stream.set_result(opened)
+        return True

@@ -124,9 +124,10 @@ class PlainParts:
             if failure.source_index not in self._skipped:
                 self._skipped.add(failure.source_index)
                 warn_of_skip(failure)
+        delivers = self._delivers(part)
         if part.faults:
             raise part.faults[0].error.unpack()
-        if part.end or not self._delivers(part):
+        if part.end or not delivers:
             reader.close()
             raise StopIteration
         self._judge.judge([part], None)
@@ -144,11 +145,12 @@ class PlainParts:
         mode, queue = self._rules.padding_mode, self._queue
         if mode in ("zeros", "cycle"):
             return True
+        has_data = have_data([part], mode, len(self._reader.share.lanes))
+        if not isinstance(queue, SessionQueue):
+            return has_data
+        last = part.end or bool(part.faults)
+        queue.has_read(part.step, has_data or bool(part.faults), last=last)
         try:
-            return (
-                queue.delivers(part.step)
-                if isinstance(queue, SessionQueue)
-                else have_data([part], mode, self._rules.lanes)
-            )
+            return not last and queue.delivers(part.step)
         except Abandoned:
             return False

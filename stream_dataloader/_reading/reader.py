@@ -43,6 +43,9 @@ class PartReader:
         self._number = share.number
         self._total = rules.lanes
         self._session = share.queue if isinstance(share.queue, SessionQueue) else None  # None: nobody waits for it
+        self._may_go_twice = self._session is not None and rules.windows == "aligned" and (rules.time_steps or 0) > 1
+        self._counts_lanes = rules.padding_mode == "drop"
+        self._marks_ends, self._locally = reading.marks_ends, reading.locally
         self._working = reading.board.working.data  # several times faster to write a number to than the array
         self._meter = reading.meters.of(share.number)
         self._step = self._first_step = resume.step if resume else 0
@@ -60,7 +63,7 @@ class PartReader:
         ]
         if reading.locally:  # where Python code may not run when it goes: streams go by themselves, but for the thread
             _local.add(self)
-            if self._opener.early is not None:
+            if self._opener.opens_early:
                 when_gone(self, in_thread(self._opener.close))
 
     def __iter__(self) -> Iterator[Part]:
@@ -80,12 +83,12 @@ class PartReader:
         except Abandoned:  # nobody waits for it, or the main process will find out who is gone
             self.close()
             raise StopIteration from None
-        in_slot = part.contents.in_slot or self.share.reading.locally
+        in_slot = part.contents.in_slot or self._locally
         self._meter.step(part.step, begin, part.items, in_slot=in_slot)
         return part
 
     def _next_part(self) -> Part:
-        share, draft = self.share, self._writer.begin(self._step)
+        draft = self._writer.begin(self._step)
         self._step += 1
         contents, end = Contents(runs=draft.runs), False  # if the step is not finished
         try:
@@ -93,23 +96,17 @@ class PartReader:
             contents = self._writer.finish()
             end = not draft.runs and not draft.faults
         except ValueError as error:  # fill_value
-            draft.fail(share.reader.lanes.start, error, fresh=True)
+            draft.fail(self.share.reader.lanes.start, error, fresh=True)
         reports = self._reports_of(draft)
         if end or draft.faults:
             self.ended = True
-            share.queue.finish()
-        return Part(
-            reader=self._number,
-            step=draft.step,
-            fresh=draft.is_fresh,
-            items=sum([run.steps for run in draft.runs]),
-            lanes_read=draft.lanes_read if share.reading.plan.rules.padding_mode == "drop" else 0,
-            reports=reports,
-            contents=contents,
-            failures=[ErrorReport(failure) for failure in draft.failures],
-            faults=draft.faults,
-            end=end,
-        )
+            self.share.queue.finish()
+        items, fresh = 0, any(map(IS_FRESH, draft.faults))
+        for run in draft.runs:
+            items, fresh = items + run.steps, fresh or run.fresh
+        lanes_read = draft.lanes_read if self._counts_lanes else 0
+        failures = list(map(ErrorReport, draft.failures))
+        return Part(self._number, draft.step, fresh, items, lanes_read, reports, contents, failures, draft.faults, end)
 
     def _reports_of(self, draft: PartDraft) -> LaneReports:
         """What there is to know of the lanes after the step, to go on from there another time."""
@@ -127,49 +124,45 @@ class PartReader:
         return LaneReports(taken, array("q", numbers).tobytes(), states)
 
     def _read(self, draft: PartDraft) -> None:
-        """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
-        queue, session, runs = self.share.queue, self._session, draft.runs
-        step, total = draft.step, self._total
-        first_items_first = self._reads_first_items_first(step)
+        """Fill this step's windows, those of lanes behind a broken one too: any other worker would.
+
+        Where a stream's end is not known, its next item is waited for. That comes last: no other worker waits for it.
+        """
+        queue, working, number, step = self.share.queue, self._working, self._number, draft.step
+        first_items_first = self._may_go_twice and self._reads_first_items_first(step)
         stop = 1 if first_items_first else NEVER
         behind: list[Lane] = []
-        for lane in self._lanes:
-            time = step * total + lane.index
-            queue.publish(time)
-            if lane.idle:
-                continue
-            before = len(runs)
-            if self._fill(lane, time, 0, stop) and first_items_first:
-                behind.append(lane)
-            if lane.idle and session is not None:
-                session.end_busy(step + (len(runs) > before))
-        if session is not None and not any(map(IS_FRESH, runs)):
-            session.end_fresh(step)
-        queue.publish((step + 1) * total + self._lanes[0].index)
-        for lane in behind:
-            self._fill(lane, step * total + lane.index, 1, NEVER)
-        if behind:
-            draft.sort()
-        if self.share.reading.marks_ends and not draft.faults:
-            self._mark_ends(draft)
-
-    def _mark_ends(self, draft: PartDraft) -> None:
-        """Mark the last steps of streams that end with their windows.
-
-        It may wait for their next items, so it comes last: no other worker waits for it.
-        """
-        last = {run.lane: run for run in draft.runs}
-        for row, lane in enumerate(self._lanes):
-            if (run := last.get(lane.batch_lane)) is not None:
-                time = (draft.step + 1) * self._total + lane.index  # of what is taken ahead
-                self._working[self._number] = time + 1
-                try:
-                    if lane.ends(time):
-                        draft.ends.append((row, run.t + run.steps - 1))
-                except BaseException:
-                    self._blame(lane)
-                    raise
-        self._working[self._number] = 0
+        lane = self._lanes[0]
+        try:
+            for lane in self._lanes:
+                time = step * self._total + lane.index
+                queue.publish(time)
+                if not lane.idle:
+                    working[number] = time + 1
+                    if lane.fill(step, 0, stop) and first_items_first:
+                        behind.append(lane)
+            queue.publish((step + 1) * self._total + self._lanes[0].index)
+            for lane in behind:
+                working[number] = step * self._total + lane.index + 1
+                lane.fill(step, 1)
+            if behind:
+                draft.sort()
+            if self._marks_ends and not draft.faults:
+                last = {run.lane: run for run in draft.runs}
+                for row, lane in enumerate(self._lanes):
+                    if (run := last.get(lane.batch_lane)) is not None:
+                        time = (step + 1) * self._total + lane.index  # of what is taken ahead
+                        working[number] = time + 1
+                        if lane.ends(time):
+                            draft.ends.append((row, run.t + run.steps - 1))
+        except Exception:
+            working[number] = 0
+            raise
+        except BaseException:  # something like sys.exit() in a stream ends the worker: have it known what was read
+            board = self.share.reading.board
+            board.exiting[number] = board.exiting[number] or board.reading[lane.batch_lane]
+            raise
+        working[number] = 0
 
     def _reads_first_items_first(self, step: int) -> bool:
         """Whether the first items of all lanes are read before the rest of their windows.
@@ -180,34 +173,8 @@ class PartReader:
             lane 0   1     5 6 7
             lane 1     2         8 9 .        lanes 2 and 3, of another worker, go on after 2, not after .
         """
-        rules = self.share.reading.plan.rules
-        if rules.windows != "aligned" or (rules.time_steps or 0) <= 1 or self._session is None:
-            return False
+        assert self._session is not None
         return step == self._first_step or self._session.is_waited_for()
-
-    def _fill(self, lane: Lane, time: int, start: int, stop: int) -> bool:
-        """Fill time steps `[start, stop)` of a lane's window; False if there is nothing more for it to read."""
-        working, number = self._working, self._number
-        working[number] = time + 1
-        try:
-            lane.fill(start, stop)
-        except StreamError as error:
-            self._writer.draft.fail(lane.batch_lane, error, fresh=lane.fresh)
-            working[number] = 0
-            return False
-        except Exception:
-            working[number] = 0
-            raise
-        except BaseException:
-            self._blame(lane)
-            raise
-        working[number] = 0
-        return not lane.idle
-
-    def _blame(self, lane: Lane) -> None:
-        """Something like sys.exit() in a stream ends the worker: have it known what was being read."""
-        board, number = self.share.reading.board, self._number
-        board.exiting[number] = board.exiting[number] or board.reading[lane.batch_lane]
 
     def close(self) -> None:
         """Close all streams and leave the session; no part follows."""

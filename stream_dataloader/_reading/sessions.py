@@ -55,8 +55,8 @@ class SessionRow:
         status: What each worker is to the session.
         pid: Each worker's process, once it has come.
         time: The time that each worker has published: it takes out no ticket for an earlier one.
-        fresh_end: The step from which on each worker reads nothing new.
-        idle_from: The step from which on one of each worker's lanes is idle.
+        read: How many steps each worker has read that says by itself what belongs to the epoch.
+        end: The step that ends the epoch, as far as such a worker knows.
         ledger: Its tickets.
     """
 
@@ -66,8 +66,8 @@ class SessionRow:
         self.status = carve(rules.lanes)
         self.pid = carve(rules.lanes)
         self.time = carve(rules.lanes)
-        self.fresh_end = carve(rules.lanes)
-        self.idle_from = carve(rules.lanes)
+        self.read = carve(rules.lanes)
+        self.end = carve(rules.lanes)
         self.ledger = Ledger(carve, rules)
 
     def begin(self, epoch: int, workers: int, first: Sequence[int]) -> None:
@@ -75,8 +75,7 @@ class SessionRow:
         self.epoch[0] = epoch
         self.workers[0] = workers
         self.time[workers:] = NEVER  # nobody waits for workers that there are not
-        self.fresh_end[:] = NEVER
-        self.idle_from[:] = NEVER
+        self.end[:] = NEVER
         self.ledger.start(first)
 
     def enter(self, worker: int) -> None:

@@ -15,9 +15,6 @@ import time as clock
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-import numpy as np
-import numpy.typing as npt
-
 from stream_dataloader._memory.fields import Carver
 from stream_dataloader._reading.sessions import FINISHED, LEFT, RUNNING, SessionRow, is_alive
 from stream_dataloader._schedule.order import Order
@@ -152,37 +149,32 @@ class SessionQueue(SourceQueue):
             decision = self.decision(lane, ticket)
         return decision
 
-    def end_fresh(self, step: int) -> None:
-        """Tell that from `step` on none of this worker's lanes reads anything new."""
-        self._row.fresh_end[self._worker] = step
+    def has_read(self, step: int, has_data: bool, *, last: bool) -> None:
+        """Tell others of a step, the last one or not, whether what this worker read has it belong to the epoch.
 
-    def end_busy(self, step: int) -> None:
-        """Tell that from `step` on one of this worker's lanes is idle."""
-        self._row.idle_from[self._worker] = min(step, int(self._row.idle_from[self._worker]))
+        The main process of a `StreamDataLoader` sees this from the parts; this is for workers that serve
+        torch's `DataLoader`, which have to end the epoch by themselves.
+        """
+        if not has_data:
+            self._row.end[self._worker] = min(step, int(self._row.end[self._worker]))
+        self._row.read[self._worker] = NEVER if last else step + 1
 
     def delivers(self, step: int) -> bool:
         """Whether `step` belongs to the epoch; waits for as many workers as it takes to know.
 
-        The main process of a `StreamDataLoader` sees this from the parts; this is for workers that serve
-        torch's `DataLoader`, which have to end the epoch by themselves.
-
         Raises:
             Abandoned: It will never be known.
         """
-        row, workers = self._row, int(self._row.workers[0])
+        workers = slice(int(self._row.workers[0]))
+        read, end = self._row.read[workers], self._row.end[workers]
+        drops = self._rules.padding_mode == "drop"  # ends where the first lane idles
 
-        def passed() -> npt.NDArray[np.bool_]:
-            return row.time[:workers] >= (step + 1) * self._rules.lanes
+        def is_decided() -> bool:  # by one that has read the step, or by all
+            has_read = read > step
+            return bool(has_read.all() or (has_read & ((end <= step) == drops)).any())
 
-        if self._rules.padding_mode == "drop":  # ends where the first lane idles
-            self._poll(lambda: bool(passed().all() or (row.idle_from <= step).any()))
-            return not (row.idle_from <= step).any()
-
-        def some_fresh() -> bool:  # a worker counts once it has passed the step: only then is its end known
-            return bool((passed() & (row.fresh_end[:workers] > step)).any())
-
-        self._poll(lambda: some_fresh() or bool(passed().all()))
-        return some_fresh()
+        self._poll(is_decided)
+        return bool((end > step).all() if drops else ((end > step) & (read > step)).any())
 
     def finish(self) -> None:
         """See `SourceQueue`."""

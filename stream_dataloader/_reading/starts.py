@@ -20,7 +20,6 @@ import torch
 
 from stream_dataloader._items.structure import flatten
 from stream_dataloader._reading.offers import takes_start
-from stream_dataloader._reading.origin import Origin
 from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader.stream_info import StreamInfo, run_as
@@ -62,19 +61,19 @@ _beginnings: weakref.WeakKeyDictionary[Callable[..., Any], _Beginnings] = weakre
 
 def is_start_ignored(stream: OpenedStream) -> bool:
     """Whether a stream that was opened in its middle begins elsewhere, as far as that can be known."""
-    factory = stream.origin.factory
+    factory = stream.factory
     if not takes_start(factory) or stream.first is END:
         return False
     try:
         found = _beginnings.setdefault(factory, _Beginnings())
         content = hash(str(_content(stream.first, _MOST_BYTES)))
-        other = found.alike(stream.origin.source, stream.items, content) if found.ignores is None else -1
+        other = found.alike(stream.source, stream.items, content) if found.ignores is None else -1
     except TypeError:  # not hashable: there is nothing to compare
         return False
     if other >= 0:
-        found.ignores = ignores_start(factory, stream.origin.source, max(other, stream.items), stream.origin.info)
+        found.ignores = ignores_start(factory, stream.source, max(other, stream.items), stream.info)
         if found.ignores and not stream.items:
-            _log.warning("%s; what was read of source %d was wrong", IGNORES_START, stream.origin.info.source_index)
+            _log.warning("%s; what was read of source %d was wrong", IGNORES_START, stream.info.source_index)
     return bool(found.ignores and stream.items)
 
 
@@ -95,7 +94,7 @@ def _first_run(factory: Callable[..., Any], source: Any, start: int, info: Strea
     One item is not enough: many recordings begin with black or silence, and are alike wherever that is entered.
     """
     own = dataclasses.replace(info)  # its random draws are not those of the stream
-    stream = OpenedStream(Origin(own, False, source, factory, Section(info.source_index, 0, -1, ends=True)))
+    stream = OpenedStream(own, factory, source, Section(info.source_index, 0, -1, ends=True))
     stream.items = start
     before = run_as(own)
     try:

@@ -24,16 +24,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from types import GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._items.structure import Misfit
 from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader._memory.endings import when_gone
 from stream_dataloader._reading.offers import keeps_state, seeks_items, takes_start, warn_of_unused, why_not_own
-from stream_dataloader._reading.origin import Origin, Retries
+from stream_dataloader._schedule.sections import Section
 from stream_dataloader.errors import ItemError, LengthError, OpenError, ReadError, StreamError, detached, shorten
-from stream_dataloader.stream_info import run_as
+from stream_dataloader.stream_info import StreamInfo, run_as
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 30.0
@@ -44,13 +44,34 @@ END = object()
 _log = logging.getLogger("stream_dataloader")
 
 
+class Retries(NamedTuple):
+    """When a stream that breaks is opened again.
+
+    Attributes:
+        most: How often in a row.
+        on: For which exceptions.
+        epochs: The epoch in which each source was opened again last.
+    """
+
+    most: int
+    on: tuple[type[Exception], ...]
+    epochs: dict[int, int]
+
+
 _NO_RETRIES = Retries(0, (), {})
 
 
 class OpenedStream:
     """A stream being read: its iterator, what it belongs to and how far it was read.
 
+    Args:
+        length: How many items `lengths` has for the source; -1 if nothing.
+
     Attributes:
+        info: Source, epoch, lane and worker.
+        factory: Opens the source.
+        section: The items of the source that are read.
+        fresh: They are read for the first time this epoch.
         begin: The first item that is read of the source.
         stop: The item behind the last that is read; None: the stream's end.
         iterator: What it is read from, while it is.
@@ -60,13 +81,23 @@ class OpenedStream:
         keeps_state: It has a `state`, and is opened again with that.
     """
 
-    def __init__(self, origin: Origin, retries: Retries = _NO_RETRIES) -> None:
-        self.origin = origin
-        self._retries = retries
-        self.begin = self.items = origin.section.start
-        self.stop = None if origin.section.stop < 0 else origin.section.stop
+    def __init__(
+        self,
+        info: StreamInfo,
+        factory: Callable[..., Any],
+        source: Any,
+        section: Section,
+        retries: Retries = _NO_RETRIES,
+        *,
+        length: int = -1,
+        fresh: bool = False,
+    ) -> None:
+        self.info, self.factory, self.source, self.section, self.fresh = info, factory, source, section, fresh
+        self._retries, self._length = retries, length
+        self.begin = self.items = section.start
+        self.stop = None if section.stop < 0 else section.stop
         self.retried = 0
-        self._ahead: list[Any] = []  # the first item, taken while opening; what `look_ahead` took
+        self._ahead: list[Any] = []  # what `look_ahead` took
         self._error: Exception | None = None
         self._saved: tuple[Any, int] = None, 0  # a state to begin with, and the item that it belongs to
         self._state_now: tuple[Any, StreamError | None] | None = None  # that before `look_ahead`
@@ -84,16 +115,8 @@ class OpenedStream:
             state: What the iterator's `state_dict` returned there, if it has one.
         """
         self.items, self._saved = items, (state, items)
-        if items != self.begin and not takes_start(self.origin.factory):
-            return  # what comes before is read when it is wanted
-        before = run_as(self.origin.info)
-        try:
-            self._ahead.append(self.next_item())
-        except StreamError as error:
-            self._error = error
-        finally:
-            self.items = items
-            run_as(before)
+        if items == self.begin or takes_start(self.factory):  # else what comes before is read when it is wanted
+            self.look_ahead(lambda: [self.next_item()])
 
     @property
     def first(self) -> Any:
@@ -107,10 +130,10 @@ class OpenedStream:
     def _begin(self) -> Iterator[Any]:
         """Open the stream behind the items that were handed out."""
         begin, known = 0, {}
-        if self.items and takes_start(self.origin.factory):
+        if self.items and takes_start(self.factory):
             begin, known = self.items, {"start": self.items}
         try:
-            self._opened = self.origin.factory(self.origin.source, **known)
+            self._opened = self.factory(self.source, **known)
         except Exception as error:
             raise self.error(OpenError, f"open_stream raised {_text(error)}") from error
         try:
@@ -128,7 +151,7 @@ class OpenedStream:
             if callable(close) and not isinstance(closable, GeneratorType):  # which Python itself closes
                 self._forget.append(when_gone(self, close))
         self.writes = callable(getattr(self._opened, "read_into", None))
-        self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.origin.factory)
+        self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.factory)
         if begin < self.items:
             begin = self._go_on(iterator)
         for position in range(begin, self.items):
@@ -176,7 +199,7 @@ class OpenedStream:
             return None, failure
 
     def next_item(self) -> Any:
-        """The next item, or `END`. The caller runs it as `origin.info`, see `run_as`.
+        """The next item, or `END`. The caller runs it as `info`, see `run_as`.
 
         Raises:
             StreamError: The stream could not be opened, raised, or has another length than is known.
@@ -203,17 +226,17 @@ class OpenedStream:
 
     def _is_over(self, stop: int) -> bool:
         """Its section was read, and another one of the source follows."""
-        return self.items >= stop and not self.origin.section.ends
+        return self.items >= stop and not self.section.ends
 
     def _check_length(self, stop: int, *, ended: bool) -> None:
         """Raise if the stream ended before `stop`, or did not end there; with sections, if it did so in its last."""
         if self.items > stop or (ended and self.items < stop):
-            info = self.origin.info
+            info = self.info
             remedy = "correct it" if info.stop is not None else "correct it, or build the dataset without lengths"
             raise self.error(
                 LengthError,
                 f"the stream has {'only' if ended else 'at least'} {self.items} items, and "
-                f"lengths[{info.source_index}] is {self.origin.length}; {remedy}",
+                f"lengths[{info.source_index}] is {self._length}; {remedy}",
                 handed_out=not ended,
             )
 
@@ -235,7 +258,7 @@ class OpenedStream:
 
     def _next_item_again(self, error: Exception, what: str) -> Any:
         """The item at which the stream broke, if it can be read after opening the stream again."""
-        info, (most, on, epochs) = self.origin.info, self._retries
+        info, (most, on, epochs) = self.info, self._retries
         number = 0
         while True:
             failure = (
@@ -299,7 +322,7 @@ class OpenedStream:
         return bool(self._ahead) or self._error is not None
 
     def look_ahead(self, take: Callable[[], list[Any]]) -> bool:
-        """Take what comes next before its time; False if that is the stream's end. The caller runs it as `origin.info`.
+        """Take what comes next before its time; False if that is the stream's end.
 
         `next_item` hands it out when its time has come. Until then `items` and `state` are as if it were not taken. An
         error counts as something that comes, and is raised in its time, too.
@@ -307,12 +330,15 @@ class OpenedStream:
         Args:
             take: Takes the next items of this stream, and returns those to be handed out; `END` may be the last.
         """
-        items, self._state_now = self.items, self._read_state() if self.keeps_state else None
+        items, before = self.items, run_as(self.info)
         try:
+            self._state_now = self._read_state() if self.keeps_state else None
             self._ahead = take()
         except StreamError as error:
             self._error = detached(error)  # its frames hold whoever reads, who would never be collected
-        self.items = items
+        finally:
+            self.items = items
+            run_as(before)
         return not self._ahead or self._ahead[-1] is not END
 
     def close(self) -> None:
@@ -323,12 +349,12 @@ class OpenedStream:
             self._forget.pop()()
         for closable in (iterator, opened):
             if callable(close := getattr(closable, "close", None)):
-                before = run_as(self.origin.info)
+                before = run_as(self.info)
                 try:
                     close()
                 except Exception as error:
                     warnings.warn(
-                        f"closing the stream of source {self.origin.info.source_index} ({shorten(self.origin.source)}) "
+                        f"closing the stream of source {self.info.source_index} ({shorten(self.source)}) "
                         f"raised {_text(error)}; it was read all the same",
                         RuntimeWarning,
                         stacklevel=2,
@@ -340,7 +366,15 @@ class OpenedStream:
 
     def error(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:
         """An error that says where it happened: at the item handed out last, or at the next one."""
-        return self.origin.error(kind, what, self.items - handed_out)
+        info, source, item = self.info, shorten(self.source), self.items - handed_out
+        return kind(
+            f"source {info.source_index} ({source}), item {item}, lane {info.lane}, worker {info.worker_id}: {what}",
+            source_index=info.source_index,
+            source=source,
+            position=item,
+            lane=info.lane,
+            worker_id=info.worker_id,
+        )
 
 
 def _text(error: Exception) -> str:

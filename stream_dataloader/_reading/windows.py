@@ -20,7 +20,6 @@ from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_
 from stream_dataloader._items.structure import ALIKE, LEAF, Misfit, StreamMisfit
 from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader.errors import ItemError, StreamError
-from stream_dataloader.stream_info import run_as
 
 
 class StreamWindows:
@@ -165,11 +164,7 @@ class StreamWindows:
         if (stop := self.known_stop) is not None:
             return self.position == stop
         writes = stream.writes and not layout.windowed and None not in layout.dtypes
-        before = run_as(stream.origin.info)
-        try:
-            return not stream.look_ahead(functools.partial(_written if writes else _iterated, stream, layout))
-        finally:
-            run_as(before)
+        return not stream.look_ahead(functools.partial(_written if writes else _iterated, stream, layout))
 
 
 def _iterated(stream: OpenedStream, layout: Layout) -> list[Any]:
