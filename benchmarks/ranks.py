@@ -34,10 +34,9 @@ from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._ranks.agreement import AgreedSteps
 from stream_dataloader._ranks.place import RankPlace
 from stream_dataloader._ranks.rendezvous import Rendezvous
-from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.rules import IntArray
-from stream_dataloader._schedule.step_count import steps_of_groups
+from stream_dataloader._schedule.replay import steps_of_groups
+from stream_dataloader._schedule.rules import Groups, IntArray
 
 LANES = 8  # of a rank
 MOST_MS_A_STEP = 1.0

@@ -20,12 +20,10 @@ from stream_dataloader._map_style.given_groups import groups_of
 from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader._sampling import Drawing, LaneIndex
 from stream_dataloader._schedule import saved_state
-from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.order import Order as SourceOrder
 from stream_dataloader._schedule.position import EpochPlace, EpochStart, Position
-from stream_dataloader._schedule.replay import Replay
-from stream_dataloader._schedule.rules import Rules
-from stream_dataloader._schedule.step_count import count_steps, steps_of_groups
+from stream_dataloader._schedule.replay import Replay, count_steps, steps_of_groups
+from stream_dataloader._schedule.rules import Groups, Rules
 from stream_dataloader.errors import StateError
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 

@@ -20,9 +20,9 @@ from stream_dataloader._memory.pickling import by_value, spawning
 from stream_dataloader._reading.lists import SourceList, SourceLists
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.sessions import SessionTable
+from stream_dataloader._schedule.replay import count_steps, steps_of_groups
 from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader._schedule.sections import Cuts, Lengths
-from stream_dataloader._schedule.step_count import count_steps, steps_of_groups
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 from stream_dataloader.sectioning import Sections, check_sections

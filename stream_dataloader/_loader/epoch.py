@@ -21,8 +21,7 @@ from stream_dataloader._loader.member import Member
 from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.position import EpochsOfRun
-from stream_dataloader._schedule.progress import Progress
-from stream_dataloader._schedule.snapshot import PackedSnapshot, nothing_left
+from stream_dataloader._schedule.snapshot import PackedSnapshot, Progress, nothing_left
 
 _KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many batches ago
 

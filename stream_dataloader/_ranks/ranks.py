@@ -16,10 +16,10 @@ from stream_dataloader._ranks.agreement import AgreedSteps, Steps
 from stream_dataloader._ranks.meeting import counted_name
 from stream_dataloader._ranks.place import OwnRank, RankPlace, is_started
 from stream_dataloader._ranks.rendezvous import Rendezvous
-from stream_dataloader._schedule.groups import Groups
+from stream_dataloader._schedule.replay import count_steps
+from stream_dataloader._schedule.rules import Groups
 from stream_dataloader._schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
 from stream_dataloader._schedule.snapshot import Snapshot
-from stream_dataloader._schedule.step_count import count_steps
 from stream_dataloader._workers.torch_quirks import default_store
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError

@@ -21,9 +21,9 @@ from stream_dataloader._reading.plan import Share
 from stream_dataloader._reading.source_queue import SourceQueue
 from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
 from stream_dataloader._reading.stream import OpenedStream, Retries
-from stream_dataloader._schedule.reservations import Held, next_grant
 from stream_dataloader._schedule.rules import NONE, PENDING
 from stream_dataloader._schedule.snapshot import LaneState
+from stream_dataloader._schedule.tickets import Held, next_grant
 from stream_dataloader.errors import OpenError, shorten
 from stream_dataloader.stream_info import StreamInfo
 

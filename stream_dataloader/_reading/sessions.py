@@ -24,9 +24,9 @@ from typing import NamedTuple
 import numpy as np
 
 from stream_dataloader._memory.fields import Carver, SharedFields, bytes_of
-from stream_dataloader._schedule.ledger import Ledger
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import NEVER, Rules
+from stream_dataloader._schedule.tickets import Ledger
 
 _SESSIONS = 64  # iterations over one dataset that can be alive at once
 _OWNERS = 4096  # live processes that iterate over one dataset

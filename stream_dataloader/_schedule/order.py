@@ -11,9 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stream_dataloader._schedule.groups import ALONE, dealt_by_length
 from stream_dataloader._schedule.mix import DrawOrder, Latest, Mix
-from stream_dataloader._schedule.rules import NEVER, IntArray, Rules
+from stream_dataloader._schedule.rules import ALONE, NEVER, IntArray, Rules
 from stream_dataloader._schedule.sections import Lengths, lengths_in
 from stream_dataloader.stream_info import order_rng
 
@@ -193,8 +192,7 @@ def epoch_order(rules: Rules, epoch: int, lengths: Lengths | None, *key: int, pa
     if known is None or rules.groups.total == 1 or (known < 0).any():
         return order
     order = np.arange(rules.num_sources) if order is None else np.asarray(order)
-    dealt: IntArray = dealt_by_length(order, known, rules.groups.total)
-    return dealt
+    return dealt_by_length(order, known, rules.groups.total)
 
 
 def _epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *key: int, has_lengths: bool) -> Listing | None:
@@ -211,3 +209,20 @@ def _epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *key: int, 
         return np.argsort(keys, kind="stable")
     listed = rng.permutation(rules.num_sources) if rules.shuffle else np.arange(rules.num_sources)
     return listed[np.argsort(-lengths[listed], kind="stable")]
+
+
+def dealt_by_length(order: IntArray, lengths: IntArray, groups: int) -> IntArray:
+    """An order in which dealing round-robin gives the groups about the same to read.
+
+    Of each `groups` sources in a row the longest goes to the group that has least so far: for an order by length that
+    is nearly the rule of Graham (Bounds on multiprocessing timing anomalies, 1969), but all groups get the same number.
+    """
+    dealt: IntArray = order.copy()
+    loads = np.zeros(groups, np.int64)
+    for begin in range(0, len(order), groups):
+        block = order[begin : begin + groups]
+        longest_first = block[np.argsort(-lengths[block], kind="stable")]
+        least_first = np.argsort(loads[: len(block)], kind="stable")
+        dealt[begin + least_first] = longest_first
+        loads[least_first] += lengths[longest_first]
+    return dealt

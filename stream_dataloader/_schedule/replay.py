@@ -10,24 +10,29 @@
 Sources change hands at events: a lane that is out of data takes its next one. Events are worked through in order of
 time, each ticket decided at once, and what lies between two events is written as a whole.
 
-Guarantee: a pure function of rules, order and lengths; a replay that begins at the place of another gives the same
-cells as that one from there on, padding too.
+So the steps of an epoch are counted, too: by the last cell that holds something new.
+
+Guarantee: a pure function of rules, order and lengths, the same on every rank; a replay that begins at the place of
+another gives the same cells as that one from there on, padding too.
 """
 
 from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.reservations import next_grant
-from stream_dataloader._schedule.rules import NONE, IntArray, Rules
+from stream_dataloader._schedule.rules import NEVER, NONE, Groups, IntArray, Rules
+from stream_dataloader._schedule.sections import Lengths, lengths_in
 from stream_dataloader._schedule.snapshot import LaneState, Snapshot, beginning
+from stream_dataloader._schedule.tickets import next_grant
 from stream_dataloader.errors import EmptySourcesError
 
 #: What a cell holds: an item that is read for the first time this epoch, a stream's first item.
@@ -211,3 +216,70 @@ class _Block(NamedTuple):
             np.ascontiguousarray(self.places.reshape(shape).transpose(1, 2, 0)),
             np.ascontiguousarray(self.kinds.reshape(shape).transpose(1, 2, 0)),
         )
+
+
+def steps_of_groups(rules: Rules, epoch: int, lengths: Lengths, order: Order | None = None) -> list[int]:
+    """For how many steps each group of all ranks has something new to read; with `"drop"`, for all of its lanes.
+
+    The result is the same on every rank.
+
+    Args:
+        lengths: `(num_sources,)`, items of each source: time steps, or windows if `time_steps` is None; or the
+            sections.
+        order: The order in which sources are handed out; None makes that of the rules.
+    """
+    assert rules.padding_mode != "cycle"
+    order = order or Order(rules, epoch, lengths)
+    alone = [
+        replace(rules, lanes=rules.lanes_of_a_group, groups=Groups(rules.groups.total, group, 1))
+        for group in range(rules.groups.total)
+    ]
+    known = lengths_in(lengths, epoch)
+    assert known is not None
+    return [_steps_of(group, order, known) for group in alone]
+
+
+def count_steps(rules: Rules, steps: Sequence[int]) -> int:
+    """How many batches an epoch has, if groups have so many steps."""
+    return min(steps) if rules.padding_mode == "drop" else max(steps)
+
+
+def _steps_of(rules: Rules, order: Order, lengths: IntArray) -> int:
+    """The same for one group."""
+    window = rules.time_steps or 1
+    replay = Replay(replace(rules, time_steps=window, deterministic=True), order, lengths)
+    ends = [0] * rules.lanes  # the cell behind each lane's last new item
+    reading_new = set(range(rules.lanes))
+    for lane, run in replay.sources_before(NEVER // rules.lanes):
+        if run.fresh:
+            ends[lane] = run.end
+        else:  # the lane reads nothing new from now on
+            reading_new.discard(lane)
+            if not reading_new:
+                break
+    end = min(ends) if rules.padding_mode == "drop" else max(ends)
+    return -(-end // window)
+
+
+def has_rest(place: Snapshot, rules: Rules, order: Order, lengths: IntArray, starts: IntArray | None = None) -> bool:
+    """Whether anything new is left behind a place in an epoch's first pass, for one rank that hosts all groups.
+
+    Args:
+        order: That of the epoch, from its beginning.
+        lengths: `(num_sources,)`, items of each source, or of each section.
+        starts: `(num_sources,)`, the first item of each section; None: sources are read whole.
+    """
+    total, first = rules.groups.total, rules.groups.first
+    to_come = (
+        range(cursor * total + group, rules.groups.share(group, rules.draws) * total + group, total)
+        for group, cursor in enumerate(place.cursors, first)
+    )
+    for grant in itertools.chain(place.returned, *(lane.reserved or () for lane in place.lanes), *to_come):
+        if grant != NONE and (found := order[grant]).fresh and lengths[found.source] > 0:
+            return True
+    for lane in place.lanes:
+        if lane.grant != NONE and (found := order[lane.grant]).fresh:
+            read = lane.items - (0 if starts is None else starts[found.source])
+            if lengths[found.source] > read:
+                return True
+    return False

@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stream_dataloader._schedule.groups import ALONE, Groups
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 
@@ -128,6 +127,58 @@ def deal_members(lanes: Sequence[int], workers: Sequence[int], threads_per_worke
 def _cut(lanes: range, parts: int) -> list[range]:
     ends = itertools.accumulate(split_batch_size(len(lanes), parts), initial=0)
     return [lanes[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of an epoch, and those of them that this process hosts: `[first, first + count)`.
+
+    The epoch's order is dealt to groups, which know nothing of each other::
+
+        order of the epoch     a b c d e f g h i j          groups=4, two ranks
+        group 0                a       e       i            rank 0 hosts groups 0 and 1: its lanes are theirs,
+        group 1                  b       f       j                 side by side
+        group 2                    c       g                rank 1 hosts groups 2 and 3
+        group 3                      d       h
+
+    A group has its own cursor, lanes and tickets, and is scheduled like a loader of its own. So what it reads does not
+    depend on which rank hosts it, nor on how many ranks there are.
+
+    Attributes:
+        total: How many there are, on all ranks.
+        first: The first one hosted here.
+        count: How many are hosted here, side by side.
+    """
+
+    total: int = 1
+    first: int = 0
+    count: int = 1
+
+    @classmethod
+    def of_rank(cls, total: int, rank: int, world_size: int) -> Groups:
+        """The groups of one rank.
+
+        Raises:
+            ValueError: The ranks cannot share them evenly, or there is no such rank.
+        """
+        if total < 1 or world_size < 1 or total % world_size:
+            fitting = [size for size in range(1, max(total, 1) + 1) if total % size == 0]
+            raise ValueError(
+                f"groups is {total}, which {world_size} ranks cannot share evenly; {total} groups can be hosted by "
+                f"{', '.join(map(str, fitting))} ranks"
+            )
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank}, and there are {world_size} ranks, numbered from 0")
+        count = total // world_size
+        return cls(total, rank * count, count)
+
+    def share(self, group: int, sources: int) -> int:
+        """How many of the epoch's sources a group gets."""
+        return (sources - group + self.total - 1) // self.total
+
+
+#: One group, on one rank.
+ALONE = Groups()
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from stream_dataloader._schedule.groups import Groups
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.order import returned_by_group
 from stream_dataloader._schedule.position import EpochPlace
-from stream_dataloader._schedule.rules import Rules
+from stream_dataloader._schedule.rules import Groups, Rules
 from stream_dataloader._schedule.snapshot import LaneState, Snapshot
 from stream_dataloader.errors import StateError
 

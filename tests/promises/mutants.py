@@ -56,10 +56,10 @@ TESTS = {
 
 MUTANTS = {
     "tickets are decided lane by lane, not by time": Mutant(
-        "_schedule/ledger.py", "int(head.argmin())", "int((head > min(horizon, NEVER - 1)).argmin())"
+        "_schedule/tickets.py", "int(head.argmin())", "int((head > min(horizon, NEVER - 1)).argmin())"
     ),
     "grants that are to be given again are not saved": Mutant(
-        "_schedule/progress.py", "returned = tuple(self._missing) if self._missing else ()", "returned = ()"
+        "_schedule/snapshot.py", "returned = tuple(self._missing) if self._missing else ()", "returned = ()"
     ),
     "parts of dead workers are kept after a restart": Mutant(
         "_loader/collector.py",
@@ -67,18 +67,18 @@ MUTANTS = {
         "        self._fifos: list[deque[Part]] = getattr(self, '_fifos', None) or [deque() for _ in self.readers]\n",
     ),
     "tickets are decided one moment too early": Mutant(
-        "_schedule/ledger.py", "head[lane] > min(horizon,", "head[lane] > min(horizon + 1,"
+        "_schedule/tickets.py", "head[lane] > min(horizon,", "head[lane] > min(horizon + 1,"
     ),
     "tickets ahead are granted in the tail": Mutant(
         "_schedule/rules.py", "left <= TAIL_SOURCES_PER_LANE * self.lanes_of_a_group", "left <= 0"
     ),
     "a lane uses its first ticket ahead again": Mutant(
-        "_schedule/reservations.py",
+        "_schedule/tickets.py",
         "map(take, itertools.repeat(True, 1 if held else lookahead + 1))",
         "map(lambda ahead, ticket=take(True): ticket, range(1 if held else lookahead + 1))",
     ),
     "a refused ticket ahead makes a lane idle": Mutant(
-        "_schedule/reservations.py", "now = take(False)", "now = NONE if held else take(False)"
+        "_schedule/tickets.py", "now = take(False)", "now = NONE if held else take(False)"
     ),
     "the second pass of a cycle is the last new one": Mutant(
         "_schedule/order.py", "self.epoch + turn if self._cycles", "self.epoch + min(turn, 1) if self._cycles"
@@ -90,13 +90,13 @@ MUTANTS = {
         "_schedule/order.py", "if 0 <= place < len(again)", "if 0 < place < len(again)"
     ),
     "a state has lanes as they were a step before": Mutant(
-        "_schedule/progress.py",
+        "_schedule/snapshot.py",
         "            self._lanes[i] = report.progress\n",
         "            late = self.__dict__.setdefault('late', {})\n"
         "            self._lanes[i], late[i] = late.get(i, self._lanes[i]), report.progress\n",
     ),
     "cursors are forgotten on resume": Mutant(
-        "_schedule/ledger.py", "self._cursors[: len(cursors)] = cursors", "self._cursors[: len(cursors)] = 0"
+        "_schedule/tickets.py", "self._cursors[: len(cursors)] = cursors", "self._cursors[: len(cursors)] = 0"
     ),
     "reservations are not restored": Mutant(
         "_reading/lane.py", "opener.restore(index, start.reserved)", "opener.restore(index, start.reserved and ())"
@@ -121,7 +121,7 @@ MUTANTS = {
         "_loader/iteration.py", "raise min(errors, key", "raise max(errors, key"
     ),
     "the last group gets the rest of the sources": Mutant(
-        "_schedule/groups.py",
+        "_schedule/rules.py",
         "(sources - group + self.total - 1) // self.total",
         "(sources + group) // self.total",
         "groups",

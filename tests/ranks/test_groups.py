@@ -26,8 +26,8 @@ from stream_dataloader import (
     merge_states,
     split_state,
 )
-from stream_dataloader._schedule.groups import Groups, dealt_by_length
-from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.order import Order, dealt_by_length
+from stream_dataloader._schedule.rules import Groups
 
 
 def alone(case, known, group, total):

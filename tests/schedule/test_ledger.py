@@ -8,9 +8,8 @@ import pytest
 
 from stream_dataloader import StreamDataset
 from stream_dataloader._memory.fields import Carver
-from stream_dataloader._schedule.groups import Groups
-from stream_dataloader._schedule.ledger import Ledger
-from stream_dataloader._schedule.rules import NEVER, NONE, PENDING
+from stream_dataloader._schedule.rules import NEVER, NONE, PENDING, Groups
+from stream_dataloader._schedule.tickets import Ledger
 
 
 def ledger_of(sources=100, lanes=2, lookahead=1, padding_mode="zeros", groups=None, memory=None):

@@ -1,8 +1,7 @@
 """`Progress`: what is saved follows what was delivered."""
 
 from stream_dataloader import StreamDataset
-from stream_dataloader._schedule.progress import Progress
-from stream_dataloader._schedule.snapshot import LaneReports, LaneState, pack_progress
+from stream_dataloader._schedule.snapshot import LaneReports, LaneState, Progress, pack_progress
 
 
 def reports(*taken):

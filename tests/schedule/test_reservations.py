@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from stream_dataloader._schedule.reservations import next_grant
 from stream_dataloader._schedule.rules import NONE, PENDING
+from stream_dataloader._schedule.tickets import next_grant
 
 
 class Desk:

@@ -8,17 +8,54 @@ decided in order of time, and the n-th grant gets the n-th source of the epoch's
     lane 0 (w 0)   a a a   a b b   b d d            (0, lane 0)         a
     lane 1 (w 1)   c c c   c c c   c c e            (0, lane 1)         c ...
 
+There is one rule by which a lane takes its next source. Workers, the main process that follows them, and the count of
+an epoch's steps all use it::
+
+    lookahead = 2       held            the lane takes
+    it starts           -               reserves a b c, takes a
+    next                b c             reserves d,     takes b
+    d is refused        c (d)           reserves e,     takes c        refused: no source, for good
+    next                (d) (e)         takes d, which was refused: from now on it takes each source when it needs it
+
 Guarantee: the outcome is a function of the tickets alone, so it is the same for any number of workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from stream_dataloader._memory.fields import Carver
-from stream_dataloader._schedule.rules import NEVER, PENDING, Rules
+from stream_dataloader._schedule.rules import NEVER, NONE, PENDING, Rules
+
+#: The tickets that a lane holds, in order; none at the epoch's beginning. None: it takes no more tickets ahead.
+Held: TypeAlias = tuple[int, ...] | None
+
+
+def next_grant(
+    held: Held, lookahead: int, take: Callable[[bool], int], wait: Callable[[int], int] = int
+) -> tuple[int, Held]:
+    """The grant that a lane takes next, `NONE` if it gets none; and the tickets that it holds then.
+
+    Where a ticket is decided as soon as it is taken out, it is its own grant. Only where others may come before it is
+    it a number below `PENDING`, and its grant is waited for.
+
+    Args:
+        held: The tickets that it holds.
+        lookahead: How many it holds as long as it takes some ahead.
+        take: Takes out a ticket, ahead or now.
+        wait: Waits for the grant of a ticket that is not decided yet.
+    """
+    if held is not None:
+        first, *rest = *held, *map(take, itertools.repeat(True, 1 if held else lookahead + 1))
+        grant = first if first > PENDING else wait(first)
+        if grant != NONE:
+            return grant, tuple(rest)
+    now = take(False)  # those still held are refused, too
+    return now if now > PENDING else wait(now), None
 
 
 class Ledger:
