@@ -105,8 +105,6 @@ def _fingerprint_of(sources: Sequence[Any]) -> str:
 
     Of sources that a sequence makes, of which there may be any number, it takes the number and some in even steps. If
     the sequence has a `fingerprint`, a string, it takes that instead of any source.
-    Plain values, containers of them, paths, arrays, tensors and dataclasses count by content, other objects by
-    their pickles, which may differ between versions.
     """
     digest = hashlib.blake2b(digest_size=16)
     looked_at = sources

@@ -4,8 +4,7 @@ They may offer to begin later than at a stream's first item, see `stream`; or de
 them ahead of need. Each stream must be read from an iterator of its own.
 
 Guarantees: what another object may have meant by the same name does not count. Within a process, an iterator that
-another stream is being read from, and a generator that was read from before, are told apart from new ones by identity:
-a generator that ended would be an empty stream, in silence.
+another stream is being read from, and a generator that was read from before, are told apart from new ones.
 """
 
 from __future__ import annotations

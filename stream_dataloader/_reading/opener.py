@@ -1,8 +1,7 @@
 """Opens the streams of one reader's lanes: those whose sources lanes are granted, at the item where they begin.
 
-Guarantee: a lane takes sources by the one rule of `reservations`. What is opened can be seen on the board of activities
-meanwhile, so that the death of a worker can be blamed on it. A background thread is started with the first reservation,
-and only runs code of sources that may be opened early.
+Guarantee: what is opened can be seen on the board of activities meanwhile, so that the death of a worker can be blamed
+on it. The background thread starts with the first reservation, and only runs code of sources that may be opened early.
 """
 
 from __future__ import annotations
@@ -192,7 +191,7 @@ class EarlyOpener:
     """Opens what a reader's lanes have reserved before they need it, in a background thread.
 
     The thread or the lane opens a source, whichever comes first. The other waits or leaves it alone, so calls on one
-    stream never overlap. An error is kept, and raised when the lane takes the stream, not earlier and nowhere else.
+    stream never overlap. An error is kept, and raised when the lane takes the stream.
 
     Args:
         allowed: Whether the source of a grant may be opened early; None: none may be, and there is no thread.

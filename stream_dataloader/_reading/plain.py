@@ -33,9 +33,7 @@ from stream_dataloader.batch import StreamBatch
 def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Iterator[StreamBatch]:
     """The parts of this process's lanes.
 
-    Each iteration takes the next epoch number: in the main process with its first `next`, with workers, which begin to
-    read at once, with `iter()`. Every worker of one `DataLoader` iteration takes part in the same session, whichever
-    comes first.
+    Each iteration takes the next epoch number: in the main process with its first `next`, with workers with `iter()`.
     """
     frame = inspect.currentframe()  # of this function; the next is the dataset's __iter__, then comes who asked for it
     _refuse_collation(frame and frame.f_back and frame.f_back.f_back)
@@ -51,8 +49,6 @@ def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Itera
 
 def _refuse_collation(caller: FrameType | None) -> None:
     """Raise an error if torch's `DataLoader` is about to collate parts, with what cannot know them.
-
-    It would stack batches, or fail in words that name neither. A user's own `collate_fn` may know what to do.
 
     Raises:
         TypeError: The `DataLoader` has a `batch_size`.

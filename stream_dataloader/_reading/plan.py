@@ -1,7 +1,6 @@
 """What is read and how: `ReadingPlan` is what a `StreamDataset` makes, `Reading` how it is read in a session.
 
-`Share` is what one reader reads of that. All readers of a member, in whichever processes, are told the same but for
-their number.
+`Share` is what one reader reads of that. All readers of a member are told the same but for their number.
 
 Guarantee: none of them does anything by itself.
 """

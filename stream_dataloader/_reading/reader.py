@@ -1,8 +1,7 @@
 """`PartReader`: drives the lanes of one worker, or of one of its threads, step after step, and yields a part a step.
 
-Guarantees: every time is published before it is worked on, so no other worker waits longer than it must; a
-worker that fails sends the error as a part of its step and no more; on `close`, every stream that was opened
-is closed, and nobody waits for this worker any more.
+Guarantees: a worker that fails sends the error as a part of its step and no more; on `close`, every stream that was
+opened is closed, and nobody waits for this worker any more.
 """
 
 from __future__ import annotations
@@ -167,8 +166,7 @@ class PartReader:
     def _reads_first_items_first(self, step: int) -> bool:
         """Whether the first items of all lanes are read before the rest of their windows.
 
-        What comes next in logical time waits for what may still pull a source before it. An aligned window pulls
-        none behind its first item, so this is done where somebody waits::
+        An aligned window pulls no source behind its first item, so this is done where somebody waits::
 
             lane 0   1     5 6 7
             lane 1     2         8 9 .        lanes 2 and 3, of another worker, go on after 2, not after .

@@ -1,9 +1,8 @@
 """Where a reader draws sources from: alone, or in a session with others, who take out tickets in order of time.
 
-A reader that has nobody beside it is granted each ticket as it takes it out. In a session each reader publishes the
-time it is about to work on, and never takes out a ticket for an earlier one. So the tickets up to the smallest
-published time can be decided for good, and whoever holds the lock decides them (`ledger.Ledger`). Readers that wait
-poll: nothing relies on a notify that a killed worker could swallow.
+In a session each reader publishes the time it is about to work on, and never takes out a ticket for an earlier one.
+So the tickets up to the smallest published time can be decided for good, and whoever holds the lock decides them.
+Readers that wait poll: nothing relies on a notify that a killed worker could swallow.
 
 Guarantee: a wait ends, with `Abandoned`, when the session is closed or one of its workers is gone.
 """

@@ -2,9 +2,8 @@
 
 A Python list handed to workers grows into a copy each, because touching an element writes its reference
 count (https://github.com/pytorch/pytorch/issues/13246). `PackedSources` are blocks of sources, pickled back to back
-into one buffer; a worker unpickles the block it reads from and writes nothing. A memory-mapped array in one is its
-place in its file. An immutable sequence, which knows its
-sources by a rule, is kept as it is (`MadeSources`): it may be as long as it likes. `JoinedSources` are several of them.
+into one buffer; a worker unpickles the block it reads from and writes nothing. An immutable sequence, which knows its
+sources by a rule, is kept as it is (`MadeSources`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Whether a factory that takes `start` uses it: one that ignores it resumes with other items than come next.
 
-A factory is suspected if two streams of a source begin alike that were opened at different items: a stream and one that
-goes on from a saved state, or two sections. Then it is opened twice more, at two items that follow each other.
+A factory is suspected if two streams of a source begin alike that were opened at different items. Then it is opened
+twice more, at two items that follow each other.
 
-Guarantee: it is only blamed if these streams begin alike, and do not go on alike. So one that uses `start`, or whose
-items are all equal, is not. Nothing more is opened without a suspicion, and a factory is looked at once a process.
+Guarantee: it is only blamed if these streams begin alike, and do not go on alike. So one whose items are all equal is
+not. Nothing more is opened without a suspicion, and a factory is looked at once a process.
 """
 
 from __future__ import annotations

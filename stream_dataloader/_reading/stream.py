@@ -8,8 +8,7 @@ nothing. Where a stream is not to begin at its first item, the cheapest way that
     it has state_dict, load_state_dict      iterator.load_state_dict(state)  no item is read; a state a batch
     none of these                           next(), n times                  all items before are read again
 
-The iterator is what `iter(stream)` returns. `iter` may begin anew, so it comes first; and what a stream's methods
-say of another object than itself cannot be relied on, so they are looked for on the iterator alone.
+The iterator is what `iter(stream)` returns; methods are looked for on that alone.
 
 Guarantee: an error says where it happened, and is raised where the item would have been handed out. No item behind a
 section is handed out. A source of another length than `lengths` says is an error, at the item that is one too many, or

@@ -1,11 +1,9 @@
 """Cuts one stream into the windows of a row, and looks whether it goes on behind one.
 
-Only the item behind a window is ever taken early. The one before it has been written by then, so a stream may use one
-buffer for all of its items. What was taken waits until other lanes have read, and streams may share a buffer, so it is
-kept as a copy.
+Only the item behind a window is ever taken early. What was taken waits until other lanes have read, and streams may
+share a buffer, so it is kept as a copy.
 
-Guarantee: every item goes to the writer once, in order. What was taken ahead is handed out where the stream would have
-yielded it: nothing else than the time at which it is read depends on that.
+Guarantee: every item goes to the writer once, in order.
 """
 
 from __future__ import annotations

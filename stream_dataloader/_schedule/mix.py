@@ -7,8 +7,8 @@ and draws are made in order of when they are due: u is 1/2, or random in [0, 1) 
     a  3/4   a at 2/3    2    10/3  14/3    6
     b  1/4   b at        2                  6        a  a b  a  a  a b ...
 
-So a list has one draw in each interval of 1 / p, at a random moment of it. That is as random as a shuffle, and at every
-moment the list is within a few draws of its share. Independent draws would be off by the square root of their number.
+So at every moment a list is within a few draws of its share; independent draws would be off by the square root of
+their number.
 
 Guarantee: the order is a function of (weights, sizes, seed, epoch); the n-th draw is found without the ones
 before it, in blocks, so an endless or very long order takes no more memory than a short one.

@@ -26,13 +26,11 @@ _ROUNDS = 8  # 4 are enough with ideal round functions (Luby and Rackoff); twice
 
 
 class Permutation:
-    """A random order of very many sources, which takes no memory: each place is computed when it is asked for.
+    """A random order of very many sources, which takes no memory.
 
-    A permutation of `range(size)` by a keyed Feistel network, which is applied again until the result is in range.
-
-    Luby and Rackoff, How to construct pseudorandom permutations from pseudorandom functions (1988); Black and Rogaway,
-    Ciphers with arbitrary finite domains (2002), for sizes that are no power of 4. The round function is the finalizer
-    of SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014).
+    A permutation of `range(size)` by a keyed Feistel network (Luby and Rackoff 1988), which is applied again until the
+    result is in range (Black and Rogaway, Ciphers with arbitrary finite domains, 2002). The round function is the
+    finalizer of SplitMix64.
     """
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:
@@ -172,8 +170,6 @@ class _MixedOrder:
 
 def epoch_order(rules: Rules, epoch: int, lengths: Lengths | None, *key: int, part: slice = _ALL) -> Listing | None:
     """The order of an epoch, or of a list in it, as a permutation of source indices; None stands for the list's own.
-
-    The order of very many sources is computed place by place (`Permutation`), as an array would take too much memory.
 
     `"balanced"` is a random permutation in which a source's chance to come next is proportional to its
     length: sort by u ** (1 / w), u uniform (Efraimidis and Spirakis, Weighted random sampling with a

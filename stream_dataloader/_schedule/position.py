@@ -10,8 +10,7 @@
                                                              | begin: an iterator claims it
     the epoch after it is the coming one <--- what is read <-+
 
-Guarantees: what was set or loaded is used once. In a run only a loaded state and `set_epoch(0)` move the place; to set
-the coming epoch's number to what it is changes nothing. Epochs read to their end take no memory.
+Guarantees: what was set or loaded is used once. In a run only a loaded state and `set_epoch(0)` move the place.
 """
 
 from __future__ import annotations

@@ -45,7 +45,6 @@ def to_plain(
     """A state as plain data; without a snapshot, that of an epoch that has not begun.
 
     What is a group's own has a key of its own, and is a tuple, which `torch.distributed.checkpoint` takes as a whole.
-    So the states of several ranks have no key in common that differs.
 
     Args:
         failures: The sources whose streams were skipped, by group hosted.

@@ -7,8 +7,7 @@
     jitter=True    0|1 2 3 4|5 6 7 8|9          3 4 5 6                       the first has 1, 2, 3 or 4 items
                    0 1 2|3 4 5 6|7 8 9|         3 4 5 (6 is empty)            with equal chance
 
-Sections are what the schedule hands out, so each has a number; a source has the same numbers in every epoch, and where
-they begin and end is worked out when it is asked for. What a section needs does not grow with the number of sources.
+Sections are what the schedule hands out, so each has a number; a source has the same numbers in every epoch.
 
 Guarantee: in each epoch every item of a source is in one section, and none has more than `steps` items. With jitter any
 `steps` places in a row of a source that is cut have one border, each of them with equal chance.
@@ -93,11 +92,7 @@ class Cut:
 
 
 def _offsets(key: int, sources: IntArray, steps: int) -> IntArray:
-    """A number from 1 to `steps` for each source, drawn by the finalizer of SplitMix64.
-
-    Steele, Lea and Flood, Fast splittable pseudorandom number generators (2014): a source's number is found without
-    those of the sources before it.
-    """
+    """A number from 1 to `steps` for each source, drawn by the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
     value = np.uint64(key) + sources.astype(np.uint64) * _GOLDEN
     value = (value ^ value >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ value >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

@@ -1,9 +1,8 @@
 """Where an epoch stands between two steps, so that it can be gone on with from any batch.
 
 Workers run ahead of what was delivered, so their state is not the state. Each part reports which sources its
-lanes took in the step and how far they have read; `Progress` follows, part by part as they are delivered, by the
-same pure rules (`rules.Rules`, `tickets.next_grant`) that the workers and their ledger follow. Between two steps every
-ticket is decided, so little is to be kept: a cursor, and for each lane what it reads and has reserved.
+lanes took in the step and how far they have read; `Progress` follows as parts are delivered, by the rules of workers.
+Between two steps every ticket is decided, so little is to be kept: a cursor, and what each lane reads and has reserved.
 
 Guarantee: following costs next to nothing, as what comes from workers stays packed until a state is asked for. A
 `PackedSnapshot` shares what did not change with the one before, and never changes itself.
@@ -121,10 +120,7 @@ class PackedSnapshot(NamedTuple):
 
 
 def uncounted_lane(place: Snapshot) -> int | None:
-    """The first lane in whose stream windows were counted, not time steps, as for a `collate_fn`; None if none was.
-
-    Only for streams that cut their own windows.
-    """
+    """The first lane in whose stream windows were counted, not time steps, as for a `collate_fn`; None if none was."""
     for lane, state in enumerate(place.lanes):
         if state.grant != NONE and state.position and not state.first_window:
             return lane

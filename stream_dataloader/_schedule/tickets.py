@@ -1,15 +1,13 @@
 """Which lane reads which source, and when: the tickets of an epoch, without torch, clock or lock.
 
-Logical time orders everything. A *time* is `step * lanes + lane`: lane 0 works on step 0, then lane 1 works on step 0,
-and so on. A lane takes out a *ticket* at its time: *now* if it is out of data, or *ahead* as a reservation. Tickets are
-decided in order of time, and the n-th grant gets the n-th source of the epoch's order. Real time changes nothing::
+A *time* is `step * lanes + lane`. A lane takes out a *ticket* at its time: *now* if it is out of data, or *ahead* as
+a reservation. Tickets are decided in order of time, and the n-th grant gets the n-th source of the epoch's order::
 
     step           0       1       2                tickets, in order   granted
     lane 0 (w 0)   a a a   a b b   b d d            (0, lane 0)         a
     lane 1 (w 1)   c c c   c c c   c c e            (0, lane 1)         c ...
 
-There is one rule by which a lane takes its next source. Workers, the main process that follows them, and the count of
-an epoch's steps all use it::
+There is one rule by which a lane takes its next source::
 
     lookahead = 2       held            the lane takes
     it starts           -               reserves a b c, takes a
@@ -59,11 +57,10 @@ def next_grant(
 
 
 class Ledger:
-    """The tickets of one epoch, kept in memory that several processes may share.
+    """The tickets of one epoch, kept in memory that several processes may share; the caller holds the lock.
 
-    It has state and transitions only; the caller holds the lock, see `source_queue`. A lane's tickets are numbered from
-    0 and decided in that order. At most `lookahead + 1` of them may be undecided, or decided and not yet looked up, so
-    each lane has that many places, which are used in turn.
+    A lane's tickets are numbered from 0 and decided in that order. At most `lookahead + 1` of them may be undecided, or
+    not yet looked up, so each lane has that many places, which are used in turn.
     """
 
     def __init__(self, carve: Carver, rules: Rules) -> None:
