@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -124,7 +125,7 @@ class KeptFields:
         if message is not None:
             return message.__reduce__()
         values = {field.name: map_leaves(getattr(self, field.name), _inlined) for field in fields(self)}
-        return _batch_of, (type(self), values)
+        return functools.partial(type(self), **values), ()
 
 
 def _lanes_of(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
@@ -132,10 +133,6 @@ def _lanes_of(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0:
         return tensor
     return tensor[rows] if tensor.ndim == 1 else tensor[:, rows]
-
-
-def _batch_of(kind: type, values: dict[str, Any]) -> Any:
-    return kind(**values)
 
 
 class _Inlined:

@@ -113,17 +113,9 @@ class LaneBatchSampler(Sampler[list[int]]):
         time_steps = self.time_steps = options.integer("time_steps", time_steps, 1, 2**31)
         self._seed_is_given = seed is not None  # and so every rank's
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
+        count = len(self._groups)
         rules = Rules(
-            len(self._groups),
-            batch_size,
-            padding_mode,
-            windows,
-            time_steps,
-            0,
-            shuffle,
-            schedule,
-            seed,
-            deterministic=True,
+            count, batch_size, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic=True
         )
         self._rules = options.check_rules(rules, lookahead, has_lengths=True)
         self.batch_size = self._rules.lanes

@@ -65,7 +65,7 @@ class Conventions:
         Returns:
             `(B, T, 1)` bool, for a TensorDict of batch size `(B, T)`.
         """
-        return _rows(self.is_start).unsqueeze(-1)
+        return self.is_first().unsqueeze(-1)
 
     def prev_exists(self) -> torch.Tensor:
         """The flag of temporal memories in driving: the frame before is of the same scene, so the memory is kept.
@@ -135,7 +135,8 @@ class Conventions:
 
         It is made of `host`. So it waits for a device only if `host` does.
         """
-        return _segments(self)
+        host = self.host
+        return find_segments(host.is_start, host.source < 0, self.is_start.device)
 
     def cu_seqlens(self) -> torch.Tensor:
         """The places where kernels for sequences of different lengths cut the lanes, laid end to end.
@@ -156,7 +157,7 @@ class Conventions:
             >>> [batch.cu_seqlens().tolist() for batch in StreamDataLoader(dataset)]
             [[0, 3, 5, 6], [0, 2, 3, 6]]
         """
-        return _segments(self).cu_seqlens
+        return self.segments().cu_seqlens
 
     def position_ids(self, within: Literal["segment", "stream"] = "segment") -> torch.Tensor:
         """The steps' positions, for the lanes laid end to end.
@@ -223,11 +224,6 @@ class Conventions:
         steps, lanes = self.is_start.shape
         _checked(tensor, (1, lanes * steps), "(1, B * T, ...)", "unflatten_lanes")
         return tensor.reshape(lanes, steps, *tensor.shape[2:]).transpose(0, 1)
-
-
-def _segments(batch: Conventions) -> Segments:
-    host = batch.host
-    return find_segments(host.is_start, host.source < 0, batch.is_start.device)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

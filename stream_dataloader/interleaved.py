@@ -8,8 +8,7 @@ See `_schedule.mix` for the order of the draws.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,29 +130,17 @@ def _check_datasets(datasets: Any) -> list[StreamDataset]:
     return listed
 
 
-def _lookahead(dataset: StreamDataset) -> int | None:
-    """The lookahead of a dataset; None if its schedule alone made it 0."""
-    by_schedule = dataset.given_lookahead is None and dataset.rules.schedule == "longest_first"
-    return None if by_schedule else dataset.rules.lookahead
-
-
-_IN_RULES = ("padding_mode", "time_steps", "windows", "deterministic")
-_OPTION_OF: dict[str, Callable[[StreamDataset], Any]] = {
-    name: operator.attrgetter(f"rules.{name}" if name in _IN_RULES else name) for name in SharedOptions.__annotations__
-} | {"lookahead": _lookahead}
-
-
 def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOptions:
     """The shared options: those that are given, and those that all datasets agree on."""
-    if unknown := sorted(given.keys() - _OPTION_OF.keys()):
-        raise TypeError(f"interleave has no option {unknown[0]!r}; there are {', '.join(_OPTION_OF)}")
+    names = list(SharedOptions.__annotations__)
+    if unknown := sorted(given.keys() - set(names)):
+        raise TypeError(f"interleave has no option {unknown[0]!r}; there are {', '.join(names)}")
     agreed: Any = dict(given)
-    for name, option_of in _OPTION_OF.items():
-        if name in agreed:
-            continue
-        found = [(number, option_of(dataset)) for number, dataset in enumerate(datasets)]
-        if name == "lookahead":
-            found = [one for one in found if one[1] is not None] or found  # None agrees with any
+    for name in (name for name in names if name not in given):
+        found = [(n, getattr(own, name, getattr(own.rules, name, None))) for n, own in enumerate(datasets)]
+        if name == "lookahead":  # one that its schedule alone made 0 agrees with any
+            free = [own.given_lookahead is None and own.rules.schedule == "longest_first" for own in datasets]
+            found = [one for one, is_free in zip(found, free, strict=True) if not is_free] or [(0, None)]
         first, agreed[name] = found[0]
         for number, option in found:
             if not _same(option, agreed[name]):

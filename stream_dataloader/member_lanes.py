@@ -105,7 +105,7 @@ def side_by_side(
                 f"batches_per_epoch is {batches_per_epoch}, and members[{number}] ends by itself, with padding_mode="
                 f'{dataset.rules.padding_mode!r}; leave it out, or give all members padding_mode="cycle"'
             )
-    sides: Any = SideBySide(datasets, _check_end(ends_with, datasets))
+    sides: Any = SideBySide(datasets, ends_with)
     return StreamDataLoader(sides, num_workers, batches_per_epoch=batches_per_epoch, **loader_options)  # type: ignore[arg-type]
 
 
@@ -124,26 +124,14 @@ def _check_members(members: Any) -> list[StreamDataset]:
         datasets.append(dataset.under(rules))
     if not datasets:
         raise ValueError("members is empty; pass at least one (dataset, lanes)")
-    for number, dataset in enumerate(datasets):
-        own, first = dataset.rules.time_steps, datasets[0].rules.time_steps
-        if own is None:
-            raise ValueError(
-                f"members[{number}] has no time_steps, which members share; pass time_steps= to its dataset"
-            )
+    first, *_ = steps = [dataset.rules.time_steps for dataset in datasets]
+    if None in steps:
+        raise ValueError(
+            f"members[{steps.index(None)}] has no time_steps, which members share; pass time_steps= to its dataset"
+        )
+    for number, own in enumerate(steps):
         if own != first:
             raise ValueError(
                 f"members[0] has time_steps={first}, and members[{number}] time_steps={own}; give both one"
             )
     return datasets
-
-
-def _check_end(ends_with: Any, datasets: Sequence[StreamDataset]) -> Literal["first", "longest"] | int:
-    if isinstance(ends_with, str):
-        checked: Literal["first", "longest"] = options.choice("ends_with", ends_with, Literal["first", "longest"])
-        return checked
-    number = options.integer("ends_with", ends_with, 0, len(datasets) - 1)
-    if datasets[number].rules.padding_mode == "cycle":
-        raise ValueError(
-            f'ends_with is {number}, and members[{number}] has padding_mode="cycle", which never ends; name another'
-        )
-    return number

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch.utils.data import IterableDataset
 
+from stream_dataloader import _options as options
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
@@ -25,8 +26,15 @@ class SideBySide(IterableDataset[StreamBatch]):
     def __init__(self, members: Sequence[StreamDataset], ends_with: Literal["first", "longest"] | int) -> None:
         super().__init__()
         self.members = tuple(members)
-        self.ends_with = ends_with
         self.endless = tuple(member.is_endless for member in self.members)
+        if isinstance(ends_with, str):
+            options.choice("ends_with", ends_with, Literal["first", "longest"])
+        elif self.endless[options.integer("ends_with", ends_with, 0, len(self.members) - 1)]:
+            raise ValueError(
+                f'ends_with is {ends_with}, and members[{ends_with}] has padding_mode="cycle", which never ends; name '
+                "another"
+            )
+        self.ends_with = ends_with
 
     @property
     def batch_size(self) -> int:

@@ -96,9 +96,6 @@ def _groups_of_lengths(listed: Any, dataset_length: int | None) -> IndexGroups:
     return IndexGroups(lengths, None, dataset_length)
 
 
-# lists of indices -----------------------------------------------------------------------------------------------------
-
-
 def _groups_of_lists(listed: Any, dataset_length: int | None) -> IndexGroups:
     if _count_on(listed, dataset_length):
         return IndexGroups(np.fromiter(map(len, listed), np.int64), None, dataset_length)
@@ -153,9 +150,6 @@ def _locate(groups: IndexGroups, place: int) -> tuple[int, int]:
     ends = np.cumsum(groups.lengths)
     number = int(np.searchsorted(ends, place, "right"))
     return number, place - int(ends[number] - groups.lengths[number])
-
-
-# ids ------------------------------------------------------------------------------------------------------------------
 
 
 def _groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) -> IndexGroups:
@@ -250,9 +244,6 @@ def _sorted_by(order: Order, count: int) -> IntArray:
         return np.array(sorted(range(count), key=keys.__getitem__), np.int64)
     except TypeError as error:
         raise TypeError(f"order has sort keys that cannot be compared: {error}; give numbers, or strings") from None
-
-
-# all of the dataset, and once -----------------------------------------------------------------------------------------
 
 
 def _check_cover(groups: IndexGroups) -> None:

@@ -45,12 +45,8 @@ class IndexGroups(Sources):
         self.dataset_length = dataset_length
         firsts = offsets[:-1] if indices is None else _first_indices(offsets, indices)
         self._are_ranges = firsts is not None
-        self._values: npt.NDArray[Any]  # each group's first index if they are ranges, else all indices
-        if firsts is not None:
-            self._values = firsts
-        else:
-            assert indices is not None
-            self._values = indices.astype(_smallest_dtype(dataset_length))
+        # each group's first index if they are ranges, else all indices
+        self._values: npt.NDArray[Any] = self._smallest(indices) if firsts is None else firsts
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -85,8 +81,11 @@ class IndexGroups(Sources):
         begins = self._offsets[:-1]
         if np.array_equal(self._values, begins):
             return None
-        flat = np.repeat(self._values - begins, self.lengths) + np.arange(self.total)
-        return flat.astype(_smallest_dtype(self.dataset_length))
+        return self._smallest(np.repeat(self._values - begins, self.lengths) + np.arange(self.total))
+
+    def _smallest(self, indices: Any) -> npt.NDArray[Any]:
+        """Indices of the dataset in the dtype that takes least memory."""
+        return np.asarray(indices, np.int32 if self.dataset_length <= np.iinfo(np.int32).max else np.int64)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -123,11 +122,6 @@ class IndexGroups(Sources):
         if "_memory" in state:
             carve = Carver(state["_memory"].buffer)
             self._offsets, self._values = (carve(count, dtype=dtype) for count, dtype in state["_shapes"])
-
-
-def _smallest_dtype(length: int) -> Any:
-    """The dtype that takes least memory of those that hold the indices of a dataset of this length."""
-    return np.int32 if length <= np.iinfo(np.int32).max else np.int64
 
 
 def _first_indices(offsets: IntArray, indices: npt.NDArray[Any]) -> IntArray | None:
