@@ -13,25 +13,16 @@ batches ahead. So six batches lie on the device, but for those that users hold.
 
 Why this is so, by what CUDA and torch document:
 
-- *Used on the current stream.* The current stream waits for the copy's event (`cudaStreamWaitEvent`, which returns
-  immediately on the host). What the user begins there afterwards, in eager mode, backward or compiled, comes after the
-  copy. For a stream of their own, users order it behind the current one, as with any tensor.
+- *Used on the current stream.* The current stream waits for the copy's event. What the user begins there afterwards
+  comes after the copy. For a stream of their own, users order it behind the current one, as with any tensor.
 - *Memory on the device.* It is allocated while the copy stream is current, so torch's allocator hands it out again only
-  to that stream, behind earlier copies, and, by `record_stream`, behind what the current stream does with it. That
-  works for dense tensors only. Sparse tensors and objects with a `to` are moved when they are handed out.
+  to that stream, and, by `record_stream`, behind what the current stream does with it. That works for dense tensors
+  only. Sparse tensors and objects with a `to` are moved when they are handed out.
 - *Memory in the host.* A slot is let go while the copy stream is current, so that it waits for copies alone
   (`_assembly/page_lock.py`), and not for what the model still computes.
-- *Nothing waits.* From page-locked memory with `non_blocking=True` a copy returns immediately, so other leaves are put
-  there before, and so are leaves with gaps. The host waits in two cases, and in both the device has work to do: two
-  copies are under way, as they are slower than all else; or it is three batches ahead, as nothing was read back, and
-  would fill the device. It sleeps meanwhile (`blocking=True`), as workers need the cores.
-- *One stream a device.* Memory goes back to the stream it was allocated for. With a new stream an epoch, each epoch's
-  would stay behind.
-- *Several devices.* "cuda" is the device that is current when reading begins. The current device stays as it was.
-- *No memory.* If there is none for the batch ahead, that is tried again when the batch is wanted.
-
-Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda` that runs copies and
-kernels late, in any order that streams and events allow.
+- *Nothing waits.* A copy from page-locked memory returns immediately, so other leaves are put there before. The host
+  waits where two copies are under way, as they are slower than all else, or where it is three batches ahead, and would
+  fill the device. In both cases the device has work to do. It sleeps meanwhile, as workers need the cores.
 """
 
 from __future__ import annotations
@@ -139,18 +130,14 @@ _NOTHING = object()
 
 
 class OneAhead:
-    """Copies batches from host memory to a device on a stream of its own, one batch ahead of the one in use.
-
-    It calls `hold` with what was fetched and not handed out yet (a batch, the end), and `release`, on the copy stream,
-    when it let go of a batch in host memory.
-    """
+    """Copies batches from host memory to a device on a stream of its own, one batch ahead of the one in use."""
 
     def __init__(
         self,
         batches: Iterator[Any],
         device: torch.device,
-        hold: Callable[[bool, bool], None],
-        release: Callable[[], None] = lambda: None,
+        hold: Callable[[bool, bool], None],  # is told what was fetched and not handed out yet: a batch, the end
+        release: Callable[[], None] = lambda: None,  # on the copy stream, when a batch in host memory was let go of
         backend: Any = torch.cuda,
     ) -> None:
         self._batches, self._hold, self._release, self._backend = batches, hold, release, backend
@@ -249,7 +236,7 @@ def _is_dense_on(leaf: Any, kind: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _copy_stream(backend: Any, number: int) -> Any:
-    """The stream that copies to a device; one for all loaders."""
+    """The stream that copies to a device; one for all loaders and epochs, as memory goes back to its stream."""
     stream = backend.Stream(torch.device("cuda", number))
     note_copy_on(stream)
     return stream

@@ -34,13 +34,7 @@ class KeptFields:
 
     @classmethod
     def _of_checked(cls, later: Callable[[str], Mapping[str, Any]], **values: Any) -> Self:
-        """A batch of values that are known to fit together, without a check.
-
-        Args:
-            later: Makes a field that is not given, when it is asked for, and those that come with it. It changes
-                nothing, as two threads may come to ask at once, and always makes the same.
-            values: All other fields.
-        """
+        """A batch of values that are known to fit together; `later` makes a field that is not given, and its like."""
         batch = object.__new__(cls)
         batch.__dict__.update(values, _later=later)
         return batch
@@ -108,12 +102,8 @@ class KeptFields:
     def _sealed(self) -> Self:
         """This batch, pickled here and now, and unpickled when it is first used; for torch's own `DataLoader`.
 
-        A queue pickles what is put into it in a background thread, and frees it there. An error would be lost in that
-        thread. A worker that ends while the thread frees a tensor crashes (torch takes the interpreter's lock in
-        between).
-
-        Raises:
-            Exception: Something in it cannot be pickled.
+        Its queue pickles in a background thread, where an error would be lost, and where a tensor that is freed while
+        the worker ends crashes it (torch takes the interpreter's lock in between).
         """
         message = Message(self)
         batch = self._of_checked(lambda _: vars(message.read()))

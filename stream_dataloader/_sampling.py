@@ -59,16 +59,11 @@ class LaneIndex(int):
 
 
 class LaneIndices(list[int]):
-    """The `T * B` indices of a batch, time-major: those of all lanes at t = 0, then at t = 1, and so on.
-
-    Attributes:
-        kinds: One byte an index: `FRESH` and `START`, added up.
-        lanes: Number of lanes B.
-    """
+    """The `T * B` indices of a batch, time-major: those of all lanes at t = 0, then at t = 1, and so on."""
 
     __slots__ = ("kinds", "lanes")
 
-    kinds: bytes
+    kinds: bytes  # one an index: `FRESH` and `START`, added up
     lanes: int
 
     def __iter__(self) -> Iterator[int]:

@@ -185,18 +185,16 @@ class LaneBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iteration draws; later iterations count on from it.
 
-        Without it the first epoch is 0, and each iteration takes the next number with its first `next`. With
-        `batches_per_epoch` the number of the epoch that comes anyhow changes nothing, and 0 begins the run anew. Any
-        other number is given to the epoch that comes, with a `RuntimeWarning`: the run goes on where it stands.
+        Without it the first epoch is 0, and each iteration takes the next number with its first `next`. For
+        `batches_per_epoch`, see `StreamDataLoader.set_epoch`.
         """
         self._position.set_epoch(options.integer("epoch", epoch, 0, 2**62))
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where the sampler stands; plain data.
 
-        A loader with workers draws batches ahead of those that the trainer has used, and the sampler cannot know how
-        many that are. So say it: `state_dict(step)` is the state after `step` batches of the epoch, however many were
-        drawn.
+        A loader with workers draws batches ahead of those that the trainer has used. `state_dict(step)` is the state
+        after `step` batches of the epoch, however many were drawn.
 
         Args:
             step: Number of the epoch's batches that the trainer has used, with those before a resume. None: all that
@@ -234,10 +232,9 @@ class LaneBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state with the next `iter()`; with the cost of a lookup a lane.
 
-        The sampler adopts the state's seed and groups. The state of one rank does for all: what it does not say of
-        others' lanes follows from the number of batches. So any number of ranks may load it that share its groups
-        evenly. A state of a `StreamDataLoader` over the same groups
-        (`StreamDataset.from_map_style`) will do, too.
+        The sampler adopts the state's seed and groups. The state of one rank does for any number of ranks that share
+        its groups evenly. A state of a `StreamDataLoader` over the same groups (`StreamDataset.from_map_style`) will
+        do, too.
 
         Raises:
             StateError: The state is of other groups, of a dataset of another length, or of other options; says which.

@@ -1,8 +1,5 @@
 """A batch's bookkeeping under the names, and in the layouts, that others' models and kernels take.
 
-A batch is Time x Batch. Most of these consumers take Batch x Time, or all lanes end to end in one row. So each method
-is named after what its consumer calls it, and returns the shape and dtype that its consumer takes.
-
 Guarantee: nothing is looked at that would make the host wait for a device. Only `segments` and `cu_seqlens` have a
 length that follows from the data: they are made of `batch.host`.
 """

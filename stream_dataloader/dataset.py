@@ -326,7 +326,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         Each iteration takes the next epoch number: in this process with its first `next`; in a worker, which begins to
         read at once, with `iter()`. All workers of one `DataLoader` iteration join the same session, in any order.
         """
-        # imported here, as a dataset describes what is read: all of the engine is needed only to read without a loader
+        # here, as only reading without a loader needs all of the engine
         from stream_dataloader._reading.plain import plain_parts
 
         self._iterations += 1

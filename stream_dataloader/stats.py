@@ -43,11 +43,7 @@ class TraceEvent(NamedTuple):
 
 
 class Events(Sequence[TraceEvent]):
-    """Events that are put together when they are first looked at, which takes longer than all that is counted.
-
-    Args:
-        make: Puts them together, of what is kept for it.
-    """
+    """Events that are put together when they are first looked at, which takes longer than all that is counted."""
 
     def __init__(self, make: Callable[[], Iterable[TraceEvent]]) -> None:
         self._make = make

@@ -33,9 +33,8 @@ class IndexGroups(Sources):
     """Groups of indices. One is a `range` if its indices are consecutive in all groups, else an array.
 
     Args:
-        lengths: `(groups,)`, the number of indices of each.
         indices: All indices, one group's after the other's; None: they count from 0.
-        dataset_length: Number of items of the dataset; None: one more than the largest index.
+        dataset_length: None: one more than the largest index.
     """
 
     def __init__(self, lengths: npt.ArrayLike, indices: IntArray | None, dataset_length: int | None) -> None:
