@@ -61,8 +61,7 @@ class WorkerStats:
         reading_seconds: Taking items from streams and writing them into the batch.
         opening_seconds: Opening streams, or waiting for its background thread to open one.
         granting_seconds: Waiting until it may take its next source, as other workers are behind in logical time.
-        idle_seconds: Waiting until a batch is wanted of it, and sending what it read. A worker never waits for a slot:
-            if none is free, it sends its windows.
+        idle_seconds: Waiting until a batch is wanted of it, and sending what it read.
         opening_ahead_seconds: Opening streams in the background, meanwhile.
         items: Time steps that it read.
         steps: Batches that it read its lanes of.

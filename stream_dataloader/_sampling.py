@@ -1,8 +1,7 @@
 """What `LaneBatchSampler` is made of: `Drawing` draws the batches of an epoch, and `LaneIndex` is what they hold.
 
 Guarantees: where a drawing stood is known of every batch since it began. A batch is a list of plain integers for all
-that reads it in C (NumPy, torch, `json`), and costs the process that draws it, and its way to a worker, no more than
-that. Whoever iterates over it, or takes one by its place, gets `LaneIndex`es: torch's fetcher, in the worker.
+that reads it in C (NumPy, torch, `json`), and costs no more. Whoever iterates over it gets `LaneIndex`es.
 """
 
 from __future__ import annotations

@@ -130,9 +130,9 @@ class StreamBatch(KeptFields, Conventions):
         """All but the data, in host memory: `reset`, `mask`, `source` and the others, to decide and to log by.
 
         To look at a tensor on a GPU (`if batch.reset.any()`) waits for all that the GPU was told to do. A batch that
-        was moved by `to`, `cuda`, or the loader's `device` keeps what its bookkeeping was copied from, so
-        `batch.host.reset.any()` waits for nothing; what you write into the tensors on the device is not in it. A batch
-        that came to the GPU in another way has its bookkeeping copied back. `data` is None.
+        was moved by `to`, `cuda`, or the loader's `device` keeps what its bookkeeping was copied from, so this waits
+        for nothing; what you write into the tensors on the device is not in it. Any other has its bookkeeping copied
+        back. `data` is None.
 
         Example:
             >>> from stream_dataloader import StreamDataLoader, StreamDataset

@@ -65,9 +65,9 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             once, not batch by batch. If you copy on a CUDA stream of your own, hold the batch until the copy is done.
         persistent_workers: Keep the workers from one epoch to the next.
         batches_per_epoch: Number n of batches of an epoch, for trainers that count them; needs `padding_mode="cycle"`.
-            The endless run is read in epochs of n batches. Each goes on where the one before stopped, so that all of
-            them together are the endless run. The workers, and what they have read ahead, stay with
-            `persistent_workers`; otherwise each epoch is resumed. None: an epoch ends when all sources were read.
+            Each epoch goes on where the one before stopped, so that all of them together are the endless run. Workers
+            stay with `persistent_workers`; otherwise each epoch is resumed. None: an epoch ends when all sources were
+            read.
         multiprocessing_context: `"fork"`, `"spawn"`, `"forkserver"` or a context; None is Python's default.
         worker_init_fn: Called in each worker when it starts, with the worker's id.
         timeout: Seconds to wait for a worker before `WorkerTimeoutError`, and for another rank before `RankError`. With
@@ -90,12 +90,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         process_group: The ranks that share the epoch, if they are not all ranks: a process group, or a dimension of a
             `DeviceMesh`, of torch.distributed. (Model-parallel ranks read the same data.)
         worker_method: What workers are. `"process"`: processes, for streams in Python. `"thread"`: threads of this
-            process, for streams that spend their time in libraries that let other threads run, such as decoders: one
-            copy of the program, and whatever streams share must be safe for threads. A thread cannot be ended:
-            `max_restarts` is refused, and after a `timeout` the thread is left alone until it comes back.
-        threads_per_worker: With how many threads a worker process reads its lanes, for streams that let other threads
-            run, as decoders do: a process then serves many lanes with one copy of the program. Each lane belongs to one
-            thread, and a worker has no more threads than lanes. Whatever streams share must be safe for threads.
+            process, for streams that let other threads run, as decoders do. Whatever streams share must be safe for
+            threads. A thread cannot be ended: `max_restarts` is refused, and after a `timeout` the thread is left alone
+            until it comes back.
+        threads_per_worker: With how many threads a worker process reads its lanes, for such streams: a process then
+            serves many lanes with one copy of the program. A worker has no more threads than lanes.
 
     Raises:
         TypeError: The dataset is no `StreamDataset`, or an option is not the loader's; says where it belongs.
@@ -239,7 +238,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """Read the next epoch without regrouping: iterate over each worker's parts, step after step.
 
         A part is a `StreamBatch` of one worker's lanes, for a model with a state for each `worker_id`. `collate_fn` is
-        not called. Ranks do not wait for each other: each yields the parts of its own lanes, and their numbers differ.
+        not called. Ranks do not wait for each other, and their numbers of parts differ.
         """
         return Deferred(functools.partial(self._begin, None, parts=True), self._turn)
 
@@ -254,8 +253,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """What was read since the loader was built, and where the time went: in the trainer's process and in workers.
 
         Counting is always on. `print(loader.stats())` shows a short table; the difference of two is what happened
-        between; `stats().save_trace(path)` writes a file for Perfetto. What a worker did is the sum of its threads. A
-        loader that is unpickled counts anew.
+        between. A loader that is unpickled counts anew.
         """
         return self._starter.stats()
 

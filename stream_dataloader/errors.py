@@ -21,10 +21,8 @@
     ├── ForkedIteratorError (RuntimeError) an iterator of another process, from which this one was forked
     └── StaleIteratorError (RuntimeError)  a newer `iter()` of the same loader has begun
 
-A wrong option of a dataset or loader raises a plain `ValueError` or `TypeError`, where it is built.
-
-Every constructor works with the message alone, because torch's worker wrapper rebuilds exceptions that way. A
-`StreamError` then has no fields, but its message still names source and place.
+A wrong option of a dataset or loader raises a plain `ValueError` or `TypeError`, where it is built. Every constructor
+works with the message alone, because torch's worker wrapper rebuilds exceptions that way.
 """
 
 from __future__ import annotations
@@ -214,7 +212,7 @@ def shorten(value: object, limit: int = 200) -> str:
 
 
 class ErrorReport:
-    """An exception on its way to another process. Pickle alone would lose its cause and traceback."""
+    """An exception on its way to another process, with the cause and traceback that pickle would lose."""
 
     def __init__(self, error: Exception) -> None:
         self._error, self._text = error, format_traceback(error)

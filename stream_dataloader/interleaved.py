@@ -58,10 +58,10 @@ def interleave(
         exhausted: What happens when all sources of a dataset were drawn. `"drop"`: the dataset is left out, and the
             others share the draws by their weights; every source comes once. `"repeat"`: the dataset starts again, in
             a new order with its `shuffle`, and with new random numbers in its streams; what comes again counts as new
-            (`mask` is set). The epoch ends when each dataset was drawn once in full. Every epoch has the same number
-            of draws, and each dataset its share of them, rounded. None stands for `"drop"`, but for `"repeat"` with
-            `padding_mode="cycle"`: the mix then never ends, and each pass over a dataset is an epoch of its own for
-            that dataset. With `"cycle"` and `"drop"`, each pass over all datasets is an epoch.
+            (`mask` is set). The epoch ends when each dataset was drawn once in full, and has the same number of draws
+            each time. None stands for `"drop"`, but for `"repeat"` with `padding_mode="cycle"`: the mix then never
+            ends, and each pass over a dataset is an epoch for that dataset. With `"cycle"` and `"drop"`, each pass over
+            all datasets is an epoch.
         shuffle: True draws at random, seeded from (seed, epoch). False draws as evenly as possible, in the same order
             each epoch. None stands for True if one of the datasets has `shuffle=True`. Each dataset's own `shuffle`
             decides whether its sources are shuffled.

@@ -12,14 +12,13 @@ All of this runs in one thread of that process: the worker's main thread, or the
 next batch. A lane closes one stream before it opens the next, so there are never more open streams than lanes. Streams
 may share a buffer, a connection or a library that is not safe for threads.
 
-With the loader's `worker_method="thread"` workers are threads of one process, and with `threads_per_worker` a worker
-process has several. A lane's streams are opened, read and closed in one thread, but streams of different threads run at
-the same time, and so does the factory: what they share has to be safe for threads.
+With the loader's `worker_method="thread"` or `threads_per_worker` a process has several such threads. A lane's streams
+are opened, read and closed in one of them, but what streams share has to be safe for threads, and so has the factory.
 
 A factory may declare `open_early = True` (`OpensEarly`), if that is safe. Workers then open the sources that lanes
-reserve (`lookahead`) ahead of need, in a background thread. That thread calls the factory and takes the first item,
-while the main thread reads other streams; everything after that runs in the main thread. Calls on one stream never
-overlap, so a stream needs no lock of its own; whatever streams share needs one. Batches are the same either way.
+reserve (`lookahead`) ahead of need: a background thread calls the factory and takes the first item, and all else runs
+in the main thread. Calls on one stream never overlap, so a stream needs no lock of its own; whatever streams share
+needs one. Batches are the same either way.
 
 Sometimes a stream must begin later than at its first item: a loader continues from a saved state, or a connection or a
 worker was lost. The stream is then read forward to that item, unless it or its factory offers something quicker::

@@ -1,8 +1,7 @@
 """What a user gives as groups: ids, lists of indices, ranges or lengths, made into `IndexGroups`.
 
-Guarantee: each index is one of the dataset's, and is in exactly one group, unless the user asks for something else;
-what does not fit is an error that names the value, the limit and the remedy. So is an id that comes again after another
-one, without a sort key, as the two runs may be one group or two.
+Guarantee: each index is one of the dataset's, and is in exactly one group, unless the user asks for something else. An
+id that comes again after another one, without a sort key, is an error, as the two runs may be one group or two.
 """
 
 from __future__ import annotations
