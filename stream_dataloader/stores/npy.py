@@ -19,19 +19,19 @@ import contextlib
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.options import given_columns, renamed
-from stream_dataloader.stores._base.rows import check_untold
+from stream_dataloader.stores._base.rows import RowSteps, Selection, check_untold
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.streams._media.names import natural_order
-from stream_dataloader.streams.array.tables import NpyHeader, NpyTable, checked_header
+from stream_dataloader.streams.array.tables import NpyTable, checked_header
 
 __all__ = ["NpyStore"]
 
@@ -75,16 +75,18 @@ class NpyStore(Store):
         super().__init__(path, columns=self._wanted)
         _ = self.index
 
-    def _read_index(self) -> _NpyIndex:
+    def _read_index(self) -> _Index:
         folder, keys, names = self._listed()
         lengths = np.zeros(len(keys), np.int64)
         stamps = np.zeros(len(keys), np.uint64)
         for number, key in enumerate(keys):
-            lengths[number], stamps[number] = _examine(_files(folder, key, names))
+            with damage_named(os.path.join(folder, key)):
+                lengths[number], stamps[number] = _examine(_files(folder, key, names))
         content = hashlib.blake2b(digest_size=16)
         content.update(repr((names, keys)).encode("utf-8", "backslashreplace"))
         content.update(stamps.tobytes())
-        return _NpyIndex(folder, keys, names, lengths, stamps, content.hexdigest())
+        selection = Selection("", [""]) if names is None else Selection.of(names)
+        return _Index(content.hexdigest(), lengths, stamps, folder, keys, names, selection)
 
     def _listed(self) -> tuple[str, list[str], list[str] | None]:
         """The folder of the streams, their keys, and the names of leaves; None if a stream is one file."""
@@ -135,74 +137,35 @@ class NpyStore(Store):
                 )
         return self._wanted or first
 
-    def _open_steps(self, number: int) -> _NpySteps:
-        index: _NpyIndex = self.index
+    def _open_steps(self, number: int) -> RowSteps:
+        index: _Index = self.index
         files = _files(index.folder, index.keys[number], index.names)
-        try:
-            with contextlib.ExitStack() as opened:
-                tables = {
-                    name: opened.enter_context(contextlib.closing(NpyTable(path, path))) for name, path in files.items()
-                }
-                if _examine(files) != (index.lengths[number], index.stamps[number]):
-                    raise StoreError(f"{self.name_of(number)} was written to since the store was opened; open it again")
-                opened.pop_all()
-            return _NpySteps(tables)
-        except StoreError:
-            raise
-        except FileNotFoundError as error:
-            raise StoreError(f"{error.filename} is missing; write it anew") from None
-        except ValueError as error:
-            raise StoreError(str(error)) from None
+        with damage_named(self.name_of(number)), contextlib.ExitStack() as opened:
+            tables = {name: NpyTable(path, path) for name, path in files.items()}
+            for table in tables.values():
+                opened.callback(table.close)
+            if _examine(files) != (index.lengths[number], index.stamps[number]):
+                raise StoreError(f"{self.name_of(number)} was written to since the store was opened; open it again")
+            opened.pop_all()
+            return RowSteps(index.selection, [tables[name] for name in index.selection.names])
 
     def key(self, number: int) -> str:
         return str(self.index.keys[self._check_number(number)])
 
 
-@dataclass(frozen=True)
-class _NpyIndex:
-    """What the files' headers say; see `Index`.
+class _Index(NamedTuple):
+    """See `Index`; names are those of files and folders, without suffix."""
 
-    Attributes:
-        folder: Of the streams.
-        keys: Names of files without suffix, or of folders.
-        names: Of the files in each folder, without suffix; None if a stream is one file.
-        stamps: Of each stream, a hash of its files' headers, sizes and times of writing, `(streams,)` uint64.
-    """
-
+    fingerprint: str
+    lengths: NDArray[np.int64]
+    stamps: NDArray[np.uint64]  # of each stream, a hash of its files' headers, sizes and times of writing
     folder: str
     keys: list[str]
-    names: list[str] | None
-    lengths: NDArray[np.int64]
-    stamps: NDArray[np.uint64]
-    fingerprint: str
+    names: list[str] | None  # of the files in each folder; None if a stream is one file
+    selection: Selection
 
     def __len__(self) -> int:
         return len(self.keys)
-
-
-class _NpySteps:
-    """Rows of one file, or of several side by side; see `Steps`."""
-
-    def __init__(self, tables: Mapping[str | None, NpyTable]) -> None:
-        self._tables = tables
-        self._alone = tables.get(None)
-        self._steps = len(next(iter(tables.values())))
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def item(self, index: int) -> Any:
-        if self._alone is not None:
-            return self._alone.row(index)
-        return {name: table.row(index) for name, table in self._tables.items()}
-
-    def read(self, start: int, out: Any) -> None:
-        for name, table in self._tables.items():
-            table.read(start, out if self._alone is not None else out[name])
-
-    def close(self) -> None:
-        for table in self._tables.values():
-            table.close()
 
 
 def _named(folder: str) -> tuple[list[str], list[str]]:
@@ -219,41 +182,29 @@ def _named(folder: str) -> tuple[list[str], list[str]]:
     return sorted(files, key=natural_order), sorted(folders, key=natural_order)
 
 
-def _files(folder: str, key: str, names: list[str] | None) -> dict[str | None, str]:
-    """The files of a stream, by the names of leaves; of None if it is one file."""
+def _files(folder: str, key: str, names: list[str] | None) -> dict[str, str]:
+    """The files of a stream, by the names of leaves; of "" if it is one file."""
     if names is None:
-        return {None: os.path.join(folder, key + _SUFFIX)}
+        return {"": os.path.join(folder, key + _SUFFIX)}
     return {name: os.path.join(folder, key, name + _SUFFIX) for name in names}
 
 
-def _examine(files: Mapping[str | None, str]) -> tuple[int, int]:
+def _examine(files: Mapping[str, str]) -> tuple[int, int]:
     """How many rows a stream's files have, and a hash of what tells them from others."""
     content = hashlib.blake2b(digest_size=8)
-    lengths = {}
+    lengths: dict[str, int] = {}
     row_bytes = []
-    for path, header, stamp in _headers(files):
-        content.update(repr((header, stamp)).encode())
+    for path in files.values():
+        with open(path, "rb") as file:
+            found, header = os.fstat(file.fileno()), checked_header(file, path)
+        content.update(repr((header, (found.st_size, found.st_mtime_ns))).encode())
         lengths[path] = header.shape[0]
         row_bytes.append(math.prod(header.shape[1:]) * header.dtype.itemsize)
-    rows = next(iter(lengths.values()))
+    first, rows = next(iter(lengths.items()))
     if wrong := next((path for path, found in lengths.items() if found != rows), None):
-        first = next(iter(lengths))
         raise StoreError(
             f"{wrong} has {lengths[wrong]} rows, and {os.path.basename(first)} beside it {rows}; files that are read "
             "side by side need as many"
         )
-    check_untold(next(iter(lengths)), rows, row_bytes)
+    check_untold(first, rows, row_bytes)
     return rows, int.from_bytes(content.digest(), "little")
-
-
-def _headers(files: Mapping[str | None, str]) -> Iterator[tuple[str, NpyHeader, tuple[int, int]]]:
-    """Each file's header, its size, and when it was written."""
-    for path in files.values():
-        try:
-            with open(path, "rb") as file:
-                found = os.fstat(file.fileno())
-                yield path, checked_header(file, path), (found.st_size, found.st_mtime_ns)
-        except FileNotFoundError:
-            raise StoreError(f"{path} is missing; write it anew") from None
-        except ValueError as error:
-            raise StoreError(str(error)) from None

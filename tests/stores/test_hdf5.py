@@ -68,7 +68,7 @@ def test_a_filter_key_chooses_demonstrations(robomimic):
     store = Hdf5Store(robomimic, filter_key="train")
     assert [store.key(number) for number in store.sources] == ["demo_0", "demo_3"]
     assert_same(items_of(store(1)), STREAMS[3], 1, "read")
-    with pytest.raises(StoreError, match=r"no filter key 'valid'; it has the filter keys \['none', 'train'\]"):
+    with pytest.raises(StoreError, match=r"no filter key 'valid'; it has \['none', 'train'\]"):
         Hdf5Store(robomimic, filter_key="valid")
     with pytest.raises(StoreError, match="holds no streams"):
         Hdf5Store(robomimic, filter_key="none")
@@ -186,7 +186,7 @@ def change(path, edit):
 BROKEN = {
     "another number of samples": (
         lambda file: file["data/demo_2"].attrs.modify("num_samples", 9),
-        r"stream 2 \(demo_2\) has 7 steps, and should have 9 \(as its attribute num_samples",
+        r"stream 2 \(demo_2\) has 7 steps, .* its attribute num_samples 9",
     ),
     "a leaf that only others have": (
         lambda file: file.pop("data/demo_2/obs/image"),

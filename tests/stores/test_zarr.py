@@ -248,7 +248,7 @@ def test_what_is_no_store_is_named(tmp_path):
     (tmp_path / "a.zarr").mkdir()
     (tmp_path / "a.zarr.zip").write_bytes(b"no archive")
     for name in ("a.zarr", "a.zarr.zip"):
-        with pytest.raises(StoreError, match=rf"{name} cannot be read: "):
+        with pytest.raises(StoreError, match=name):
             stores.open(tmp_path / name)
 
 

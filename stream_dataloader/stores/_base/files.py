@@ -6,16 +6,18 @@ the file, or in what was asked for.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from stream_dataloader.errors import StoreError
 
-__all__ = ["inside", "read_json", "stamp_of", "sync_folder", "write_once"]
+__all__ = ["damage_named", "inside", "read_json", "stamp_of", "sync_folder", "write_once"]
 
 _LARGEST_JSON_BYTES = 1 << 30
 
@@ -45,6 +47,26 @@ def read_json(path: str, kind: type[Any] | None = None, most_bytes: int = _LARGE
     if kind is not None and not isinstance(found, kind):
         raise StoreError(f"{path} holds a {type(found).__name__} instead of a {kind.__name__}; write the store anew")
     return found
+
+
+@contextmanager
+def damage_named(name: str) -> Iterator[None]:
+    """Have what a package raises about damage be a `StoreError` with a file's or stream's name.
+
+    Errors of the disk stay what they are. One that has the name already keeps its words.
+    """
+    try:
+        yield
+    except (StoreError, ImportError):
+        raise
+    except Exception as error:  # of packages, of codecs, of archives: any kind
+        # A damaged archive has places sought that cannot be.
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.EINVAL):
+            raise
+        text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
+        if name not in text:
+            text = f"{name} cannot be read: {text or repr(error)}; it is damaged or cut off, write it anew"
+        raise StoreError(text) from error
 
 
 def stamp_of(paths: Iterable[str]) -> str:

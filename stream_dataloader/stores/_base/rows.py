@@ -1,7 +1,7 @@
-"""Steps whose leaves are tables with a row a time step, such as the datasets of a file.
+"""Stores of arrays with a row a time step: which of them an item has, and the steps of a stream.
 
 Guarantee: a window is read by one call a leaf. Small tables are read at once, whole, when the first row of them is
-wanted.
+wanted. What a damaged header claims is refused before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.streams.array.tables import Table
 
-__all__ = ["Leaves", "RowSteps", "RowTable", "Selection", "loaded_if_small", "selected"]
+__all__ = ["RowSteps", "RowTable", "Selection", "loaded_if_small", "selected"]
 
 #: What a step's leaf may take. No batch holds more; a damaged header may say so.
 LARGEST_ROW_BYTES = 1 << 30
@@ -30,9 +30,6 @@ _SMALL_BYTES = 128 << 10
 
 _CHECKED_AT_ONCE_BYTES = 4 << 20
 
-#: How a user names leaves: one, which is an item by itself, or several, which are the entries of a dict.
-Leaves = str | Sequence[str] | None
-
 
 class RowTable(Table, Protocol):
     """A table that says what its rows are."""
@@ -43,18 +40,20 @@ class RowTable(Table, Protocol):
     def dtype(self) -> np.dtype[Any]: ...
 
 
-class Selection:
+class Selection(NamedTuple):
     """Which leaves an item has.
 
-    Args:
-        names: Their names, with a slash before each further level: `"obs/image"`.
-        alone: The only name is an item by itself, not the entry of a dict.
-
-    Raises:
-        StoreError: A name is both a leaf and a level.
+    Attributes:
+        item: An item, with each leaf's name in its place: a nested dict, or one name.
+        names: All of them, with a slash before each further level: `"obs/image"`.
     """
 
-    def __init__(self, names: Sequence[str], *, alone: bool) -> None:
+    item: Any
+    names: list[str]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Selection:
+        """Items that are dicts; raises a `StoreError` if a name is both a leaf and a level."""
         item: dict[str, Any] = {}
         for name in names:
             *levels, last = name.split("/")
@@ -64,14 +63,14 @@ class Selection:
                 if not isinstance(level, dict):
                     raise StoreError(f"{key!r} is a leaf, so {name!r} cannot be below it")
             level[last] = name
-        self.structure, self.names = flatten(names[0] if alone else item)
+        return cls(item, flatten(item)[1])
 
 
-def selected(leaves: Leaves, there: Sequence[str], name: str) -> Selection:
+def selected(columns: str | Sequence[str] | None, there: Sequence[str], name: str) -> Selection:
     """Find the leaves that a user wants among those there are.
 
     Args:
-        leaves: See `given_columns`. A level's name stands for all leaves below it.
+        columns: One, which is an item by itself, several, or None for all. A level's name stands for all leaves below.
         there: The names of all.
         name: Of the store, for errors.
 
@@ -80,22 +79,19 @@ def selected(leaves: Leaves, there: Sequence[str], name: str) -> Selection:
     """
     if not there:
         raise StoreError(f"{name} holds no arrays")
-    wanted = [leaves] if isinstance(leaves, str) else leaves
+    if isinstance(columns, str) and columns.strip("/") in there:
+        return Selection(columns.strip("/"), [columns.strip("/")])
     found: dict[str, None] = {}
-    for want in there if wanted is None else wanted:
+    for want in there if columns is None else [columns] if isinstance(columns, str) else columns:
         below = [one for one in there if one == want.strip("/") or one.startswith(want.strip("/") + "/")]
         if not below:
             raise StoreError(f"{name} has no leaf {want!r}; it has {shorten(list(there), 300)}")
         found.update(dict.fromkeys(below))
-    return Selection(list(found), alone=isinstance(leaves, str) and leaves.strip("/") in there)
+    return Selection.of(list(found))
 
 
 def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None:
-    """Refuse a time step that is absurdly large.
-
-    Raises:
-        StoreError: Names the leaf.
-    """
+    """Refuse a time step that is absurdly large; `name` is the leaf's."""
     size = math.prod(row_shape) * dtype.itemsize
     if size > LARGEST_ROW_BYTES:
         raise StoreError(
@@ -105,34 +101,21 @@ def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None
 
 
 def check_untold(name: str, steps: int, row_bytes: Iterable[int]) -> None:
-    """Refuse many time steps of no bytes: there is nothing on the disk that they could be compared with.
-
-    Args:
-        name: Of the store or the stream, for errors.
-        steps: How many it says that there are.
-        row_bytes: What each leaf takes a step.
-
-    Raises:
-        StoreError: There are too many.
-    """
+    """Refuse many time steps of no bytes: there is nothing on the disk that they could be compared with."""
     if steps > _MOST_UNTOLD and not any(row_bytes):
         raise StoreError(f"{name} says that it has {steps:,} steps, of no bytes; it is damaged, write it anew")
 
 
 def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
-    """How many time steps there are, by the lengths of all leaves.
-
-    Raises:
-        StoreError: They differ; says which could be read together.
-    """
+    """How many time steps all leaves have; if they differ, the error says which could be read together."""
     by_length: dict[int, list[str]] = {}
     for leaf, length in lengths.items():
         by_length.setdefault(length, []).append(leaf)
     if len(by_length) > 1:
-        told = "; ".join(f"{length} steps of {shorten(leaves, 200)}" for length, leaves in by_length.items())
+        found = "; ".join(f"{length} steps of {shorten(leaves, 200)}" for length, leaves in by_length.items())
         most = max(by_length.values(), key=len)
         raise StoreError(
-            f"{name}: leaves that are read side by side need as many steps each, and there are {told}; choose some "
+            f"{name}: leaves that are read side by side need as many steps each, and there are {found}; choose some "
             f"that have, such as columns={shorten(most, 200)}, or cut the others"
         )
     return next(iter(by_length), 0)
@@ -143,7 +126,7 @@ class RowSteps:
 
     Args:
         selection: Which leaves an item has.
-        tables: One for each of its names.
+        tables: One for each of its names; to be checked, they have to be `RowTable`s.
         close: Called once, when they are closed.
         known: Held while rows are read: raises if they are others than they were.
     """
@@ -151,28 +134,28 @@ class RowSteps:
     def __init__(
         self,
         selection: Selection,
-        tables: Sequence[RowTable],
-        close: Callable[[], Any],
+        tables: Sequence[Any],
+        close: Callable[[], Any] = tuple,
         known: AbstractContextManager[None] | None = None,
     ) -> None:
-        self._structure = selection.structure
         self._tables = tables
+        self._tree = _over(selection.item, dict(zip(selection.names, tables, strict=True)))
         self._close: Callable[[], Any] | None = close
         self._length = len(tables[0])
-        self._known = nullcontext() if known is None else known
+        self._known = known
 
     def __len__(self) -> int:
         return self._length
 
     def item(self, index: int) -> Any:
+        if self._known is None:
+            return _row(self._tree, index)
         with self._known:
-            return unflatten(self._structure, iter([table.row(index) for table in self._tables]))
+            return _row(self._tree, index)
 
     def read(self, start: int, out: Any) -> None:
-        _, leaves = flatten(out)
-        with self._known:
-            for table, leaf in zip(self._tables, leaves, strict=True):
-                table.read(start, leaf)
+        with nullcontext() if self._known is None else self._known:
+            _read(self._tree, start, out)
 
     def check(self) -> None:
         """Read all, and throw it away."""
@@ -189,6 +172,25 @@ class RowSteps:
             for table in tables:
                 table.close()
             close()
+
+
+def _over(item: Any, tables: Mapping[str, Table]) -> Any:
+    """An item, with a table in each leaf's place."""
+    return {key: _over(below, tables) for key, below in item.items()} if isinstance(item, dict) else tables[item]
+
+
+def _row(tree: Any, index: int) -> Any:
+    if type(tree) is dict:
+        return {key: _row(below, index) for key, below in tree.items()}
+    return tree.row(index)
+
+
+def _read(tree: Any, start: int, out: Any) -> None:
+    if type(tree) is dict:
+        for key, below in tree.items():
+            _read(below, start, out[key])
+    else:
+        tree.read(start, out)
 
 
 def loaded_if_small(table: RowTable) -> RowTable:

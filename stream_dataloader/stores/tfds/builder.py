@@ -16,21 +16,13 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside, read_json
 from stream_dataloader.streams._media.known_file import KnownFile
 
-__all__ = ["Index", "Shard", "read_index"]
+__all__ = ["Builder", "Shard", "read_builder"]
 
 INFO, FEATURES = "dataset_info.json", "features.json"
 
 
 class Shard(NamedTuple):
-    """Part of a file.
-
-    Attributes:
-        path: The file.
-        skip: Its first example that is wanted.
-        take: How many are.
-        records: How many it has.
-        known: It, as it was when the index was read.
-    """
+    """Part of a file: examples `[skip, skip + take)` of the `records` that it has; `known` is it as it was listed."""
 
     path: str
     skip: int
@@ -39,39 +31,35 @@ class Shard(NamedTuple):
     known: KnownFile
 
 
-class Index:
-    """The examples of a split, in order; see `_base.store.Index`."""
+class Builder(NamedTuple):
+    """A dataset's info and features, and the parts of files in which a split's examples lie, in order."""
 
-    lengths = None
-
-    def __init__(self, info: dict[str, Any], features: Any, shards: list[Shard], fingerprint: str) -> None:
-        self.info = info
-        self.features = features
-        self.shards = shards
-        self.fingerprint = fingerprint
-        self._stops = list(itertools.accumulate(shard.take for shard in shards))
-
-    def __len__(self) -> int:
-        return self._stops[-1] if self._stops else 0
+    info: dict[str, Any]
+    features: Any
+    shards: list[Shard]
+    stops: list[int]
+    fingerprint: str
 
     def find(self, number: int) -> tuple[Shard, int]:
         """Where an example lies: the file, and its place among all that the file has."""
-        found = bisect.bisect_right(self._stops, number)
+        found = bisect.bisect_right(self.stops, number)
         shard = self.shards[found]
-        return shard, shard.skip + number - (self._stops[found] - shard.take)
+        return shard, shard.skip + number - (self.stops[found] - shard.take)
 
 
-def read_index(path: str, split: str) -> Index:
-    """Read what there is.
-
-    Args:
-        path: The directory: `.../name/version`, or `.../name/config/version`.
-        split: As TFDS takes it.
-    """
+def read_builder(path: str, split: str) -> Builder:
+    """Read what there is; `split` is as TFDS takes it."""
     if not os.path.isdir(path):
         raise FileNotFoundError(f"there is no dataset at {path}; give a builder's directory, such as .../name/1.0.0")
     info = read_json(os.path.join(path, INFO), dict)
-    _check_format(path, info)
+    others = info.get("alternativeFileFormats") or []
+    formats = [info.get("fileFormat") or "tfrecord", *(others if isinstance(others, list) else [])]
+    if "array_record" not in formats:
+        raise StoreError(
+            f"{path} holds {' and '.join(map(str, formats))} files, and only ArrayRecord files can be read at any "
+            "episode; prepare the dataset with file_format='array_record', convert it by 'tfds convert_format "
+            "--out_file_format=array_record', or read it with TensorFlow once and pack it: stores.pack"
+        )
     read_json(os.path.join(path, FEATURES), dict)
     try:
         import tensorflow_datasets as tfds
@@ -98,18 +86,12 @@ def read_index(path: str, split: str) -> Index:
     shards = [_shard(path, instruction) for instruction in instructions]
     if not shards or any(int(length) < 0 for found in info["splits"] for length in found.get("shardLengths") or ()):
         raise StoreError(f"{path} has no example in its split {split!r}, or {INFO} is damaged; its splits are {names}")
-    return Index(info, features, shards, _fingerprint(path, info, shards))
-
-
-def _check_format(path: str, info: dict[str, Any]) -> None:
-    others = info.get("alternativeFileFormats") or []
-    formats = [info.get("fileFormat") or "tfrecord", *(others if isinstance(others, list) else [])]
-    if "array_record" not in formats:
-        raise StoreError(
-            f"{path} holds {' and '.join(map(str, formats))} files, and only ArrayRecord files can be read at any "
-            "episode; prepare the dataset with file_format='array_record', convert it by 'tfds convert_format "
-            "--out_file_format=array_record', or read it with TensorFlow once and pack it: stores.pack"
-        )
+    with open(os.path.join(path, FEATURES), "rb") as file:
+        digest = hashlib.blake2b(file.read(), digest_size=16)
+    what = [info.get(key) for key in ("name", "configName", "version")]
+    numbers = [(os.path.basename(one.path), one.skip, one.take, one.records, one.known.size) for one in shards]
+    digest.update(repr([what, numbers]).encode())
+    return Builder(info, features, shards, list(itertools.accumulate(one.take for one in shards)), digest.hexdigest())
 
 
 def _shard(path: str, instruction: Any) -> Shard:
@@ -126,16 +108,6 @@ def _shard(path: str, instruction: Any) -> Shard:
             f"{shard.skip + shard.take} of {shard.records:,} are in it; prepare the dataset anew"
         )
     return shard
-
-
-def _fingerprint(path: str, info: dict[str, Any], shards: list[Shard]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    with open(os.path.join(path, FEATURES), "rb") as file:
-        digest.update(file.read())
-    what = [info.get(key) for key in ("name", "configName", "version")]
-    found = [(os.path.basename(path), *numbers, known.size) for path, *numbers, known in shards]
-    digest.update(repr([what, found]).encode())
-    return digest.hexdigest()
 
 
 def _text(error: Exception) -> str:

@@ -9,18 +9,17 @@ TFDS's own parser and features decode it, by NumPy, as `as_data_source` does (ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.rows import Leaves, Selection, selected
+from stream_dataloader.stores._base.rows import RowSteps, Selection, selected
 from stream_dataloader.stores._base.values import put_row
 
-__all__ = ["Episode", "EpisodeReader"]
+__all__ = ["EpisodeReader"]
 
 
 class EpisodeReader:
@@ -31,12 +30,9 @@ class EpisodeReader:
         path: The dataset, for errors.
         steps: The feature that holds the steps.
         columns: Which columns of a step; see `rows.selected`.
-
-    Attributes:
-        selection: The columns of an item.
     """
 
-    def __init__(self, features: Any, path: str, steps: str, columns: Leaves) -> None:
+    def __init__(self, features: Any, path: str, steps: str, columns: Sequence[str] | None) -> None:
         from tensorflow_datasets.core import example_parser
 
         nested = [name for name in _names(features) if hasattr(features[name], "feature")]
@@ -46,25 +42,24 @@ class EpisodeReader:
                 f"{_names(features)}"
             )
         there = dict(_leaves(features[steps].feature))
-        alone = list(there) == [""]  # a step is one value
-        self.selection = (
-            Selection([""], alone=True) if alone and not columns else selected(columns, list(there), f"{path}, {steps}")
-        )
-        names = self.selection.names
+        is_value = list(there) == [""] and not columns  # a step is one value
+        self._selection = Selection("", [""]) if is_value else selected(columns, list(there), f"{path}, {steps}")
         info = features.get_serialized_info()
-        parts = unflatten(self.selection.structure, iter([_at(info[steps], name) for name in names]))
         self._steps = steps
-        self._parser = example_parser.ExampleParserNp({steps: parts})
-        self._decoders = [_Decoder(there[name]) for name in names]
+        self._parser = example_parser.ExampleParserNp({steps: _picked(self._selection.item, info[steps])})
+        self._decoders = [_Decoder(there[name]) for name in self._selection.names]
         self._rest = {name: _Decoder(features[name]) for name in _names(features) if name != steps}
         self._rest_parser = example_parser.ExampleParserNp({name: info[name] for name in self._rest})
 
-    def episode(self, record: bytes, name: str) -> Episode:
+    def episode(self, record: bytes, name: str) -> RowSteps:
         """The steps of a record, the bytes of an example; `name` is the stream's, for errors."""
-        names = self.selection.names
+        names = self._selection.names
         try:
             stored = self._parser.parse_example(record)[self._steps]
-            columns = [_Column(_at(stored, one), decoder) for one, decoder in zip(names, self._decoders, strict=True)]
+            columns = [
+                _Column(_at(stored, one), decoder, name, one)
+                for one, decoder in zip(names, self._decoders, strict=True)
+            ]
         except Exception as error:
             raise StoreError(
                 f"{name} does not fit the features in features.json ({type(error).__name__}: {error}); prepare the "
@@ -73,7 +68,7 @@ class EpisodeReader:
         if len({len(column) for column in columns}) != 1:
             steps = dict(zip(names, map(len, columns), strict=True))
             raise StoreError(f"{name} is damaged: its columns have different numbers of steps, {steps}")
-        return Episode(self.selection, columns, name)
+        return RowSteps(self._selection, columns)
 
     def metadata(self, record: bytes, name: str) -> Mapping[str, Any]:
         """The features of a record besides its steps, as plain values."""
@@ -82,46 +77,6 @@ class EpisodeReader:
             return {key: _plain(decoder.decode(stored[key])) for key, decoder in self._rest.items()}
         except Exception as error:
             raise StoreError(f"{name} has damaged metadata ({type(error).__name__}: {error})") from error
-
-
-class Episode:
-    """The steps of one episode; see `_base.stream.Steps`."""
-
-    def __init__(self, selection: Selection, columns: list[_Column], name: str) -> None:
-        self._selection = selection
-        self._columns = columns
-        self._name = name
-        self._steps = len(columns[0])
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def item(self, index: int) -> Any:
-        values = [self._value(column, index) for column in range(len(self._columns))]
-        return unflatten(self._selection.structure, iter(values))
-
-    def read(self, start: int, out: Any) -> None:
-        for number, (column, leaf) in enumerate(zip(self._columns, flatten(out)[1], strict=True)):
-            if column.plain is not None:
-                leaf[...] = column.plain[start : start + len(leaf)]
-                continue
-            for t in range(len(leaf)):
-                put_row(self._value(number, start + t), leaf, t, f"{self._name}, step {start + t}{self._leaf(number)}")
-
-    def _leaf(self, column: int) -> str:
-        return f", {name}" if (name := self._selection.names[column]) else ""
-
-    def _value(self, column: int, index: int) -> Any:
-        try:
-            return self._columns[column].value(index)
-        except Exception as error:
-            raise StoreError(
-                f"{self._name}, step {index}{self._leaf(column)}: it cannot be decoded ({type(error).__name__}: "
-                f"{error})"
-            ) from error
-
-    def close(self) -> None:
-        self._columns = []
 
 
 class _Decoder:
@@ -150,29 +105,41 @@ class _Decoder:
 
 
 class _Column:
-    """One column of all steps of an episode, as it was stored.
+    """One column of all steps of an episode, as it was stored; a `tables.Table`."""
 
-    Attributes:
-        plain: The numbers themselves, `(steps, ...)`, if nothing is left to decode.
-    """
-
-    def __init__(self, stored: Any, decoder: _Decoder) -> None:
+    def __init__(self, stored: Any, decoder: _Decoder, stream: str, name: str) -> None:
         if not isinstance(stored, (np.ndarray, list)):
             raise TypeError(f"a {type(stored).__name__} is no list of steps")
         self._stored = stored
         self._decoder = decoder
-        self.plain: NDArray[Any] | None = None
+        self._stream = stream
+        self._name = f", {name}" if name else ""
+        self._plain: NDArray[Any] | None = None  # `(steps, ...)`, if nothing is left to decode
         if isinstance(stored, np.ndarray) and stored.dtype.kind in "biufc" and stored.shape[1:] == decoder.shape:
-            self.plain = stored
+            self._plain = stored
 
     def __len__(self) -> int:
         return len(self._stored)
 
-    def value(self, index: int) -> Any:
-        """One step's; nothing of the column stays open for it."""
-        if self.plain is not None:
-            return np.array(self.plain[index])[()]
-        return self._decoder.decode(self._stored[index])
+    def row(self, index: int) -> Any:
+        if self._plain is not None:
+            return np.array(self._plain[index])[()]
+        try:
+            return self._decoder.decode(self._stored[index])
+        except Exception as error:
+            raise StoreError(
+                f"{self._stream}, step {index}{self._name}: it cannot be decoded ({type(error).__name__}: {error})"
+            ) from error
+
+    def read(self, start: int, out: Any) -> None:
+        if self._plain is not None:
+            out[...] = self._plain[start : start + len(out)]
+            return
+        for t in range(len(out)):
+            put_row(self.row(start + t), out, t, f"{self._stream}, step {start + t}{self._name}")
+
+    def close(self) -> None:
+        self._stored, self._plain = [], None
 
 
 def _kind(value: Any) -> Any:
@@ -193,6 +160,11 @@ def _leaves(feature: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key in _names(feature):  # in features.json they have no order, and each process finds another one
         yield from _leaves(feature[key], f"{name}/{key}" if name else key)
+
+
+def _picked(item: Any, nested: Any) -> Any:
+    """What lies in a nested dict where an item has leaves."""
+    return {key: _picked(below, nested[key]) for key, below in item.items()} if isinstance(item, dict) else nested
 
 
 def _at(nested: Any, name: str) -> Any:

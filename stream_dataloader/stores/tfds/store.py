@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.options import given_columns, renamed
+from stream_dataloader.stores._base.rows import RowSteps
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.tfds.builder import Index, read_index
-from stream_dataloader.stores.tfds.episode import Episode, EpisodeReader
+from stream_dataloader.stores.tfds.builder import Builder, read_builder
+from stream_dataloader.stores.tfds.episode import EpisodeReader
 from stream_dataloader.stores.tfds.records import Records
 from stream_dataloader.streams.cache.file_cache import is_url
 
@@ -63,22 +64,17 @@ class TfdsStore(Store):
         self._records: dict[int, Records] = {}
         if is_url(self.path):
             raise StoreError(f"{self.path} is remote, and array_record reads local files; copy the dataset here")
-        self._reader: EpisodeReader | None = None
-        self._episodes()
+        _ = self.index
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_records": {}, "_reader": None}
+        return super().__getstate__() | {"_records": {}}
 
-    def _read_index(self) -> Index:
-        return read_index(self.path, self._split)
-
-    def _episodes(self) -> EpisodeReader:
-        if self._reader is None:
-            self._reader = EpisodeReader(self.index.features, self.path, self._stream, self._columns)
-        return self._reader
+    def _read_index(self) -> _Index:
+        builder = read_builder(self.path, self._split)
+        return _Index(builder, EpisodeReader(builder.features, self.path, self._stream, self._columns))
 
     def _record(self, number: int) -> bytes:
-        shard, place = self.index.find(number)
+        shard, place = self.index.builder.find(number)
         records = self._records.setdefault(os.getpid(), Records())
         try:
             with shard.known:
@@ -86,23 +82,25 @@ class TfdsStore(Store):
         except StoreError as error:
             raise StoreError(f"{self.name_of(number)}: {error}") from None
 
-    def _open_steps(self, number: int) -> Episode:
-        return self._episodes().episode(self._record(number), self.name_of(number))
+    def _open_steps(self, number: int) -> RowSteps:
+        index: _Index = self.index
+        return index.reader.episode(self._record(number), self.name_of(number))
 
     def key(self, number: int) -> str:
-        shard, place = self.index.find(self._check_number(number))
+        shard, place = self.index.builder.find(self._check_number(number))
         return f"{os.path.basename(shard.path)}__{place}"
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         """What the dataset says of an episode besides its steps; reads its record."""
         number = self._check_number(number)
-        return self._episodes().metadata(self._record(number), self.name_of(number))
+        index: _Index = self.index
+        return index.reader.metadata(self._record(number), self.name_of(number))
 
     def _version(self) -> str:
-        return str(self.index.info.get("version", ""))
+        return str(self.index.builder.info.get("version", ""))
 
     def _metadata(self) -> Mapping[str, Any]:
-        info = self.index.info
+        info = self.index.builder.info
         return {"name": info.get("name"), "config": info.get("configName"), "split": self._split}
 
     def close(self) -> None:
@@ -110,3 +108,17 @@ class TfdsStore(Store):
         if (records := self._records.pop(os.getpid(), None)) is not None:
             records.close()
         super().close()
+
+
+class _Index:
+    """See `store.Index`: where episodes lie, and what reads their steps."""
+
+    lengths = None
+
+    def __init__(self, builder: Builder, reader: EpisodeReader) -> None:
+        self.builder = builder
+        self.reader = reader
+        self.fingerprint = builder.fingerprint
+
+    def __len__(self) -> int:
+        return self.builder.stops[-1]

@@ -52,9 +52,10 @@ def open_file(path: str, name: str) -> Any:
     try:
         return h5py.File(path, "r", locking="best-effort")
     except BlockingIOError as error:
-        raise OSError(
+        raise BlockingIOError(
+            error.errno,
             f"{name} is open for writing elsewhere; close it there, or set HDF5_USE_FILE_LOCKING=FALSE to read what "
-            "is there"
+            "is there",
         ) from error
     except OSError as error:
         raise OSError(f"{name} is not a whole HDF5 file: {_text(error)}; write it anew") from error

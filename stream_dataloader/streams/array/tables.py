@@ -157,19 +157,19 @@ class NpyTable:
             self._array: Any = np.memmap(
                 self._file, header.dtype, "r", header.offset, header.shape, "F" if header.fortran_order else "C"
             )
-            self._native = header.dtype.newbyteorder("=")
+        self.row_shape, self.dtype = header.shape[1:], header.dtype.newbyteorder("=")
 
     def __len__(self) -> int:
         return len(self._array)
 
     def row(self, index: int) -> Any:
         with self._known:
-            return np.array(self._array[index], self._native)[()]
+            return np.array(self._array[index], self.dtype)[()]
 
     def all_rows(self) -> Any:
         """A copy of the whole array."""
         with self._known:
-            return np.array(self._array, self._native)
+            return np.array(self._array, self.dtype)
 
     def read(self, start: int, out: Any) -> None:
         with self._known:
