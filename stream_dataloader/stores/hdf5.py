@@ -7,8 +7,8 @@ A group that holds datasets is a stream, and one that holds only groups has a st
     ALOHA, ACT                      action, observations/{qpos, qvel, images/<camera>}              a stream a file
     RVT's event representations     data                                                            a stream a file
 
-(Layouts as of robomimic's documentation "Dataset Contents and Overview" and its `utils/dataset.py`, LIBERO's
-`scripts/create_dataset.py`, ACT's `record_sim_episodes.py`, and RVT's `data/genx_utils/sequence_base.py`.)
+(Layouts as of robomimic's `utils/dataset.py`, LIBERO's `scripts/create_dataset.py`, ACT's `record_sim_episodes.py`,
+and RVT's `data/genx_utils/sequence_base.py`.)
 
 Guarantee: the first stream is looked at in full, of each other one only the length of one leaf, when a store is opened.
 A file is opened once a process; how many are open is bounded. Rows are read as `streams.array.hdf5` does. A dataset
