@@ -78,19 +78,6 @@ class Hdf5Store(Store):
         StoreError: A file is damaged or no HDF5 file, has no such group, leaf or filter key, or leaves of different
             lengths.
         ImportError: h5py is not installed.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> import h5py
-        >>> import numpy as np
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "demos.hdf5"
-        >>> with h5py.File(path, "w") as file:
-        ...     for number, steps in enumerate((5, 3)):
-        ...         file[f"data/demo_{number}/actions"] = np.zeros((steps, 7))
-        ...         file[f"data/demo_{number}/obs/image"] = np.zeros((steps, 84, 84, 3), np.uint8)
-        >>> store = Hdf5Store(path)
-        >>> store.key(1), store.lengths.tolist(), next(store(1))["obs"]["image"].shape
-        ('demo_1', [5, 3], (84, 84, 3))
     """
 
     format: ClassVar[str] = "hdf5"

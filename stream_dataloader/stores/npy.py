@@ -52,19 +52,6 @@ class NpyStore(Store):
         FileNotFoundError: There is nothing at that path.
         StoreError: The folder holds both files and folders of them, or none; a stream lacks a leaf; files that are read
             side by side differ in length; a file is damaged, or has no rows of numbers.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> import numpy as np
-        >>> from stream_dataloader import stores
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> for episode in ("episode2", "episode10"):
-        ...     (folder / episode).mkdir()
-        ...     np.save(folder / episode / "state.npy", np.zeros((4, 7)))
-        ...     np.save(folder / episode / "action.npy", np.ones(4))
-        >>> sources, open_stream = stores.open(folder)
-        >>> [open_stream.key(number) for number in sources], open_stream.info().leaves
-        (['episode2', 'episode10'], {"['action']": 'float64 ()', "['state']": 'float64 (7,)'})
     """
 
     format: ClassVar[str] = "npy"

@@ -68,17 +68,6 @@ class ZarrStore(Store):
         FileNotFoundError: There is nothing at that path.
         StoreError: It is damaged or no Zarr store, has no such group or arrays, or they do not fit together.
         ImportError: zarr is not installed.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> import numpy as np, zarr
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "demos.zarr"
-        >>> group = zarr.open_group(path, mode="w", zarr_format=2)
-        >>> _ = group.create_array("data/action", data=np.zeros((8, 2), np.float32))
-        >>> _ = group.create_array("meta/episode_ends", data=np.array([5, 8]))
-        >>> store = ZarrStore(path)
-        >>> store.lengths.tolist(), next(store(1))
-        ([5, 3], {'action': array([0., 0.], dtype=float32)})
     """
 
     format: ClassVar[str] = "zarr"

@@ -52,15 +52,6 @@ class ParquetStore(Store):
         FileNotFoundError: There is no file at a path.
         StoreError: A file is damaged, lacks a column, or has the rows of a key in several places.
         ImportError: pyarrow is not installed.
-
-    Example:
-        >>> import tempfile, pyarrow, pyarrow.parquet
-        >>> path = tempfile.mkdtemp() + "/steps.parquet"
-        >>> table = pyarrow.table({"episode": [7, 7, 9], "state": [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]})
-        >>> pyarrow.parquet.write_table(table, path)
-        >>> store = ParquetStore(path, stream="episode", columns=["state"])
-        >>> [(store.key(number), [item["state"].tolist() for item in store(number)]) for number in store.sources]
-        [('7', [[0.0, 1.0], [1.0, 1.0]]), ('9', [[2.0, 1.0]])]
     """
 
     format: ClassVar[str] = "parquet"

@@ -60,18 +60,6 @@ class WebDatasetStore(Store):
     Raises:
         FileNotFoundError: There is no tar at a path.
         StoreError: A tar is damaged, compressed, or samples of a stream are not together.
-
-    Example:
-        >>> import io, tarfile, tempfile, numpy as np
-        >>> path = tempfile.mkdtemp() + "/train-000.tar"
-        >>> with tarfile.open(path, "w") as tar:
-        ...     for name in ("a/0.cls", "a/1.cls", "b/0.cls"):
-        ...         info = tarfile.TarInfo(name)
-        ...         info.size = 1
-        ...         tar.addfile(info, io.BytesIO(b"7"))
-        >>> store = WebDatasetStore(path)
-        >>> [(store.key(number), len(list(store(number)))) for number in store.sources]
-        [('a', 2), ('b', 1)]
     """
 
     format: ClassVar[str] = "webdataset"
