@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import plain_path
 from stream_dataloader.stores._base.formats import FORMATS, format_of, known_formats
 from stream_dataloader.stores._base.options import check_options
-from stream_dataloader.stores._base.patterns import plain_path
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:
@@ -88,18 +88,6 @@ def open(path: str | os.PathLike[str], *, format: str | None = None, **options: 
         StoreError: The store is damaged, unfinished or of no known format.
         TypeError: The format has no such option.
         ImportError: A package is missing that the format needs; names the extra to install.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> import numpy as np
-        >>> from stream_dataloader import StreamDataLoader, StreamDataset, stores
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> np.save(folder / "a.npy", np.arange(5))
-        >>> np.save(folder / "b.npy", np.arange(3))
-        >>> sources, open_stream = stores.open(folder)
-        >>> dataset = StreamDataset(sources, open_stream, batch_size=2, time_steps=3)
-        >>> [batch.data.T.tolist() for batch in StreamDataLoader(dataset)]
-        [[[0, 1, 2], [0, 1, 2]], [[3, 4, 0], [0, 0, 0]]]
     """
     path = plain_path(path)
     name = format_of(path) if format is None else format

@@ -105,7 +105,13 @@ class Hdf5Store(Store):
         self._files.close()
 
     def _read_index(self) -> _Index:
-        files, groups, keys, lengths, file_of = list[KnownFile](), list[str](), list[str](), list[int](), list[int]()
+        files, groups, keys, lengths, file_of = (
+            list[KnownFile](),
+            list[str](),
+            list[str](),
+            list[int](),
+            list[int](),
+        )
         group, columns, filter_key = (self._options[name] for name in ("group", "columns", "filter_key"))
         selection: Selection | None = None
         first_above = _ROOT
@@ -117,7 +123,10 @@ class Hdf5Store(Store):
                     above = _group_of(file, path, group)
                     names = _streams(file, path, above, filter_key)
                     if selection is None and names:
-                        first_above, selection = above, _leaves_of(file, f"{path}, {names[0]}", names[0], columns)
+                        first_above, selection = (
+                            above,
+                            _leaves_of(file, f"{path}, {names[0]}", names[0], columns),
+                        )
                     lengths += [_length(file, path, one, selection.names[0]) for one in names if selection]
             inside = os.path.relpath(path, self.path) if os.path.isdir(self.path) else ""
             keys += [_key(one, above, inside) or os.path.basename(path) for one in names]
@@ -137,7 +146,11 @@ class Hdf5Store(Store):
 
     def _open_steps(self, number: int) -> RowSteps:
         index: _Index = self.index
-        lease, known, selection = self._lease(number), index.files[index.file_of[number]], index.selection
+        lease, known, selection = (
+            self._lease(number),
+            index.files[index.file_of[number]],
+            index.selection,
+        )
         with closed_on_error(lease), known, damage_named(name := self.name_of(number)):
             group = lease.handle[index.groups[number]]
             tables = [_table(group, name, leaf) for leaf in selection.names]
@@ -177,7 +190,11 @@ class Hdf5Store(Store):
             StoreError: It is damaged, or some of its chunks were never written.
         """
         name = self.name_of(number)
-        with closing(self._open_steps(number)) as steps, closing(self._lease(number)) as lease, damage_named(name):
+        with (
+            closing(self._open_steps(number)) as steps,
+            closing(self._lease(number)) as lease,
+            damage_named(name),
+        ):
             for leaf in self.index.selection.names:
                 dataset = lease.handle[self.index.groups[number]][leaf]
                 if dataset.chunks is None or not dataset.size or dataset.is_virtual:

@@ -136,7 +136,11 @@ class TensorDictStore(Store):
             inner[last] = column
         structure, flat = flatten(nested)
         files = [column for column in flat if isinstance(column, LeafFile)]
-        check_untold(self.path, steps, [1] * (len(flat) > len(files)) + [file.spec.step_bytes for file in files])
+        check_untold(
+            self.path,
+            steps,
+            [1] * (len(flat) > len(files)) + [file.spec.step_bytes for file in files],
+        )
         content = hashlib.blake2b(bounds.tobytes(), digest_size=16)
         for path in [*saved.metas, *sorted(file.path for file in files)]:
             found = os.stat(path) if os.path.exists(path) else None
@@ -145,7 +149,15 @@ class TensorDictStore(Store):
         for path in saved.metas:
             with open(path, "rb") as file:
                 content.update(file.read())
-        return _Index(structure, flat, bounds, np.diff(bounds), saved.values, saved.version, content.hexdigest())
+        return _Index(
+            structure,
+            flat,
+            bounds,
+            np.diff(bounds),
+            saved.values,
+            saved.version,
+            content.hexdigest(),
+        )
 
     def _chosen(self, saved: _Saved) -> list[_Name]:
         """What items are made of."""
@@ -210,7 +222,8 @@ class TensorDictStore(Store):
         if option == "lengths" and len(name) == 1 and name[0].endswith(".npy"):
             path = os.path.join(self.path, name[0])
             with closing(NpyTable(path, path)) as table:
-                return table.all_rows()
+                rows: NDArray[Any] = table.all_rows()
+                return rows
         column = self._column(saved, name) if name in saved.leaves else None
         if column is None or (isinstance(column, LeafFile) and column.spec.dtype not in DTYPES_OF_NUMPY):
             there = shorten([_short(one) for one in saved.leaves], 200)
@@ -287,11 +300,15 @@ class _Saved:
         has_pickle = any(os.path.exists(os.path.join(folder, file)) for file in ("other.pickle", "pickle.pkl"))
         if isinstance(meta.get("shape"), list):
             if not name:
-                self.batch, self.version = _sizes(meta["shape"], path), version if isinstance(version, int) else 0
+                self.batch, self.version = (
+                    _sizes(meta["shape"], path),
+                    version if isinstance(version, int) else 0,
+                )
             self._read_entries(folder, meta, name)
         elif os.path.isdir(inner := os.path.join(folder, "_tensordict")):  # of a tensorclass
             if has_pickle:
-                self.refused[(*name, "other.pickle")] = "is pickled, and pickles may run any code"
+                pickled = (*name, "other.pickle")
+                self.refused[pickled] = "is pickled, and pickles may run any code"
             self.read(inner, name)
         elif "stack_dim" in meta and "data" not in meta:
             self.refused[name] = "is a lazy stack, of different shapes; save its .contiguous(), or open a folder in it"
@@ -313,20 +330,22 @@ class _Saved:
         for key, entry in meta.items():
             if not isinstance(entry, dict):
                 continue
+            inner = (*name, key)
             if isinstance(entry.get("type"), str):
-                self.read(_place(folder, key, ""), (*name, key))
+                self.read(_place(folder, key, ""), inner)
             elif entry.get("is_nested"):
-                self.refused[(*name, key)] = "is a nested tensor, of rows of different shapes; pad it, or leave it out"
+                self.refused[inner] = "is a nested tensor, of rows of different shapes; pad it, or leave it out"
             else:
                 path = _place(folder, key, ".memmap")
                 try:
                     dtype = dtype_named(str(entry.get("dtype")).removeprefix("torch."))
                 except ValueError as error:
                     raise StoreError(f"{folder}/{_META} is damaged at {key!r}: {error}; save it anew") from None
-                self.leaves[(*name, key)] = path, LeafSpec(dtype, _sizes(entry.get("shape"), path))
+                self.leaves[inner] = path, LeafSpec(dtype, _sizes(entry.get("shape"), path))
         for key in _TAKEN:
+            inner = (*name, key)
             if os.path.exists(os.path.join(folder, f"{key}.memmap")) and not isinstance(meta.get(key), dict):
-                self.refused[(*name, key)] = "is called as an entry of meta.json, so its shape is lost; save it anew"
+                self.refused[inner] = "is called as an entry of meta.json, so its shape is lost; save it anew"
 
 
 def _sizes(found: Any, path: str) -> tuple[int, ...]:

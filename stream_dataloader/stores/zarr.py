@@ -32,7 +32,13 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.options import given_columns, renamed
-from stream_dataloader.stores._base.rows import RowSteps, Selection, check_row, check_untold, selected
+from stream_dataloader.stores._base.rows import (
+    RowSteps,
+    Selection,
+    check_row,
+    check_untold,
+    selected,
+)
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.section import closed_on_error
@@ -273,7 +279,10 @@ class _Array:
 
     def unpack(self, start: int, stop: int) -> Any:
         """Rows, as far as there are."""
-        with self.known, damage_named(f"{self._name}, rows {start} to {stop}"):  # zarr opens chunks by their names
+        with (
+            self.known,
+            damage_named(f"{self._name}, rows {start} to {stop}"),
+        ):  # zarr opens chunks by their names
             return np.asarray(self._array[start : min(stop, len(self))])
 
 

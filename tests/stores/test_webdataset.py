@@ -16,7 +16,7 @@ from tars import npy, png, samples, write_tar
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import WebDatasetStore
-from stream_dataloader.stores._base.patterns import expanded
+from stream_dataloader.stores._base.files import expanded
 from stream_dataloader.stores.webdataset.members import TarIndex
 from stream_dataloader.streams import FileCache
 

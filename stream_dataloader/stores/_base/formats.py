@@ -111,7 +111,10 @@ def _is_parquet(path: str, names: frozenset[str]) -> bool:
 
 
 def _ours(
-    module: str, store: str, recognise: Callable[[str, frozenset[str]], bool], packer: str | None = None
+    module: str,
+    store: str,
+    recognise: Callable[[str, frozenset[str]], bool],
+    packer: str | None = None,
 ) -> Format:
     return Format(f"stream_dataloader.stores.{module}", store, packer, recognise)
 
@@ -121,12 +124,18 @@ FORMATS: dict[str, Format] = {
     "lmdb": _ours("lmdb", "LmdbStore", _is_lmdb, "LmdbPacker"),
     "memmap": _ours("memmap", "MemmapStore", lambda _, names: "store.json" in names, "MemmapPacker"),
     "lerobot": _ours(
-        "lerobot", "LeRobotStore", lambda path, _: bool(_value(path, "codebase_version", "meta", "info.json"))
+        "lerobot",
+        "LeRobotStore",
+        lambda path, _: bool(_value(path, "codebase_version", "meta", "info.json")),
     ),
     "mds": _ours("mds", "MdsStore", _is_mds, "MdsPacker"),
     "tfds": _ours("tfds", "TfdsStore", lambda _, names: {"dataset_info.json", "features.json"} <= names),
     "zarr": _ours("zarr", "ZarrStore", _is_zarr),
-    "tensordict": _ours("tensordict", "TensorDictStore", lambda path, _: bool(_value(path, "_type", "meta.json"))),
+    "tensordict": _ours(
+        "tensordict",
+        "TensorDictStore",
+        lambda path, _: bool(_value(path, "_type", "meta.json")),
+    ),
     "hdf5": _ours("hdf5", "Hdf5Store", _is_hdf5),
     "webdataset": _ours("webdataset", "WebDatasetStore", _suffixed(".tar", ".tar.gz", ".tgz")),
     "parquet": _ours("parquet", "ParquetStore", _is_parquet),

@@ -39,30 +39,25 @@ class PartPacker(Protocol):
         """Write a stream.
 
         Args:
-            number: Its number, see `StreamRecord`. After an interrupt a stream may be written again, by this part or
-                another; the place in its record tells which one counts.
+            number: Its number. After an interrupt it may be written again; the place in its record tells what counts.
             key: Its name.
-            items: Its time steps. They may raise; then what was written of the stream must not be in the store, and
-                the next stream may be written. As soon as the first one was taken, `items.reads_into` tells whether
-                `items.read_into(out, n)` writes up to n further ones to arrays `(n, ...)`, as `protocols.ReadsInto` has
-                it; the attribute may be missing.
+            items: Its time steps. If they raise, what was written of them must not be in the store. Once the first was
+                taken, `items.reads_into` tells whether `items.read_into(out, n)` writes up to n to arrays `(n, ...)`.
 
         Returns:
             How many steps there were, and where they lie, as JSON can hold it.
 
         Raises:
-            ValueError: The steps do not fit each other, or those of other streams; names the step, and both sides.
-            TypeError: The format cannot hold them.
-            OSError: The disk is full, or another error of it. Packing stops, whatever `on_error` says.
+            ValueError, TypeError: The steps do not fit each other, those of other streams, or the format.
+            OSError: Of the disk. Packing stops, whatever `on_error` says.
         """
         ...
 
     def sync(self) -> None:
         """Have the disk hold all streams that were written. They are entered in the journal after that.
 
-        A part that has an attribute `syncs_beside = True` is synced in another thread, while the next stream is
-        written; it has to hold only those that were written when it is called. `sync_seconds` is how often it is called
-        at most, if that is not once a second.
+        A part with an attribute `syncs_beside = True` is synced in another thread, while the next stream is written.
+        `sync_seconds` is how often at most, if that is not once a second.
         """
         ...
 
@@ -83,10 +78,8 @@ class Packer(Protocol):
         ...
 
     def finish(self, records: Sequence[StreamRecord]) -> None:
-        """Make the folder a whole store of these streams, in this order. The main process does, when parts are closed.
+        """Make the folder a whole store of these streams, in this order, when all parts are closed.
 
-        What interrupted streams left, and no record mentions, may be removed or stay unused. If it was interrupted, it
-        is called again, with the same records: it has to give the same store from wherever it was broken off, also if
-        all was done. So what it needs is removed last.
+        If that was interrupted, it is called again, with the same records: what it needs is removed last.
         """
         ...

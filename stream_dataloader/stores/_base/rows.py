@@ -160,7 +160,10 @@ class RowSteps:
     def check(self) -> None:
         """Read all, and throw it away."""
         for table in self._tables:
-            at_once = max(1, _CHECKED_AT_ONCE_BYTES // max(1, math.prod(table.row_shape) * table.dtype.itemsize))
+            at_once = max(
+                1,
+                _CHECKED_AT_ONCE_BYTES // max(1, math.prod(table.row_shape) * table.dtype.itemsize),
+            )
             room = np.empty((min(at_once, len(table)), *table.row_shape), table.dtype)
             for start in range(0, len(table), at_once):
                 table.read(start, room[: len(table) - start])

@@ -2,9 +2,6 @@
 
 Guarantee: a store costs a worker what it reads, not what there is: it is sent to workers as its path and options, and
 each process reads the store's index by itself. A store that was replaced meanwhile is an error, never other data.
-
-Sources of every store are the numbers of its streams, 0 to `len(store) - 1`. A stream also has a key, which is its name
-in the format (`"demo_3"`, a path, a number): errors say it, `store.key(number)` tells it, `store.number(key)` finds it.
 """
 
 from __future__ import annotations
@@ -24,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.numbers import StreamNumbers
-from stream_dataloader.stores._base.patterns import plain_path
-from stream_dataloader.stores._base.stream import Steps, StoreStream
+from stream_dataloader.stores._base.files import plain_path
+from stream_dataloader.stores._base.stream import Steps, StoreStream, StreamNumbers
 from stream_dataloader.streams._media.section import closed_on_error, section_of
 
 __all__ = ["Index", "OpenedStore", "Store", "StoreInfo", "replaced"]

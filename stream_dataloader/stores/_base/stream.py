@@ -6,11 +6,14 @@ items that stay as they are when it is closed.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, overload
 
+from stream_dataloader._items.layout import as_array, spec_of
 from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader.errors import StoreError
 
-__all__ = ["Steps", "StoreStream"]
+__all__ = ["Steps", "StoreStream", "StreamNumbers", "put_row"]
 
 
 class Steps(Protocol):
@@ -93,3 +96,56 @@ class StoreStream:
         self._position = self._stop
         if steps is not None:
             steps.close()
+
+
+class StreamNumbers(Sequence[int]):
+    """The numbers of a store's streams: 0, 1, 2, ...
+
+    Args:
+        count: How many streams there are.
+        fingerprint: What the store holds, in short; saved states compare it.
+    """
+
+    open_early: ClassVar[bool] = True
+
+    def __init__(self, count: int, fingerprint: str) -> None:
+        self._count = count
+        self.fingerprint = fingerprint
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        found = range(self._count)[index]
+        return found if isinstance(found, int) else list(found)
+
+    def __repr__(self) -> str:
+        return f"StreamNumbers({self._count})"
+
+
+def put_row(value: Any, out: Any, row: int, name: str) -> None:
+    """Write a value.
+
+    Args:
+        value: Of one time step: a leaf, or a structure of them.
+        out: The same structure; its leaves are arrays `(n, ...)`.
+        row: Which of the n.
+        name: What errors call the value.
+
+    Raises:
+        StoreError: It does not fit; says what it is, and what the steps before it are.
+    """
+    structure, leaves = flatten(value)
+    wanted, rows = flatten(out)
+    if structure != wanted:
+        raise StoreError(f"{name} has another structure than the steps before it; store all alike, or choose columns")
+    for leaf, target in zip(leaves, rows, strict=True):
+        found, room = spec_of(leaf), spec_of(target)
+        if (found.dtype, found.shape) != (room.dtype, room.shape[1:]):
+            other = room._replace(shape=room.shape[1:])
+            raise StoreError(f"{name} is {found}, and the steps before it are {other}; store all alike")
+        as_array(target)[row] = as_array(leaf)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores.lerobot.info import INFO, Feature, Info
-from stream_dataloader.stores.lerobot.parquet import read_columns, values
+from stream_dataloader.stores.lerobot.rows import read_columns, values
 
 __all__ = ["EpisodeVideo", "Episodes", "meta_files", "read_episodes"]
 
@@ -141,7 +141,11 @@ class Episodes:
 def meta_files(path: str) -> list[str]:
     """What says where episodes lie, in a dataset's folder; it is written anew whenever episodes are."""
     meta = os.path.join(path, "meta")
-    return [os.path.join(path, INFO), os.path.join(meta, "episodes.jsonl"), *_episode_tables(meta)]
+    return [
+        os.path.join(path, INFO),
+        os.path.join(meta, "episodes.jsonl"),
+        *_episode_tables(meta),
+    ]
 
 
 def _episode_tables(meta: str) -> list[str]:
@@ -192,7 +196,7 @@ def _tasks_v3(info: Info) -> dict[int, str]:
         return {}
     from pyarrow import types
 
-    from stream_dataloader.stores.lerobot.parquet import opened
+    from stream_dataloader.stores.lerobot.rows import opened
 
     with opened(path) as file:
         table = file.read(use_threads=False)
@@ -204,7 +208,13 @@ def _tasks_v3(info: Info) -> dict[int, str]:
         if "task_index" not in table.column_names or not texts:
             raise StoreError(f"{path} has the columns {table.column_names}, and should have task_index and a text")
         name = next((name for name in ("task", "__index_level_0__") if name in texts), texts[0])
-        return dict(zip(table.column("task_index").to_pylist(), table.column(name).to_pylist(), strict=True))
+        return dict(
+            zip(
+                table.column("task_index").to_pylist(),
+                table.column(name).to_pylist(),
+                strict=True,
+            )
+        )
 
 
 def _read_v2(info: Info) -> Episodes:

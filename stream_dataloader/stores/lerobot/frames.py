@@ -18,7 +18,7 @@ import functools
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,38 +34,29 @@ from stream_dataloader.streams.video.frame_index import frame_index
 from stream_dataloader.streams.video.frames import FrameReader
 from stream_dataloader.streams.video.stream import OpenVideo, VideoStream
 
-__all__ = ["Camera", "Pictures", "frames_of_rows", "image_pictures", "video_pictures"]
-
-
-class Pictures(Protocol):
-    """A camera's pictures from some row on."""
-
-    def one(self) -> Any:
-        """The next one, as an array of its own."""
-        ...
-
-    def write(self, out: Any) -> int:
-        """Write the next ones, or the next one, to `out`; returns how many, 0 at the end."""
-        ...
-
-    def close(self) -> None:
-        """Close what is open."""
-        ...
+__all__ = ["Camera", "frames_of_rows", "image_pictures", "video_pictures"]
 
 
 class Camera:
-    """The pictures of an episode by row; reading on costs no seek."""
+    """The pictures of an episode by row; reading on costs no seek.
 
-    def __init__(self, name: str, pictures: Callable[[int], Pictures]) -> None:
+    Args:
+        name: For errors.
+        pictures: Opens those from a row on: an iterable, with `read_into` and `close`.
+    """
+
+    def __init__(self, name: str, pictures: Callable[[int], Any]) -> None:
         self._name = name
         self._pictures = pictures
-        self._opened: Pictures | None = None
+        self._opened: Any = None
+        self._items: Iterator[Any] = iter(())
         self._row = 0
 
     def item(self, row: int) -> Any:
         """The picture of a row."""
         try:
-            picture = self._at(row).one()
+            self._at(row)
+            picture = next(self._items)
         except (OSError, ValueError, StopIteration) as error:
             raise self._error(row, error) from error
         self._row += 1
@@ -76,7 +67,7 @@ class Camera:
         done = 0
         while done < len(out):
             try:
-                count = self._at(row + done).write(out[done:])
+                count = self._at(row + done).read_into(out[done:])
                 if not count:
                     raise ValueError("it ends here")
             except (OSError, ValueError, StopIteration) as error:
@@ -84,10 +75,11 @@ class Camera:
             done += count
             self._row += count
 
-    def _at(self, row: int) -> Pictures:
+    def _at(self, row: int) -> Any:
         if self._opened is None or self._row != row:
             self.close()
             self._opened = self._pictures(row)
+            self._items = iter(self._opened)
             self._row = row
         return self._opened
 
@@ -141,7 +133,7 @@ def frames_of_rows(
         until = "on" if video.end == np.inf else f"to {video.end:.3f} s"
         raise StoreError(
             f"{name}: its video has {stop - first} frames (from {video.begin:.3f} s {until} of {video.path}), and its "
-            f"table {rows} rows; the dataset is damaged or unfinished: download it anew, or leave the episode out"
+            f"table {rows} rows: it is damaged or unfinished; download it anew"
         )
     wanted = video.begin + timestamps.astype(np.float64)
     after = np.clip(np.searchsorted(seconds, wanted), 1, len(seconds) - 1) if len(seconds) > 1 else np.ones(rows, int)
@@ -189,26 +181,9 @@ class _RowFrames(NamedTuple):
             number, ticks = following
 
 
-class _VideoPictures:
-    """See `Pictures`."""
-
-    def __init__(self, opened: OpenVideo) -> None:
-        self._opened = opened
-        self._items = iter(opened)
-
-    def one(self) -> Any:
-        return next(self._items)
-
-    def write(self, out: Any) -> int:
-        return self._opened.read_into(out)
-
-    def close(self) -> None:
-        self._opened.close()
-
-
 def video_pictures(
     options: VideoStream, video: EpisodeVideo, timestamps: NDArray[Any], fps: float, tolerance: float, name: str
-) -> Callable[[int], Pictures]:
+) -> Callable[[int], Any]:
     """Find the frames of an episode; what is returned opens them from a row on."""
     try:
         shown = _shown(video.path)
@@ -216,11 +191,11 @@ def video_pictures(
         raise _kind(error)(f"{name}: {error}; download it anew") from error
     frames = frames_of_rows(shown.seconds, video, timestamps, fps, tolerance, name)
     chosen = _RowFrames(Section(video.path), frames, shown.ticks[frames])
-    return lambda row: _VideoPictures(OpenVideo(options, chosen, row, open_local(video.path)))
+    return lambda row: OpenVideo(options, chosen, row, open_local(video.path))
 
 
 class _ImagePictures:
-    """See `Pictures`."""
+    """A camera's pictures in a table, encoded, from some row on."""
 
     def __init__(self, images: Iterator[dict[str, Any]], folder: str, picture: Picture, row: int, name: str) -> None:
         self._images = images
@@ -232,13 +207,17 @@ class _ImagePictures:
             if not passed and picture.size is None:  # the size is the first one's
                 self._converter.empty(self._decoded(image))
 
-    def one(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
         image = self._decoded(next(self._images))
         out = self._converter.empty(image)
         self._converter.write(image, out)
         return out
 
-    def write(self, out: Any) -> int:
+    def read_into(self, out: Any) -> int:
+        """Write the next one to `out`."""
         self._converter.write(self._decoded(next(self._images)), out[0])
         return 1
 
@@ -257,6 +236,6 @@ class _ImagePictures:
 
 def image_pictures(
     images: Callable[[], Iterator[dict[str, Any]]], folder: str, picture: Picture, name: str
-) -> Callable[[int], Pictures]:
+) -> Callable[[int], Any]:
     """Pictures that lie in a table, encoded; what is returned opens them from a row on."""
     return lambda row: _ImagePictures(images(), folder, picture, row, name)

@@ -1,7 +1,6 @@
 """What a LeRobot dataset says of itself, and which files it is made of.
 
-The layout is that of the package lerobot 0.4.4 (`lerobot/datasets/utils.py`, `lerobot_dataset.py`), dataset version
-v3.0; and v2.1, as its `v30/convert_dataset_v21_to_v30.py` reads it. ::
+The layout is that of the package lerobot 0.4.4, dataset version v3.0; and v2.1, as its converter reads it. ::
 
     v3.0   meta/info.json                              features, fps, templates of paths
            meta/tasks.parquet                          task_index, and the text as pandas' index

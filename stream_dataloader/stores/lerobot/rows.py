@@ -1,7 +1,6 @@
 """The table of an episode: its rows among those of other episodes, in files of any number of row groups.
 
-lerobot writes a row group an episode, and its converter one row group a file. So the statistics of `episode_index`
-tell which row groups to read; one that holds many episodes is kept, for the next of them, one a process.
+The statistics of `episode_index` tell which row groups to read; one that holds many episodes is kept for the next.
 
 Guarantee: the rows are those that say they are of the episode, and as many as the dataset promises. What is kept of an
 episode is its numbers; of pictures, a few rows at a time.
@@ -9,7 +8,9 @@ episode is its numbers; of pictures, a few rows at a time.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,16 +19,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader.errors import StoreError
+from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores.lerobot.info import Feature
-from stream_dataloader.stores.lerobot.parquet import check_columns, opened, reading, values
+from stream_dataloader.stores.parquet.columns import Numbers, Objects, Source, column_of
+from stream_dataloader.stores.parquet.tables import open_parquet, whole
 
-__all__ = ["Tables"]
+__all__ = ["Tables", "check_columns", "opened", "read_columns", "values"]
+
 
 EPISODE = "episode_index"
 
 _MOST_KEPT_BYTES = 128 << 20
+
 _ROWS_AT_ONCE = 1 << 14
+
 _PICTURES_AT_ONCE = 16
 
 
@@ -51,12 +57,12 @@ class Tables:
         if not length:
             return {feature.name: np.empty((0, *feature.shape), feature.dtype or object) for feature in features}
         columns = list(dict.fromkeys([EPISODE, *(feature.name for feature in features)]))
-        with self._lock, reading(path):
+        with self._lock, damage_named(path):
             table = self._rows(path, episode, columns)
         if table is None or table.num_rows != length:
             found = 0 if table is None else table.num_rows
             raise StoreError(f"{name} has {length} rows by the dataset's meta, and {found} in {path}; download it anew")
-        with reading(path):
+        with damage_named(path):
             return {feature.name: values(table.column(feature.name), feature, path) for feature in features}
 
     def pictures(self, path: str, episode: int, camera: str) -> Iterator[dict[str, Any]]:
@@ -93,7 +99,11 @@ class Tables:
                 if any(footer.first[group] != footer.last[group] for group in groups):
                     self._kept = key, table
                 return _of_episode(table, episode, path)
-            return _collected(file.iter_batches(_ROWS_AT_ONCE, groups, columns, use_threads=False), episode, path)
+            return _collected(
+                file.iter_batches(_ROWS_AT_ONCE, groups, columns, use_threads=False),
+                episode,
+                path,
+            )
 
 
 def _identity(path: str) -> tuple[Any, ...]:
@@ -102,7 +112,7 @@ def _identity(path: str) -> tuple[Any, ...]:
 
 
 def _footer(path: str) -> _Footer:
-    with reading(path):
+    with damage_named(path):
         return _read_footer(*_identity(path))
 
 
@@ -168,3 +178,54 @@ def _collected(batches: Iterator[Any], episode: int, path: str) -> Any:
         elif pieces:
             break
     return pyarrow.Table.from_batches(pieces) if pieces else None
+
+
+_BUFFER_BYTES = 1 << 18
+
+
+@contextlib.contextmanager
+def opened(path: str, metadata: Any = None) -> Iterator[Any]:
+    """A `ParquetFile`, whose damage is named; `metadata` is its footer, if it was read before."""
+    with damage_named(path), open_parquet(path, metadata, buffer_size=_BUFFER_BYTES) as file:
+        yield file
+
+
+def check_columns(file: Any, columns: Sequence[str], path: str) -> None:
+    """Refuse a file that lacks columns."""
+    names = file.schema_arrow.names
+    if missing := [name for name in columns if name not in names]:
+        raise StoreError(f"{path} has no column {', '.join(map(repr, missing))}; it has {shorten(names, 300)}")
+    if twice := [name for name in columns if names.count(name) > 1]:
+        raise StoreError(f"{path} has the columns {twice} twice; write it anew")
+
+
+def read_columns(path: str, columns: Sequence[str]) -> Any:
+    """Columns of a file as an Arrow table."""
+    with opened(path) as file:
+        check_columns(file, columns, path)
+        return file.read(columns=list(columns), use_threads=False).select(list(columns))
+
+
+def values(column: Any, feature: Feature, path: str) -> NDArray[Any]:
+    """A column's rows as an array of its own, `(rows, *shape)` of the feature's dtype; texts as objects."""
+    import pyarrow
+
+    rows = len(column)
+    what = f"{path}: {feature.name!r}"
+    found: Any = column_of(whole(column), Source(path, feature.name, 0, rows, frozenset(), None))
+    if feature.dtype is None and isinstance(found, Objects):
+        texts: NDArray[Any] = np.empty(rows, object)
+        texts[:] = [text[0] if isinstance(text, list) else text for text in found.array.to_pylist()]
+        return texts
+    if not isinstance(found, Numbers) or feature.dtype is None:
+        raise StoreError(f"{what} is of {column.type}, and meta/info.json says {feature.dtype or feature.kind}")
+    shape = found.array.shape[1:]
+    if rows and math.prod(shape) != math.prod(feature.shape):
+        raise StoreError(f"{what} has rows of the shape {shape}, and meta/info.json says {feature.shape}")
+    if feature.dtype.kind == "b" and found.array.dtype != feature.dtype:  # any number but 0 would be true
+        raise StoreError(f"{what} is of {found.array.dtype}, and meta/info.json says bool; write it anew")
+    if found.array.dtype == feature.dtype:
+        return np.array(found.array).reshape(rows, *feature.shape)  # a copy: it is a part of other episodes' rows
+    # A number that the dtype cannot hold is an error: the cast is a safe one.
+    cast = pyarrow.array(found.array.reshape(-1)).cast(pyarrow.from_numpy_dtype(feature.dtype))
+    return np.array(cast.to_numpy(zero_copy_only=False)).reshape(rows, *feature.shape)

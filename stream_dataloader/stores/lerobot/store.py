@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.arrow import pyarrow_of
 from stream_dataloader.stores._base.files import read_json, stamp_of
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.lerobot.episodes import Episodes, meta_files, read_episodes
 from stream_dataloader.stores.lerobot.frames import Camera, image_pictures, video_pictures
 from stream_dataloader.stores.lerobot.info import INFO, Feature, Info, read_info
 from stream_dataloader.stores.lerobot.rows import Tables
+from stream_dataloader.stores.parquet.tables import pyarrow_of
 from stream_dataloader.streams._media.opencv import check_opencv
 from stream_dataloader.streams.video.stream import VideoStream
 
@@ -103,7 +103,11 @@ class LeRobotStore(Store):
 
     def _read_index(self) -> _Index:
         info = read_info(self.path)
-        cameras = self._chosen(info, "cameras", [feature for feature in info.features.values() if feature.is_camera])
+        cameras = self._chosen(
+            info,
+            "cameras",
+            [feature for feature in info.features.values() if feature.is_camera],
+        )
         columns = self._chosen(info, "columns", [other for other in info.features.values() if not other.is_camera])
         if any(camera.kind == "image" for camera in cameras):
             check_opencv("LeRobotStore (pictures in the table)")
@@ -225,7 +229,11 @@ class _Steps:
     """One episode; see `Steps`."""
 
     def __init__(
-        self, length: int, cameras: dict[str, Camera], leaves: dict[str, Any], texts: list[str] | None
+        self,
+        length: int,
+        cameras: dict[str, Camera],
+        leaves: dict[str, Any],
+        texts: list[str] | None,
     ) -> None:
         self._length = length
         self._cameras = cameras

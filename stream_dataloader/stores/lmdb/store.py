@@ -34,8 +34,7 @@ from stream_dataloader.stores._base.mapped import LeafFile
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.packed import HEADER, PackedIndex, PackedStore, check_sizes
 from stream_dataloader.stores._base.store import Index
-from stream_dataloader.stores._base.stream import Steps
-from stream_dataloader.stores._base.values import put_row
+from stream_dataloader.stores._base.stream import Steps, put_row
 from stream_dataloader.stores.lmdb.pages import Tree, read_tree
 from stream_dataloader.stores.lmdb.windows import CODECS, Windows, check_value
 from stream_dataloader.streams._media.known_file import KnownFile

@@ -21,8 +21,8 @@ from stream_dataloader.stores._base.files import inside, stamp_of
 from stream_dataloader.stores._base.handles import Lease
 from stream_dataloader.stores._base.options import given_columns
 from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores._base.structure import classes_of
-from stream_dataloader.stores._base.values import put_row
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, PictureEncoding
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder, read_index
 from stream_dataloader.stores.mds.shards import Ahead, Column, Sample, Shard, View

@@ -1,14 +1,11 @@
 """Arrow's columns as what items are made of.
 
-=================================================  =====================================================================
-numbers, booleans                                  as they are; in most cases without a copy
-timestamps, dates, times, durations                int64, in the column's unit (dates: days)
-lists, fixed-size lists, tensors                   arrays `(rows, n, ...)`; all rows of a store need one length
-structs                                            dicts
-dictionaries                                       what they stand for
-strings, binary, lists of them                     objects; images by `decode=`
-decimals, maps, unions, intervals                  refused
-=================================================  =====================================================================
+- numbers and booleans are as they are, in most cases without a copy;
+- timestamps, dates, times and durations are int64, in the column's unit (dates: days);
+- lists, fixed-size lists and tensors are arrays `(rows, n, ...)`: all rows of a store need one length;
+- structs are dicts, and dictionaries what they stand for;
+- strings, binary and lists of them are objects; images by `decode=`;
+- decimals, maps, unions and intervals are refused.
 
 Guarantee: no row is handled alone, but for images and objects. A null is never served as a number.
 """
@@ -23,7 +20,7 @@ from numpy.typing import NDArray
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.pictures import Pictures
-from stream_dataloader.stores._base.values import put_row
+from stream_dataloader.stores._base.stream import put_row
 
 __all__ = ["Column", "Images", "Numbers", "Objects", "Source", "column_of", "constant_column"]
 

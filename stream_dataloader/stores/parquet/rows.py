@@ -1,7 +1,8 @@
-"""Where streams and groups of rows are among the rows of all files.
+"""Where streams and groups of rows are among the rows of all files, and the steps of a stream.
 
 Guarantee: only the key column is read to find the streams, and no row of it is handled alone. Rows with one key that
-lie in several places are an error. A group is read once while streams of the process are in it.
+lie in several places are an error. A group is read once while streams of the process are in it; numbers are copied
+once, from Arrow's memory to the batch.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import flatten
-from stream_dataloader.errors import StoreError
+from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.files import damage_named
+from stream_dataloader.stores._base.pictures import Pictures
 from stream_dataloader.stores.parquet.columns import Column, Source, column_of, constant_column
-from stream_dataloader.stores.parquet.tables import TableFile, told_by
+from stream_dataloader.stores.parquet.tables import TableFile
+from stream_dataloader.streams._media.picture import Picture
 
-__all__ = ["Group", "Rows"]
+__all__ = ["Group", "RowSteps", "Rows"]
 
 
 class Group(NamedTuple):
@@ -111,7 +115,7 @@ class Rows:
         for place, first, after in zip(self._places, self.first[:-1].tolist(), self.first[1:].tolist(), strict=True):
             if first == after:
                 continue
-            with told_by(place.file.name):
+            with damage_named(place.file.name):
                 rows, found = _changes(place, key)
                 if values and values[-1] == found[0]:
                     rows, found = rows[1:], found[1:]
@@ -146,7 +150,7 @@ class Rows:
         file = place.file
         arrays = file.read(place.number, self.columns)
         source = Source(file.name, "", place.row, rows, self._images, None)
-        with told_by(file.name):
+        with damage_named(file.name):
             return {
                 name: constant_column(file.constants[name], source._replace(column=name))
                 if name in file.constants
@@ -181,3 +185,66 @@ def _short(name: str, path: str) -> str:
     if name == path or not name.startswith(path.rstrip("/") + "/"):
         return os.path.basename(name) if name == path else name
     return name[len(path.rstrip("/")) + 1 :]
+
+
+class RowSteps:
+    """One stream's steps; see `Steps`."""
+
+    def __init__(self, rows: Rows, number: int, name: str, picture: Picture) -> None:
+        self._rows = rows
+        self._first, self._count = int(rows.start[number]), int(rows.lengths[number])
+        self._name = name
+        self._picture = picture
+        self._pictures: Pictures | None = None
+        self._group: Group | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def item(self, index: int) -> Any:
+        ((group, row, _),) = self._pieces(self._first + index, 1)
+        with group.file.held_while_read:
+            return _item(group.columns, row, self._decoder())
+
+    def read(self, start: int, out: Any) -> None:
+        pictures, leaf, done = self._decoder(), out, 0
+        while isinstance(leaf, dict):
+            leaf = next(iter(leaf.values()))
+        for group, row, count in self._pieces(self._first + start, len(leaf)):
+            with group.file.held_while_read:
+                self._write(group.columns, row, out, slice(done, done + count), pictures)
+            done += count
+
+    def _write(self, column: Column, row: int, out: Any, part: slice, pictures: Pictures) -> None:
+        if not isinstance(column, dict):
+            column.write(row, out[part], pictures)
+            return
+        if not isinstance(out, dict) or out.keys() != column.keys():
+            raise StoreError(f"{self._name} has columns {list(column)}, and room was given for {shorten(out)}")
+        for name, child in column.items():
+            self._write(child, row, out[name], part, pictures)
+
+    def _pieces(self, row: int, count: int) -> Iterator[tuple[Group, int, int]]:
+        """The groups in which rows are: which, the first of its rows, and how many."""
+        stop = row + count
+        while row < stop:
+            if self._group is None or not self._group.first <= row < self._group.stop:
+                self._group = self._rows.at(row)
+            group = self._group
+            here = min(stop, group.stop) - row
+            yield group, row - group.first, here
+            row += here
+
+    def _decoder(self) -> Pictures:
+        if self._pictures is None:
+            self._pictures = Pictures(self._picture, "reading images of a table")
+        return self._pictures
+
+    def close(self) -> None:
+        self._group = None
+
+
+def _item(column: Column, row: int, pictures: Pictures) -> Any:
+    if isinstance(column, dict):
+        return {name: _item(child, row, pictures) for name, child in column.items()}
+    return column.item(row, pictures)

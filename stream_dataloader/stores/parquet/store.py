@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.arrow import pyarrow_of
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.parquet.rows import Rows
-from stream_dataloader.stores.parquet.steps import RowSteps
-from stream_dataloader.stores.parquet.tables import TableFile, find_tables, open_table
+from stream_dataloader.stores.parquet.rows import Rows, RowSteps
+from stream_dataloader.stores.parquet.tables import (
+    TableFile,
+    find_tables,
+    open_table,
+    pyarrow_of,
+)
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache
@@ -100,11 +103,23 @@ class ParquetStore(Store):
         pyarrow_of("ParquetStore")
         paths = find_tables(self.path, self._cache)
         files = [open_table(path, self.path, self._cache) for path in paths]
-        return Rows(self.path, files, self._key, self._wanted(files), self._images, self._fill, self._cache_bytes)
+        return Rows(
+            self.path,
+            files,
+            self._key,
+            self._wanted(files),
+            self._images,
+            self._fill,
+            self._cache_bytes,
+        )
 
     def _wanted(self, files: list[TableFile]) -> list[str]:
         wanted = self._columns or list(files[0].columns)
-        needed = {*wanted, *([] if self._key is None else [self._key]), *(name.split(".")[0] for name in self._images)}
+        needed = {
+            *wanted,
+            *([] if self._key is None else [self._key]),
+            *(name.split(".")[0] for name in self._images),
+        }
         for file in files:
             if missing := sorted(needed - set(file.columns)):
                 raise StoreError(f"{file.name} has no column {missing}; it has {sorted(file.columns)}")

@@ -1,12 +1,7 @@
 """Files of tables, and the groups of rows that they are read by.
 
-========================  ====================  =====================================  =================================
-kind                      begins with           a group is                             specification
-========================  ====================  =====================================  =================================
-Parquet                   `PAR1`                a row group: read, checked, decoded    Apache Parquet 2, by pyarrow
-Arrow IPC, Feather 2      `ARROW1`              a record batch, in a memory map        Arrow columnar format 1.5, "IPC"
-Arrow IPC stream          `FF FF FF FF`         a record batch, in a memory map        the same, "IPC Streaming Format"
-========================  ====================  =====================================  =================================
+- Parquet (`PAR1`): a group is a row group, which is read, checked and decoded.
+- Arrow IPC, Feather 2 (`ARROW1`), and Arrow IPC streams (`FF FF FF FF`): a group is a record batch, in a memory map.
 
 Guarantee: only the columns that are asked for are read. What pyarrow says of damage comes with the name of the file. A
 mapped batch is checked before it is used, so that lengths in it lead nowhere else.
@@ -25,29 +20,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.arrow import arrow_errors, open_parquet
-from stream_dataloader.stores._base.files import inside, read_json
-from stream_dataloader.stores._base.patterns import matching
+from stream_dataloader.stores._base.files import damage_named, inside, matching, read_json
 from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams._media.section import check_file
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
-__all__ = ["TableFile", "find_tables", "open_table", "told_by", "whole"]
+__all__ = ["TableFile", "find_tables", "open_parquet", "open_table", "pyarrow_of", "whole"]
 
 _SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 _PARQUET, _FILE, _STREAM, _FEATHER_1 = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff", b"FEA1"
 _DIGESTED_BYTES = 1 << 16
 
 
-def told_by(path: str) -> AbstractContextManager[None]:
-    """Errors of pyarrow as ours: with the name of the file, and what to do."""
+def pyarrow_of(user: str) -> Any:
+    """The package pyarrow, with `parquet` and `ipc`; an ImportError names the extra."""
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError(f"{user} needs pyarrow: pip install 'stream-dataloader[arrow]' ({error})") from error
+    return pyarrow
 
-    def damaged(error: BaseException) -> StoreError:
-        text = " ".join(str(error).split()) or type(error).__name__
-        return StoreError(f"{path} cannot be read: {text}; it is cut off or damaged, write it anew")
 
-    return arrow_errors(damaged)
+def open_parquet(path: str, metadata: Any = None, **options: Any) -> Any:
+    """A `ParquetFile` that compares pages with their checksums; `metadata` is its footer, if it was read before.
+
+    It is not read ahead by threads: a worker is forked from a process that may have read before.
+    """
+    file = pyarrow_of("Parquet").parquet.ParquetFile
+    return file(path, metadata=metadata, pre_buffer=False, page_checksum_verification=True, **options)
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class TableFile:
 
     def read(self, group: int, columns: Sequence[str]) -> dict[str, Any]:
         """Some columns of a group, as Arrow's arrays."""
-        with self.known, told_by(self.name):
+        with self.known, damage_named(self.name):
             found = self._read(group, [name for name in columns if name not in self.constants])
             for name, array in found.items():
                 if len(array) != self.groups[group]:
@@ -151,7 +154,7 @@ def open_table(path: str, root: str, cache: Any = None) -> TableFile:
         what = "of Feather version 1, write it as version 2" if head.startswith(_FEATHER_1) else "neither"
         raise StoreError(f"{path} is {what}: Parquet and Arrow IPC files are read, and it begins with {head[:8]!r}")
     more: dict[str, Any] = {}
-    with told_by(path):
+    with damage_named(path):
         if kind == _PARQUET:
             with open_parquet(local) as opened:
                 metadata, schema = opened.metadata, opened.schema_arrow

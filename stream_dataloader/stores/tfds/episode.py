@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.rows import RowSteps, Selection, selected
-from stream_dataloader.stores._base.values import put_row
+from stream_dataloader.stores._base.stream import put_row
 
 __all__ = ["EpisodeReader"]
 

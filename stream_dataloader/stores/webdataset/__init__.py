@@ -1,8 +1,7 @@
 """WebDataset's tars: samples are members that share a key, streams are samples that share a prefix of it.
 
-`members` reads the headers of tars into an index that is kept, `streams` groups samples to streams, `decoding` decodes
-members by their extensions, `samples` reads a stream's at their places, `store` finds the tars and is the factory. It
-imports `_base` and `streams` of the package; not the package that is called webdataset. Open `store` first.
+`members` lists what is in a tar, `store` which samples are a stream, `samples` reads and decodes them. It imports
+`_base` and `streams`, not the package webdataset. Open `store` first.
 """
 
 from stream_dataloader.stores.webdataset.store import WebDatasetStore

@@ -37,28 +37,16 @@ _META = re.compile(r"__[^/]*__($|/)")
 
 
 class TarIndex(NamedTuple):
-    """The samples of a tar.
-
-    Attributes:
-        state: Of the file: size and time of change, or its version on the server.
-        digest: Of all headers.
-        extensions: That members have, lower-case.
-        key_stops: Where each sample's key ends in `keys`, `(samples,)`.
-        first: Each sample's first member, and the number of members, `(samples + 1,)`.
-        offset: Where each member's bytes begin, `(members,)`.
-        size: How many there are.
-        kind: Which of the extensions.
-        keys: The keys of all samples, end to end, UTF-8.
-    """
+    """The samples of a tar; `state` tells the file from what it was, `digest` is of all headers."""
 
     state: str
     digest: str
     extensions: tuple[str, ...]
-    key_stops: NDArray[np.int64]
-    first: NDArray[np.int64]
-    offset: NDArray[np.int64]
+    key_stops: NDArray[np.int64]  # where each sample's key ends in `keys`
+    first: NDArray[np.int64]  # each sample's first member, and the number of members
+    offset: NDArray[np.int64]  # of each member
     size: NDArray[np.int64]
-    kind: NDArray[np.int64]
+    kind: NDArray[np.int64]  # which of the extensions
     keys: bytes
 
     @property
