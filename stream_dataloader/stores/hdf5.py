@@ -142,7 +142,16 @@ class Hdf5Store(Store):
         stamps = [(known.size, known.modified_ns) for known in files]
         described = repr((inside_names, stamps, keys, selection.names)).encode()
         fingerprint = hashlib.blake2b(described + counted.tobytes(), digest_size=16).hexdigest()
-        return _Index(fingerprint, counted, files, file_of, groups, keys, selection, first_above)
+        return _Index(
+            fingerprint,
+            counted,
+            files,
+            file_of,
+            groups,
+            keys,
+            selection,
+            first_above,
+        )
 
     def _open_steps(self, number: int) -> RowSteps:
         index: _Index = self.index
@@ -151,7 +160,11 @@ class Hdf5Store(Store):
             index.files[index.file_of[number]],
             index.selection,
         )
-        with closed_on_error(lease), known, damage_named(name := self.name_of(number)):
+        with (
+            closed_on_error(lease),
+            known,
+            damage_named(name := self.name_of(number)),
+        ):
             group = lease.handle[index.groups[number]]
             tables = [_table(group, name, leaf) for leaf in selection.names]
             steps = check_lengths(name, dict(zip(selection.names, map(len, tables), strict=True)))
@@ -162,7 +175,12 @@ class Hdf5Store(Store):
                     f"{name} has {steps} steps, by the index {index.lengths[number]}, and by its attribute num_samples "
                     f"{promised}: it is damaged or half written; write it anew"
                 )
-            return RowSteps(selection, [loaded_if_small(table) for table in tables], lease.close, known)
+            return RowSteps(
+                selection,
+                [loaded_if_small(table) for table in tables],
+                lease.close,
+                known,
+            )
 
     def _lease(self, number: int) -> Lease[KnownFile, Any]:
         index: _Index = self.index
@@ -345,7 +363,11 @@ def _table(group: Any, name: str, leaf: str) -> Hdf5Table:
         raise StoreError(f"{name}: {leaf!r} lies in another file, which is refused; copy it into this one")
     table = Hdf5Table(group.file, name, found)
     check_row(f"{name}, {leaf}", table.row_shape, table.dtype)
-    _check_size(f"{name}, {leaf}", found, len(table) * math.prod(table.row_shape) * table.dtype.itemsize)
+    _check_size(
+        f"{name}, {leaf}",
+        found,
+        len(table) * math.prod(table.row_shape) * table.dtype.itemsize,
+    )
     return table
 
 

@@ -106,7 +106,11 @@ class TensorDictStore(Store):
         self._cuts = {option: _name(option, value) for option, value in given.items() if value is not None}
         if len(self._cuts) > 1:
             raise ValueError(f"{' and '.join(self._cuts)} both say where streams begin; give one of them")
-        super().__init__(path, columns=self._wanted, **{option: self._cuts.get(option) for option in given})
+        super().__init__(
+            path,
+            columns=self._wanted,
+            **{option: self._cuts.get(option) for option in given},
+        )
         _ = self.index
 
     def _read_index(self) -> _Index:
@@ -122,7 +126,10 @@ class TensorDictStore(Store):
     def _index_of(self, saved: _Saved) -> _Index:
         columns = {name: self._column(saved, name) for name in self._chosen(saved)}
         steps = saved.batch[0] if saved.batch else len(next(iter(columns.values())).rows)
-        if wrong := next((name for name, column in columns.items() if len(column.rows) != steps), None):
+        if wrong := next(
+            (name for name, column in columns.items() if len(column.rows) != steps),
+            None,
+        ):
             raise StoreError(
                 f"{self.path}: {_text(wrong)} has {len(columns[wrong].rows)} rows, and time has {steps} steps; leave "
                 "it out, by columns="
@@ -341,7 +348,10 @@ class _Saved:
                     dtype = dtype_named(str(entry.get("dtype")).removeprefix("torch."))
                 except ValueError as error:
                     raise StoreError(f"{folder}/{_META} is damaged at {key!r}: {error}; save it anew") from None
-                self.leaves[inner] = path, LeafSpec(dtype, _sizes(entry.get("shape"), path))
+                self.leaves[inner] = (
+                    path,
+                    LeafSpec(dtype, _sizes(entry.get("shape"), path)),
+                )
         for key in _TAKEN:
             inner = (*name, key)
             if os.path.exists(os.path.join(folder, f"{key}.memmap")) and not isinstance(meta.get(key), dict):

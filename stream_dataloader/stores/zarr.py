@@ -101,7 +101,10 @@ class ZarrStore(Store):
         self._opened.close()
 
     def _read_index(self) -> _Index:
-        with closing(self._opened.lease(self.path)) as lease, damage_named(self.path):
+        with (
+            closing(self._opened.lease(self.path)) as lease,
+            damage_named(self.path),
+        ):
             opened: _Opened = lease.handle
             group: Any = opened.group
             above = group.get(self._data) if self._data else group
@@ -109,7 +112,11 @@ class ZarrStore(Store):
                 raise StoreError(f"{self.path} has no group {self._data!r}; it has {opened.listed()}; name it by data=")
             there = sorted(name for name, found in above.members(max_depth=None) if hasattr(found, "chunks"))
             arrays = [name for name in there if self._place(name) != self._ends]
-            selection = selected(self._options["columns"], arrays, f"{self.path}, {self._data or '/'}")
+            selection = selected(
+                self._options["columns"],
+                arrays,
+                f"{self.path}, {self._data or '/'}",
+            )
             stops = self._stops(opened)
             chosen = {name: opened.array(self._place(name)) for name in selection.names}
             described = [[name, group[self._place(name)].metadata.to_dict()] for name in selection.names]
@@ -119,7 +126,11 @@ class ZarrStore(Store):
                 f"{self.path}: {self._ends} ends at step {steps}, and there are arrays with other numbers of steps: "
                 f"{shorten(wrong, 300)}; the store is half written, or they are no data: choose others by columns="
             )
-        check_untold(self.path, steps, (math.prod(array.row_shape) for array in chosen.values()))
+        check_untold(
+            self.path,
+            steps,
+            (math.prod(array.row_shape) for array in chosen.values()),
+        )
         digest = hashlib.blake2b(stops.tobytes(), digest_size=16)
         for one in described:
             digest.update(json.dumps(one, sort_keys=True, default=str).encode())
@@ -128,7 +139,14 @@ class ZarrStore(Store):
         digest.update(repr(sorted(times.items())).encode())
         starts = np.concatenate([np.zeros(1, np.int64), stops[:-1]]) if len(stops) else stops
         version = str(group.metadata.zarr_format)
-        return _Index(digest.hexdigest(), stops - starts, starts, [*known.values()], selection, version)
+        return _Index(
+            digest.hexdigest(),
+            stops - starts,
+            starts,
+            [*known.values()],
+            selection,
+            version,
+        )
 
     def _place(self, name: str) -> str:
         return f"{self._data}/{name}" if self._data else name
@@ -163,14 +181,21 @@ class ZarrStore(Store):
         with closed_on_error(lease):
             arrays = [lease.handle.array(self._place(name)) for name in index.selection.names]
             start, steps = int(index.starts[number]), int(index.lengths[number])
-            return RowSteps(index.selection, [_Rows(array, start, steps) for array in arrays], lease.close)
+            return RowSteps(
+                index.selection,
+                [_Rows(array, start, steps) for array in arrays],
+                lease.close,
+            )
 
     def _version(self) -> str:
         return str(self.index.version)
 
     def _metadata(self) -> Mapping[str, Any]:
         """The root's attributes."""
-        with closing(self._opened.lease(self.path)) as lease, damage_named(self.path):
+        with (
+            closing(self._opened.lease(self.path)) as lease,
+            damage_named(self.path),
+        ):
             found: dict[str, Any] = lease.handle.group.attrs.asdict()
             return found
 

@@ -80,7 +80,11 @@ def damage_named(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # of packages, of codecs, of archives: any kind
         # A damaged archive has places sought that cannot be.
-        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.EINVAL):
+        if isinstance(error, OSError) and error.errno not in (
+            None,
+            errno.ENOENT,
+            errno.EINVAL,
+        ):
             raise
         if isinstance(error, FileNotFoundError) and error.errno is not None:
             raise StoreError(f"{error.filename or name} is missing: the store is unfinished or damaged") from None

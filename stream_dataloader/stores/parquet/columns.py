@@ -22,7 +22,15 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.pictures import Pictures
 from stream_dataloader.stores._base.stream import put_row
 
-__all__ = ["Column", "Images", "Numbers", "Objects", "Source", "column_of", "constant_column"]
+__all__ = [
+    "Column",
+    "Images",
+    "Numbers",
+    "Objects",
+    "Source",
+    "column_of",
+    "constant_column",
+]
 
 
 class Source(NamedTuple):
@@ -65,8 +73,14 @@ class Numbers:
         """Write rows from `row` on to a batch's `(n, ...)`."""
         array = self.array
         if out.dtype != array.dtype or out.shape[1:] != array.shape[1:]:
-            found, before = f"{array.dtype} {array.shape[1:]}", f"{out.dtype} {out.shape[1:]}"
-            raise self.source.error(f"it is {found}, and the rows before it are {before}; write all alike", row)
+            found, before = (
+                f"{array.dtype} {array.shape[1:]}",
+                f"{out.dtype} {out.shape[1:]}",
+            )
+            raise self.source.error(
+                f"it is {found}, and the rows before it are {before}; write all alike",
+                row,
+            )
         out[...] = array[row : row + len(out)]
 
 
@@ -81,13 +95,25 @@ class Objects:
         """See `Numbers`."""
         try:
             return self.array[row].as_py()
-        except (ValueError, OverflowError) as error:  # no UTF-8, or beyond what Python has
-            raise self.source.error(f"it cannot be read: {error}; write the table anew", row, len(self.array)) from None
+        except (
+            ValueError,
+            OverflowError,
+        ) as error:  # no UTF-8, or beyond what Python has
+            raise self.source.error(
+                f"it cannot be read: {error}; write the table anew",
+                row,
+                len(self.array),
+            ) from None
 
     def write(self, row: int, out: Any, pictures: Pictures) -> None:
         """See `Numbers`."""
         for place in range(len(out)):
-            put_row(self.item(row + place, pictures), out, place, self._name(row + place))
+            put_row(
+                self.item(row + place, pictures),
+                out,
+                place,
+                self._name(row + place),
+            )
 
     def _name(self, row: int) -> str:
         return f"{self.source.file}, column {self.source.column!r}, row {self.source.row + row}"
@@ -143,8 +169,18 @@ def column_of(array: Any, source: Source) -> Column:
     if kind.is_boolean(found) or kind.is_integer(found) or kind.is_floating(found):
         return Numbers(array.to_numpy(zero_copy_only=False), source)
     if kind.is_temporal(found) and not kind.is_interval(found):
-        return Numbers(array.view(f"int{found.bit_width}").cast("int64").to_numpy(zero_copy_only=False), source)
-    if str(found) in ("string", "large_string", "string_view", "binary", "large_binary", "binary_view"):
+        return Numbers(
+            array.view(f"int{found.bit_width}").cast("int64").to_numpy(zero_copy_only=False),
+            source,
+        )
+    if str(found) in (
+        "string",
+        "large_string",
+        "string_view",
+        "binary",
+        "large_binary",
+        "binary_view",
+    ):
         return Objects(array, source)
     if kind.is_fixed_size_binary(found) and not kind.is_decimal(found):
         return Objects(array, source)
