@@ -133,12 +133,12 @@ class _Sound:
         found: Samples = np.zeros((self._reader.channels, count), np.float32)
         silent = min(count, max(0, -first))  # before the track begins
         if first > self._position:
-            self._reader.buffer.drop(first - self._position)
+            self._reader.drop(first - self._position)
             self._position = first
         wanted = count - silent
         self._reader.fill(wanted)
-        held = min(wanted, len(self._reader.buffer))
-        found[:, silent : silent + held] = self._reader.buffer.samples[:, :held]
+        held = min(wanted, self._reader.samples.shape[1])
+        found[:, silent : silent + held] = self._reader.samples[:, :held]
         return found
 
     def close(self) -> None:

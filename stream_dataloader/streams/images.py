@@ -160,12 +160,12 @@ def _find(path: str, pattern: str | None) -> list[str]:
     if not os.path.isdir(path):
         head, name = os.path.split(path)
         if os.path.lexists(path):
-            raise NotADirectoryError(f"{path} is a file; give the folder that it is in, or (folder, start, stop)")
+            raise NotADirectoryError(f"{path} is a file; give the folder that it is in")
         if not any(sign in name for sign in "*?[%"):
             raise FileNotFoundError(f"there is no folder {path}")
         folder, matches, what = head or os.curdir, _matcher(name), f"matches {name!r}"
         if not os.path.isdir(folder):
-            raise FileNotFoundError(f"there is no folder {folder}, in which {name!r} is to be found")
+            raise FileNotFoundError(f"there is no folder {folder}")
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if matches(entry.name) and not entry.is_dir()]
     if not names:

@@ -295,7 +295,7 @@ BAD_FILES = {
     "cut hdf5": (lambda path: cut(stored(path, rows=TABLE)), "is not a whole HDF5 file: .*truncated"),
     "head of hdf5": (bytes_of(b"\x89HDF\r\n\x1a\n"), "is not a whole HDF5 file"),
     "several": (lambda path: stored(path, a=TABLE, deep__b=FRAMES), r"has 2 datasets: 'a' \(20, 3\), 'deep/b'"),
-    "none": (stored, "has no dataset"),
+    "none": (stored, "has 0 datasets"),
     "hdf5 number": (hdf5_of(np.float32(1)), "dataset /a is a single number"),
     "hdf5 empty": (hdf5_of(h5py.Empty("f4")), "dataset /a is empty"),
     "hdf5 strings": (hdf5_of(["x", "y"]), "dataset /a holds strings"),
@@ -315,9 +315,9 @@ def test_bad_files_are_named(tmp_path, bad, workers):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ("b", r"a\.h5 has no dataset 'b'; it has 2 datasets: 'deep/rows' \(20, 3\), 'short' \(4, 3\)"),
-        ("deep", r"a\.h5: 'deep' is a group, not a dataset; the file has 2 datasets: 'deep/rows'"),
-        (("deep/rows", "nope"), "has no dataset 'nope'"),
+        ("b", r"a\.h5 has 2 datasets: 'deep/rows' \(20, 3\), 'short' \(4, 3\); 'b' is none"),
+        ("deep", "'deep' is none of them"),
+        (("deep/rows", "nope"), "'nope' is none of them"),
         (("deep/rows", "short"), r"side by side need as many rows each, and they have {'deep/rows': 20, 'short': 4}"),
     ],
 )

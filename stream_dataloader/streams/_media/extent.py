@@ -4,7 +4,7 @@ FFmpeg reads most files that were cut off as if they simply ended. Guarantee: `m
 refuses no file that ends where its own headers say. It accepts files that leave their sizes open (live recordings) and
 files of other formats. Which cuts can be found::
 
-    by a size of the whole       AVI, Matroska, WebM
+    by a size of the whole       AVI, WAV, Matroska, WebM
     by the box it ends in        MP4 and its fragments: unless it is cut just between two
     by the packet it ends in     MPEG-TS: the same (and MP3, see `audio.decoding`)
 """
@@ -12,12 +12,12 @@ files of other formats. Which cuts can be found::
 from __future__ import annotations
 
 import os
-import struct
 from typing import BinaryIO
 
-__all__ = ["missing"]
+__all__ = ["missing", "riff_end"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
+_OPEN_RIFF_BYTES = 0x7FFF0000  # programs that write to a pipe put this size, or a larger one, as they know none
 _MOST_BOXES = 1_000_000  # a walk ends here, as it must be cheap
 _MP4_BOXES = (
     *(b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"sidx", b"ssix", b"mfra", b"free", b"skip", b"wide", b"pnot"),
@@ -30,10 +30,8 @@ def missing(path: str) -> str | None:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(4096)
-        for declared in (_riff_end, _matroska_end):
-            end = declared(head)
-            if end is not None and end > size:
-                return f"it has {size} bytes, and its header declares {end}"
+        if (end := riff_end(head) or _matroska_end(head) or 0) > size + 1:  # a byte of padding may be left out
+            return f"it has {size} bytes, and its header declares {end}"
         if head[4:8] in _MP4_BOXES:
             return _missing_of_mp4(file, size)
         if _is_cut_transport(file, head, size):
@@ -46,12 +44,12 @@ def _read_at(file: BinaryIO, position: int, count: int) -> bytes:
     return file.read(count)
 
 
-def _riff_end(head: bytes) -> int | None:
-    """Of a RIFF file (AVI); a first part of several, beyond 1 GiB."""
-    if head[:4] != b"RIFF" or head[8:11] != b"AVI":
-        return None
-    (size,) = struct.unpack("<I", head[4:8])
-    return int(size) + 8 if 0 < size < 0xFFFFFFFF else None
+def riff_end(head: bytes) -> int | None:
+    """Of a RIFF file, AVI (a first part of several, beyond 1 GiB) or WAV; None if it leaves that open."""
+    size = int.from_bytes(head[4:8], "little")
+    return (
+        size + 8 if head[:4] == b"RIFF" and head[8:12] in (b"AVI ", b"WAVE") and 0 < size < _OPEN_RIFF_BYTES else None
+    )
 
 
 def _matroska_end(head: bytes) -> int | None:

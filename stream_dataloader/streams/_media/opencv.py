@@ -1,7 +1,4 @@
-"""OpenCV, for what cannot do without it; everything else runs where it is not installed.
-
-Free-threaded Pythons have no wheel of it, and servers without a display may lack the libraries that it links to.
-"""
+"""OpenCV, for what cannot do without it; everything else runs where it is not installed."""
 
 from __future__ import annotations
 

@@ -64,10 +64,7 @@ def section_of(source: Any) -> Section:
     if start < 0 or (stop is not None and stop < start):
         raise ValueError(f"start is {start} and stop is {stop}; give 0 <= start <= stop, or stop=None for the end")
     if start and stop is not None and isinstance(start, float) != isinstance(stop, float):
-        raise ValueError(
-            f"start is {start} and stop is {stop}; give both as ints, which count (frames, samples, ...), or both as "
-            "floats, in seconds"
-        )
+        raise ValueError(f"start is {start} and stop is {stop}; give both as ints, which count, or both in seconds")
     return Section(path, start, stop)
 
 
@@ -131,16 +128,10 @@ def check_file(path: Any) -> str:
 
 
 def check_kind(path: Any, mode: int) -> None:
-    """Refuse a directory, a pipe, a socket or a device.
-
-    Opening a pipe to look at it waits for a writer, and closing it cuts the writer off.
-    """
+    """Refuse a directory, a pipe, a socket or a device, before it is opened."""
     if stat.S_ISREG(mode):
         return
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(f"{path} is a directory; give the files in it")
     kinds = {stat.S_IFIFO: "a pipe (FIFO)", stat.S_IFSOCK: "a socket"}
-    raise OSError(
-        f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')}, which cannot be read from any place on; write its data "
-        "to a file, or read it with an open_stream of your own"
-    )
+    raise OSError(f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')}; write its data to a file")

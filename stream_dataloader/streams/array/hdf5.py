@@ -116,19 +116,15 @@ class Hdf5Table:
 
 
 def _find(h5py: ModuleType, file: Any, name: str, dataset: str | None) -> Any:
-    if dataset is not None:
-        try:
-            found = file[dataset]
-        except KeyError:
-            raise ValueError(f"{name} has no dataset {dataset!r}; it has {_listed(h5py, file)}") from None
-        if not isinstance(found, h5py.Dataset):
-            kind = type(found).__name__.lower()
-            raise ValueError(f"{name}: {dataset!r} is a {kind}, not a dataset; the file has {_listed(h5py, file)}")
+    if dataset is not None and isinstance(found := file.get(dataset), h5py.Dataset):
         return found
-    names = _names(h5py, file)
-    if len(names) != 1:
-        raise ValueError(f"{name} has {_listed(h5py, file)}; name one by ArrayStream(dataset=...)")
-    return file[names[0]]
+    names: list[str] = []
+    file.visititems(lambda name, found: names.append(name) if isinstance(found, h5py.Dataset) else None)
+    if dataset is None and len(names) == 1:
+        return file[names[0]]
+    listed = ", ".join([f"{name!r} {file[name].shape}" for name in names[:_LISTED]] + ["..."] * (len(names) > _LISTED))
+    asked = "name one by ArrayStream(dataset=...)" if dataset is None else f"{dataset!r} is none of them"
+    raise ValueError(f"{name} has {len(names)} datasets: {listed}; {asked}")
 
 
 def _check_filters(h5py: ModuleType, dataset: Any, name: str) -> None:
@@ -136,8 +132,7 @@ def _check_filters(h5py: ModuleType, dataset: Any, name: str) -> None:
     if dataset.chunks is None:
         return
     created = dataset.id.get_create_plist()
-    for i in range(created.get_nfilters()):
-        number, _, _, kind = created.get_filter(i)
+    for number, _, _, kind in map(created.get_filter, range(created.get_nfilters())):
         if not h5py.h5z.filter_avail(number):
             with suppress(ImportError):
                 importlib.import_module("hdf5plugin")
@@ -148,23 +143,6 @@ def _check_filters(h5py: ModuleType, dataset: Any, name: str) -> None:
             )
 
 
-def _names(h5py: ModuleType, file: Any) -> list[str]:
-    names: list[str] = []
-
-    def visit(name: str, found: Any) -> None:
-        if isinstance(found, h5py.Dataset):
-            names.append(name)
-
-    file.visititems(visit)
-    return names
-
-
-def _listed(h5py: ModuleType, file: Any) -> str:
-    names = _names(h5py, file)
-    some = [f"{name!r} {file[name].shape}" for name in names[:_LISTED]] + ["..."] * (len(names) > _LISTED)
-    return f"{len(names)} datasets: {', '.join(some)}" if names else "no dataset"
-
-
 def _with_room_for_chunks(h5py: ModuleType, dataset: Any) -> Any:
     """The dataset, opened so that the chunks of a row stay unpacked from one read to the next."""
     if dataset.chunks is None:
@@ -173,8 +151,8 @@ def _with_room_for_chunks(h5py: ModuleType, dataset: Any) -> Any:
     size = across * math.prod(dataset.chunks) * dataset.dtype.itemsize
     if size > _LARGEST_CHUNK_CACHE_BYTES or across > _MOST_CHUNKS_ACROSS:
         return dataset
-    # 521 slots and 1 MiB are HDF5's defaults. Its manual advises ten slots a chunk or more: two chunks in one slot
-    # evict each other. The last argument has chunks that were read in full evicted first.
+    # 521 slots and 1 MiB are HDF5's defaults. Its manual advises ten slots a chunk. Chunks that were read in full are
+    # evicted first.
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_chunk_cache(max(521, 10 * across + 1), max(1 << 20, size), 1.0)
     name = dataset.name.encode()

@@ -109,8 +109,7 @@ class NpyHeader(NamedTuple):
 def read_header(file: BinaryIO, name: str) -> NpyHeader:
     """The header of a `.npy` file (NumPy enhancement proposal 1).
 
-    NumPy has Python parse the header. Python 3.11 cannot do that in two threads at the same time (SystemError: AST
-    constructor recursion depth mismatch), and files may be opened in a background thread. So the header is read here.
+    NumPy has Python parse the header, which Python 3.11 cannot do in two threads at the same time (a SystemError).
     """
     magic = file.read(8)
     width = 2 if magic[6:7] == b"\x01" else 4

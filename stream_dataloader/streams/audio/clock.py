@@ -46,8 +46,7 @@ class FrameClock:
         frame_seconds = frame.samples / int(frame.sample_rate)
         if gap <= max(inexact, frame_seconds / 2):
             return 0.0
-        # Packets are lost as a whole. A whole number of frames is more exact than coarse time stamps (Matroska's are
-        # milliseconds), and keeps what follows in its place.
+        # Packets are lost as a whole. A whole number of frames is more exact than coarse time stamps.
         whole: float = round(gap / frame_seconds) * frame_seconds
         return whole if abs(whole - gap) <= inexact else gap
 

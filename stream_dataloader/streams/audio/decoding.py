@@ -8,8 +8,7 @@ reached depends on what the decoder remembers of the past::
     all others        noise generators, filters      all packets before are decoded, 500 to 1500 times as fast as
                       that never quite forget        the sound plays
 
-Samples are counted as they are presented: without the decoder's priming, and without the padding of the last packet
-where the file marks it. The first one has number 0, whatever its time stamp.
+Samples are counted from 0, without the decoder's priming and the padding that the file marks.
 """
 
 from __future__ import annotations

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 from fractions import Fraction
 from typing import Any
 
 from stream_dataloader.streams._media.container import check_not_cut
+from stream_dataloader.streams._media.extent import riff_end
 from stream_dataloader.streams.audio.clock import FrameClock
 
 __all__ = ["check_audio_not_cut", "declared_samples"]
 
 _COUNTING = ("wav", "w64", "aiff", "au", "flac")  # their headers count samples, and are right unless they say zero
-_OPEN_WAV_BYTES = 0x7FFF0000  # programs that write to a pipe put this size, or a larger one, as they know none
 _OGG_PAGE_BYTES = 65307  # the longest page: 27 + 255 + 255 * 255 (RFC 3533, 6)
 _PRIMING_SECONDS = 0.1  # counted by some muxers, but not handed out: Opus has up to 80 ms (RFC 7845, 4.6)
 
@@ -28,8 +27,9 @@ def declared_samples(path: str, container: Any, stream: Any) -> int | None:
     duration, time_base, context = stream.duration, stream.time_base, stream.codec_context
     if container.format.name not in _COUNTING or not duration or not time_base:
         return None
-    if container.format.name == "wav" and _wav_end(path) is None:
-        return None
+    with open(path, "rb") as file:
+        if container.format.name == "wav" and riff_end(file.read(12)) is None:
+            return None
     if not (context.name.startswith("pcm_") or context.name == "flac"):
         return None
     samples = Fraction(duration) * time_base * context.sample_rate
@@ -45,10 +45,9 @@ def check_audio_not_cut(
     seek: more than the time stamps show where time starts again (in Ogg files that were joined).
     """
     check_not_cut(path)
-    name, size = container.format.name, os.path.getsize(path)
-    last = {"wav": _wav_end, "ogg": _ogg_end}.get(name, lambda _: None)(path)
-    if last is not None and last > size + 1:  # a byte of padding may be left out
-        raise ValueError(f"{path} is cut off: it has {size} bytes, and its header declares audio up to byte {last}")
+    name = container.format.name
+    if name == "ogg" and (last := _ogg_end(path)) is not None and last > (size := os.path.getsize(path)):
+        raise ValueError(f"{path} is cut off: it has {size} bytes, and its last page ends at byte {last}")
     length = None if clock is None else clock.seconds_read()
     if clock is None or length is None:
         return
@@ -79,20 +78,6 @@ def _end_seconds(container: Any, stream: Any) -> float | None:
     if name == "matroska,webm":
         found = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
         return 3600 * int(found[1]) + 60 * int(found[2]) + float(found[3]) if found else None
-    return None
-
-
-def _wav_end(path: str) -> int | None:
-    """The byte after the samples, by the header of a RIFF WAVE file; None if it leaves that open."""
-    with open(path, "rb") as file:
-        head = file.read(12)
-        if head[:4] != b"RIFF" or head[8:] != b"WAVE":
-            return None
-        while len(chunk := file.read(8)) == 8:
-            (size,) = struct.unpack("<I", chunk[4:])
-            if chunk[:4] == b"data":
-                return file.tell() + size if 0 < size < _OPEN_WAV_BYTES else None
-            file.seek(size + size % 2, os.SEEK_CUR)
     return None
 
 

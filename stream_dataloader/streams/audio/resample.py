@@ -1,8 +1,7 @@
 """Changes the rate and the number of channels of samples, with the same bits wherever reading begins.
 
 Guarantee: output sample j depends only on the inputs around j * p / q, where p / q is the ratio of the rates in lowest
-terms. It does not depend on how the input is cut into pieces, nor on where it begins, if it begins at a multiple of p
-(`restart`) and early enough to fill the filter. n inputs make `output_length` outputs, also if n is small.
+terms: not on where the input begins, if that is a multiple of p (`restart`) and early enough to fill the filter.
 
 The resampler is libswresample's polyphase filter. With `exact_rational` it has q filters, and the first of them is
 applied at input sample m * p for every m::

@@ -26,11 +26,9 @@ READER_NUMBERS: dict[str, Any] = {
     "stream": ("streams are numbered from 0", 0),
 }
 
-_FIRST_BUFFER_SAMPLES = 1 << 15
-
 
 class SampleReader:
-    """Reads one audio stream of a file into a buffer, which windows are cut from.
+    """Reads one audio stream of a file; what was read and not dropped yet are `samples`, `(channels, n)`.
 
     Args:
         path: The file.
@@ -69,9 +67,9 @@ class SampleReader:
                 )
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
-            input_start, skipped = restart(self.start + offset, self._ratio)
+            input_start, self._skipped = restart(self.start + offset, self._ratio)
             self._pieces = self._pieces_from(input_start)
-            self.buffer = Buffer(self.channels, skipped)  # what was read and not dropped yet
+            self.samples: Samples = np.empty((self.channels, 0), np.float32)
             self._error: Exception | None = None
 
     def _pieces_from(self, start: int) -> Iterator[Samples]:
@@ -87,10 +85,9 @@ class SampleReader:
         self.length = output_length(position, self._ratio)
 
     def fill(self, wanted: int) -> None:
-        """Read until the buffer has so many samples, or to the end, or to an error."""
-        while len(self.buffer) < wanted and self.length is None:
-            if self._error is not None:
-                raise self._error
+        """Read until `samples` has so many, or to the end, or to an error."""
+        found, missing = [self.samples], wanted - self.samples.shape[1]
+        while missing > 0 and self.length is None and self._error is None:
             try:
                 piece = next(self._pieces, None)
             except Exception as error:
@@ -99,60 +96,21 @@ class SampleReader:
             else:
                 made = self._converter.end() if piece is None else self._converter.push(piece)
             for samples in made:
-                self.buffer.append(samples)
+                skipped = min(self._skipped, samples.shape[1])
+                self._skipped -= skipped
+                found.append(samples[:, skipped:])
+                missing -= samples.shape[1] - skipped
+        if len(found) > 1:
+            self.samples = np.concatenate(found, axis=1)
+        if missing > 0 and self._error is not None:
+            raise self._error
+
+    def drop(self, count: int) -> None:
+        """Leave out the next samples, whether they were read or not."""
+        held = min(count, self.samples.shape[1])
+        self.samples = self.samples[:, held:]
+        self._skipped += count - held
 
     def close(self) -> None:
         """Close the file; also a second time."""
         self.decoder.close()
-
-
-class Buffer:
-    """Samples that were read and not dropped yet, in one piece of memory, so that windows may overlap.
-
-    The first `skipped` samples are left out::
-
-        memory   | dropped | samples ........... | room |
-                           head                  tail
-    """
-
-    def __init__(self, channels: int, skipped: int) -> None:
-        self._memory: Samples = np.empty((channels, _FIRST_BUFFER_SAMPLES), np.float32)
-        self._head = 0
-        self._tail = 0
-        self._skipped = skipped
-
-    @property
-    def samples(self) -> Samples:
-        """They, `(channels, n)`; not to be kept."""
-        return self._memory[:, self._head : self._tail]
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return self._tail - self._head
-
-    def append(self, samples: Samples) -> None:
-        """Add samples at the end."""
-        skipped = min(self._skipped, samples.shape[1])
-        self._skipped -= skipped
-        count = samples.shape[1] - skipped
-        if self._tail + count > self._memory.shape[1]:
-            self._make_room(count)
-        self._memory[:, self._tail : self._tail + count] = samples[:, skipped:]
-        self._tail += count
-
-    def _make_room(self, count: int) -> None:
-        """Move the samples to the front, into larger memory if they would fill more than half of it."""
-        held = len(self)
-        memory = self._memory
-        if 2 * (held + count) > memory.shape[1]:
-            memory = np.empty((memory.shape[0], 4 * (held + count)), np.float32)
-        memory[:, :held] = self.samples
-        self._memory = memory
-        self._head = 0
-        self._tail = held
-
-    def drop(self, count: int) -> None:
-        """Leave out the next samples, whether they were read or not."""
-        held = min(count, len(self))
-        self._head += held
-        self._skipped += count - held

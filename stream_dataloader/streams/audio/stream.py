@@ -179,7 +179,7 @@ class _Windows:
             held = self._held(max(self._window, min(_AHEAD_SAMPLES, (left - 1) * self._hop + self._window)))
             if held >= self._window:
                 count = min(left, 1 + (held - self._window) // self._hop)
-                samples = self._reader.buffer.samples
+                samples = self._reader.samples
                 channel, sample = samples.strides
                 shape = count, len(samples), self._window
                 strides = self._hop * sample, channel, sample
@@ -205,11 +205,11 @@ class _Windows:
                 self._reader.fill(most)
             except (OSError, ValueError) as error:
                 self._error = error
-        return min(most, len(self._reader.buffer))
+        return min(most, int(self._reader.samples.shape[1]))
 
     def _advance(self, count: int) -> None:
         self._item += count
-        self._reader.buffer.drop(count * self._hop)
+        self._reader.drop(count * self._hop)
 
     def _write_last(self, row: Samples, held: int) -> int:
         """Write the last window, which samples are missing for, if it is an item; returns how many were written."""
@@ -217,7 +217,7 @@ class _Windows:
         known = max(0, self._window - self._hop) if self._item else 0
         if not self._options.pad_last or held <= known:
             return 0
-        row[:, :held] = self._reader.buffer.samples[:, :held]
+        row[:, :held] = self._reader.samples[:, :held]
         row[:, held:] = 0
         self._advance(1)
         return 1

@@ -39,8 +39,7 @@ _SERVER_IS_BUSY = (408, 425, 429)
 #: Errors of this machine's disk, not of the network.
 _OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EMFILE, errno.ENFILE)
 
-#: The clients that were used. fsspec keeps them too, but lets go of them in a forked process, where the end of a client
-#: would end its parent's connections: both have the one epoll.
+#: The clients that were used. fsspec lets go of them in a forked process, where that ends the parent's connections.
 _held: dict[int, Any] = {}
 
 Result = TypeVar("Result")
@@ -101,8 +100,7 @@ class RemoteFile:
         found, size = os.path.getsize(path), arrival.size if size is None else size
         if size is None:
             before, self._last_size = self._last_size, found
-            # The end of such an answer may look like a connection that broke off (RFC 9112, 6.3), so two tries of one
-            # size are believed.
+            # Its end may look like a connection that broke off (RFC 9112, 6.3): two tries of one size are believed.
             if found != before:
                 tries = f"{found:,} bytes arrived" if before < 0 else f"{before:,} bytes arrived, then {found:,}"
                 raise ConnectionError(f"{tries}, and the server gives no size")

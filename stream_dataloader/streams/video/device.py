@@ -31,8 +31,7 @@ __all__ = ["DeviceDecoder", "device_of", "tell_fallback"]
 
 _DEVICE = re.compile(r"cuda(?::([0-9]+))?")
 
-#: FFmpeg makes a CUDA context, hundreds of megabytes, for each decoder, unless it may take the process's primary one.
-#: That it refuses where torch has begun to use it, as torch sets other flags.
+#: FFmpeg makes a CUDA context for each decoder, unless it may take the process's primary one, if torch does not use it.
 _CONTEXTS: tuple[dict[str, Any], ...] = ({"primary_ctx": "1"}, {})
 
 #: Formats that libswscale does not convert as it does planar ones. Without scaling, it takes p010's low byte for gray.

@@ -41,7 +41,7 @@ class FrameIndex(NamedTuple):
     Attributes:
         times: See `FrameTimes`.
         keys: The key frames from which decoding may begin, sorted by time stamp: rows of time stamp and fingerprint. A
-            fingerprint of -1 matches no packet: in a program stream, several packets have the same one.
+            fingerprint of -1 matches no packet: several have the same one.
     """
 
     times: FrameTimes
@@ -90,8 +90,8 @@ def _scan(path: str, stream: int) -> FrameIndex:
     with open_container(path) as container:
         video = choose_stream(container, "video", stream)
         ticks = ticks_of_untimed(container, video)
-        # In program streams FFmpeg's times depend on where it begins to read: a packet may get the time of another one,
-        # so packets of one checksum are indistinguishable.
+        # In program streams FFmpeg's times depend on where it begins to read, so packets of one checksum are
+        # indistinguishable.
         exact = container.format.name != "mpeg"
         refreshed = video.codec_context.name == "h264"
         try:

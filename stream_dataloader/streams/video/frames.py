@@ -2,8 +2,8 @@
 
 Guarantee: `frames(start=n)` yields exactly the frames that `frames()` yields after its first n, in any container.
 
-The reader looks up the time stamp of frame n (`frame_index`), seeks to before it and checks what it then reads. The
-check is needed: MPEG-TS lands late, and MPEG program streams do not know the times of what they land on::
+The reader looks up the time stamp of frame n (`frame_index`), seeks to before it and checks what it then reads, as
+MPEG-TS lands late, and MPEG program streams do not know the times of what they land on::
 
     key frames    K . . . . . K . . . . . K . . . . .
     wanted                            n
@@ -111,7 +111,6 @@ class FrameReader:
         time = self.time_of(start)
         if time is None and self.count() is not None and self.on_corrupt == "raise":
             return iter(())
-        # Where frames may be left out, or have no times, the n-th is found only by reading from the beginning.
         if time is None or self._ticks is not None or self.on_corrupt != "raise":
             return itertools.islice(self.frames(), start, None)
         return self._frames_at(time, start)
@@ -122,7 +121,7 @@ class FrameReader:
         if first is not None and first.pts == time:
             yield first
             yield from frames
-        else:  # the decoder gives frames other time stamps than the packets have, so the index is of no use
+        else:  # the decoder gives frames other time stamps than the packets have
             yield from itertools.islice(self.frames(), start, None)
 
     def frames_from(self, time: int) -> Iterator[Any]:
@@ -138,8 +137,7 @@ class FrameReader:
                 break
             packets = _from_key(self._packets())
             first = next(packets, None)
-            # The packet is compared with the index by its checksum, too. With a wrong time stamp, every frame from
-            # there on would be taken for another one, and nobody would notice.
+            # The packet is compared with the index by its checksum, too: its time stamp may be wrong.
             if first is None or first.pts is None or first.pts > time:
                 continue
             if self._known.has_key(first):

@@ -1,7 +1,7 @@
 """Whether decoding of H.264 may begin at a packet (ITU-T H.264, 7.3.1 and D.1.8).
 
-Encoders that refresh pictures gradually (x264's `intra-refresh`) write only one complete picture, the first. FFmpeg
-marks the packets at which a refresh begins as key frames, but pictures are complete only some frames later.
+FFmpeg marks packets at which a gradual refresh begins (x264's `intra-refresh`) as key frames, but pictures are complete
+only some frames later.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class Tally:
 class PacketGaps:
     """Finds out where packets of a transport stream were lost.
 
-    FFmpeg marks a packet near each break in the stream's packet numbers. A break is harmless where two files were
-    joined: a key frame follows within two packets. So a mark counts as a loss only if no key frame follows.
+    FFmpeg marks a packet near each break in the stream's packet numbers, also where two files were joined: there a key
+    frame follows within two packets.
     """
 
     def __init__(self) -> None:
