@@ -42,8 +42,6 @@ class Activity(NamedTuple):
 class ActivityBoard(SharedFields):
     """What all workers of a loader do; 0 stands for nothing.
 
-    What a worker closes on its way out is no longer open; so that it is known what had it exit, that is kept apart.
-
     Attributes:
         reading: For each lane of the batch, one more than the source that is open.
         opening: For each reader, one more than the source that is being opened.

@@ -2,8 +2,7 @@
 
 Guarantees: an iterator that nothing was read from has started no worker, and has taken neither an epoch number nor a
 loaded state. Of iterators that share a `Turn` only the newest that has begun is read; the ones before raise, unless
-they had ended. If a second thread reads at the same moment, it gets an error, and the first thread gets its batch. A
-process that was forked meanwhile gets an error too, and whatever it does there changes nothing for the first one.
+they had ended. A second thread that reads at the same moment gets an error, and so does a forked process.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._reading.windows import StreamWindows
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneState
-from stream_dataloader.errors import EmptySourcesError, ReadError, StreamError
+from stream_dataloader.errors import ReadError, StreamError
 from stream_dataloader.stream_info import run_as
 
 
@@ -60,7 +60,6 @@ class Lane:
         if start is not None:
             self.idle, self.fresh = bool(start.idle), not start.idle
             self._draws_without_item = start.draws_without_item
-            opener.restore(index, start.reserved)
 
     def progress(self) -> tuple[int, ...]:
         """How far it has read: see `LaneState.progress`."""
@@ -137,13 +136,7 @@ class Lane:
             if self._current is not None:
                 return self._current
         rules, draws, stream = self._rules, self._draws_without_item, None
-        if rules.padding_mode == "cycle" and draws >= rules.most_draws(self.index) + rules.lookahead:
-            raise EmptySourcesError(
-                f"lane {self.index} drew {draws} sources in a row, of {rules.num_sources} there are, and none yielded "
-                'an item; padding_mode="cycle" would go on for ever',
-                lane=self.index,
-            )
-        if rules.padding_mode != "data" or draws < rules.draws_of(self.index):
+        if not draws or not rules.gives_up(self.index, draws):
             stream = self._opener.next(self.index, time)
         self._draws_without_item += 1
         self.idle, self.fresh = stream is None, stream is not None and stream.fresh

@@ -6,7 +6,7 @@
     list 0         a b c d                its factory opens 0 to 3
     list 1                 e f g h i      its factory opens 4 to 8, which are 0 to 4 in it
 
-Guarantee: it never changes, so datasets under other rules share it, and a mix shares the lists of its datasets.
+Guarantee: it never changes, so datasets share it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from stream_dataloader import _options as options
 from stream_dataloader._items.content import hash_content
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._reading.offers import declares_early
-from stream_dataloader._reading.sources import JoinedSources, MadeSources, is_safe_anywhere, sources_of
+from stream_dataloader._reading.sources import MadeSources, Sources, is_safe_anywhere, sources_of
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._schedule.sections import Cut, Cuts
@@ -118,23 +118,34 @@ def _fingerprint_of(sources: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
-class SourceLists:
-    """Lists of sources, one behind the other.
+class SourceLists(Sources):
+    """Lists of sources, one behind the other: the sequence of all their sources.
 
     Attributes:
         starts: The index of each list's first source.
-        sources: All sources.
+        sources: All sources; the list itself, if there is one.
     """
 
     def __init__(self, lists: Iterable[SourceList], mix: Mix | None = None) -> None:
         self.lists = tuple(lists)
         self.mix = mix
         self.starts = tuple(accumulate((len(one.sources) for one in self.lists[:-1]), initial=0))
-        given = [one.sources for one in self.lists]
-        self.sources: Sequence[Any] = given[0] if len(given) == 1 else JoinedSources(given)
+        self._count = self.starts[-1] + len(self.lists[-1].sources)
+
+    @property
+    def sources(self) -> Sequence[Any]:
+        """See above."""
+        return self.lists[0].sources if len(self.lists) == 1 else self
+
+    def __len__(self) -> int:
+        return self._count
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.sources)
+        return chain.from_iterable(one.sources for one in self.lists)
+
+    def _source(self, index: int) -> Any:
+        number, within = self.locate(index)
+        return self.lists[number].sources[within]
 
     @property
     def open_stream(self) -> StreamFactory:

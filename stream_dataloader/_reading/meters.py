@@ -1,7 +1,6 @@
 """Counts what workers do, and what their time goes into, in memory that the main process can look at at any moment.
 
-Each number has one writer, a worker's thread or its background thread, so no lock is needed. The last events of each
-lie in a ring, for a trace::
+Each number has one writer, so no lock is needed. The last events of each worker's thread lie in a ring, for a trace::
 
     numbers    idle | busy | opening | ...                    a row a reader, nanoseconds and counts
     events     kind, begin, stop, number | kind, ... |        the newest overwrites the oldest
@@ -11,10 +10,10 @@ Guarantee: counting never waits and never fails; it costs about a microsecond a 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -60,29 +59,17 @@ class Meters(SharedFields):
         np.add.at(sums, self._workers, self._numbers)
         return tuple(map(_stats, sums.tolist()))
 
-    def kept_events(self) -> KeptEvents:
-        """The last events of all workers: a copy."""
-        return KeptEvents(self._workers, self._events.copy())
+    def events(self) -> Callable[[], list[TraceEvent]]:
+        """Puts together what the last events of all workers were until now."""
+        return functools.partial(_put_together, self._workers, self._events.copy())
 
 
-class KeptEvents(NamedTuple):
-    """The last events of all workers, not put together yet.
-
-    Attributes:
-        workers: Whose each reader is, in order.
-        events: The events of each reader.
-    """
-
-    workers: Sequence[int]
-    events: IntArray
-
-    def put_together(self) -> list[TraceEvent]:
-        """The events."""
-        return [
-            TraceEvent(worker, _KINDS[kind], begin, stop, number, reader - self.workers.index(worker))
-            for reader, (worker, events) in enumerate(zip(self.workers, self.events, strict=True))
-            for kind, begin, stop, number in events[events[:, 0] > 0].tolist()
-        ]
+def _put_together(workers: Sequence[int], of_readers: IntArray) -> list[TraceEvent]:
+    return [
+        TraceEvent(worker, _KINDS[kind], begin, stop, number, reader - workers.index(worker))
+        for reader, (worker, events) in enumerate(zip(workers, of_readers, strict=True))
+        for kind, begin, stop, number in events[events[:, 0] > 0].tolist()
+    ]
 
 
 def _stats(row: list[int]) -> WorkerStats:

@@ -54,6 +54,12 @@ class Opener:
         self.opens_early = allowed is not None
         may_open = allowed and (lambda grant: allowed(self._source(grant)))
         self._early = EarlyOpener(share.queue, may_open, functools.partial(self._open, ahead=True))
+        resume = reading.resume
+        if resume is not None:
+            for lane in share.lanes:
+                self._held[lane] = resume.lanes[lane].reserved
+                for grant in self._held[lane] or ():
+                    self._early.reserve(lane, grant)
 
     def next(self, lane: int, time: int) -> OpenedStream | None:
         """Take the next source for a lane that is out of data; None if there is none left."""
@@ -78,12 +84,6 @@ class Opener:
         if stream.retried:
             self._meter.retried(stream.retried)
         self._share.reading.board.reading[self._first + lane] = 0
-
-    def restore(self, lane: int, held: Held) -> None:
-        """Have a lane hold what it had reserved before."""
-        self._held[lane] = held
-        for grant in held or ():
-            self._early.reserve(lane, grant)
 
     def _take(self, lane: int, time: int, ahead: bool) -> int:
         if not self.opens_early:
@@ -231,10 +231,7 @@ class EarlyOpener:
             self._reserved[lane].popleft().cancel()
 
     def close(self) -> None:
-        """Open nothing any more, end the thread and close what no lane took.
-
-        A thread that is stuck in user code is left to end by itself.
-        """
+        """Open nothing any more, end the thread and close what no lane took."""
         with self._changed:
             self._closed = True
             self._changed.notify()

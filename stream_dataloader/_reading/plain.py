@@ -1,7 +1,6 @@
 """Iterates over a `StreamDataset` without a `StreamDataLoader`: with torch's own `DataLoader`, or with none.
 
-No code of ours runs in the main process there, so a worker finds out by itself which session it takes part in, what
-the epoch's last step is, and what cannot be sent.
+No code of ours runs in the main process there, so a worker finds out by itself what the epoch's last step is.
 """
 
 from __future__ import annotations
@@ -74,9 +73,9 @@ def _parts_here(plan: ReadingPlan, table: SessionTable) -> Begun[StreamBatch]:
 
 
 def plain_session(worker_id: int, iteration: int) -> SessionKey:
-    """Names the session of a worker of torch's own `DataLoader`, where no code of ours runs in the main process.
+    """Names the session of a worker of torch's own `DataLoader`.
 
-    A `DataLoader` starts its workers one after the other, so process ordinal minus worker id tells them from
+    A `DataLoader` starts them one after the other, so process ordinal minus worker id tells them from
     those of another.
     """
     ordinal = re.search(r"(\d+)$", current_process().name)

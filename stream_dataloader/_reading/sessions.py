@@ -1,8 +1,7 @@
 """Sessions: which iteration over a dataset a worker takes part in, in memory that all its workers share.
 
 A *session* is one iteration over the dataset. It is created by whichever of its workers comes first, in a row of a
-table that all workers of the dataset share, and found by its key. Each thread of a worker that has several takes part
-as a worker of its own::
+table that all workers of the dataset share, and found by its key::
 
     StreamDataLoader       (main's pid, minus the loader's number, number of the iteration)
     torch's DataLoader     (parent's pid, process ordinal - worker id, how often the worker was iterated)
@@ -93,9 +92,7 @@ class SessionRow:
 
 
 class SessionTable(SharedFields):
-    """All sessions of one dataset, in shared memory, and the number of its next epoch for each owner.
-
-    Owners are processes that iterate over the dataset; several may, if it was sent or forked to them.
+    """All sessions of one dataset, and the number of its next epoch for each process that iterates over it.
 
     Attributes:
         rules: Those of the dataset.

@@ -13,9 +13,7 @@ import functools
 import io
 import pickle
 from abc import abstractmethod
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
-from itertools import accumulate, chain
 from typing import Any, overload
 
 import numpy as np
@@ -174,24 +172,6 @@ class PackedSources(Sources, SharedFields):
             self._set(*state["given"])
         else:
             super().__setstate__(state)
-
-
-class JoinedSources(Sources):
-    """Packed lists of sources one after the other, none of them copied."""
-
-    def __init__(self, lists: Iterable[Sequence[Any]]) -> None:
-        self._lists = list(lists)
-        self._starts = [0, *accumulate(map(len, self._lists))]
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def __iter__(self) -> Iterator[Any]:
-        return chain.from_iterable(self._lists)
-
-    def _source(self, index: int) -> Any:
-        number = bisect_right(self._starts, index) - 1
-        return self._lists[number][index - self._starts[number]]
 
 
 def _blocks(sources: list[Any], dumps: Callable[[Any], bytes]) -> Iterator[tuple[int, bytes]]:

@@ -37,44 +37,32 @@ _MOST_EQUAL = 256  # items that are read of a stream to find two that differ
 _log = logging.getLogger("stream_dataloader")
 
 
-class _Beginnings:
-    """How the streams of a factory begin: by source, the item they were opened at and what that was like.
-
-    Attributes:
-        ignores: Whether the factory ignores `start`; None: it was not suspected.
-    """
-
-    def __init__(self) -> None:
-        self.ignores: bool | None = None
-        self._known: dict[Any, tuple[int, int]] = {}
-
-    def alike(self, source: Any, item: int, content: int) -> int:
-        """Another item of the source at which a stream began alike; -1 if none did."""
-        other, known = self._known.get(source, (item, content))
-        if len(self._known) < _MOST_SOURCES:
-            self._known.setdefault(source, (item, content))
-        return other if other != item and known == content else -1
-
-
-_beginnings: weakref.WeakKeyDictionary[Callable[..., Any], _Beginnings] = weakref.WeakKeyDictionary()
+#: How the streams of a factory begin: by source, the item they were opened at and what that was like.
+_beginnings: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, tuple[int, int]]] = weakref.WeakKeyDictionary()
+#: Whether a factory that was suspected ignores `start`.
+_ignoring: weakref.WeakKeyDictionary[Callable[..., Any], bool] = weakref.WeakKeyDictionary()
 
 
 def is_start_ignored(stream: OpenedStream) -> bool:
     """Whether a stream that was opened in its middle begins elsewhere, as far as that can be known."""
-    factory = stream.factory
+    factory, source = stream.factory, stream.source
     if not takes_start(factory) or stream.first is END:
         return False
     try:
-        found = _beginnings.setdefault(factory, _Beginnings())
-        content = hash(str(_content(stream.first, _MOST_BYTES)))
-        other = found.alike(stream.source, stream.items, content) if found.ignores is None else -1
+        if factory in _ignoring:
+            return _ignoring[factory] and stream.items > 0
+        content, known = hash(str(_content(stream.first, _MOST_BYTES))), _beginnings.setdefault(factory, {})
+        other, alike = known.get(source, (stream.items, content))
+        if len(known) < _MOST_SOURCES:
+            known.setdefault(source, (other, alike))
     except TypeError:  # not hashable: there is nothing to compare
         return False
-    if other >= 0:
-        found.ignores = ignores_start(factory, stream.source, max(other, stream.items), stream.info)
-        if found.ignores and not stream.items:
-            _log.warning("%s; what was read of source %d was wrong", IGNORES_START, stream.info.source_index)
-    return bool(found.ignores and stream.items)
+    if other == stream.items or alike != content:
+        return False
+    ignores = _ignoring[factory] = ignores_start(factory, source, max(other, stream.items), stream.info)
+    if ignores and not stream.items:
+        _log.warning("%s; what was read of source %d was wrong", IGNORES_START, stream.info.source_index)
+    return ignores and stream.items > 0
 
 
 def ignores_start(factory: Callable[..., Any], source: Any, item: int, info: StreamInfo) -> bool:

@@ -1,7 +1,6 @@
 """A stream being read: opened at any item, opened again if it breaks, closed in the end.
 
-Opening calls the user's factory and takes the first item, since calling a generator function alone opens
-nothing. Where a stream is not to begin at its first item, the cheapest way that it offers is taken::
+Opening calls the user's factory and takes the first item, since calling a generator function alone opens nothing::
 
     the factory has a start=0               open_stream(source, start=n)     no item is read
     the iterator has seek_item(n)           iterator.seek_item(n)            no item is read
@@ -10,9 +9,8 @@ nothing. Where a stream is not to begin at its first item, the cheapest way that
 
 The iterator is what `iter(stream)` returns; methods are looked for on that alone.
 
-Guarantee: an error says where it happened, and is raised where the item would have been handed out. No item behind a
-section is handed out. A source of another length than `lengths` says is an error, at the item that is one too many, or
-at the end that comes too early; with sections that is looked up at the last one.
+Guarantee: an error says where it happened, and is raised where the item would have been handed out. A source of another
+length than `lengths` says is an error, at the item that is one too many, or at the end that comes too early.
 """
 
 from __future__ import annotations
@@ -323,8 +321,7 @@ class OpenedStream:
     def look_ahead(self, take: Callable[[], list[Any]]) -> bool:
         """Take what comes next before its time; False if that is the stream's end.
 
-        `next_item` hands it out when its time has come. Until then `items` and `state` are as if it were not taken. An
-        error counts as something that comes, and is raised in its time, too.
+        Until `next_item` hands it out, or raises it, `items` and `state` are as if it were not taken.
 
         Args:
             take: Takes the next items of this stream, and returns those to be handed out; `END` may be the last.

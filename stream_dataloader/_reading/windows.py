@@ -152,10 +152,7 @@ class StreamWindows:
         return self.position > self.stream.begin and (error is None or self.position == self.known_stop)
 
     def ends(self) -> bool:
-        """Whether it ends with the window that it filled: if that is not known, its next item is taken ahead.
-
-        What comes before an error is no end, whether the error is skipped or not.
-        """
+        """Whether it ends with the window that it filled: if that is not known, its next item is taken ahead."""
         stream, layout = self.stream, self._layout
         if layout is None:
             return False

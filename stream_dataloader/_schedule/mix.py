@@ -16,12 +16,11 @@ before it, in blocks, so an endless or very long order takes no more memory than
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import fsum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +32,6 @@ _BLOCK = 1 << 14  # draws whose order is made at once
 
 Counts = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -94,13 +91,6 @@ class Mix:
         return (due if endless else np.minimum(due, self.quotas)).astype(np.int64)
 
 
-class Draw(NamedTuple):
-    """What is drawn: the `number`-th source, counted over all passes, of a list."""
-
-    list: int
-    number: int
-
-
 class _Block(NamedTuple):
     """Consecutive draws.
 
@@ -116,7 +106,7 @@ class _Block(NamedTuple):
 
 
 class DrawOrder:
-    """The order of an epoch's draws.
+    """The order of an epoch's draws: of each the list, and how many sources of it were drawn before, over all passes.
 
     Args:
         seed: Seeds the draws, with the epoch; None draws as evenly as can be, always in the same order.
@@ -125,7 +115,7 @@ class DrawOrder:
     Example:
         >>> mix = Mix((6, 1), (3, 1), "repeat", (False, False), ("listed", "listed"))
         >>> order = DrawOrder(mix, None, 0)
-        >>> [tuple(order[draw]) for draw in range(mix.draws)]
+        >>> [order[draw] for draw in range(mix.draws)]
         [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (0, 4), (1, 1), (0, 5)]
     """
 
@@ -134,10 +124,10 @@ class DrawOrder:
         self._mix, self._seed, self._epoch, self._endless = mix, seed, epoch, endless
         self._recent: tuple[_Block, ...] = ()  # replaced as a whole: two threads may read it at once
 
-    def __getitem__(self, draw: int) -> Draw:
+    def __getitem__(self, draw: int) -> tuple[int, int]:
         for block in self._recent:
             if 0 <= (place := draw - block.first) < len(block.lists):
-                return Draw(int(block.lists[place]), int(block.numbers[place]))
+                return int(block.lists[place]), int(block.numbers[place])
         self._recent = (self._block(draw), *self._recent[:1])
         return self[draw]
 
@@ -160,17 +150,3 @@ class DrawOrder:
         # A stable sort: of draws that are due at one moment, the one from the first list comes first.
         order = np.argsort((numbers + part) / self._mix.shares[lists], kind="stable")
         return _Block(int(begin.sum()), lists[order], numbers[order])
-
-
-class Latest(dict[Key, Value]):
-    """Makes values where they are missing and keeps those made last; several threads may look at once."""
-
-    def __init__(self, make: Callable[[Key], Value], most: int) -> None:
-        super().__init__()
-        self._make, self._most = make, most
-
-    def __missing__(self, key: Key) -> Value:
-        value = self[key] = self._make(key)
-        for old in list(self)[: -self._most]:
-            self.pop(old, None)
-        return value

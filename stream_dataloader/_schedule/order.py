@@ -5,13 +5,14 @@ Guarantee: a pure function of (rules, epoch, lengths); what a grant stands for d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stream_dataloader._schedule.mix import DrawOrder, Latest, Mix
+from stream_dataloader._schedule.mix import DrawOrder, Mix
 from stream_dataloader._schedule.rules import ALONE, NEVER, IntArray, Rules
 from stream_dataloader._schedule.sections import Lengths, lengths_in
 from stream_dataloader.stream_info import order_rng
@@ -104,8 +105,8 @@ class Order:
         self._returned = returned_by_group(rules, returned)
         cursors = cursors or [0] * rules.groups.count
         self.first = [cursor - len(again) for cursor, again in zip(cursors, self._returned, strict=True)]
-        self._passes: Latest[int, Listing | None]  # two are kept: at a pass's end some lanes read the next one
-        self._passes = Latest(lambda epoch: epoch_order(rules, epoch, lengths), 2)
+        # two are kept: at a pass's end some lanes read the next one
+        self._passes = functools.lru_cache(2)(lambda epoch: epoch_order(rules, epoch, lengths))
         self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
 
     def grant(self, number: int) -> int:
@@ -127,7 +128,7 @@ class Order:
         fresh = self._cycles or turn == 0
         if self._mixed is not None:
             return Assignment(*self._mixed.source(epoch, index), fresh)
-        order = self._passes[epoch]
+        order = self._passes(epoch)
         return Assignment(index if order is None else int(order[index]), epoch, 0, fresh)
 
 
@@ -145,35 +146,37 @@ class _MixedOrder:
     def __init__(self, rules: Rules, mix: Mix, lengths: Lengths | None) -> None:
         self._sizes, self._starts, self._endless = mix.sizes, mix.starts, rules.endless_mix
 
+        @functools.lru_cache(2)
         def draws(epoch: int) -> DrawOrder:
             return DrawOrder(mix, rules.seed if rules.shuffle else None, epoch, endless=rules.endless_mix)
 
-        def orders(number: int) -> Latest[tuple[int, int], Listing | None]:
+        def orders(number: int) -> Callable[[int, int], Listing | None]:
             start, stop = mix.starts[number : number + 2]
             shuffle, schedule = mix.shuffles[number], mix.schedules[number]
             alone = replace(rules, num_sources=stop - start, shuffle=shuffle, schedule=schedule, mix=None, groups=ALONE)
             part = slice(start, stop)
-            return Latest(lambda key: epoch_order(alone, key[0], lengths, number + 1, key[1], part=part), 2)
+            return functools.lru_cache(2)(
+                lambda epoch, repeat: epoch_order(alone, epoch, lengths, number + 1, repeat, part=part)
+            )
 
-        self._draws = Latest(draws, 2)
+        self._draws = draws
         self._orders = [orders(number) for number in range(len(mix.sizes))]
 
     def source(self, epoch: int, draw: int) -> tuple[int, int, int]:
         """What is drawn: the source, the epoch it counts for, and how often it was drawn before in that."""
-        number, count = self._draws[epoch][draw]
+        number, count = self._draws(epoch)[draw]
         repeat, place = divmod(count, self._sizes[number])
         if self._endless:  # each pass over the list is an epoch for it
             epoch, repeat = epoch + repeat, 0
-        order = self._orders[number][epoch, repeat]
+        order = self._orders[number](epoch, repeat)
         return self._starts[number] + (place if order is None else int(order[place])), epoch, repeat
 
 
 def epoch_order(rules: Rules, epoch: int, lengths: Lengths | None, *key: int, part: slice = _ALL) -> Listing | None:
     """The order of an epoch, or of a list in it, as a permutation of source indices; None stands for the list's own.
 
-    `"balanced"` is a random permutation in which a source's chance to come next is proportional to its
-    length: sort by u ** (1 / w), u uniform (Efraimidis and Spirakis, Weighted random sampling with a
-    reservoir, 2006), here by -log(u) / w, ascending.
+    `"balanced"`: a source's chance to come next is proportional to its length. Sort by -log(u) / w, u uniform
+    (Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006).
 
     Args:
         lengths: Items of all sources, or of all sections.

@@ -7,8 +7,8 @@
                          lane 0      0 1       2 -       5 6 ...
                          lane 1      3 4       5 6       7 8
 
-Sources change hands at events: a lane that is out of data takes its next one. Events are worked through in order of
-time, each ticket decided at once, and what lies between two events is written as a whole.
+A lane that is out of data takes its next source, in order of time; what lies between two such events is written as a
+whole.
 
 So the steps of an epoch are counted, too: by the last cell that holds something new.
 
@@ -33,7 +33,6 @@ from stream_dataloader._schedule.rules import NEVER, NONE, Groups, IntArray, Rul
 from stream_dataloader._schedule.sections import Lengths, lengths_in
 from stream_dataloader._schedule.snapshot import LaneState, Snapshot, beginning
 from stream_dataloader._schedule.tickets import next_grant
-from stream_dataloader.errors import EmptySourcesError
 
 #: What a cell holds: an item that is read for the first time this epoch, a stream's first item.
 FRESH, START = 1, 2
@@ -44,19 +43,6 @@ _LEAST_CELLS_OF_A_LANE = 1 << 8
 _MOST_CELLS = 1 << 20
 #: At first only so many, as whoever waits for the first batch may want no more.
 _FIRST_STEPS = 8
-
-
-class Cells(NamedTuple):
-    """What the cells of some steps hold.
-
-    Attributes:
-        places: `(steps, T, lanes)`, the place of each cell's item, counted over all sources put one after the other. A
-            cell without an item repeats the place before it in its window; in a window without any it has place 0.
-        kinds: `(steps, T, lanes)`, `FRESH` and `START`, added up; 0 is padding, or an item that is read again.
-    """
-
-    places: IntArray
-    kinds: npt.NDArray[np.uint8]
 
 
 class SourceRun(NamedTuple):
@@ -123,8 +109,13 @@ class Replay:
             pass
         self.step = step
 
-    def read(self, most: int) -> Cells:
-        """The cells of the next steps, `most` at most.
+    def read(self, most: int) -> tuple[IntArray, npt.NDArray[np.uint8]]:
+        """What the cells of the next steps hold, `most` at most.
+
+        Returns:
+            Two arrays `(steps, T, lanes)`. The place of each cell's item, counted over all sources put one after the
+            other: a cell without an item repeats the place before it in its window, or has 0. And its kind, `FRESH` and
+            `START`, added up; 0 is padding, or an item that is read again.
 
         Raises:
             EmptySourcesError: With `"cycle"`, no source has an item.
@@ -133,15 +124,34 @@ class Replay:
         steps = max(_LEAST_CELLS // (window * lanes), _LEAST_CELLS_OF_A_LANE // window)
         steps = max(1, min(most, steps, _MOST_CELLS // (window * lanes), self._eager))
         self._eager *= 2
-        shape = lanes, steps * window
-        block = _Block(self.step * window, window, np.zeros(shape, np.int64), np.zeros(shape, np.uint8))
+        places, kinds = np.zeros((lanes, steps * window), np.int64), np.zeros((lanes, steps * window), np.uint8)
+        first = self.step * window
         for lane, run in enumerate(self._runs):
-            if run is not None and run.end > block.first:
-                block.write(lane, run)
+            if run is not None and run.end > first:
+                self._write(run, first, places[lane], kinds[lane])
         for lane, run in self.sources_before(self.step + steps):
-            block.write(lane, run)
+            self._write(run, first, places[lane], kinds[lane])
         self.step += steps
-        return block.by_step()
+        shape = lanes, steps, window
+        return (
+            np.ascontiguousarray(places.reshape(shape).transpose(1, 2, 0)),
+            np.ascontiguousarray(kinds.reshape(shape).transpose(1, 2, 0)),
+        )
+
+    def _write(self, run: SourceRun, first: int, places: IntArray, kinds: npt.NDArray[np.uint8]) -> None:
+        """Write what lies of a run in a lane's cells from `first` on.
+
+        The rest of its last window is padded, which a next run overwrites.
+        """
+        begin, end = max(run.begin - first, 0), min(run.end - first, len(places))
+        if begin >= end:
+            return
+        place = run.place + first - run.begin
+        places[begin:end] = np.arange(place + begin, place + end)
+        places[end : -(-end // self._window) * self._window] = place + end - 1
+        kinds[begin:end] = FRESH * run.fresh
+        if run.begin >= first:
+            kinds[begin] |= START
 
     def sources_before(self, stop: int) -> Iterator[tuple[int, SourceRun]]:
         """Each source with items that a lane takes before a step, in order of time: the lane, and what it fills."""
@@ -165,17 +175,10 @@ class Replay:
                 draws[lane] += 1
 
     def _next_grant(self, lane: int) -> int:
-        rules, draws = self._rules, self._draws[lane]
-        if draws:  # else there was an item just now
-            if rules.padding_mode == "cycle" and draws >= rules.most_draws(lane) + rules.lookahead:
-                raise EmptySourcesError(
-                    f"lane {lane} drew {draws} sources in a row, of {rules.num_sources} there are, and none has an "
-                    'item; padding_mode="cycle" would go on for ever',
-                    lane=lane,
-                )
-            if rules.padding_mode == "data" and draws >= rules.draws_of(lane):
-                return NONE
-        grant, self._reserved[lane] = next_grant(self._reserved[lane], rules.lookahead, self._deciders[lane])
+        draws = self._draws[lane]
+        if draws and self._rules.gives_up(lane, draws):  # else there was an item just now
+            return NONE
+        grant, self._reserved[lane] = next_grant(self._reserved[lane], self._rules.lookahead, self._deciders[lane])
         return grant
 
     def _run(self, grant: int, begin: int) -> SourceRun:
@@ -185,37 +188,6 @@ class Replay:
     def _step_behind(self, run: SourceRun) -> int:
         """The step in which the lane needs another source."""
         return (run.end if self._rules.windows == "packed" else run.end + self._window - 1) // self._window
-
-
-class _Block(NamedTuple):
-    """The cells of some steps, while they are written: each lane's in a row, from cell `first` of the epoch on."""
-
-    first: int
-    window: int
-    places: IntArray
-    kinds: npt.NDArray[np.uint8]
-
-    def write(self, lane: int, run: SourceRun) -> None:
-        """Write what lies in the block of a run, and pad the rest of its last window, which a next run overwrites."""
-        begin, end = max(run.begin - self.first, 0), min(run.end - self.first, self.places.shape[1])
-        if begin >= end:
-            return
-        places, kinds = self.places[lane], self.kinds[lane]
-        place = run.place + self.first - run.begin
-        places[begin:end] = np.arange(place + begin, place + end)
-        padded = -(-end // self.window) * self.window
-        places[end:padded] = place + end - 1
-        kinds[begin:end] = FRESH * run.fresh
-        if run.begin >= self.first:
-            kinds[begin] |= START
-
-    def by_step(self) -> Cells:
-        lanes = len(self.places)
-        shape = lanes, -1, self.window
-        return Cells(
-            np.ascontiguousarray(self.places.reshape(shape).transpose(1, 2, 0)),
-            np.ascontiguousarray(self.kinds.reshape(shape).transpose(1, 2, 0)),
-        )
 
 
 def steps_of_groups(rules: Rules, epoch: int, lengths: Lengths, order: Order | None = None) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_dataloader._schedule.mix import Mix
+from stream_dataloader.errors import EmptySourcesError
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 
 __all__ = ["split_batch_size", "split_dataset_sizes"]
@@ -233,7 +234,21 @@ class Rules:
         schedules = () if self.mix is None else self.mix.schedules
         return self.shuffle or any(shuffles) or "balanced" in (self.schedule, *schedules)
 
-    def most_draws(self, lane: int) -> int:
+    def gives_up(self, lane: int, draws: int) -> bool:
+        """Whether a lane that drew so many sources in a row without an item idles; only with `"data"`.
+
+        Raises:
+            EmptySourcesError: With `"cycle"`, no source of its group has an item.
+        """
+        if self.padding_mode == "cycle" and draws >= self._most_draws(lane) + self.lookahead:
+            raise EmptySourcesError(
+                f"lane {lane} drew {draws} sources in a row, of {self.num_sources} there are, and none has an item; "
+                'padding_mode="cycle" would go on for ever',
+                lane=lane,
+            )
+        return self.padding_mode == "data" and draws >= self.draws_of(lane)
+
+    def _most_draws(self, lane: int) -> int:
         """With `"cycle"`: after so many grants in a row without an item, no source of the group has any.
 
         They have every source that the lane's group can get. Where sources are dealt to groups anew in each pass, one

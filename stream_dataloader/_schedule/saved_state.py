@@ -1,7 +1,6 @@
 """Where a loader stands, as plain data: what `state_dict` gives and `load_state_dict` takes.
 
-Guarantee: a state is keyed by group and lane and holds no word on workers or ranks, so that any number of them can
-take it up; one of other sources or options is refused, with both sides named.
+Guarantee: a state holds no word on workers or ranks; one of other sources or options is refused, with both sides named.
 """
 
 from __future__ import annotations
@@ -252,14 +251,6 @@ def common(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name not in groups}
 
 
-def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first name in which two states' common parts differ, with both values; None if they are equal."""
-    for name in (*one, *(name for name in other if name not in one)):
-        if one.get(name) != other.get(name):
-            return name, one.get(name), other.get(name)
-    return None
-
-
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """One state of all groups, out of each rank's own, saved after the same batch.
 
@@ -304,12 +295,13 @@ def _put_together(
     """All that states have, of which they must share what is `common` to those of one moment."""
     whole: dict[str, Any] = {}
     for i, state in enumerate(states):
-        if differ := difference(common(state), common(whole or state)):
-            name, value, first = differ
-            raise StateError(
-                f"state {i} has {name} {value!r}, and state 0 {first!r}; merge states that all ranks of one run saved "
-                "after the same batch"
-            )
+        own, first = common(state), common(whole or state)
+        for name in own | first:
+            if own.get(name) != first.get(name):
+                raise StateError(
+                    f"state {i} has {name} {own.get(name)!r}, and state 0 {first.get(name)!r}; merge states that all "
+                    "ranks of one run saved after the same batch"
+                )
         whole = {**state, **whole}
     return whole
 

@@ -9,20 +9,18 @@
 
 Sections are what the schedule hands out, so each has a number; a source has the same numbers in every epoch.
 
-Guarantee: in each epoch every item of a source is in one section, and none has more than `steps` items. With jitter any
-`steps` places in a row of a source that is cut have one border, each of them with equal chance.
+Guarantee: in each epoch every item of a source is in one section, and none has more than `steps` items.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from stream_dataloader._schedule.mix import Latest
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader.stream_info import cuts_key
 
@@ -43,13 +41,6 @@ class Section(NamedTuple):
     start: int
     stop: int
     ends: bool
-
-
-class Bounds(NamedTuple):
-    """Where sections begin and end: arrays `(sections,)`."""
-
-    starts: IntArray
-    stops: IntArray
 
 
 class Cut:
@@ -73,8 +64,8 @@ class Cut:
         counts: IntArray = np.where(self.lengths > self.steps, -(-self.lengths // self.steps) + self.jitter, 1)
         return counts
 
-    def bounds(self, sources: IntArray, places: IntArray, key: int) -> Bounds:
-        """Where some sections are.
+    def bounds(self, sources: IntArray, places: IntArray, key: int) -> tuple[IntArray, IntArray]:
+        """Where some sections begin and end: arrays `(sections,)`.
 
         Args:
             sources: `(sections,)`, the source of each, counted within the list.
@@ -83,12 +74,12 @@ class Cut:
         """
         lengths = self.lengths[sources]
         if self.steps is None:
-            return Bounds(np.zeros_like(lengths), lengths)
+            return np.zeros_like(lengths), lengths
         steps = self.steps
         offsets = _offsets(key, sources + self.first, steps) if self.jitter else np.full_like(lengths, steps)
         offsets = np.where(lengths > steps, offsets, lengths)  # -1 stays -1
         starts = np.where(places == 0, 0, np.minimum(offsets + (places - 1) * steps, lengths))
-        return Bounds(starts, np.minimum(offsets + places * steps, lengths))
+        return starts, np.minimum(offsets + places * steps, lengths)
 
 
 def _offsets(key: int, sources: IntArray, steps: int) -> IntArray:
@@ -112,8 +103,8 @@ class Cuts:
         self._make_cache()
 
     def _make_cache(self) -> None:
-        self._keys: Latest[int, int] = Latest(lambda epoch: cuts_key(self._seed, epoch), 2)
-        self._bounds: Latest[int, Bounds] = Latest(self._all_bounds, 1)
+        self._key = lru_cache(2)(partial(cuts_key, self._seed))
+        self._bounds = lru_cache(1)(self._all_bounds)
 
     def under(self, seed: int) -> Cuts:
         """The same under another seed."""
@@ -138,29 +129,30 @@ class Cuts:
         source = self.source(number)
         cut = self._lists[int(np.searchsorted(self._begins, source, side="right")) - 1]
         within, place = np.array([source - cut.first]), np.array([number - int(self._firsts[source])])
-        starts, stops = cut.bounds(within, place, self._keys[epoch])
+        starts, stops = cut.bounds(within, place, self._key(epoch))
         start, stop, length = int(starts[0]), int(stops[0]), int(cut.lengths[within[0]])
         return Section(source, start, stop, ends=stop == length and (start < stop or length == 0))
 
     def starts(self, epoch: int) -> IntArray:
         """`(sections,)`, the first item of each."""
-        return self._bounds[epoch].starts
+        return self._bounds(epoch)[0]
 
     def lengths(self, epoch: int) -> IntArray:
         """`(sections,)`, the number of items of each; -1 is unknown."""
-        starts, stops = self._bounds[epoch]
+        starts, stops = self._bounds(epoch)
         return np.where(stops < 0, -1, stops - starts)
 
-    def _all_bounds(self, epoch: int) -> Bounds:
+    def _all_bounds(self, epoch: int) -> tuple[IntArray, IntArray]:
         found = []
         for cut in self._lists:
             sources = np.repeat(np.arange(len(cut.lengths)), cut.counts)
             places = np.arange(len(sources)) - np.repeat(np.cumsum(cut.counts) - cut.counts, cut.counts)
-            found.append(cut.bounds(sources, places, self._keys[epoch]))
-        return Bounds(*map(np.concatenate, zip(*found, strict=True)))
+            found.append(cut.bounds(sources, places, self._key(epoch)))
+        starts, stops = map(np.concatenate, zip(*found, strict=True))
+        return starts, stops
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_keys", "_bounds")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_key", "_bounds")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

@@ -4,8 +4,7 @@ Workers run ahead of what was delivered, so their state is not the state. Each p
 lanes took in the step and how far they have read; `Progress` follows as parts are delivered, by the rules of workers.
 Between two steps every ticket is decided, so little is to be kept: a cursor, and what each lane reads and has reserved.
 
-Guarantee: following costs next to nothing, as what comes from workers stays packed until a state is asked for. A
-`PackedSnapshot` shares what did not change with the one before, and never changes itself.
+Guarantee: following costs next to nothing, as what comes from workers stays packed until a state is asked for.
 """
 
 from __future__ import annotations

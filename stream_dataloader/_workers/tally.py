@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._items.layout import Layout, storage_dtype
-from stream_dataloader._reading.meters import KeptEvents, Meters, clock
+from stream_dataloader._reading.meters import Meters, clock
 from stream_dataloader._schedule.rules import NONE, Reader
 from stream_dataloader.stats import Events, LoaderStats, TraceEvent
 
@@ -72,7 +72,7 @@ class Tally:
 
     def stats(self, slots_in_use: int, slots: int) -> LoaderStats:
         """All counts as they are now."""
-        of_workers, of_batches = self.meters.kept_events(), tuple(self._events)
+        of_workers, of_batches = self.meters.events(), tuple(self._events)
         return LoaderStats(
             seconds=self._total_ns / 1e9,
             wait_seconds=self._wait_ns / 1e9,
@@ -84,9 +84,11 @@ class Tally:
         )
 
 
-def _in_order(of_workers: KeptEvents, of_batches: Iterable[tuple[int | None, int, int, int]]) -> list[TraceEvent]:
+def _in_order(
+    of_workers: Callable[[], list[TraceEvent]], of_batches: Iterable[tuple[int | None, int, int, int]]
+) -> list[TraceEvent]:
     """The events of workers, and those of the trainer, by the time when they began."""
-    events = of_workers.put_together()
+    events = of_workers()
     for mark, begin, stop, step in of_batches:
         events.append(TraceEvent(-1, "batch", begin, stop, step))
         if mark is not None:

@@ -99,7 +99,9 @@ MUTANTS = {
         "_schedule/tickets.py", "self._cursors[: len(cursors)] = cursors", "self._cursors[: len(cursors)] = 0"
     ),
     "reservations are not restored": Mutant(
-        "_reading/lane.py", "opener.restore(index, start.reserved)", "opener.restore(index, start.reserved and ())"
+        "_reading/opener.py",
+        "= resume.lanes[lane].reserved\n",
+        "= resume.lanes[lane].reserved and ()\n",
     ),
     "a worker resumes the first lanes, not its own": Mutant(
         "_reading/reader.py",

@@ -47,7 +47,7 @@ def test_even_draws_by_hand():
     def lists(exhausted, sizes, weights):
         mix = mix_of(sizes, weights, exhausted)
         order = DrawOrder(mix, None, 0)
-        return "".join("abc"[order[draw].list] for draw in range(mix.draws))
+        return "".join("abc"[order[draw][0]] for draw in range(mix.draws))
 
     assert lists("drop", (3, 3), (1, 1)) == "ababab"
     assert lists("drop", (6, 2), (3, 1)) == "aabaaaba"
@@ -63,8 +63,8 @@ def checked_draws(sizes, weights, exhausted, seed, count, endless=False):
     mix = mix_of(sizes, weights, exhausted)
     order = DrawOrder(mix, seed, 0, endless=endless)
     drawn = [order[draw] for draw in range(count)]
-    lists = np.array([draw.list for draw in drawn])
-    numbers = np.array([draw.number for draw in drawn])
+    lists = np.array([one for one, _ in drawn])
+    numbers = np.array([number for _, number in drawn])
     shares = np.array(weights) / np.sum(weights)
     for i, (size, share) in enumerate(zip(sizes, shares, strict=True)):
         assert (numbers[lists == i] == np.arange((lists == i).sum())).all()
@@ -95,11 +95,11 @@ def test_long_orders_are_made_block_by_block(seed):
     mix = mix_of([900, 20, 7], weights, "repeat")
     again = DrawOrder(mix, seed, 0, endless=True)
     places = np.random.default_rng(0).integers(0, count, 300).tolist()
-    assert [again[draw].list for draw in places] == lists[places].tolist()  # in any order
+    assert [again[draw][0] for draw in places] == lists[places].tolist()  # in any order
     far = 10**14
     block = [again[far + draw] for draw in range(20_000)]
     for i, share in enumerate(np.array(weights) / np.sum(weights)):
-        numbers = [draw.number for draw in block if draw.list == i]
+        numbers = [number for one, number in block if one == i]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         assert abs(numbers[0] - share * far) < 4
     finite = mix_of([30_000, 20, 7], weights, "repeat")
@@ -114,8 +114,8 @@ def test_random_draws_are_random_and_follow_the_weights():
     expected = len(draws) * weights / weights.sum()
     assert ((counts - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees of freedom: p = 0.001
     pairs = DrawOrder(mix_of([10_000] * 2, [1, 1]), 0, 0)
-    first = sum(pairs[2 * i].list for i in range(10_000))  # each pair of draws has both lists, in random order
+    first = sum(pairs[2 * i][0] for i in range(10_000))  # each pair of draws has both lists, in random order
     assert abs(first - 5000) < 165  # 3.3 standard deviations
     others = [DrawOrder(mix_of([10_000] * 2, [1, 1]), seed, epoch) for seed, epoch in [(0, 1), (1, 0)]]
     for other in others:
-        assert 4000 < sum(pairs[i].list == other[i].list for i in range(10_000)) < 6000
+        assert 4000 < sum(pairs[i][0] == other[i][0] for i in range(10_000)) < 6000
