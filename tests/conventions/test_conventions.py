@@ -90,16 +90,6 @@ def varlen(row, cu_seqlens, initial):
     return outputs, final
 
 
-def attention(x, cu_seqlens, causal):
-    """flash-attention, one head of size 1, queries, keys and values alike: no look beyond a sequence."""
-    outputs = torch.zeros_like(x)
-    for begin, end in pairwise(cu_seqlens.tolist()):
-        for i in range(begin, end):
-            keys = x[begin : i + 1 if causal else end]
-            outputs[i] = torch.softmax(keys * x[i], 0) @ keys
-    return outputs
-
-
 @WINDOWS
 def test_dreamer_zeroes_its_state_at_is_first(windows):
     carry = torch.zeros(LANES)
@@ -111,24 +101,6 @@ def test_dreamer_zeroes_its_state_at_is_first(windows):
             carry = 0.9 * carry * ~is_first[:, t] + data[:, t]
             outputs.append(carry)
         assert not differing(batch, torch.stack(outputs))
-
-
-@WINDOWS
-def test_streampetr_refreshes_its_memory_by_prev_exists(windows):
-    memory, start = None, torch.full((1, 3), 2.0)  # the first frame's memory is not zero there
-    begun = {(source, 0): 0.9 * 2 + value(source, 0) for source in range(len(LENGTHS))}
-    for batch in batches_of(windows):
-        prev_exists = batch.prev_exists()
-        assert prev_exists.dtype == torch.float32
-        for t in range(STEPS):
-            x = prev_exists[:, t]
-            memory = x.new_zeros(LANES, 3) if memory is None else memory * x.view(-1, 1)
-            memory = memory + (1 - x).view(-1, 1) * start
-            memory = 0.9 * memory + batch.data[t].unsqueeze(1)
-            for b in range(LANES):
-                if batch.is_start[t, b]:
-                    assert memory[b].tolist() == pytest.approx([begun[batch.source[t, b].item(), 0]] * 3)
-        assert prev_exists[(batch.source < 0).T].all()
 
 
 @WINDOWS
@@ -147,16 +119,6 @@ def test_mamba_goes_on_in_sequence_0_and_starts_anew_in_all_others(windows):
 
 
 @ALL_WINDOWS
-def test_segments_go_on_from_the_lanes_states_and_give_them_back(windows):
-    state = None
-    for batch in batches_of(windows):
-        segments, row = batch.segments(), batch.flatten_lanes(batch.data)
-        outputs, final = varlen(row, batch.cu_seqlens(), segments.to_segments(state))
-        state = segments.to_lanes(final)
-        assert not differing(batch, batch.unflatten_lanes(outputs))
-
-
-@ALL_WINDOWS
 def test_segments_start_with_the_value_of_a_recurrent_state_and_give_back_what_it_keeps(windows):
     start = torch.full((1,), 3.0, dtype=torch.float64)
     carry = RecurrentState(start, batch_dim=0, packed=True)
@@ -166,20 +128,6 @@ def test_segments_start_with_the_value_of_a_recurrent_state_and_give_back_what_i
         outputs, final = varlen(row, segments.cu_seqlens, initial)
         carry.after(batch, segments.to_lanes(final))
         assert not differing(batch, batch.unflatten_lanes(outputs), 3.0)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@ALL_WINDOWS
-def test_attention_looks_at_its_own_stream_in_the_window_and_never_at_padding(windows, causal):
-    for batch in batches_of(windows):
-        outputs = attention(batch.flatten_lanes(batch.data)[0], batch.cu_seqlens(), causal)
-        outputs = batch.unflatten_lanes(outputs.unsqueeze(0))
-        for t, b in (batch.source >= 0).nonzero().tolist():
-            own = batch.source[:, b] == batch.source[t, b]
-            if causal:
-                own &= batch.position[:, b] <= batch.position[t, b]
-            keys = batch.data[own, b]
-            assert torch.allclose(outputs[t, b], torch.softmax(keys * batch.data[t, b], 0) @ keys)
 
 
 @ALL_WINDOWS
@@ -218,10 +166,11 @@ def test_position_ids_count_in_segments_or_in_streams(windows):
 
 
 @WINDOWS
-def test_flags_of_reinforcement_learning_have_a_last_dimension(windows):
+def test_flags_of_each_step_have_the_shapes_and_dtypes_of_their_consumers(windows):
     for batch in batches_of(windows):
         assert batch.is_init().shape == (LANES, STEPS, 1)
         assert batch.is_init().squeeze(-1).T.equal(batch.is_start)
+        assert batch.prev_exists().T.equal((~batch.is_start).float())  # a factor: a memory's dtype is made of it
         with pytest.raises(ValueError, match="mark_ends=True"):
             batch.done()
 

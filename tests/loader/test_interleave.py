@@ -37,52 +37,16 @@ def item(source, position):
 
 
 @dataclass(frozen=True)
-class Forward:
-    """Can only be read from the beginning."""
+class OfList:
+    """Opens the sources of one list, at any item."""
 
     number: int
     open_early = True
-
-    def __call__(self, source):
-        assert source[0] == self.number, "opened by another list's factory"
-        for position in range(source[2]):
-            yield item(source, position)
-
-
-@dataclass(frozen=True)
-class Starting(Forward):
-    """Opens at any item."""
 
     def __call__(self, source, *, start=0):
         assert source[0] == self.number, "opened by another list's factory"
         for position in range(start, source[2]):
             yield item(source, position)
-
-
-class Stateful:
-    """Knows where it is, and tells."""
-
-    def __init__(self, source):
-        assert source[0] == 2, "opened by another list's factory"
-        self.source, self.position = source, 0
-
-    def state_dict(self):
-        return {"at": self.position}
-
-    def load_state_dict(self, state):
-        self.position = state["at"]
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.position == self.source[2]:
-            raise StopIteration
-        self.position += 1
-        return item(self.source, self.position - 1)
-
-
-FACTORIES = (Forward(0), Starting(1), Stateful)
 
 
 @dataclass
@@ -116,9 +80,7 @@ class Mixture:
                 "seed": number,
                 "lengths": lengths if known else None,
             }
-            yield StreamDataset(
-                sources, FACTORIES[number], self.lanes, shuffle=self.shuffles[number], **(given | options)
-            )
+            yield StreamDataset(sources, OfList(number), self.lanes, shuffle=self.shuffles[number], **(given | options))
 
     def dataset(self, *, known=False, **options):
         datasets = self.datasets(known=known)
@@ -200,7 +162,7 @@ def test_the_order_within_a_list_is_the_lists_own():
     mixture = Mixture(lists, weights, shuffles=(False, True, True))
     datasets = list(mixture.datasets())
     datasets[2] = StreamDataset(
-        datasets[2].sources, FACTORIES[2], 2, time_steps=2, lengths=lists[2], schedule="longest_first"
+        datasets[2].sources, OfList(2), 2, time_steps=2, lengths=lists[2], schedule="longest_first"
     )
     dataset = interleave(datasets, weights, seed=3)
     orders = [[], [], []]

@@ -25,7 +25,6 @@ from stream_dataloader import (
     sections,
 )
 from stream_dataloader._schedule.order import Order
-from stream_dataloader.streams import ArrayStream
 from stream_dataloader.testing import check_resume
 
 # What is read: sources are (index, length). Items tell source, position, and a random draw that depends on both.
@@ -271,16 +270,6 @@ def test_random_draws_of_an_item_do_not_depend_on_where_its_source_is_cut():
         return {tuple(row[:2]): row[2] for batch in batches for row in batch.data[batch.mask].tolist()}
 
     assert draws() == draws(sections=None) == draws(sections=sections(Case().lengths, 6, jitter=False))
-
-
-def test_sections_of_arrays_and_of_parts_of_them(tmp_path):
-    paths = [tmp_path / f"{number}.npy" for number in range(2)]
-    for number, path in enumerate(paths):
-        np.save(path, np.arange(100 * number, 100 * number + 50))
-    sources, lengths = [(paths[0], 0, 20), (paths[0], 30, 50), (paths[1], 5, 17)], [20, 20, 12]
-    dataset = StreamDataset(sources, ArrayStream(), 2, time_steps=4, sections=sections(lengths, 5), seed=1)
-    read = [int(value) for batch in StreamDataLoader(dataset) for value in batch.data[batch.mask]]
-    assert sorted(read) == [*range(20), *range(30, 50), *range(105, 117)]
 
 
 class Items:

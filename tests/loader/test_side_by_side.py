@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 from dataclasses import dataclass, field
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -20,48 +21,25 @@ from stream_dataloader import (
     StreamDataLoader,
     StreamDataset,
     StreamError,
-    get_stream_info,
     sections,
     side_by_side,
 )
 
 
-@dataclass(frozen=True)
-class Counting:
-    """Items tell member, source, position, and a draw of the epoch's."""
-
-    member: int
-
-    def __call__(self, source, *, start=0):
-        index, length = source
-        for position in range(start, length):
-            draw = get_stream_info().rng_at(position).integers(1 << 20)
-            yield np.array([self.member, index, position, draw])
-
-
 @dataclass
-class Member:
+class Member(cases.Case):
     """One member, small enough to be read again and again."""
 
     lengths: list = field(default_factory=lambda: [3, 5, 2])
-    lanes: int = 2
-    padding_mode: str = "zeros"
-    windows: str = "aligned"
     shuffle: bool = True
     known: bool = False
     cut: bool = False
 
     def dataset(self, number, time_steps):
-        return StreamDataset(
-            list(enumerate(self.lengths)),
-            Counting(number),
-            self.lanes,
-            self.padding_mode,
+        return super().dataset(
             fill_value=-number,
             seed=number,
             time_steps=time_steps,
-            windows=self.windows,
-            shuffle=self.shuffle,
             lengths=self.lengths if self.known else None,
             sections=sections(self.lengths, 3) if self.cut else None,
             mark_ends=True,
@@ -100,29 +78,23 @@ class Case:
             ]
 
 
-def cases(*known):
-    @st.composite
-    def build(draw):
-        members = []
-        for _ in range(draw(st.integers(1, 3))):
-            lengths = draw(st.lists(st.integers(0, 7), min_size=1, max_size=6))
-            mode = draw(st.sampled_from(["zeros", "data", "drop", "cycle"]))
-            lengths[0] = max(1, lengths[0])
-            members.append(
-                Member(
-                    lengths,
-                    min(draw(st.integers(1, 3)), len(lengths)) if mode == "drop" else draw(st.integers(1, 3)),
-                    mode,
-                    draw(st.sampled_from(["aligned", "packed"])),
-                    draw(st.booleans()),
-                    draw(st.sampled_from(known or [False, True])),
-                    draw(st.booleans()),
-                )
-            )
-        ending = [number for number, member in enumerate(members) if member.padding_mode != "cycle"]
-        return Case(members, draw(st.sampled_from(["first", "longest", *ending])), draw(st.integers(1, 3)))
+def members_of(known):
+    """Random members, which all say their lengths, or some."""
 
-    return build()
+    def build(case, known, cut):
+        case.lengths[0] = max(1, case.lengths[0])
+        return Member(**{**vars(case), "known": known, "cut": cut})
+
+    modes = ("zeros", "data", "drop", "cycle")
+    plain = cases.cases(max_streams=6, max_length=7, max_lanes=3, modes=modes)
+    return st.builds(build, plain, st.sampled_from(known), st.booleans())
+
+
+@st.composite
+def some(draw, known=(False, True)):
+    members = draw(st.lists(members_of(known), min_size=1, max_size=3))
+    ending = [number for number, member in enumerate(members) if member.padding_mode != "cycle"]
+    return Case(members, draw(st.sampled_from(["first", "longest", *ending])), draw(st.integers(1, 3)))
 
 
 FIELDS = ("data", "is_start", "is_last", "mask", "source", "position")
@@ -149,7 +121,7 @@ def check(batch, members, case):
 
 
 @random_cases(150)
-@given(cases())
+@given(some())
 def test_each_members_lanes_are_those_that_it_has_alone(case):
     loader = case.loader()
     for epoch, expected in enumerate(case.expected(3)):
@@ -164,7 +136,7 @@ def test_each_members_lanes_are_those_that_it_has_alone(case):
 
 
 @random_cases(100)
-@given(cases(True))
+@given(some(known=[True]))
 def test_len_is_exact_where_the_lengths_are_known(case):
     loader = case.loader()
     if all(member.padding_mode == "cycle" for member in case.members):
@@ -179,7 +151,7 @@ def test_len_is_exact_where_the_lengths_are_known(case):
 
 
 @random_cases(150)
-@given(cases(), st.data())
+@given(some(), st.data())
 def test_it_resumes_exactly_after_any_batch(case, data):
     """Each state is taken from a loader that was itself resumed, and goes through json."""
 
@@ -215,7 +187,8 @@ def test_it_resumes_exactly_after_any_batch(case, data):
     assert endless or state["epoch"] == len(expected)
 
 
-TWO = Case([Member([9, 4, 6, 3], 2), Member([2, 5, 1, 4], 3, "cycle", "packed", cut=True)])
+ENDLESS = {"padding_mode": "cycle"}
+TWO = Case([Member([9, 4, 6, 3]), Member([2, 5, 1, 4], 3, windows="packed", cut=True, **ENDLESS)])
 
 
 def test_a_state_goes_to_another_number_of_workers():
@@ -230,7 +203,7 @@ def test_a_state_goes_to_another_number_of_workers():
 
 
 def test_an_endless_run_is_cut_into_epochs_of_n_batches():
-    case = Case([Member([9, 4], 2, "cycle"), Member([2, 5, 1], 1, "cycle", cut=True)])
+    case = Case([Member([9, 4], **ENDLESS), Member([2, 5, 1], 1, cut=True, **ENDLESS)])
     run = [key(batch)[:-2] for batch in itertools.islice(case.loader(), 9)]
     loader = case.loader(batches_per_epoch=3)
     assert len(loader) == 3
@@ -263,10 +236,10 @@ def test_a_set_epoch_begins_there_and_the_coming_one_changes_nothing():
 
 
 def test_ranks_share_every_member():
-    members = [Member([9, 4, 6, 3, 2, 8], 2, known=True), Member([2, 5, 1, 4], 2, "cycle")]
+    members = [Member([9, 4, 6, 3, 2, 8], known=True), Member([2, 5, 1, 4], **ENDLESS)]
     batches = [list(Case(members).loader(rank=rank, world_size=2)) for rank in range(2)]
     assert len(batches[0]) == len(batches[1]) > 0
-    cells = [tuple(cell) for own in batches for b in own for cell in b.data[:, :2][b.mask[:, :2]][:, 1:3].tolist()]
+    cells = [tuple(cell) for own in batches for b in own for cell in b.data[:, :2][b.mask[:, :2]][:, :2].tolist()]
     assert len(cells) == len(set(cells))
 
 
@@ -337,7 +310,7 @@ def test_states_of_other_loaders_are_refused():
     with pytest.raises(StateError, match=r"number of members 2.* 1"):
         Case(TWO.members[:1]).loader().load_state_dict(state)
     with pytest.raises(StateError, match=r"members\[1\]: .*other sources"):
-        Case([TWO.members[0], Member([2, 5, 1, 5], 3, "cycle", "packed")]).loader().load_state_dict(
+        Case([TWO.members[0], Member([2, 5, 1, 5], 3, windows="packed", **ENDLESS)]).loader().load_state_dict(
             {**state, "members": [state["members"][0], {**state["members"][1], "sections": None, "num_sources": 4}]}
         )
     with pytest.raises(StateError, match="not whole: it has no over"):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import pickle
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from helpers import START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset, IterableDataset
 
 from stream_dataloader import (
     ReadError,
@@ -172,49 +171,6 @@ def test_a_windows_items_come_by_one_call(windows):
         assert sorted(numbers.calls)[:3] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-@dataclass
-class Sample:
-    image: torch.Tensor
-    label: int
-
-
-KINDS = {
-    "tensor": lambda i: torch.full((2, 3), i, dtype=torch.uint8),
-    "bfloat16": lambda i: torch.full((2,), i, dtype=torch.bfloat16),
-    "array": lambda i: np.full((2, 3), i, np.float32),
-    "number": lambda i: i,
-    "dict": lambda i: {"y": i, "x": torch.full((2,), i), "nested": (np.int16(i), torch.tensor(i))},
-    "dataclass": lambda i: Sample(torch.full((2,), i), i),
-    "text": lambda i: {"text": f"item {i}", "x": torch.tensor(i)},
-    "large": lambda i: torch.full((600, 300), i),
-    "grad": lambda i: torch.full((2,), float(i), requires_grad=True),
-}
-
-
-class Kinds(Dataset):
-    def __init__(self, make, count=11):
-        self.make, self.count = make, count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        return self.make(index)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("many", [False, True])
-def test_items_of_any_kind_are_those_of_a_stream(kind, many):
-    groups, make = [range(4), range(4, 5), range(5, 11)], KINDS[kind]
-    source = Kinds(make)
-    if many:
-        source = Subset(source, range(11))  # which has __getitems__
-    ours = StreamDataset.from_map_style(source, groups, 2, time_steps=3, seed=0, windows="packed")
-    plain = StreamDataset(groups, lambda group: map(make, group), 2, time_steps=3, seed=0, windows="packed")
-    for batch, expected in zip(StreamDataLoader(ours), StreamDataLoader(plain), strict=True):
-        assert batch_key(batch) == batch_key(expected)
-
-
 @random_cases(400, 30)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=12), st.data())
 def test_all_options_are_as_for_sources(lengths, data):
@@ -306,21 +262,6 @@ def test_an_error_comes_at_its_own_item(kind, broken):
     with pytest.warns(RuntimeWarning, match="skipped the rest"):
         read = rows(StreamDataLoader(skipping))
     assert [item for batch in read for item in batch[0] if item >= 0] == list(range(broken))
-
-
-class Flaky(ManyNumbers):
-    """Fails once for each index in `broken`."""
-
-    def __getitem__(self, index):
-        if index in self.broken:
-            self.broken.remove(index)
-            raise OSError("once")
-        return torch.tensor([index])
-
-
-def test_an_item_that_breaks_once_is_fetched_again():
-    dataset = StreamDataset.from_map_style(Flaky(10, [2, 7]), [range(10)], 1, time_steps=4, seed=0, fill_value=-1)
-    assert [item for batch in rows(StreamDataLoader(dataset)) for item in batch[0] if item >= 0] == list(range(10))
 
 
 class Few(ManyNumbers):

@@ -160,18 +160,6 @@ def plain(batches):
     return [[(int(i), i.lane, i.t, i.is_start, i.mask) for i in batch] for batch in batches]
 
 
-@random_cases(400, 20)
-@given(cases(modes=("zeros", "drop")))
-def test_ranks_are_disjoint_and_have_equal_steps(case):
-    lengths, options, *_, world_size = case
-    ranks = [list(sampler_of(case, rank)) for rank in range(world_size)]
-    assert len({len(batches) for batches in ranks}) == 1
-    read = [int(index) for batches in ranks for batch in batches for index in batch if index.mask]
-    assert len(read) == len(set(read))
-    if options["padding_mode"] == "zeros":
-        assert sorted(read) == list(range(sum(lengths)))
-
-
 @random_cases(200, 15)
 @given(cases(modes=("cycle",)), st.integers(1, 6), st.data())
 def test_epochs_of_n_batches_are_the_endless_run(case, n, data):
@@ -253,29 +241,6 @@ def test_torchs_own_loader_hands_the_indices_to_the_dataset(workers):
         *([5, 1, 0, 1, 1], [6, 1, 1, 0, 1], [7, 1, 0, 0, 1], [7, 1, 1, 0, 0]),
         *([8, 1, 0, 1, 1], [9, 1, 1, 0, 1], [10, 1, 0, 0, 1], [11, 1, 1, 0, 1]),
     ]
-
-
-def test_a_loader_that_fetches_ahead_resumes_where_the_trainer_was():
-    def build():
-        sampler = LaneBatchSampler([30, 20, 25], 2, 2, numbers="lengths", padding_mode="zeros", seed=0)
-        return sampler, DataLoader(Marked75(), batch_sampler=sampler, num_workers=2, prefetch_factor=3)
-
-    whole = [batch.tolist() for batch in build()[1]]
-    sampler, loader = build()
-    iterator = iter(loader)
-    used = [next(iterator).tolist() for _ in range(4)]
-    state = sampler.state_dict(4)
-    assert sampler.state_dict()["step"] > 4
-    del iterator
-    sampler, loader = build()
-    sampler.load_state_dict(state)
-    assert used + [batch.tolist() for batch in loader] == whole
-    assert len(whole) == len(sampler)
-
-
-class Marked75(Marked):
-    def __len__(self):
-        return 75
 
 
 def test_a_batch_is_a_list_of_plain_integers_to_c_code():
