@@ -137,26 +137,6 @@ def mixtures(modes=("zeros", "data", "drop"), exhausted=("drop", "repeat")):
 # The order of sources
 
 
-@random_cases(300)
-@given(mixtures())
-def test_every_source_comes_once_or_at_its_share(mixture):
-    dataset = mixture.dataset()
-    drawn = collections.Counter(mixture.drawn(dataset))
-    assert set(drawn) == set(range(len(mixture.lengths)))
-    if mixture.exhausted == "drop":
-        assert set(drawn.values()) == {1}
-        return
-    shares = np.array(mixture.weights or [1] * len(mixture.lists))
-    shares = shares / shares.sum()
-    sizes = np.array(list(map(len, mixture.lists)))
-    turns = (sizes / shares).max()
-    for number, (share, size) in enumerate(zip(shares, sizes, strict=True)):
-        counts = [drawn[index] for index in drawn if dataset.locate(index)[0] == number]
-        assert max(counts) - min(counts) <= 1  # pass after pass
-        assert size <= sum(counts)
-        assert abs(sum(counts) - turns * share) <= 0.5 + 1e-6
-
-
 def test_the_order_within_a_list_is_the_lists_own():
     lists, weights = [[3] * 20, [3] * 20, [1 + i % 5 for i in range(20)]], [1, 1, 1]
     mixture = Mixture(lists, weights, shuffles=(False, True, True))

@@ -272,39 +272,6 @@ def test_random_draws_of_an_item_do_not_depend_on_where_its_source_is_cut():
     assert draws() == draws(sections=None) == draws(sections=sections(Case().lengths, 6, jitter=False))
 
 
-class Items:
-    """A map-style dataset that notes what it is asked for."""
-
-    def __init__(self, count):
-        self.count, self.asked = count, []
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        self.asked.append(index)
-        return np.array([index])
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-@pytest.mark.parametrize(
-    "groups", [[range(11), range(11, 13), range(13, 40)], [[*range(0, 40, 2)], [*range(1, 40, 2)]]]
-)
-def test_groups_of_a_map_style_dataset_are_cut_and_no_item_is_fetched_twice(groups):
-    items = Items(40)
-    dataset = StreamDataset.from_map_style(items, groups, 2, time_steps=4, sections=sections(None, 5), seed=0)
-    loader = StreamDataLoader(dataset)
-    for _ in range(2):
-        count, items.asked = len(loader), []
-        batches = list(loader)
-        assert len(batches) == count
-        read = sorted(int(value) for batch in batches for value in batch.data[batch.mask])
-        assert read == sorted(items.asked) == list(range(40))
-    check_resume(lambda workers: StreamDataLoader(dataset, workers), num_workers=(0, 1))
-
-
 @pytest.mark.parametrize("factory", FACTORIES)
 @pytest.mark.parametrize("jitter", [True, False])
 @pytest.mark.parametrize(("given", "found"), [(9, "only 9 items"), (13, "at least 13 items")])

@@ -3,8 +3,11 @@
 import itertools
 import json
 import multiprocessing
+import os
 import pickle
+import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import cases
 import numpy as np
@@ -21,9 +24,13 @@ from stream_dataloader import (
     StreamDataLoader,
     StreamDataset,
     StreamError,
+    WorkerDeathError,
+    merge_states,
     sections,
     side_by_side,
+    split_state,
 )
+from stream_dataloader._assembly.regroup import Regrouper
 
 
 @dataclass
@@ -35,7 +42,7 @@ class Member(cases.Case):
     known: bool = False
     cut: bool = False
 
-    def dataset(self, number, time_steps):
+    def dataset(self, number, time_steps, **options):
         return super().dataset(
             fill_value=-number,
             seed=number,
@@ -43,6 +50,7 @@ class Member(cases.Case):
             lengths=self.lengths if self.known else None,
             sections=sections(self.lengths, 3) if self.cut else None,
             mark_ends=True,
+            **options,
         )
 
 
@@ -340,3 +348,138 @@ ONE = Member().dataset(0, 2)
 def test_what_cannot_be_put_side_by_side_is_refused(members, options, error, text):
     with pytest.raises(error, match=text):
         side_by_side(members, **options)
+
+
+# What a loader offers holds for all of its lanes.
+
+
+def three(mode="zeros", ends_with="longest"):
+    first = Member([9, 4, 6, 3, 8, 12, 15, 2], padding_mode=mode, shuffle=False)
+    others = [Member([30, 20, 25, 30], shuffle=False), Member([2, 5, 1, 4], shuffle=False, **ENDLESS)]
+    return Case([first, *others], ends_with)
+
+
+def windows_of(found):
+    return [batch.data.tolist() for batch in found]
+
+
+def test_it_is_a_loader_with_stats_and_a_progress_bar(monkeypatch):
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # a thread of tqdm's
+    found = three().loader()
+    assert isinstance(found, StreamDataLoader)
+    batches = list(found.progress(disable=True))
+    stats = found.stats()
+    assert stats.batches == len(batches)
+    assert stats.items == sum(int((batch.source >= 0).sum()) for batch in batches)
+    assert stats.cells == len(batches) * 2 * 6
+    assert stats.setup.lanes == 6
+    assert len(stats.workers) == 3  # one of each member
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"transport": "queue"}, {"worker_method": "thread"}, {"threads_per_worker": 2}], ids=str
+)
+@pytest.mark.parametrize("mode", ["zeros", "drop"])
+@pytest.mark.parametrize("num_workers", [3, [1, 0, 2]])
+def test_a_member_that_has_ended_is_padded_whoever_reads_it(options, mode, num_workers):
+    assert windows_of(three(mode).loader(num_workers, **options)) == windows_of(three(mode).loader())
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_parts_are_each_workers_lanes(num_workers):
+    whole, parts = (three().loader(num_workers) for _ in range(2))
+    parts = list(parts.parts())
+    for batch in whole:
+        own = [part for part in parts if part.step == batch.step]
+        assert [part.worker for part in own] == [number for number in range(3) if number in {p.worker for p in own}]
+        for part in own:
+            assert torch.equal(part.data, batch.data[:, part.lane])
+            assert torch.equal(part.member, batch.member[part.lane])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_collate_fn_takes_the_windows_of_all_lanes(num_workers):
+    found = three().loader(num_workers, collate_fn=lambda windows: torch.stack(windows, 1))
+    assert [batch.tolist() for batch in found] == windows_of(three().loader())
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_batches_are_put_together_in_place(num_workers, monkeypatch):
+    monkeypatch.delattr(Regrouper, "_column")  # what puts readers' windows side by side, if they lie elsewhere
+    found = three(ends_with="first").loader(num_workers)
+    for batch in found:
+        assert batch.data.shape == (2, 6, 3)
+    assert found.stats().copies == 0
+
+
+@dataclass
+class Deadly(cases.Counting):
+    """Kills its worker at an item of a source of 25: once, or whenever it is read."""
+
+    path: Path = Path()
+    always: bool = False
+
+    def __call__(self, source):
+        for position, item in enumerate(super().__call__(source)):
+            if source[1] == 25 and position == 3 and (self.always or not self.path.exists()):
+                self.path.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield item
+
+
+def deadly(path, always, **options):
+    members = three().members
+    datasets = [member.dataset(number, 2, on_error="skip") for number, member in enumerate(members)]
+    datasets[1] = members[1].dataset(1, 2, on_error="skip", open_stream=Deadly(path=path, always=always))
+    return side_by_side([(own, 2) for own in datasets], 3, ends_with="longest", **options)
+
+
+def test_all_members_continue_after_a_worker_of_one_died(tmp_path):
+    assert windows_of(deadly(tmp_path / "died", always=False, max_restarts=1)) == windows_of(three().loader())
+    (tmp_path / "died").unlink()
+    with pytest.raises(WorkerDeathError) as death:
+        list(deadly(tmp_path / "died", always=False))
+    assert death.value.member == 1
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_a_source_that_kills_its_worker_is_skipped_in_its_own_member(tmp_path):
+    found = deadly(tmp_path / "died", always=True, max_restarts=3)
+    batches = list(found)
+    assert [(error.source_index, error.position) for error in found.failures] == [(2, 2)]
+    read = {m: {int(s) for b in batches for s in b.source[:, b.member == m].flatten() if s >= 0} for m in range(2)}
+    assert read == {0: set(range(8)), 1: set(range(4))}
+
+
+def test_a_copy_goes_on_where_the_loader_stands():
+    found, other = (three(ends_with="first").loader() for _ in range(2))
+    for own in (found, other):
+        iterator = iter(own)
+        for _ in range(3):
+            next(iterator)
+    copied = pickle.loads(pickle.dumps(found))
+    assert found.state_dict()["step"] == 3  # it is still being read
+    assert windows_of(copied) == windows_of(other)
+    assert windows_of(pickle.loads(pickle.dumps(copied))) == windows_of(other)
+
+
+def test_a_state_of_all_ranks_is_dealt_to_others():
+    def rank(number, world_size):
+        members = [Member([9, 4, 6, 3, 8, 12, 15, 2], 4 // world_size, known=True)]
+        members.append(Member([30, 20, 25, 30], 4 // world_size, known=True))
+        return Case(members, "longest").loader(rank=number, world_size=world_size, groups=2)
+
+    whole = rank(0, 1)
+    expected = windows_of(whole)
+    ranks = [rank(0, 2), rank(1, 2)]
+    for own in ranks:
+        iterator = iter(own)
+        for _ in range(3):
+            next(iterator)
+    merged = merge_states([own.state_dict() for own in ranks])
+    whole.load_state_dict(merged)
+    assert windows_of(whole) == expected[3:]
+    for number, state in enumerate(split_state(merged, 2)):
+        other = rank(number, 2)
+        other.load_state_dict(state)
+        assert windows_of(other) == windows_of(ranks[number])[3:] or other.epoch

@@ -41,24 +41,10 @@ def test_counts_are_those_of_the_batches(workers, method):
     assert len(stats.workers) == max(workers, 1)
     assert workers or not stats.sent
     assert sum(worker.items for worker in stats.workers) == stats.items
-
-
-def test_time_goes_where_it_went():
-    def read(length):
-        time.sleep(0.05)
-        for i in range(length):
-            time.sleep(0.01)
-            yield i
-
-    loader = loader_of(open_stream=read, sources=[4, 4, 4], lookahead=0)
-    for _ in loader:
-        time.sleep(0.1)
-    (worker,) = loader.stats().workers
-    assert worker.opening_seconds >= 0.15
-    assert worker.reading_seconds >= 0.09
-    assert loader.stats().wait_seconds >= 0.27
-    assert loader.stats().seconds >= loader.stats().wait_seconds
-    assert 0 < loader.stats().wait_share < 1
+    assert (
+        min(sum(getattr(worker, f"{what}_seconds") for worker in stats.workers) for what in ("opening", "reading")) > 0
+    )
+    assert 0 < stats.wait_seconds <= stats.seconds
 
 
 def test_what_happened_between_two_moments_is_their_difference():

@@ -17,6 +17,7 @@ from stream_dataloader import (
     StateError,
     StreamDataLoader,
     StreamDataset,
+    sections,
 )
 from stream_dataloader.testing import batch_key, check_resume
 
@@ -297,6 +298,22 @@ def test_ends_are_marked_without_an_item_more():
     ends = [batch.is_last.T.tolist() for batch in StreamDataLoader(dataset)]
     assert ends == [[[False] * 2] * 2, [[False, True], [False, False]], [[False] * 2, [True, False]]]
     assert sorted(itertools.chain(*numbers.calls)) == list(range(9))
+
+
+@pytest.mark.parametrize(
+    "groups", [[range(11), range(11, 13), range(13, 40)], [[*range(0, 40, 2)], [*range(1, 40, 2)]]]
+)
+def test_groups_are_cut_into_sections_and_no_item_is_fetched_twice(groups):
+    numbers = ManyNumbers(40)
+    dataset = StreamDataset.from_map_style(numbers, groups, 2, time_steps=4, sections=sections(None, 5), seed=0)
+    loader = StreamDataLoader(dataset)
+    for _ in range(2):
+        count, numbers.calls = len(loader), []
+        batches = list(loader)
+        assert len(batches) == count
+        read = sorted(int(value) for batch in batches for value in batch.data[batch.mask])
+        assert read == sorted(itertools.chain(*numbers.calls)) == list(range(40))
+    check_resume(lambda workers: StreamDataLoader(dataset, workers), num_workers=(0, 1))
 
 
 def test_a_subclass_is_built_as_itself():

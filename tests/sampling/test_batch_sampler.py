@@ -25,19 +25,6 @@ from stream_dataloader import (
 )
 
 
-class Numbers(Dataset):
-    """Item i is i."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        return np.int64(index)
-
-
 def ranges(lengths):
     return [range(end - length, end) for length, end in zip(lengths, itertools.accumulate(lengths), strict=True)]
 
@@ -75,7 +62,7 @@ def sampler_of(case, rank=0, **others):
 
 def loader_of(case, rank=0, **others):
     lengths, options, lanes, total, world_size = case
-    dataset = StreamDataset.from_map_style(Numbers(sum(lengths)), ranges(lengths), lanes, fill_value=-1, **options)
+    dataset = StreamDataset.from_map_style(np.arange(sum(lengths)), ranges(lengths), lanes, fill_value=-1, **options)
     return StreamDataLoader(dataset, groups=total, rank=rank, world_size=world_size, **others)
 
 
