@@ -1,29 +1,35 @@
-"""What commands share: how arguments are read, how things are printed, and the exit statuses."""
+"""What commands share: arguments, options by `NAME=VALUE`, what is printed, and the exit statuses.
+
+Guarantee: a value means the same for every option, and one that is refused is named with it.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
 import json
-import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
-#: Exit statuses, the same for all commands. 0: done, and nothing was found to be wrong. 1: something is wrong with what
-#: was read (also if it was skipped), with the user's own code, or with the machine, such as a full disk. 2: the command
-#: was called wrongly: an argument, a path that does not exist, a package that is missing. 130: Ctrl-C.
+#: Exit statuses. 0: nothing was found to be wrong. 1: something is wrong with what was read
+#: (also if it was skipped), with the user's own code, or with the machine, such as a full disk.
+#: 2: the command was called wrongly: an argument, a path, a package that is missing. 130: Ctrl-C.
 DONE, PROBLEM, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 #: What a wrong argument raises.
 USER_ERRORS = (
-    FileNotFoundError,
-    FileExistsError,
-    NotADirectoryError,
-    PermissionError,
-    ImportError,
-    TypeError,
-    ValueError,
+    *(FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError),
+    *(ImportError, TypeError, ValueError),
 )
+
+_HOW = (
+    "VALUE is true, false, none, a number, a [list] or {dict} as Python or JSON writes it, "
+    "'text' in quotes, or else text as it stands; may be given again"
+)
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+_Made = TypeVar("_Made")
 
 
 class FoundWrong(Exception):
@@ -36,7 +42,7 @@ class UserCodeError(Exception):
 
 def positive(text: str) -> int:
     """A whole number of at least 1."""
-    if not re.fullmatch(r"\d+", text) or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 1")
     return int(text)
 
@@ -46,38 +52,70 @@ def natural(text: str) -> int:
     return 0 if text == "0" else positive(text)
 
 
-def size(text: str, smallest: int = 8, largest: int = 8192) -> tuple[int, int]:
+def size(text: str) -> tuple[int, int]:
     """Width and height, in pixels."""
-    numbers = re.fullmatch(r"(\d+)x(\d+)", text)
-    found = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
-    if not all(smallest <= length <= largest for length in found):
-        raise argparse.ArgumentTypeError(
-            f"{text} is no WIDTHxHEIGHT of {smallest} to {largest} pixels each; write 240x180, say"
-        )
-    return found
+    width, _, height = text.partition("x")
+    if all(length.isdecimal() and 8 <= int(length) <= 8192 for length in (width, height)):
+        return int(width), int(height)
+    raise argparse.ArgumentTypeError(f"{text} is no WIDTHxHEIGHT of 8 to 8192 pixels each; write 240x180, say")
 
 
-def say(text: str = "") -> None:
-    """Print what may hold characters that stdout cannot encode, as names of files do."""
-    encoding = sys.stdout.encoding or "ascii"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+def option(text: str) -> tuple[str, Any]:
+    """Name and value of `name=value`."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text} is no NAME=VALUE; write size_limit=1000000, say")
+    if value.lower() in _WORDS:
+        return name, _WORDS[value.lower()]
+    with contextlib.suppress(ValueError, SyntaxError):
+        return name, ast.literal_eval(value)
+    if not value.startswith(("[", "{", "(", "'", '"')):
+        return name, value
+    with contextlib.suppress(ValueError):
+        return name, json.loads(value)
+    raise argparse.ArgumentTypeError(
+        f"{text} begins as a list, a dict or a quoted text, and is none; put texts in it in quotes"
+    )
 
 
-def say_json(content: Any) -> None:
+def add_options(parser: argparse.ArgumentParser, name: str, what: str, dest: str = "option") -> None:
+    """Add an argument that takes `NAME=VALUE`, any number of times."""
+    parser.add_argument(
+        name,
+        dest=dest,
+        metavar="NAME=VALUE",
+        type=option,
+        action="append",
+        default=[],
+        help=f"an option of {what}. {_HOW}",
+    )
+
+
+def with_options(given: Sequence[tuple[str, Any]], make: Callable[..., _Made], *arguments: Any, **others: Any) -> _Made:
+    """What `make` returns for options that were given, and others; the given ones count."""
+    try:
+        return make(*arguments, **{**others, **dict(given)})
+    except (TypeError, ValueError) as error:
+        if not given or type(error) not in (TypeError, ValueError):  # a store that is damaged, say
+            raise
+        told = " ".join(f"{name}={value}" for name, value in given)
+        raise type(error)(f"option {told}: {error}") from None
+
+
+def print_json(content: Any) -> None:
     """Print JSON."""
     print(json.dumps(content, indent=2, default=str))
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as text, columns as wide as they must be, without those that are empty; the first is flush left."""
-    lines = [heads, *rows]
-    columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    told = []
-    for first, *cells in zip(*columns, strict=True):
-        padded = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        told.append("  ".join([first.ljust(widths[0]), *padded]).rstrip())
-    return "\n".join(told)
+def table(rows: Iterable[Sequence[str]]) -> str:
+    """A table as text, without columns that have only a head; the first column is flush left."""
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    padded = []
+    for number, column in enumerate(columns):
+        width = max(map(len, column))
+        pad = str.rjust if number else str.ljust
+        padded.append([pad(cell, width) for cell in column])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
 
 
 def warn(error: BaseException | str) -> None:
@@ -85,5 +123,4 @@ def warn(error: BaseException | str) -> None:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    encoding = sys.stderr.encoding or "ascii"
-    print(f"stream-dataloader: {text}".encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
+    print(f"stream-dataloader: {text}", file=sys.stderr)

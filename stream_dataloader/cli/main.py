@@ -1,16 +1,16 @@
 """The command line: `stream-dataloader COMMAND`, also `python -m stream_dataloader COMMAND`.
 
-Each command is a module: `HELP`, `DESCRIPTION` and `EXAMPLES` say what it does, `add` adds its arguments, and `run`
-returns the exit status: 0 if all is well, 1 if something was found to be wrong, 2 if it was called wrongly, 130 after
-Ctrl-C (`arguments`). What it raises ends in one of them too.
+Each command is a module. Its docstring is the help, `add` adds its arguments, and `run` returns the
+exit status (`arguments`). What it raises ends in one of them too.
 
-Guarantee: what a user can put right is one line on stderr that says how; what the user's own code raised comes with its
-traceback.
+Guarantee: what a user can put right is one line on stderr that says how; what the user's own code
+raised comes with its traceback.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import traceback
@@ -33,7 +33,7 @@ from stream_dataloader.errors import StreamDataLoaderError
 _COMMANDS = (demo, pack, inspect, timeline, profile, play, verify)
 
 _EXAMPLES = """\
-examples:
+Examples:
   stream-dataloader demo
   stream-dataloader inspect videos/ --batch-size 8
   stream-dataloader profile videos/ --size 360x240 --workers 2
@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; None takes those of the process.
     """
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have any characters
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status: int = options.run(options)
         return status
@@ -55,20 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warn(interrupt)
         return INTERRUPTED  # as a shell reports SIGINT
     except BrokenPipeError:  # who reads stdout, `head` say, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
         return DONE
     except UserCodeError as error:
         traceback.print_exception(error.__cause__)
         return PROBLEM
-    except (FoundWrong, StreamDataLoaderError) as error:
+    except (FoundWrong, StreamDataLoaderError, OSError, *USER_ERRORS) as error:
         warn(error)
-        return PROBLEM
-    except USER_ERRORS as error:
-        warn(error)
-        return MISTAKE
-    except OSError as error:  # a full disk
-        warn(error)
-        return PROBLEM
+        is_wrong = isinstance(error, (FoundWrong, StreamDataLoaderError))
+        return MISTAKE if isinstance(error, USER_ERRORS) and not is_wrong else PROBLEM
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,11 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"stream-dataloader {__version__}")
     commands = parser.add_subparsers(required=True)
     for command in _COMMANDS:
+        text = command.__doc__ or ""  # which `python -OO` leaves out
         added = commands.add_parser(
             command.__name__.rpartition(".")[2],
-            help=command.HELP,
-            description=command.DESCRIPTION,
-            epilog=f"examples:\n{command.EXAMPLES}",
+            help=text.partition("\n")[0],
+            description=text.replace("%", "%%"),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add(added)

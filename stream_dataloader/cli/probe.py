@@ -1,14 +1,13 @@
-"""What a file holds, told by its headers and its first packets: a row of `stream-dataloader inspect`.
+"""What a file holds, told by its headers and its first packets: a row of `inspect`.
 
-Guarantee: nothing is decoded, and of a long video only so many packets are read; what is wrong is told, not raised.
+Guarantee: nothing is decoded, and of a long video only so many packets are read; what is wrong is
+told, not raised.
 """
 
 from __future__ import annotations
 
 import codecs
-import itertools
 import os
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,44 +20,23 @@ _HEAD_BYTES = 1 << 16
 
 @dataclass
 class Probe:
-    """What is known of a source.
-
-    Attributes:
-        key: What it is called.
-        kind: One of `KINDS`.
-        codec: How it is encoded; the dtype of an array.
-        size: Width and height in pixels, the number of channels, or the shape of a time step.
-        rate: Frames or samples a second.
-        frames: Frames, samples, rows or images; None if that is not known.
-        exact: They were counted, or a header counts them; else they are estimated from the duration.
-        duration_seconds: How long it lasts.
-        keyframe_interval: Frames from one key frame to the next, the median; None if there is no second one.
-        disk_bytes: Size of the file, or of the images.
-        problems: What is wrong.
-    """
+    """What is known of a source."""
 
     key: str
     kind: str
-    codec: str = ""
-    size: str = ""
-    rate: float | None = None
-    frames: int | None = None
-    exact: bool = True
+    codec: str = ""  # the dtype of an array
+    size: str = ""  # width and height, the number of channels, or the shape of a time step
+    rate: float | None = None  # frames or samples a second
+    frames: int | None = None  # or samples, rows, images
+    exact: bool = True  # they were counted, by a header or here; else they follow from the duration
     duration_seconds: float | None = None
-    keyframe_interval: int | None = None
+    keyframe_interval: int | None = None  # frames from one key frame to the next
     disk_bytes: int = 0
     problems: list[str] = field(default_factory=list)
 
 
 def probe(kind: str, source: str, key: str, factory: Any) -> Probe:
-    """Look at one source.
-
-    Args:
-        kind: One of `KINDS`.
-        source: Its path.
-        key: What it is called.
-        factory: Opens it.
-    """
+    """Look at one source."""
     found = Probe(key, kind)
     try:
         if kind != "images":
@@ -75,56 +53,70 @@ def probe(kind: str, source: str, key: str, factory: Any) -> Probe:
 def _video(found: Probe, path: str, _: Any) -> None:
     import av.error
 
-    from stream_dataloader.streams._media.container import choose_stream, frame_rate, open_container
+    from stream_dataloader.streams._media import container as media
 
-    with open_container(path) as container:
-        stream = choose_stream(container, "video", 0)
-        found.codec, found.rate = stream.codec_context.name, float(frame_rate(stream))
-        found.size = f"{stream.codec_context.width}x{stream.codec_context.height}"
+    keys: list[bool] = []
+    with media.open_container(path) as container:
+        stream = media.choose_stream(container, "video", 0)
+        codec = stream.codec_context
+        found.codec = codec.name
+        found.size = f"{codec.width}x{codec.height}"
+        found.rate = float(media.frame_rate(stream))
         found.duration_seconds = _seconds(container, stream)
-        count, keys, whole = 0, [], True
+        known = stream.frames
         try:
             for packet in container.demux(stream):
-                if not packet.size or packet.is_discard:
-                    continue
-                if count == _MOST_PACKETS:
-                    whole = False
+                if packet.size and not packet.is_discard:
+                    keys.append(packet.is_keyframe)
+                if len(keys) > _MOST_PACKETS:
                     break
-                if packet.is_keyframe:
-                    keys.append(count)
-                count += 1
         except av.error.FFmpegError as error:
-            found.problems.append(f"it cannot be read behind frame {count} ({error.strerror})")
-        if len(keys) > 1:
-            found.keyframe_interval = round(statistics.median(b - a for a, b in itertools.pairwise(keys)))
-        found.frames = count
-        if not whole:
-            known, estimate = stream.frames, found.duration_seconds
-            found.exact = bool(known)
-            found.frames = known or (None if estimate is None else round(estimate * found.rate))
-            if len(keys) < 2:
-                found.problems.append(f"no second key frame within {count} frames: to begin within it takes long")
-        elif found.duration_seconds is None:
-            found.duration_seconds = count / found.rate
+            found.problems.append(f"it cannot be read behind frame {len(keys)} ({error.strerror})")
+    intervals = np.diff(np.flatnonzero(keys[:_MOST_PACKETS]))
+    if len(intervals):
+        found.keyframe_interval = round(float(np.median(intervals)))
+    if len(keys) <= _MOST_PACKETS:
+        found.frames = len(keys)
+        found.duration_seconds = found.duration_seconds or len(keys) / found.rate
+    else:
+        found.exact = bool(known)
+        found.frames = known or _count(found)
+        if not len(intervals):
+            found.problems.append(f"no second key frame within {_MOST_PACKETS} frames: to begin within it takes long")
     _look_for_a_cut(found, path)
 
 
 def _audio(found: Probe, path: str, _: Any) -> None:
-    from stream_dataloader.streams._media.container import choose_stream, open_container
+    from stream_dataloader.streams._media import container as media
     from stream_dataloader.streams.audio.headers import declared_samples
 
-    with open_container(path) as container:
-        stream = choose_stream(container, "audio", 0)
+    with media.open_container(path) as container:
+        stream = media.choose_stream(container, "audio", 0)
         codec = stream.codec_context
-        found.codec, found.size, found.rate = codec.name, f"{codec.channels} ch", float(codec.sample_rate)
-        found.duration_seconds = _seconds(container, stream)
+        found.codec = codec.name
+        found.size = f"{codec.channels} ch"
+        found.rate = float(codec.sample_rate)
         found.frames = declared_samples(path, container, stream)
-        found.exact = found.frames is not None
-        if found.frames is not None:
-            found.duration_seconds = found.frames / found.rate
-        elif found.duration_seconds is not None:
-            found.frames = round(found.duration_seconds * found.rate)
+        found.duration_seconds = _seconds(container, stream)
+    found.exact = found.frames is not None
+    if found.frames is None:
+        found.frames = _count(found)
+    else:
+        found.duration_seconds = found.frames / found.rate
     _look_for_a_cut(found, path)
+
+
+def _seconds(container: Any, stream: Any) -> float | None:
+    if stream.duration is not None:
+        return float(stream.duration * stream.time_base)
+    return None if container.duration is None else container.duration / 1e6
+
+
+def _count(found: Probe) -> int | None:
+    """How many frames or samples there must be."""
+    if found.duration_seconds is None or found.rate is None:
+        return None
+    return round(found.duration_seconds * found.rate)
 
 
 def _look_for_a_cut(found: Probe, path: str) -> None:
@@ -132,12 +124,6 @@ def _look_for_a_cut(found: Probe, path: str) -> None:
 
     if (what := missing(path)) is not None:
         found.problems.append(f"it is cut off: {what}")
-
-
-def _seconds(container: Any, stream: Any) -> float | None:
-    if stream.duration is not None:
-        return float(stream.duration * stream.time_base)
-    return None if container.duration is None else container.duration / 1e6
 
 
 def _text(found: Probe, path: str, factory: Any) -> None:
@@ -148,28 +134,31 @@ def _text(found: Probe, path: str, factory: Any) -> None:
         found.codec = path.rpartition(".")[2]
         return
     found.codec = factory.encoding
+    errors = factory.errors.replace("raise", "strict")
     with open(path, "rb") as file:
         head = file.read(_HEAD_BYTES)
-    codecs.getincrementaldecoder(factory.encoding)(factory.errors.replace("raise", "strict")).decode(head)
+    codecs.getincrementaldecoder(factory.encoding)(errors).decode(head)
 
 
 def _array(found: Probe, path: str, factory: Any) -> None:
     found.frames = factory.length(path)
     if path.endswith(".npy"):
         array = np.load(path, mmap_mode="r")
-        found.codec, found.size = str(array.dtype), "x".join(map(str, array.shape[1:]))
+        found.codec = str(array.dtype)
+        found.size = "x".join(map(str, array.shape[1:]))
 
 
 def _images(found: Probe, folder: str, factory: Any) -> None:
-    from stream_dataloader.streams._media.container import choose_stream, open_container
+    from stream_dataloader.streams._media import container as media
 
     files = factory._paths(folder)
     found.frames = len(files)
     found.disk_bytes = sum(map(os.path.getsize, files))
     if files:
-        with open_container(files[0]) as container:
-            codec = choose_stream(container, "video", 0).codec_context
-            found.codec, found.size = codec.name, f"{codec.width}x{codec.height}"
+        with media.open_container(files[0]) as container:
+            codec = media.choose_stream(container, "video", 0).codec_context
+            found.codec = codec.name
+            found.size = f"{codec.width}x{codec.height}"
 
 
 _PROBES: dict[str, Callable[[Probe, str, Any], None]] = {

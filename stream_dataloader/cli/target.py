@@ -1,39 +1,56 @@
-"""What a command reads: a store, or media in a folder or a list, and the dataset of lanes over it.
+"""What a command reads: a store, or media in a folder or a list, and the loader over it.
 
-Guarantee: finding it reads no stream; lengths come from a store's index, from headers, or from packets.
+Guarantees: finding it reads no stream; lengths come from a store's index, from headers, or from
+packets. Files come in the order of their names, numbers as numbers, and none is left out silently.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stream_dataloader import stores
-from stream_dataloader.cli.arguments import FoundWrong, natural, positive, size, warn
-from stream_dataloader.cli.media import KINDS, factory_of, find_media
-from stream_dataloader.cli.option_values import add_options, with_options
+from stream_dataloader import stores, streams
+from stream_dataloader.cli.arguments import FoundWrong, add_options, natural, positive, size, warn, with_options
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ItemError, StoreError
 from stream_dataloader.stores._base.formats import format_of
+from stream_dataloader.streams._media.names import natural_order
+from stream_dataloader.streams.images import SUFFIXES as IMAGE_SUFFIXES
+
+#: What can be read, and what its files end in.
+KINDS = {
+    "video": (
+        *(".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg"),
+        *(".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv"),
+    ),
+    "audio": (*(".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".oga"), *(".ogg", ".opus", ".wav", ".wma")),
+    "text": (".txt", ".md", ".gz", ".zst"),
+    "array": (".npy", ".h5", ".hdf5"),
+    "images": tuple(sorted(IMAGE_SUFFIXES)),
+}
+_FACTORIES = {
+    "video": "VideoStream",
+    "audio": "AudioStream",
+    "text": "TextStream",
+    "array": "ArrayStream",
+    "images": "ImageFolderStream",
+}
+#: Those of which a size may be asked for.
+PICTURES = ("video", "images")
+_LIST_SUFFIXES = (".txt", ".lst", ".list")
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be read.
-
-    Attributes:
-        kind: `"store"`, or one of `KINDS`.
-        sources: Of a dataset.
-        open_stream: Of a dataset.
-        name: What a source is called, given its index.
-        skipped: Errors of sources that were left out.
-    """
+    """What is to be read."""
 
     kind: str
     sources: Sequence[Any]
@@ -42,14 +59,7 @@ class Target:
     skipped: list[Exception] = field(default_factory=list)
 
     def lengths(self, *, skip: bool = False) -> list[int] | None:
-        """How many items each source has; None if only reading tells that of some.
-
-        Args:
-            skip: A source that is broken counts as empty, and is printed.
-
-        Raises:
-            FoundWrong: A file cannot be read, is damaged, or is something else.
-        """
+        """How many items each source has; None if only reading tells that of some."""
         lengths = []
         for source in self.sources:
             try:
@@ -66,133 +76,145 @@ class Target:
         return lengths
 
 
-def add_source(parser: argparse.ArgumentParser, metavar: str, what: str, format_argument: str = "--format") -> None:
-    """Add the arguments that say what is read.
-
-    Args:
-        parser: The command's.
-        metavar: What it is called in the help.
-        what: What it may be.
-        format_argument: Says the format, if it is a store.
-    """
-    parser.add_argument("target", metavar=metavar, help=what)
-    parser.add_argument(
-        "--kind", choices=[*KINDS, "store"], help=f"what {metavar} is (default: found by names and suffixes)"
-    )
-    parser.add_argument(
-        format_argument, dest="format", help=f"the format of {metavar}, if it is a store (default: found)"
-    )
-    parser.add_argument("--size", type=size, metavar="WxH", help="of pictures, in pixels (default: as they are)")
-    parser.add_argument(
-        "--on-error", choices=["raise", "skip"], default="raise", help="about a source that is broken (default: raise)"
-    )
-    add_options(parser, "--stream-option", f"what opens {metavar}, such as VideoStream's fps=10")
-
-
-def add_target(parser: argparse.ArgumentParser, *, also: str = "") -> None:
-    """Add the arguments of a command that reads media or a store, and prints what it finds.
-
-    Args:
-        parser: The command's.
-        also: What else may be read.
-    """
-    add_source(parser, "TARGET", f"a folder of media, a list of paths, or a store{also}")
-    add_output(parser)
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments about a store's options and JSON."""
+def add_target(parser: argparse.ArgumentParser, also: str = "", json: bool = True) -> None:
+    """Add the arguments of a command that reads media or a store; `also` is what else it may read."""
+    add_source(parser, "TARGET", also)
     add_options(parser, "--option", "the store's format, as stores.open takes it")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    if json:
+        parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def add_lanes(parser: argparse._ActionsContainer, batch_size: int | None = 4, time_steps: int | None = 16) -> None:
-    """Add the arguments about lanes.
+def add_source(parser: argparse.ArgumentParser, name: str, also: str = "", format_argument: str = "--format") -> None:
+    """Add the arguments that say what is read, under the name that it has in the help."""
+    add = parser.add_argument
+    add("target", metavar=name, help=f"a folder of media, a list of paths, or a store{also}")
+    kinds = [*KINDS, "store"]
+    add("--kind", choices=kinds, help=f"what {name} is (default: found by names and suffixes)")
+    add(format_argument, dest="format", help="the format of a store (default: found)")
+    add("--size", type=size, metavar="WxH", help="of pictures, in pixels (default: as they are)")
+    on_error = "about a source that is broken (default: %(default)s)"
+    add("--on-error", choices=["raise", "skip"], default="raise", help=on_error)
+    add_options(parser, "--stream-option", "what opens media, such as VideoStream's fps=10")
 
-    Args:
-        batch_size: The number of lanes if none is given.
-        time_steps: Those of a window, if none are given.
-    """
-    defaults = "" if batch_size is None else f" (default: {batch_size})", f" (default: {time_steps or 16})"
-    parser.add_argument("--batch-size", type=positive, default=batch_size, metavar="B", help=f"lanes{defaults[0]}")
-    parser.add_argument(
-        "--time-steps", type=positive, default=time_steps, metavar="T", help=f"of a window{defaults[1]}"
-    )
-    parser.add_argument("--workers", type=natural, default=0, help="processes, at most one a lane (default: 0, none)")
-    parser.add_argument("--windows", choices=["aligned", "packed"], default="aligned")
-    parser.add_argument("--schedule", choices=["listed", "balanced", "longest_first"], default="listed")
-    parser.add_argument("--shuffle", action="store_true", help="read in a random order")
-    parser.add_argument("--seed", type=natural, default=0, help="of that order (default: 0)")
+
+def add_lanes(parser: argparse._ActionsContainer, **defaults: Any) -> None:
+    """Add the arguments about lanes; `defaults` are those that differ."""
+    add = parser.add_argument
+    lanes = defaults.get("batch_size", 4)
+    steps = defaults.get("time_steps", 16)
+    workers = defaults.get("workers", 0)
+    shown = " (default: %(default)s)"
+    add("--batch-size", "--lanes", type=positive, default=lanes, metavar="B", help="lanes" + shown)
+    add("--time-steps", type=positive, default=steps, metavar="T", help="of a window" + shown)
+    add("--workers", type=natural, default=workers, help="processes; 0: none" + shown)
+    add("--windows", choices=["aligned", "packed"], default="aligned")
+    add("--schedule", choices=["listed", "balanced", "longest_first"], default="listed")
+    add("--shuffle", action="store_true", help="read in a random order")
+    add("--seed", type=natural, default=0, help="of that order" + shown)
 
 
 def find_target(options: argparse.Namespace, media: Collection[str] = ()) -> Target:
-    """What the arguments of `add_source` name.
-
-    Args:
-        options: The arguments.
-        media: Formats of stores that are read as media, unless they are asked for.
-
-    Raises:
-        OSError: There is nothing, or it cannot be read.
-        ValueError: There is no medium, or there are several kinds.
-        TypeError: It has no such option.
-        StoreError: The store is damaged.
-    """
+    """What the arguments of `add_source` name."""
     is_store = options.kind == "store" or options.format is not None
-    if is_store or (options.kind is None and _store_at(options.target) not in (None, *media)):
-        if options.size is not None:
-            raise ValueError("--size is for videos and images; a store is read as it is")
-        sources, store = with_options(options.option, stores.open, options.target, format=options.format)
-        return Target("store", sources, store, store.key)
-    kind, found = find_media(Path(options.target), options.kind)
-    names = list(found.values())
-    return Target(kind, list(found), factory_of(kind, options.size, options.option), names.__getitem__)
+    if options.kind is None and not is_store:
+        is_store = _store_at(options.target) not in (None, *media)
+    if not is_store:
+        return find_media(Path(options.target), options.kind, options.size, options.option)
+    if options.size is not None:
+        raise ValueError("--size is for videos and images; a store is read as it is")
+    path, named = options.target, options.format
+    sources, store = with_options(options.option, stores.open, path, format=named)
+    return Target("store", sources, store, store.key)
 
 
 def _store_at(path: str) -> str | None:
-    """The format of the store that lies at a path; None if it is no store. A folder may be named as a store is."""
+    """The format of the store that lies at a path; None if it is no store."""
     try:
         return format_of(path)
     except (StoreError, FileNotFoundError, NotADirectoryError):
         return None
 
 
-def dataset_of(target: Target, options: argparse.Namespace, lengths: Sequence[int] | None) -> StreamDataset:
-    """The dataset that the arguments about lanes describe."""
-    return StreamDataset(
-        target.sources,
-        target.open_stream,
-        options.batch_size,
-        time_steps=options.time_steps or 16,
-        windows=options.windows,
-        schedule=options.schedule,
-        shuffle=options.shuffle,
-        seed=options.seed,
-        lengths=lengths,
-        on_error=options.on_error,
-    )
+def find_media(
+    path: Path,
+    kind: str | None,
+    size: tuple[int, int] | None = None,
+    given: Sequence[tuple[str, Any]] = (),
+    without: Path | None = None,
+) -> Target:
+    """The media in a folder and those below it, in a list of paths, one a line, or one file."""
+    files = _files(path, kind)
+    kind = kind or _kind_of(path, files)
+    if size is not None and kind not in PICTURES:
+        raise ValueError(f"--size is for videos and images, and this is {kind}; leave it out")
+    found = {}
+    for file, name in files.items():
+        if kind == "images" and os.path.isdir(file):
+            found[file] = name
+        elif file.lower().endswith(KINDS[kind]):
+            if kind == "images":
+                found[os.path.dirname(file)] = os.path.dirname(name) or path.name
+            else:
+                found[file] = name
+    if without is not None:
+        found.pop(str(without), None)
+    if not found:
+        raise ValueError(f"{path} has no {kind} in it ({' '.join(KINDS[kind])})")
+    defaults: dict[str, Any] = {"window": 1024} if kind == "audio" else {}
+    if size is not None:
+        defaults["size"] = size[::-1]
+    factory = with_options(given, getattr(streams, _FACTORIES[kind]), **defaults)
+    return Target(kind, list(found), factory, list(found.values()).__getitem__)
+
+
+def _files(path: Path, kind: str | None) -> dict[str, str]:
+    """All files, or paths of a list, and what they are called."""
+    if path.is_dir():
+        files = sorted(filter(Path.is_file, path.rglob("*")), key=lambda f: natural_order(str(f)))
+        return {str(file): str(file.relative_to(path)) for file in files}
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; give a folder of media, a list of paths, or a store")
+    if kind == "text" or path.suffix.lower() not in _LIST_SUFFIXES:
+        return {str(path): path.name}
+    lines = map(str.strip, path.read_text(encoding="utf-8").splitlines())
+    listed = {str(path.parent / line): line for line in lines if line and line[0] != "#"}
+    if missing := [file for file in listed if not os.path.exists(file)]:
+        raise FileNotFoundError(f"{path} lists {missing[0]}, which does not exist, and {len(missing) - 1} more")
+    return listed
+
+
+def _kind_of(path: Path, files: Iterable[str]) -> str:
+    counts = Counter(kind for file in files for kind, suffixes in KINDS.items() if file.lower().endswith(suffixes))
+    if not counts and any(map(os.path.isdir, files)):  # a list of folders
+        return "images"
+    if not counts:
+        raise ValueError(f"{path} has no media in it; say what it is by --kind, one of {', '.join(KINDS)}")
+    if len(counts) > 1:
+        told = ", ".join(f"{count} of {name}" for name, count in counts.most_common())
+        raise ValueError(f"{path} has files of several kinds ({told}); choose one by --kind")
+    return next(iter(counts))
 
 
 @contextmanager
 def reading(
     target: Target, options: argparse.Namespace, lengths: Sequence[int] | None = None
 ) -> Iterator[StreamDataLoader]:
-    """A loader of the dataset that the arguments describe; what it skips is printed at the end, in `target.skipped`.
-
-    Raises:
-        FoundWrong: Pictures differ in size, and no size was given.
-    """
+    """A loader as the arguments describe it; what it skips is printed at the end, and in `target.skipped`."""
+    names = ("batch_size", "time_steps", "windows", "schedule", "shuffle", "seed", "on_error")
+    how = {name: getattr(options, name) for name in names}
     with warnings.catch_warnings():  # padding is told anyhow
         warnings.filterwarnings("ignore", "batch_size is .*, and there are sources for", UserWarning)
-        loader = StreamDataLoader(dataset_of(target, options, lengths), min(options.workers, options.batch_size))
+        dataset = StreamDataset(target.sources, target.open_stream, lengths=lengths, **how)
+        loader = StreamDataLoader(dataset, min(options.workers, options.batch_size))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)
             yield loader
     except ItemError as error:
-        if target.kind not in ("video", "images") or options.size is not None:
+        if target.kind not in PICTURES or options.size is not None:
             raise
-        raise FoundWrong(f"{error}; --size WxH gives all pictures one size, --size 360x240, say") from error
+        remedy = "--size WxH gives all pictures one size, --size 360x240, say"
+        raise FoundWrong(f"{error}; {remedy}") from error
     finally:
         for failure in loader.failures:
             warn(f"skipped: {failure}")

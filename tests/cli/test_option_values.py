@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from stream_dataloader import stores
+from stream_dataloader.cli.arguments import option
 from stream_dataloader.cli.main import main
-from stream_dataloader.cli.option_values import option
 from stream_dataloader.streams import AudioStream, TextStream, VideoStream
 
 
@@ -29,7 +29,7 @@ from stream_dataloader.streams import AudioStream, TextStream, VideoStream
         ("a/b c", "a/b c"),
         ("'false'", "false"),
         ('"3"', "3"),
-        ("['a', true]", ["a", True]),
+        ('["a", true]', ["a", True]),
         ('{"a": null}', {"a": None}),
         ("(1, 2)", (1, 2)),
         ("10:30", "10:30"),

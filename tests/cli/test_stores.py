@@ -196,7 +196,7 @@ def test_options_are_checked(arguments, message, capsys):
 def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
-    assert f"examples:\n  stream-dataloader {command}" in capsys.readouterr().out
+    assert f"Examples:\n  stream-dataloader {command}" in capsys.readouterr().out
 
 
 def test_ctrl_c_ends_with_130_and_a_remedy(tmp_path):
