@@ -108,20 +108,15 @@ def deep_rows(tmp_path, kind):
 
 
 class TestHdf5(StreamContract):
-    @pytest.fixture(params=["contiguous", "chunked", "packed", "big-endian", "bool", "float16", "flat", "resizable"])
-    def sources(self, request, tmp_path):
-        return deep_rows(tmp_path, request.param)
+    in_place = ("contiguous", "packed", "big-endian")
+    copied = (*in_place, "chunked", "bool", "float16", "flat", "resizable")
 
-    @pytest.fixture
-    def open_stream(self):
-        return ArrayStream(dataset="deep/rows")
-
-
-class TestHdf5InPlace(StreamContract):
-    @pytest.fixture(params=["contiguous", "packed", "big-endian"])
+    @pytest.fixture(params=[*copied, *(f"in place, {kind}" for kind in in_place)])
     def sources(self, request, tmp_path, monkeypatch):
-        monkeypatch.setattr(hdf5, "_IN_PLACE_BYTES", 1)  # small rows too
-        return deep_rows(tmp_path, request.param)
+        place, _, kind = request.param.rpartition(", ")
+        if place:
+            monkeypatch.setattr(hdf5, "_IN_PLACE_BYTES", 1)  # small rows too
+        return deep_rows(tmp_path, kind)
 
     @pytest.fixture
     def open_stream(self):
@@ -201,14 +196,6 @@ def test_what_was_yielded_stays_when_the_file_is_closed(tmp_path):
         assert len(os.listdir("/proc/self/fd")) < before
         assert np.array_equal(kept, TABLE[:2])
         assert list(iterator) == []
-
-
-def test_closing_one_stream_of_a_file_leaves_another_open(tmp_path):
-    path = stored(tmp_path / "a.h5", rows=TABLE)
-    one, other = ArrayStream()(path), iter(ArrayStream()(path))
-    next(other)
-    one.close()
-    assert np.array_equal(list(other), TABLE[1:])
 
 
 def test_files_are_opened_in_many_threads_at_once(tmp_path):

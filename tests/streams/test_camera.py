@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import logging
-import pickle
 import threading
 import time
 
@@ -251,11 +250,6 @@ def test_a_stream_let_go_of_ends_its_reader(server):
     assert len(readers()) == 1
     del stream
     assert readers() == []
-
-
-def test_options_can_be_sent_to_workers():
-    camera = CameraStream(size=(24, 32), options={"rtsp_transport": "udp"})
-    assert pickle.loads(pickle.dumps(camera)) == camera
 
 
 def dataset_of(servers, batch_size, path="live.ts", **options):

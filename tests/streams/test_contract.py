@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from stream_dataloader.streams import ArrayStream
 from stream_dataloader.testing import StreamContract
 
 opened = itertools.count()
@@ -64,24 +63,6 @@ class TestContract(StreamContract):
     @pytest.fixture
     def sources(self):
         return [5, 0, 12, 1]
-
-
-class TestArrays(StreamContract):
-    @pytest.fixture(params=["float32", "file", "bfloat16"])
-    def sources(self, request, tmp_path):
-        table = np.arange(60, dtype=np.float32).reshape(20, 3)
-        if request.param == "file":
-            np.save(tmp_path / "table.npy", table)
-            return [tmp_path / "table.npy", (tmp_path / "table.npy", 3, 9)]
-        if request.param == "bfloat16":
-            import torch
-
-            table = torch.from_numpy(table).bfloat16()
-        return [table, table[:0], (table, 3, 9)]
-
-    @pytest.fixture
-    def open_stream(self):
-        return ArrayStream()
 
 
 @pytest.mark.parametrize(

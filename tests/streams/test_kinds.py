@@ -255,7 +255,7 @@ def test_a_pipe_without_a_writer_a_socket_and_a_device(tmp_path):
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "socket"))
         fails(VideoStream(), str(tmp_path / "socket"), "socket is a socket; ")
-    fails(AudioStream(window=10), "/dev/zero", "/dev/zero is a device, which")
+    fails(AudioStream(window=10), "/dev/zero", "/dev/zero is a device; ")
 
 
 # URLs

@@ -99,16 +99,6 @@ class TestStrings(StreamContract):
         return [TEXT, "a", "\r\n"]
 
 
-class TestOtherEncodings(StreamContract):
-    @pytest.fixture(params=["cp1252", "utf-16"])
-    def open_stream(self, request):
-        return TextStream(encoding=request.param, newlines="keep", block_bytes=16)
-
-    @pytest.fixture
-    def sources(self, open_stream, path):
-        return [path(TEXT.encode(open_stream.encoding, "replace"))]
-
-
 # -- against a plain model ---------------------------------------------------------------------------------------
 
 REPLACED = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "cp1252", "cp037", "ascii")
@@ -257,13 +247,6 @@ def test_tokens_are_those_of_the_pieces(tmp_path_factory, text, size, cuts, data
     for first, stop in itertools.pairwise(cuts):
         tokens = [token for piece, at in pieces if first <= at < stop for token in lines_as_tokens(piece)]
         assert numbers(stream((path, first, stop))) == tokens
-
-
-def test_short_lines_do_not_depend_on_the_block_size(path):
-    lines = [f"line {i} é\n" for i in range(300)]
-    expected = [token for line in lines for token in lines_as_tokens(line)]
-    for size in (64, 100, 1 << 16):
-        assert numbers(TextStream(tokenizer=lines_as_tokens, longest_line_bytes=size)(path("".join(lines)))) == expected
 
 
 @given(st.text(min_size=1, max_size=50), st.integers(1, 9), st.integers(0, 49))

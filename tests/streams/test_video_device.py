@@ -6,7 +6,6 @@ No device decodes here: `device.Device` stands in for one. What is said where th
 import errno
 import gc
 import logging
-import struct
 import warnings
 from pathlib import Path
 
@@ -112,18 +111,6 @@ def test_frames_whose_colours_are_tagged_with_a_reserved_value(folder, gpu):
         assert same(read(clip(folder, codec), device="cuda"), read(clip(folder, codec)))
 
 
-def test_pictures_come_upright(folder, tmp_path, gpu):
-    data = bytearray(Path(clip(folder)).read_bytes())
-    upright = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
-    turned = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
-    place = data.index(upright, data.index(b"tkhd"))
-    data[place : place + 36] = turned
-    path = tmp_path / "turned.mp4"
-    path.write_bytes(data)
-    assert read(path, device="cuda")[0].shape == (3, 64, 48)
-    assert same(read(path, device="cuda"), read(path))
-
-
 def test_a_size_that_changes_in_mid_stream(tmp_path, gpu):
     one = clips.write_clip(tmp_path / "one.ts", 20, "h264-ts", offset=1000)
     two = clips.write_clip(tmp_path / "two.ts", 20, "h264-ts", offset=1800, first=20, size=(96, 256))
@@ -164,13 +151,6 @@ def test_a_decoder_lives_as_long_as_its_stream(folder, gpu):
         assert gpu.opened[0]() is None
     finally:
         gc.enable()
-
-
-def test_length_and_the_first_size_need_no_decoder(folder, gpu):
-    assert VideoStream(device="cuda").length(clip(folder)) == 30
-    assert not gpu.asked
-    read(clip(folder), 20, device="cuda")
-    assert len(gpu.asked) == 1
 
 
 @pytest.mark.parametrize(("name", "number"), [("cuda", 0), ("cuda:1", 1), (torch.device("cuda", 2), 2)])
