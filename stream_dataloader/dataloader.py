@@ -16,9 +16,8 @@ import torch
 from stream_dataloader import _options as options
 from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._device import Destination, HasDestination
-from stream_dataloader._loader.attributes import TorchAttributes
+from stream_dataloader._loader.attributes import KeptLength, TorchAttributes
 from stream_dataloader._loader.iteration import Output
-from stream_dataloader._loader.kept_length import KeptLength
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._loader.starter import Starter
 from stream_dataloader._memory.pickling import ByValue

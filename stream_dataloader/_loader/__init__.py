@@ -2,7 +2,6 @@
 
 `starter` starts an iteration, `iteration` makes batches of the parts that `collector` takes from the workers, also
 after a death. `position` knows which epoch comes next, what was loaded and what was delivered, `epoch` follows the one
-that is read, `member` is what is known of each dataset that a batch has lanes of, `attributes` what
-trainers ask for, and `kept_length` who asks for lengths. It imports `_workers`, `_ranks`, `_device` and what lies
-below. Open `iteration` first, then `position`.
+that is read and knows of each dataset that a batch has lanes of. `attributes` has what trainers ask for. It imports
+`_workers`, `_ranks`, `_device` and what lies below. Open `iteration` first, then `position`.
 """

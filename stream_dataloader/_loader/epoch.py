@@ -8,22 +8,111 @@
 
 Most batches have one member, and an epoch is that member's. A run that is read in epochs of n batches is one `Epoch`.
 
-Guarantee: a record is that of all members after the same batch.
+Guarantees: a record is that of all members after the same batch. A place is taken for an epoch's end only where the
+lengths of streams say so beforehand.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stream_dataloader._loader.member import Member
+from stream_dataloader._items.layout import Layout
+from stream_dataloader._items.plain import layout_from_plain, layout_to_plain
 from stream_dataloader._ranks.agreement import Steps
+from stream_dataloader._ranks.ranks import Ranks, identity_of, known_count
 from stream_dataloader._reading.plan import Start
+<<<<<<< HEAD
 from stream_dataloader._schedule.position import EpochsOfRun
 from stream_dataloader._schedule.snapshot import PackedSnapshot, Progress, nothing_left
+=======
+from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.position import EpochPlace, EpochsOfRun
+from stream_dataloader._schedule.progress import Progress
+from stream_dataloader._schedule.rules import Rules
+from stream_dataloader._schedule.saved_state import LoadedState, plain_epoch, to_plain
+from stream_dataloader._schedule.sections import Cuts, lengths_in
+from stream_dataloader._schedule.snapshot import PackedSnapshot, nothing_left
+from stream_dataloader._schedule.step_count import has_rest
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import FailureLimitError, StreamError
+>>>>>>> ccf397e (Workers, loader and shared memory in seven modules fewer: what is always made and used together is one class)
 
 _KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many batches ago
+
+
+class Member:
+    """What a loader knows of a member of its batch, from one epoch to the next.
+
+    `length` is that of an endless run's epochs.
+    """
+
+    def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None) -> None:
+        self.ranks = ranks
+        self.layout: Layout | None = None  # of the epoch's items, or of those of the loaded state
+        self._dataset = dataset
+        self._length = length
+        self._order: tuple[Rules, int, Order] | None = None  # of the epoch whose end was asked for last
+        self._failed: dict[int, set[int]] = {}  # sources that were skipped, also before a loaded state, by group hosted
+
+    def load(self, loaded: LoadedState) -> Start:
+        """Take up a state; returns where it goes on."""
+        self._failed = dict(enumerate(loaded.failures))
+        self.layout = layout_from_plain(loaded.items)
+        return Start(*self.ranks.resumed(loaded))
+
+    def forget_place(self) -> None:
+        """What was loaded was of another rank."""
+        self._failed = {}
+
+    def is_end(self, epoch: int, record: PackedSnapshot) -> bool:
+        """Whether an epoch is known to have no batch behind a place in it."""
+        reading, lengths = self.ranks.reading, self._dataset.lengths
+        if lengths is None or (lengths < 0).any():
+            return False
+        count = functools.partial(known_count, reading, epoch)  # for all ranks, if no stream can change it
+        if not self.ranks.alone:
+            steps = count()
+            return steps is not None and record.step >= steps
+        rules, scheduled = reading.rules, reading.scheduled_lengths
+        if self._order is None or self._order[:2] != (rules, epoch):
+            self._order = rules, epoch, Order(rules, epoch, scheduled)
+        starts = scheduled.starts(epoch) if isinstance(scheduled, Cuts) else None
+        known = lengths_in(scheduled, epoch)
+        assert known is not None
+        return not has_rest(record.unpack(rules), rules, self._order[2], known, count, starts)
+
+    def state_of(self, epoch: int, record: PackedSnapshot, at: EpochPlace | None = None) -> dict[str, Any]:
+        """The state at a place in an epoch; at its end, that of the next one's beginning."""
+        if self.is_end(epoch, record):
+            return self.state(Start(epoch + 1), at)
+        return self.state(Start(epoch, record.unpack(self.ranks.reading.rules)), at)
+
+    def state(self, start: Start, at: EpochPlace | None = None) -> dict[str, Any]:
+        """A place as plain data; `at`: where it is in an epoch of n batches."""
+        rules, length = self.ranks.reading.rules, self._length
+        failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
+        items = None if self.layout is None else layout_to_plain(self.layout)
+        state = to_plain(rules, start.epoch, start.resume, identity_of(self._dataset), failed, items)
+        return state if length is None or at is None else state | plain_epoch(at, length)
+
+    def count_failure(self, failure: StreamError) -> None:
+        """A stream was skipped; raises `FailureLimitError` if it was one too many."""
+        group = failure.lane // self.ranks.reading.rules.lanes_of_a_group
+        self._failed.setdefault(group, set()).add(failure.source_index)
+        most = self._dataset.max_failures
+        count = len(set().union(*self._failed.values()))
+        if most is not None and count > most:
+            found = "1 source was" if count == 1 else f"{count} sources were"
+            raise FailureLimitError(
+                f"{found} skipped, and max_failures is {most}; the last one: {failure}",
+                **failure.place,
+            ) from failure
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        return self.__dict__ | {"layout": None, "_order": None}
 
 
 class Course:

@@ -23,8 +23,7 @@ from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._loader.collector import StepCollector
-from stream_dataloader._loader.epoch import Course, Epoch
-from stream_dataloader._loader.member import Member
+from stream_dataloader._loader.epoch import Course, Epoch, Member
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.agreement import AgreedSteps

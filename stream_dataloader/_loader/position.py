@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from stream_dataloader import _options as options
 from stream_dataloader._items.layout import Layout
-from stream_dataloader._loader.epoch import Course, Epoch, Record
-from stream_dataloader._loader.member import Member
+from stream_dataloader._loader.epoch import Course, Epoch, Member, Record
 from stream_dataloader._ranks.ranks import Ranks, known_count
 from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.position import EpochStart, Position

@@ -115,9 +115,9 @@ class Starter:
         batches = iteration.parts(left) if output.parts else iteration
         if output.device is None or output.device.type != "cuda":
             return batches
-        memory = self.pool.memory
-        memory.lock_for(output.device)
-        return OneAhead(batches, output.device, iteration.epoch.hold, memory.release)  # that one copies by itself
+        pool = self.pool
+        pool.lock_slots(output.device)
+        return OneAhead(batches, output.device, iteration.epoch.hold, pool.release_slots)  # that one copies by itself
 
     def end(self) -> None:
         """End what is being read: its iterator raises from now on."""
@@ -199,7 +199,7 @@ class Starter:
             prefetch_factor=work.settings.prefetch_factor or 2,
             threads_per_worker=work.settings.threads_per_worker,
         )
-        return dataclasses.replace(work.tally.stats(*self.pool.memory.in_use), setup=setup)
+        return dataclasses.replace(work.tally.stats(*self.pool.slots_in_use), setup=setup)
 
 
 def _nothing() -> None:

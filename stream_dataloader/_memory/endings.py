@@ -1,23 +1,28 @@
-"""What happens when an object goes, and references that do not keep one.
+"""Where no handler of a signal may run: where objects go, and in the midst of the start of a process.
 
 Python runs weak references' callbacks, and `__del__`, wherever an object happens to go, and throws away what they
-raise. If they are Python code, signal handlers run in them too: a KeyboardInterrupt, or the SystemExit of a handler for
-SIGTERM, would be lost. `weakref.finalize` and the weak sets and dictionaries of `weakref` have such callbacks.
+raise; so it is with what runs at a fork. If they are Python code, signal handlers run in them too: a KeyboardInterrupt,
+or the SystemExit of a handler for SIGTERM, would be lost. `weakref.finalize` and the weak sets and dictionaries of
+`weakref` have such callbacks. And torch's start of workers leaves half of it behind when it is interrupted.
 
-Guarantee: no Python code runs where an object goes. What C cannot do is done by a thread, where no signal handler runs.
+Guarantees: no Python code runs where an object goes. What C cannot do is done by a thread, where no signal handler
+runs. No handler comes between two halves of a start, and what it would have done is not lost.
 """
 
 from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import functools
 import itertools
 import operator
 import os
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
+from multiprocessing import forkserver, resource_tracker
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -137,3 +142,50 @@ class WeakValues(Generic[Key, T]):
             self._refs = {key: ref for key, ref in self._refs.items() if ref() is not None}
             self._room = max(64, 2 * len(self._refs))
         self._refs[key] = weakref.ref(value)
+
+
+Interrupts = list[Callable[[], Any]]
+
+
+@contextlib.contextmanager
+def interrupts_held(method: str) -> Iterator[Interrupts]:
+    """Start processes that do not hear Ctrl-C: they begin with SIGINT blocked.
+
+    What handlers of signals would have done here is in the list that this yields, for `deliver`.
+    """
+    if method != "fork":
+        resource_tracker.ensure_running()  # which would unblock SIGINT
+    if method == "forkserver":
+        forkserver.ensure_running()  # others use it, who want their Ctrl-C
+    interrupts: Interrupts = []
+    handlers = _handlers()
+    for number, handler in handlers.items():  # blocking them in this thread has another one take them
+        signal.signal(number, functools.partial(_hold, interrupts, handler))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield interrupts
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _handlers() -> dict[int, Callable[..., Any]]:
+    """The handlers in Python that a signal from outside may run; none but in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    found = {number: signal.getsignal(number) for number in signal.valid_signals() if number != signal.SIGCHLD}
+    return {number: handler for number, handler in found.items() if callable(handler)}
+
+
+def _hold(interrupts: Interrupts, handler: Callable[..., Any], *signalled: Any) -> None:
+    interrupts.append(lambda: handler(*signalled))
+
+
+def deliver(interrupts: Interrupts) -> None:
+    """Do what was held, once all is in order again: all of it, whatever the first raises."""
+    while interrupts:
+        try:
+            interrupts.pop(0)()
+        finally:
+            deliver(interrupts)

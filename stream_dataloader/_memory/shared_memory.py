@@ -33,8 +33,7 @@ from multiprocessing.context import get_spawning_popen
 from types import ModuleType
 from typing import Any
 
-from stream_dataloader._memory.endings import WeakItems, when_gone
-from stream_dataloader._memory.interrupts import deliver, interrupts_held
+from stream_dataloader._memory.endings import WeakItems, deliver, interrupts_held, when_gone
 
 fcntl: ModuleType | None
 try:

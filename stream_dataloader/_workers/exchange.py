@@ -1,24 +1,38 @@
-"""Where threads put the parts that they have read, and the loader's `next` takes them: a FIFO a thread.
+"""Several readers at once: where threads put the parts that they have read, and who takes them: a FIFO a thread.
 
 ::
 
-    worker 0   part 3 | part 4 |                 full, with room for two: the thread waits
-    worker 1   part 3 |                          it reads step 4
+    reader 0   part 3 | part 4 |                 full, with room for two: the thread waits
+    reader 1   part 3 |                          it reads step 4
                   |
-               step 3 is taken: a part of each worker
+               step 3 is taken: a part of each reader
 
-Guarantees: a thread is never further ahead than there is room for; what made a thread fail comes in the place of its
-part, after all those before it; nobody waits once the exchange is closed.
+A loader whose workers are threads has them put their parts here for its `next`; a worker process has several readers
+read here, or one after the other.
+
+Guarantees: a reader's streams are opened, read and closed in one thread, which is never further ahead than there is
+room for; what ends a thread (an error, `sys.exit`) comes in the place of its part, after all those before it; nobody
+waits once the exchange is closed.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time as clock
 from collections import deque
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._reading.reader import PartReader
+
+#: How many steps a thread of a worker reads before they are asked for, so that a fast one need not wait for the slowest.
+#: If steps of two lanes take 12 ms on average, exponentially distributed, a batch takes 20.8 ms with 1, 17.9 ms with 2
+#: and 16.8 ms with 3; by two processes with a `prefetch_factor` of 2 it takes 18.0 ms.
+ROOM = 2
+
+_FAREWELL_SECONDS = 4.0  # after a failure, to all threads together: it is raised though one of them hangs
 
 
 class Failure(NamedTuple):
@@ -112,3 +126,45 @@ def deliver(worker: int, reader: PartReader, exchange: Exchange) -> None:
         exchange.fail(worker, error)
     finally:
         reader.close()
+
+
+def read_in_turn(readers: Sequence[PartReader]) -> Generator[list[Part], None, None]:
+    """The parts that readers make of each step, read in the thread that asks: one after the other."""
+    for reader in readers:  # the first would wait for those behind it
+        reader.announce()
+    try:
+        while parts := [part for reader in readers for part in itertools.islice(reader, 1)]:
+            yield parts
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def read_in_threads(
+    readers: Sequence[PartReader], exchange: Exchange, threads: list[threading.Thread]
+) -> Generator[list[Part], None, None]:
+    """The same, each reader read in a thread of its own, which is put into `threads`."""
+    failed = True
+    try:
+        for number, reader in enumerate(readers):
+            name, how = f"stream-reader-{number}", (number, reader, exchange)
+            thread = threading.Thread(target=deliver, args=how, name=name, daemon=True)
+            thread.start()
+            threads.append(thread)
+        failed = False
+        while found := exchange.take():
+            if isinstance(found, Failure):
+                failed = True
+                raise found.error
+            yield found
+    finally:
+        exchange.close()
+        join(threads, _FAREWELL_SECONDS if failed else None)
+
+
+def join(threads: Sequence[threading.Thread], seconds: float | None = None) -> None:
+    """Wait until threads have closed all streams, for some time; None: also those that hang."""
+    deadline = None if seconds is None else clock.monotonic() + seconds
+    for thread in threads:
+        if thread is not threading.current_thread():  # garbage is collected in any thread
+            thread.join(None if deadline is None else max(deadline - clock.monotonic(), 0))

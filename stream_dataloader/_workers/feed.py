@@ -1,7 +1,8 @@
 """Where a loader's parts come from: this process, worker processes or threads.
 
-A `Pool` has the workers of a loader. Each iteration over what they read is a `Feed`, which yields each reader's parts
-in order of step, those of different readers in any order. A `CrewWatch` knows on whom one waits.
+A `Pool` has the workers of a loader, and the slots that they fill. Each iteration over what they read is a `Feed`,
+which yields each reader's parts in order of step, those of different readers in any order. A `Crew` knows on whom one
+waits.
 
 Guarantee: a worker that ends, or does not deliver, is an error that says which worker, how, and what it was reading.
 """
@@ -14,14 +15,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import torch
+
 from stream_dataloader._assembly.part import Part
+from stream_dataloader._assembly.slot_pool import SlotLeases, SlotPool
 from stream_dataloader._assembly.slots import Slot, Slots
-from stream_dataloader._notices import log
+from stream_dataloader._notices import log, warn
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.plan import Recovery, Start
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._workers.memory import BatchMemory
 from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader.dataset import StreamDataset
@@ -101,6 +104,9 @@ class Assignment(NamedTuple):
 class Pool(ABC):
     """The workers of one loader; of the process that built it alone.
 
+    Batches are put together in slots of shared memory, which workers fill and batches lease. Where there is no such
+    memory they come in another way, with a warning, or with an error if the user insists.
+
     Args:
         work: What they read.
         messages: How many messages of theirs may be on their way.
@@ -111,12 +117,20 @@ class Pool(ABC):
     def __init__(self, work: Assignment, messages: int, otherwise: str, *, shared: bool) -> None:
         self.owner = os.getpid()
         self.work = work
-        self.memory = BatchMemory(work.readers[-1].lanes.stop, messages, work.settings, work.tally, otherwise)
         self.board = ActivityBoard(work.readers, shared=shared)
+        self.leases: SlotLeases | None = None
+        self._messages = messages
+        self._transport = work.settings.transport
+        self._otherwise = otherwise
+        self._device: torch.device | None = None
 
     @abstractmethod
     def start(self, starts: Sequence[Start], recovery: Recovery) -> Feed:
-        """Start an iteration, where each member starts; the one before must be closed."""
+        """Start an iteration, where each member starts; the one before must be closed.
+
+        Raises:
+            RuntimeError: There is no memory for slots, and the user insists on it.
+        """
 
     @abstractmethod
     def dismiss(self) -> None:
@@ -126,47 +140,102 @@ class Pool(ABC):
         """Which kept workers died, and how."""
         return {}
 
+    @property
+    def slots_in_use(self) -> tuple[int, int]:
+        """How many slots are in use, and how many there are."""
+        leases = self.leases
+        return (0, 0) if leases is None or not leases.pool.laid_out else (leases.in_use, leases.pool.slots)
 
-class Crew(Protocol):
-    """The workers of one iteration, as one waits for them."""
+    def release_slots(self) -> None:
+        """Free the slots of batches that are gone, once what was begun on the current CUDA stream is done."""
+        if self.leases is not None:
+            self.leases.release()
+
+    def lock_slots(self, device: torch.device | None) -> None:
+        """Have them page-locked from now on, as batches are copied to a CUDA device."""
+        self._device = device
+        if self.leases is not None and device is not None:
+            self.leases.lock_for(device)
 
     @property
-    def missing(self) -> list[int]:
-        """Those that have not come."""
+    def _slots_are_unfit(self) -> bool:
+        """Nothing of the iteration that asked last fits the slots."""
+        return self.leases is not None and self.leases.unfit
 
-    @property
-    def workers(self) -> list[int]:
-        """Those that have come."""
+    def _ready_slots(self) -> SlotPool | None:
+        """What workers share, made now if it is not there yet; None if there are no slots."""
+        if self.leases is None and self._transport != "queue":
+            pin_memory, lanes = self.work.settings.pin_memory, self.work.readers[-1].lanes.stop
+            try:
+                self.leases = SlotLeases(SlotPool(lanes, self._messages), pin_memory=pin_memory)
+            except OSError as error:
+                self._do_without(error)
+            else:
+                self.lock_slots(self._device)
+        return None if self.leases is None else self.leases.pool
 
-    def stopped(self, worker: int) -> bool:
-        """Whether a worker was stopped by a signal, as by SIGSTOP."""
+    def _do_without(self, reason: object) -> None:
+        problem = f"there is no shared memory for batches ({reason})"
+        if self._transport == "shared_memory":
+            raise RuntimeError(f'{problem}; pass transport="auto" to have them {self._otherwise}')
+        text = f"{problem}; they are {self._otherwise}, which is slower"
+        warn(text, 5)
+        self._transport = "queue"
 
-    def died(self) -> dict[int, str]:
-        """Who died, -1 for one that was only starting, and how."""
+    def _slot(self, leases: SlotLeases | None, session: int, step: int) -> Slot | None:
+        """The slot of a step that all workers of a session are done with, if any."""
+        if leases is None:
+            return None
+        copies = leases.copies
+        slot = leases.lease(session, step)
+        self.work.tally.counts["copies"] += leases.copies - copies
+        if slot is None and leases.pool.refused and self._transport != "queue":
+            self._do_without("it could not be made large enough")
+        return slot
 
 
-class CrewWatch:
-    """Waits for workers: knows how long, and on whom."""
+class Crew(ABC):
+    """The workers that one waits for: knows who they are, how long one waits, and on whom."""
 
-    def __init__(self, crew: Crew, board: ActivityBoard, work: Assignment) -> None:
+    def __init__(self, board: ActivityBoard, work: Assignment) -> None:
         self.board = board
-        self.late = False  # none of them got any further for too long
         self.step = 0
-        self._crew = crew
         self._sources = [member.sources for member in work.members]
         self._patience = work.settings.timeout  # in which one of them has to get further; 0 has no limit
         self.look_seconds = min(_LOOK_SECONDS, self._patience or _LOOK_SECONDS)
+
+    def await_session(self) -> None:
+        """Wait for parts of another session from now on."""
+        self.late = False  # none of them got any further for too long
         self._begin = clock.monotonic()
         self._seen = self._state()
         self._further = self._begin  # when one of them was seen to have got further
         self._report = _REPORT_SECONDS
 
+    @property
+    @abstractmethod
+    def missing(self) -> list[int]:
+        """Those that have not come."""
+
+    @property
+    @abstractmethod
+    def workers(self) -> list[int]:
+        """Those that have come."""
+
+    def is_stopped(self, worker: int) -> bool:  # noqa: ARG002
+        """Whether a worker was stopped by a signal, as by SIGSTOP."""
+        return False
+
+    def died(self) -> dict[int, str]:
+        """Who died, -1 for one that was only starting, and how."""
+        return {}
+
     def _state(self) -> tuple[bytes, list[int]]:
-        return self.board.working.tobytes(), self._crew.missing
+        return self.board.working.tobytes(), self.missing
 
     def gives_up(self, waited_seconds: float) -> bool:
         """See `Watch`; a message may carry several steps, and each has its time."""
-        if self._crew.died():
+        if self.died():
             return True
         now = clock.monotonic()
         if waited_seconds > self._report:
@@ -174,7 +243,7 @@ class CrewWatch:
             log.warning("step %d is waited for since %.0f s: %s", self.step, waited_seconds, self._states())
         if (state := self._state()) != self._seen:
             self._seen, self._further = state, now
-        starting = self._crew.missing and now - self._begin < LONGEST_START_SECONDS
+        starting = self.missing and now - self._begin < LONGEST_START_SECONDS
         stands_still = min(waited_seconds, now - self._further)
         self.late = bool(self._patience and not starting and stands_still >= self._patience)
         return self.late
@@ -187,13 +256,13 @@ class CrewWatch:
         )
 
     def _states(self) -> str:
-        crew, doing = self._crew, dict[int, str]()
-        for worker in crew.workers:
-            stopped = crew.stopped(worker)
+        doing: dict[int, str] = {}
+        for worker in self.workers:
+            stopped = self.is_stopped(worker)
             if stopped or self.board.is_reading(worker):
                 doing[worker] = self.doing(worker) + ", and is stopped (SIGCONT continues it)" * stopped
-        states = [f"worker {w} is {d}" for w, d in (doing or {w: self.doing(w) for w in crew.workers}).items()]
-        states += [f"worker {worker} has not started (imports, worker_init_fn)" for worker in crew.missing]
+        states = [f"worker {w} is {d}" for w, d in (doing or {w: self.doing(w) for w in self.workers}).items()]
+        states += [f"worker {worker} has not started (imports, worker_init_fn)" for worker in self.missing]
         return "; ".join(states)
 
     def doing(self, worker: int) -> str:

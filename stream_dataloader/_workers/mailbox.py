@@ -1,32 +1,59 @@
-"""What the main process says to workers that already run, and they to it, in memory that both see.
+"""What the processes of one loader say to each other in memory that all see, beside parts and requests.
 
-Guarantee: each value is written by one side only, so there is nothing to lock.
+The main process says which session workers are to read, and whether it has ended; workers say that they have come, and
+what they are done with. Together they decide how many steps one message carries: one, or several where steps are cheap.
+
+A message takes some 50 microseconds, often more than the step that it carries. All workers of a session put the same
+steps into their n-th messages. The first worker to begin a message decides how many, by how long the last ones took. So
+messages keep the order that single steps have: a worker that waits for another one waits for a message that was
+requested earlier, and a fast worker is ahead of a slow one by no more than the messages that may be on their way.
+
+Guarantees: each value is written by one side only, but for what is decided together, under a lock. No batch depends on
+the sizes of messages. A message takes a few milliseconds to fill, or carries one step, unless steps suddenly get
+slower. If a worker has threads, which read ahead, slow steps may also come two in a message.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
+from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
 from stream_dataloader._memory.fields import Carver, SharedFields
 
 _KEPT_SESSIONS = 4
+_SHORT_SECONDS, _LONG_SECONDS = 2e-3, 8e-3
+
+
+def steps_of_next(steps: int, slowest_seconds: float, most: int) -> int:
+    """How many steps the next message carries, at most `most`."""
+    if slowest_seconds < _SHORT_SECONDS:
+        steps *= 2
+    elif slowest_seconds > _LONG_SECONDS:
+        steps //= 2
+    return max(1, min(steps, most))
 
 
 class Mailbox(SharedFields):
-    """Says which session workers are to read, what it is, and whether it has ended.
+    """What a loader's workers and its main process know of each other; `messages` may be on their way.
 
     Sessions are numbered from 1. A worker that is kept counts them itself, as often as it is iterated; it may
     still look at one when the next is announced, so the last few stay readable.
     """
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
+    def __init__(self, workers: int, messages: int) -> None:
+        self._workers = workers
+        self._messages = messages
         super().__init__()
 
     def _lay_out(self, carve: Carver) -> None:
         self._announced = carve(1)  # number of the last session that was announced; 0 is none
         self._ended = carve(1)  # number of the last session that has ended
         self._epoch = carve(_KEPT_SESSIONS)
-        self.pids = carve(self.workers)  # each worker writes its own; 0 before it came
-        self._done = carve(self.workers)  # number of the last session that each worker has read to its end
+        self.pids = carve(self._workers)  # each worker writes its own; 0 before it came
+        self._done = carve(self._workers)  # number of the last session that each worker has read to its end
+        self._seconds = carve(self._workers, dtype=np.float64)  # how long each worker's last message took to fill
+        self._most = carve(self._workers)  # how many steps a message like it may carry
+        self._decided = carve(self._messages + 1)  # for the last messages: session, number and steps in a word
 
     def open(self, epoch: int) -> int:
         """Announce a session; returns its number."""
@@ -54,3 +81,24 @@ class Mailbox(SharedFields):
     def epoch(self, session: int) -> int:
         """A session's epoch."""
         return int(self._epoch[session % _KEPT_SESSIONS])
+
+    def filled(self, worker: int, seconds: float, most_steps: int) -> None:
+        """Note how long a worker's message took, and how many steps one may carry."""
+        self._seconds[worker] = seconds
+        self._most[worker] = min(most_steps, MOST_STEPS_A_MESSAGE)
+
+    def steps_of(self, session: int, number: int, steps: int) -> int:
+        """How many steps the session's n-th messages carry, as the first worker to come to one decided.
+
+        Those before had `steps`.
+        """
+        key = (session & 0x7FFF) << 32 | (number & 0xFFFFFFFF)
+        place = number % len(self._decided)
+        word = int(self._decided[place])
+        if word >> 16 != key:
+            with self._memory.locked():
+                word = int(self._decided[place])
+                if word >> 16 != key:
+                    steps = steps_of_next(steps, float(self._seconds.max()), int(self._most.min()))
+                    word = self._decided[place] = key << 16 | steps
+        return word & 0xFFFF

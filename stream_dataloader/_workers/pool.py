@@ -21,17 +21,15 @@ from torch.utils.data import DataLoader
 
 from stream_dataloader._assembly.part import Part, unpack
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._memory.endings import Ending
-from stream_dataloader._memory.interrupts import deliver, interrupts_held
+from stream_dataloader._memory.endings import Ending, deliver, interrupts_held
 from stream_dataloader._notices import warn
 from stream_dataloader._reading.plan import Recovery, Start
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._workers import torch_quirks
-from stream_dataloader._workers.feed import Assignment, CrewWatch, Feed, Pool
+from stream_dataloader._workers.feed import Assignment, Feed, Pool
 from stream_dataloader._workers.mailbox import Mailbox
-from stream_dataloader._workers.pace import Pace
 from stream_dataloader._workers.packets import PacketContext, Unanswered
-from stream_dataloader._workers.processes import Crew, WorkerInit
+from stream_dataloader._workers.processes import ProcessCrew, WorkerInit
 from stream_dataloader._workers.worker import Arrived, WorkerParts
 from stream_dataloader.errors import ItemError, WorkerDeathError, WorkerError, shorten
 
@@ -48,10 +46,9 @@ class WorkerPool(Pool):
         messages = (work.settings.prefetch_factor or 2) * work.num_workers + 2
         super().__init__(work, messages, "sent through the message queue", shared=work.num_workers > 0)
         self._init = WorkerInit(work.settings.worker_init_fn) if work.num_workers else None
-        self._mailbox = Mailbox(work.num_workers)
-        pace = Pace(work.num_workers, messages)
+        self._mailbox = Mailbox(work.num_workers, messages)
         key = SessionKey(self.owner, -next(_pool_numbers), 0)
-        self._parts = WorkerParts(work.members, work.readers, self._mailbox, pace, key, work.tally.meters, self.board)
+        self._parts = WorkerParts(work.members, work.readers, self._mailbox, key, work.tally.meters, self.board)
         self._ending: Ending | None = None
         self._engage()
 
@@ -63,12 +60,12 @@ class WorkerPool(Pool):
     def hire(self) -> None:
         """Replace all workers, and the memory that they have seen."""
         self.dismiss()
-        self.memory.forget()
+        self.leases = None  # of which they hold the memory
         self._engage()
 
     def _engage(self) -> None:
         self.dismiss()
-        crew, settings = Crew(self._mailbox), self.work.settings
+        crew, settings = ProcessCrew(self.board, self.work, self._mailbox), self.work.settings
         if self.work.num_workers:
             self._ending = Ending(self, crew.leave)
         self._dataloader: DataLoader[Any] = DataLoader(
@@ -97,15 +94,14 @@ class WorkerPool(Pool):
         if not self._crew.session:
             self.board.clear()
             self._mailbox.pids[:] = 0
-        parts.slots = self.memory.ready()
+        parts.slots = self._ready_slots()
         session = self._mailbox.open(starts[0].epoch)
         parts.sessions = session - 1  # for workers that start now; others count themselves
         parts.starts = starts
         parts.recovery = recovery
-        watch = CrewWatch(self._crew, self.board, self.work)
-        iterator = self._iterate(session, watch)
-        slot = functools.partial(self.memory.slot, self.memory.leases, session)
-        return WorkerFeed(iterator, self._crew, watch, slot, self, functools.partial(self._mailbox.close, session))
+        iterator = self._iterate(session)
+        slot = functools.partial(self._slot, self.leases, session)
+        return WorkerFeed(iterator, self._crew, slot, self, functools.partial(self._mailbox.close, session))
 
     def died(self) -> dict[int, str]:
         are_kept = self.work.settings.persistent_workers and self._crew.iterator is not None
@@ -122,10 +118,10 @@ class WorkerPool(Pool):
             before = (self._parts.starts or starts)[0]
             if any(start != before._replace(epoch=starts[0].epoch, resume=None) for start in starts):
                 self.hire()  # only workers that start now learn where to begin, and what for
-        elif self.memory.unfit:
+        elif self._slots_are_unfit:
             self.hire()  # items have changed: new workers, and slots that fit them
 
-    def _iterate(self, session: int, watch: CrewWatch) -> Iterator[Arrived] | None:
+    def _iterate(self, session: int) -> Iterator[Arrived] | None:
         """Torch's iterator over a session; None if a worker died over its start."""
         if self._init is not None:
             self._init.folder = torch_quirks.shared_folder()
@@ -134,7 +130,8 @@ class WorkerPool(Pool):
         if crew.packets is None:
             crew.packets = PacketContext(self._context or multiprocessing.get_context(self.method))
         self._dataloader.multiprocessing_context = packets = crew.packets
-        packets.watch = watch
+        packets.watch = crew
+        crew.await_session()
         if self.method == "forkserver":
             torch_quirks.preload_forkserver()
         iterator: Iterator[Arrived] | None = None
@@ -166,15 +163,13 @@ class WorkerFeed:
     def __init__(
         self,
         iterator: Iterator[Arrived] | None,
-        crew: Crew,
-        watch: CrewWatch,
+        crew: ProcessCrew,
         slot: Callable[[int], Slot | None],
         pool: WorkerPool,
         announce_end: Callable[[], None],
     ) -> None:
         self._iterator = iterator
         self._crew = crew
-        self._watch = watch
         self.slot = slot
         self._pool = pool
         self._announce_end = announce_end
@@ -184,8 +179,8 @@ class WorkerFeed:
         return [self]
 
     def receive(self, step: int) -> Sequence[Part]:
-        self._watch.step = step
-        message: Arrived | None = None
+        crew, message = self._crew, None
+        crew.step = step
         try:
             if self._iterator is not None:
                 message = next(self._iterator)
@@ -199,13 +194,15 @@ class WorkerFeed:
             self._dismiss()
             raise
         if message is None:  # said here, where no traceback holds torch's iterator
-            if not self._watch.late:
-                raise self._death(step, self._crew.died(or_ended=True))
-            lateness = self._watch.lateness()
+            if not crew.late:
+                raise self._death(step, crew.died(or_ended=True))
+            lateness = crew.lateness()
             self._dismiss()
             raise lateness
         try:
-            return unpack(message.read())
+            if message.error is not None:
+                raise message.error
+            return unpack(message.content)
         except Exception as error:
             # large items are fetched from the worker, which may have died
             if isinstance(error, (OSError, EOFError)) and (died := self._died_soon()):
@@ -223,12 +220,12 @@ class WorkerFeed:
 
     def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
         """Dismiss the workers, and say who died."""
-        watch, board = self._watch, self._watch.board
-        deaths = "; ".join(f"{how} {watch.doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
+        crew, board = self._crew, self._crew.board
+        deaths = "; ".join(f"{how} {crew.doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
         known = [worker for worker in died if worker >= 0]
         member = board.member(known[0]) if known else 0
         suspects = [board.suspects(worker) for worker in known if board.member(worker) == member]
-        advice = self._crew.advice(died, self._pool.method)
+        advice = crew.advice(died, self._pool.method)
         self._dismiss()
         return WorkerDeathError(
             f"{deaths}; batch {step} was being put together. {advice}; max_restarts= goes on with new workers",

@@ -24,7 +24,9 @@ from typing import Any
 
 from stream_dataloader._memory import main_module
 from stream_dataloader._memory.pickling import ByValue, note_fork
+from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.sessions import state_of
+from stream_dataloader._workers.feed import Assignment, Crew
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.packets import PacketContext
 from stream_dataloader._workers.torch_quirks import JOIN_SECONDS, shut_down
@@ -72,14 +74,17 @@ def watch_parent(folder: str | None) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-class Crew:
+class ProcessCrew(Crew):
     """Worker processes, as the main process knows them, and what torch has of them.
 
     Args:
+        board: Knows what they do.
+        work: What they read.
         mailbox: Knows the process id of each worker that has come, and which of them are done.
     """
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, board: ActivityBoard, work: Assignment, mailbox: Mailbox) -> None:
+        super().__init__(board, work)
         self.packets: PacketContext | None = None  # None before they start
         self.iterator: Any = None  # torch's; None if there is none any more
         self.session = 0  # what they read; 0 before they are started
@@ -95,16 +100,13 @@ class Crew:
 
     @property
     def workers(self) -> list[int]:
-        """Those that have come."""
         return [number for number, process in enumerate(self._processes) if self._pids[number] == process.pid]
 
     @property
     def missing(self) -> list[int]:
-        """Those that have not come."""
         return sorted({*range(len(self._pids))} - {*self.workers})
 
-    def stopped(self, worker: int) -> bool:
-        """Whether a worker was stopped by a signal, as by SIGSTOP."""
+    def is_stopped(self, worker: int) -> bool:
         return state_of(int(self._pids[worker])) in (b"T", b"t")
 
     def died(self, *, or_ended: bool = False) -> dict[int, str]:

@@ -26,7 +26,7 @@ from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.plan import Reading, Recovery, Start
 from stream_dataloader._reading.reader import PartReader, read_here
 from stream_dataloader._workers.exchange import Exchange, Failure, deliver
-from stream_dataloader._workers.feed import Assignment, CrewWatch, Feed, Pool
+from stream_dataloader._workers.feed import Assignment, Crew, Feed, Pool
 from stream_dataloader.errors import WorkerDeathError, shorten
 
 _FAREWELL_SECONDS = 4.0  # to all threads together, as to processes
@@ -60,11 +60,11 @@ class ThreadPool(Pool):
         work = self.work
         if any(not exchange.closed for exchange in self._exchanges):  # Ctrl-C came before anybody had it
             _leave(self._threads, self._exchanges)
-            self.memory.forget()
-        if self.memory.unfit:
-            self.memory.forget()
+            self.leases = None
+        if self._slots_are_unfit:
+            self.leases = None
         self._sessions += 1
-        pool = self.memory.ready()
+        pool = self._ready_slots()
         slots = Slots if pool is None else functools.partial(PooledSlots, pool, self._sessions)
         exchange = Exchange(work.num_workers, self._ahead)
         self._exchanges[:] = [exchange]
@@ -75,7 +75,7 @@ class ThreadPool(Pool):
             reading = Reading(plan, starts[number], work.readers, self.board, meters, number, slots)
             readers += read_here(reading, lambda: exchange.closed)
         jobs = [Job(threading.Event(), threading.Event()) for _ in readers]
-        slot = functools.partial(self.memory.slot, self.memory.leases, self._sessions)
+        slot = functools.partial(self._slot, self.leases, self._sessions)
         feed = ThreadFeed(exchange, jobs, slot, self)
         try:
             while len(self._threads) < work.num_workers:
@@ -98,7 +98,7 @@ class ThreadPool(Pool):
     def leave_alone(self) -> None:
         """Have other threads and other memory than those that have not come to an end."""
         self.dismiss()
-        self.memory.forget()
+        self.leases = None
 
 
 def _dismiss(threads: list[_Tasks]) -> None:
@@ -135,11 +135,20 @@ def _work(number: int, init: Callable[[int], Any] | None, tasks: _Tasks) -> None
         del task, exchange, begin
 
 
-class _ThreadCrew:
-    """The threads of one iteration; see `Crew`. None of them dies by itself, or is stopped."""
+class ThreadFeed(Crew):
+    """One iteration over the parts of a pool's threads; see `Feed`. None of them dies by itself, or is stopped."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(
+        self, exchange: Exchange, jobs: Sequence[Job], slot: Callable[[int], Slot | None], pool: ThreadPool
+    ) -> None:
+        super().__init__(pool.board, pool.work)
+        self._exchange = exchange
         self._jobs = jobs
+        self.slot = slot
+        self._pool = pool
+        self._farewell_seconds = _FAREWELL_SECONDS
+        self._tells = True
+        self.await_session()
 
     @property
     def missing(self) -> list[int]:
@@ -149,38 +158,16 @@ class _ThreadCrew:
     def workers(self) -> list[int]:
         return [number for number, job in enumerate(self._jobs) if job.begun.is_set() and not job.done.is_set()]
 
-    def stopped(self, worker: int) -> bool:  # noqa: ARG002
-        return False
-
-    def died(self) -> dict[int, str]:
-        return {}
-
-
-class ThreadFeed:
-    """One iteration over the parts of a pool's threads; see `Feed`."""
-
-    def __init__(
-        self, exchange: Exchange, jobs: Sequence[Job], slot: Callable[[int], Slot | None], pool: ThreadPool
-    ) -> None:
-        self._exchange = exchange
-        self._jobs = jobs
-        self.slot = slot
-        self._pool = pool
-        self._watch = CrewWatch(_ThreadCrew(jobs), pool.board, pool.work)
-        self._farewell_seconds = _FAREWELL_SECONDS
-        self._tells = True
-
     @property
     def elsewhere(self) -> list[Feed]:
         return [self]
 
     def receive(self, step: int) -> Sequence[Part]:
-        watch, begin = self._watch, clock.monotonic()
-        watch.step = step
+        self.step, begin = step, clock.monotonic()
         try:
-            while (found := self._exchange.take(watch.look_seconds)) is None:
-                if watch.gives_up(clock.monotonic() - begin):
-                    raise watch.lateness(". A thread cannot be ended: it is left alone until it comes back")
+            while (found := self._exchange.take(self.look_seconds)) is None:
+                if self.gives_up(clock.monotonic() - begin):
+                    raise self.lateness(". A thread cannot be ended: it is left alone until it comes back")
         except BaseException:  # Ctrl-C, or a timeout
             self._farewell_seconds, self._tells = _HURRIED_SECONDS, False
             raise
@@ -196,9 +183,9 @@ class ThreadFeed:
         how = f"exited with status {error.code}" if isinstance(error, SystemExit) else f"was ended by {shorten(error)}"
         self._farewell_seconds = _HURRIED_SECONDS
         return WorkerDeathError(
-            f"worker {number} (a thread) {how} {self._watch.doing(number)}; batch {step} was being put together. "
+            f"worker {number} (a thread) {how} {self.doing(number)}; batch {step} was being put together. "
             "Something in it called sys.exit, or raised what is no Exception",
-            suspects=self._watch.board.suspects(number),
+            suspects=self.board.suspects(number),
         )
 
     def close(self) -> None:
@@ -216,7 +203,7 @@ class ThreadFeed:
                 self._pool.leave_alone()
         if stuck and self._tells:
             text = (
-                f"{'; '.join(f'worker {n} (a thread) is still {self._watch.doing(n)}' for n in stuck)}, "
+                f"{'; '.join(f'worker {n} (a thread) is still {self.doing(n)}' for n in stuck)}, "
                 f"{self._farewell_seconds:g} s after the epoch was left; a thread cannot be ended: it is left alone, "
                 "and closes its streams when it comes back"
             )

@@ -11,9 +11,10 @@ import functools
 import itertools
 import os
 import pickle
+import threading
 import time as clock
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -27,33 +28,25 @@ from stream_dataloader._reading.plan import NO_RECOVERY, Reading, Start
 from stream_dataloader._reading.reader import read_as_worker, unsendable
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._workers.exchange import Exchange
+from stream_dataloader._workers.exchange import ROOM, Exchange, join, read_in_threads, read_in_turn
 from stream_dataloader._workers.mailbox import Mailbox
-from stream_dataloader._workers.pace import Pace
-from stream_dataloader._workers.worker_steps import ROOM, InThreads, InTurn, WorkerSteps
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport, detached
 
 
-class Arrived:
-    """A message that has arrived.
+class Arrived(NamedTuple):
+    """What a message that has arrived carries, or what unpickling it raised."""
 
-    It is unpickled on arrival: large items are fetched from the process that sent it, which may end before it is read.
-    """
+    content: Any
+    error: Exception | None = None
 
-    def __init__(self, pickled: bytes) -> None:
-        self._content: Any = None
-        self._error: Exception | None = None
-        try:
-            self._content = pickle.loads(pickled)
-        except Exception as error:
-            self._error = detached(error)  # its frames may hold a connection that a worker waits for
 
-    def read(self) -> Any:
-        """What it carries; raises what unpickling it raised."""
-        if self._error is not None:
-            raise self._error
-        return self._content
+def _arrive(pickled: bytes) -> Arrived:
+    """Unpickle a message on arrival: large items are fetched from the process that sent it, which may end soon."""
+    try:
+        return Arrived(pickle.loads(pickled))
+    except Exception as error:
+        return Arrived(None, detached(error))  # its frames may hold a connection that a worker waits for
 
 
 class WorkerParts(IterableDataset[Any]):
@@ -67,7 +60,6 @@ class WorkerParts(IterableDataset[Any]):
         members: Sequence[StreamDataset],
         readers: Sequence[Reader],
         mailbox: Mailbox,
-        pace: Pace,
         key: SessionKey,
         meters: Meters,
         board: ActivityBoard,
@@ -75,7 +67,6 @@ class WorkerParts(IterableDataset[Any]):
         self._members = members
         self._readers = readers
         self._mailbox = mailbox
-        self._pace = pace
         self._key = key
         self._meters = meters
         self._board = board
@@ -84,7 +75,7 @@ class WorkerParts(IterableDataset[Any]):
         self.starts: Sequence[Start] = ()  # of the first session in a process
         self._is_kept = False  # this process has read a session before
         self.recovery = NO_RECOVERY  # what is different after a worker died
-        self._last: InThreads | None = None  # what this process read with threads before
+        self._threads: list[threading.Thread] = []  # with which this process read before
 
     def __getstate__(self) -> dict[str, Any]:
         members = [  # its class may be one that workers would not find
@@ -108,15 +99,14 @@ class WorkerParts(IterableDataset[Any]):
         return self._read(self.sessions, worker.id)
 
     def _read(self, session: int, worker_id: int) -> Iterator[Message]:
-        if self._last is not None:
-            self._last.wait()  # its threads may still write to slots that are used again
+        join(self._threads)  # they may still write to slots that are used again
         if self._mailbox.closed(session):
             return
         with contextlib.closing(self._steps(session, worker_id)) as read:
-            pace, count = self._pace, 1
-            pace.filled(worker_id, 0.0, 1)
+            mailbox, count = self._mailbox, 1
+            mailbox.filled(worker_id, 0.0, 1)
             for number in itertools.count():
-                count = pace.agreed(session, number, count)
+                count = mailbox.steps_of(session, number, count)
                 begin = clock.monotonic()
                 steps = list(itertools.islice(read, count))
                 if not steps:
@@ -124,11 +114,11 @@ class WorkerParts(IterableDataset[Any]):
                 parts = list(itertools.chain.from_iterable(steps))
                 message = _message(worker_id, parts)
                 most_steps = self._most_steps(len(steps), parts, message)
-                pace.filled(worker_id, clock.monotonic() - begin, most_steps)
+                mailbox.filled(worker_id, clock.monotonic() - begin, most_steps)
                 yield message
-        self._mailbox.leave(session, worker_id)
+        mailbox.leave(session, worker_id)
 
-    def _steps(self, session: int, worker_id: int) -> WorkerSteps:
+    def _steps(self, session: int, worker_id: int) -> Generator[list[Part], None, None]:
         """Begin to read a session, with as many threads as this worker has readers."""
         member = self._board.member(worker_id)
         start = self.starts[member]
@@ -159,9 +149,9 @@ class WorkerParts(IterableDataset[Any]):
             in_threads=in_threads,
         )
         if not in_threads:
-            return InTurn(readers)
-        self._last = InThreads(readers, exchange)
-        return self._last
+            return read_in_turn(readers)
+        self._threads = []
+        return read_in_threads(readers, exchange, self._threads)
 
     def _most_steps(self, steps: int, parts: list[Part], message: Message) -> int:
         """How many steps a message like this one may carry: as the slots allow, and as its size does."""
@@ -172,11 +162,11 @@ class WorkerParts(IterableDataset[Any]):
 
 def _message(worker_id: int, parts: list[Part]) -> Message:
     try:
-        return Message(pack(parts), Arrived)
+        return Message(pack(parts), _arrive)
     except Exception as error:
         if len(parts) > 1:  # those before the one that cannot be pickled can
-            return Message([packed for part in parts for packed in _message(worker_id, [part]).read()], Arrived)
+            return Message([packed for part in parts for packed in _message(worker_id, [part]).read()], _arrive)
         (part,) = parts
         runs = part.contents.runs
         fault = Fault(runs[0].lane if runs else 0, True, ErrorReport(unsendable(part, worker_id, error)))
-        return Message([part._replace(contents=Contents(runs=runs), faults=[fault])], Arrived)
+        return Message([part._replace(contents=Contents(runs=runs), faults=[fault])], _arrive)

@@ -10,7 +10,7 @@ from helpers import PATIENCE
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._reading import opener
-from stream_dataloader._workers import memory
+from stream_dataloader._workers import feed
 
 
 def read(number):
@@ -74,7 +74,7 @@ def test_to_fall_back_to_the_queue_is_a_warning(caplog, monkeypatch):
     def no_memory(*_):
         raise OSError("no room")
 
-    monkeypatch.setattr(memory, "SlotPool", no_memory)
+    monkeypatch.setattr(feed, "SlotPool", no_memory)
     with pytest.warns(RuntimeWarning, match="there is no shared memory"):
         list(StreamDataLoader(StreamDataset([2, 2], range, 2, time_steps=2), 1))
     ((level, text),) = told(caplog)

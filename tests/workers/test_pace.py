@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._workers.pace import steps_of_next
+from stream_dataloader._workers.mailbox import steps_of_next
 
 
 @given(st.integers(1, 16), st.floats(0, 1), st.integers(1, 16))

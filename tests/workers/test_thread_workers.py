@@ -29,7 +29,7 @@ from stream_dataloader import (
     WorkerTimeoutError,
     get_stream_info,
 )
-from stream_dataloader._workers import feed, memory, threads
+from stream_dataloader._workers import feed, threads
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=3, shuffle=True, seed=4)
 THREADS = {"worker_method": "thread"}
@@ -76,7 +76,7 @@ def test_without_slots_batches_are_the_same(monkeypatch, caplog):
     def no_memory(*_):
         raise OSError("no room")
 
-    monkeypatch.setattr(memory, "SlotPool", no_memory)
+    monkeypatch.setattr(feed, "SlotPool", no_memory)
     with pytest.warns(RuntimeWarning, match="no shared memory for batches .no room.; they are put together in new mem"):
         batches = list(by_threads(CASE.dataset(), 3))
     assert [key(batch) for batch in batches] == [key(batch) for batch in StreamDataLoader(CASE.dataset())]

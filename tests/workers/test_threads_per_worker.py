@@ -31,9 +31,8 @@ from stream_dataloader._reading.reader import read_as_worker
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.snapshot import LaneReports
-from stream_dataloader._workers import worker_steps
-from stream_dataloader._workers.exchange import Exchange
-from stream_dataloader._workers.worker_steps import ROOM, InThreads, InTurn
+from stream_dataloader._workers import exchange
+from stream_dataloader._workers.exchange import ROOM, Exchange, read_in_threads, read_in_turn
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:num_workers is")
 
@@ -203,7 +202,7 @@ def test_an_error_in_a_policy_is_raised_as_it_is_though_another_thread_is_busy(k
 @pytest.mark.parametrize("place", ["reading", "opening"])
 @pytest.mark.parametrize("other", [pytest.param("moves", marks=pytest.mark.slow), "hangs"])
 def test_a_stream_that_exits_ends_its_worker_and_is_named(place, other, monkeypatch):
-    monkeypatch.setattr(worker_steps, "_FAREWELL_SECONDS", 0.1)  # of workers that are forked now
+    monkeypatch.setattr(exchange, "_FAREWELL_SECONDS", 0.1)  # of workers that are forked now
 
     def read(n):
         if n == 3 and place == "opening":
@@ -328,10 +327,6 @@ class Reader:
         self.closed_by = threading.current_thread()
 
 
-def in_threads(*readers):
-    return InThreads(readers, Exchange(len(readers), ROOM))
-
-
 @pytest.mark.parametrize("windows", ["aligned", "packed"])
 def test_readers_that_take_turns_in_one_thread_do_not_wait_for_each_other(windows):
     dataset = Case(CASE.lengths, 5, 3, windows).dataset()
@@ -339,7 +334,7 @@ def test_readers_that_take_turns_in_one_thread_do_not_wait_for_each_other(window
     readers = deal_members([5], [1], 3)
     board, meters = ActivityBoard(readers, shared=False), Meters([0, 0, 0], shared=False)
     reading = Reading(dataset.plan(), Start(0), readers, board, meters)
-    steps = InTurn(read_as_worker(reading, dataset.session_table, session, 0))
+    steps = read_in_turn(read_as_worker(reading, dataset.session_table, session, 0))
     assert sum(part.items for parts in steps for part in parts) == sum(CASE.lengths)
     steps.close()
 
@@ -356,7 +351,7 @@ def test_threads_that_cannot_be_started_leave_none_behind(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", start)
     readers = Reader(10**9), Reader(3)
     with pytest.raises(RuntimeError, match="can't start"):
-        in_threads(*readers)
+        next(read_in_threads(readers, Exchange(len(readers), ROOM), []))
     started[0].join(PATIENCE)
     assert readers[0].closed_by is started[0]
 
