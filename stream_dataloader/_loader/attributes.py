@@ -125,10 +125,8 @@ _LIMITING = "lightning.utilities.combined_loader"
 class KeptLength:
     """Warns once when Lightning is about to cut an epoch by the length of another.
 
-    Lightning asks a loader for its length when it sets up its data, keeps it for all epochs, and asks again at each
-    `iter`, but only to take the smaller one. Where lengths of epochs differ, a longer epoch is cut, and a shorter one
-    is not validated. A loader cannot see that in what is asked, as whoever calls `len` each epoch asks for the same. So
-    it looks at who asks: at the names of two modules, once an epoch.
+    Lightning keeps the length that it was told first. It asks again at each `iter`, but only to take the smaller one. A
+    loader cannot see that in what is asked. So it looks at who asks: at the names of two modules, once an epoch.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,6 @@ lengths of streams say so beforehand.
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,30 +23,21 @@ from stream_dataloader._items.plain import layout_from_plain, layout_to_plain
 from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._ranks.ranks import Ranks, identity_of, known_count
 from stream_dataloader._reading.plan import Start
-<<<<<<< HEAD
-from stream_dataloader._schedule.position import EpochsOfRun
-from stream_dataloader._schedule.snapshot import PackedSnapshot, Progress, nothing_left
-=======
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.position import EpochPlace, EpochsOfRun
-from stream_dataloader._schedule.progress import Progress
+from stream_dataloader._schedule.replay import has_rest
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.saved_state import LoadedState, plain_epoch, to_plain
 from stream_dataloader._schedule.sections import Cuts, lengths_in
-from stream_dataloader._schedule.snapshot import PackedSnapshot, nothing_left
-from stream_dataloader._schedule.step_count import has_rest
+from stream_dataloader._schedule.snapshot import PackedSnapshot, Progress, nothing_left
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import FailureLimitError, StreamError
->>>>>>> ccf397e (Workers, loader and shared memory in seven modules fewer: what is always made and used together is one class)
 
 _KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many batches ago
 
 
 class Member:
-    """What a loader knows of a member of its batch, from one epoch to the next.
-
-    `length` is that of an endless run's epochs.
-    """
+    """What a loader knows of a member from one epoch to the next; `length` is that of an endless run's epochs."""
 
     def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None) -> None:
         self.ranks = ranks
@@ -70,19 +60,18 @@ class Member:
     def is_end(self, epoch: int, record: PackedSnapshot) -> bool:
         """Whether an epoch is known to have no batch behind a place in it."""
         reading, lengths = self.ranks.reading, self._dataset.lengths
-        if lengths is None or (lengths < 0).any():
-            return False
-        count = functools.partial(known_count, reading, epoch)  # for all ranks, if no stream can change it
-        if not self.ranks.alone:
-            steps = count()
-            return steps is not None and record.step >= steps
         rules, scheduled = reading.rules, reading.scheduled_lengths
+        if lengths is None or (lengths < 0).any() or rules.padding_mode == "cycle":
+            return False
+        if not self.ranks.alone or rules.padding_mode == "drop":
+            steps = known_count(reading, epoch)  # for all ranks, if no stream can change it
+            return steps is not None and record.step >= steps
         if self._order is None or self._order[:2] != (rules, epoch):
             self._order = rules, epoch, Order(rules, epoch, scheduled)
         starts = scheduled.starts(epoch) if isinstance(scheduled, Cuts) else None
         known = lengths_in(scheduled, epoch)
         assert known is not None
-        return not has_rest(record.unpack(rules), rules, self._order[2], known, count, starts)
+        return not has_rest(record.unpack(rules), rules, self._order[2], known, starts)
 
     def state_of(self, epoch: int, record: PackedSnapshot, at: EpochPlace | None = None) -> dict[str, Any]:
         """The state at a place in an epoch; at its end, that of the next one's beginning."""

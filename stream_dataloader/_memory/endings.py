@@ -1,9 +1,8 @@
 """Where no handler of a signal may run: where objects go, and in the midst of the start of a process.
 
-Python runs weak references' callbacks, and `__del__`, wherever an object happens to go, and throws away what they
-raise; so it is with what runs at a fork. If they are Python code, signal handlers run in them too: a KeyboardInterrupt,
-or the SystemExit of a handler for SIGTERM, would be lost. `weakref.finalize` and the weak sets and dictionaries of
-`weakref` have such callbacks. And torch's start of workers leaves half of it behind when it is interrupted.
+Python runs weak references' callbacks, and `__del__`, wherever an object happens to go, and hooks at a fork. It throws
+away what they raise, and signal handlers run in them too: a KeyboardInterrupt would be lost. `weakref.finalize` and the
+weak sets and dictionaries of `weakref` have such callbacks. torch's start of workers, interrupted, stays half done.
 
 Guarantees: no Python code runs where an object goes. What C cannot do is done by a thread, where no signal handler
 runs. No handler comes between two halves of a start, and what it would have done is not lost.

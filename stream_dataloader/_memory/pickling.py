@@ -1,7 +1,6 @@
 """Takes functions, classes and objects to other processes, with cloudpickle where pickle cannot.
 
-Guarantees: what cannot be pickled raises where it is sent. (multiprocessing's queues would lose the error in a
-background thread, and the receiver would wait without end.) A class that went to a worker, by fork or by value, is the
+Guarantees: what cannot be pickled raises where it is sent. A class that went to a worker, by fork or by value, is the
 same class when it comes back.
 
 Functions and classes that a new process would not find go by value: local ones, those of an interactive session, and
@@ -110,10 +109,7 @@ class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _handles() -> dict[type, Callable[[Any], Any]]:
-    """How multiprocessing sends its connections, and what is made of them, to a process that it starts.
-
-    Tensors are left out: these go by value, not through shared memory.
-    """
+    """How multiprocessing sends its connections to a process that it starts; tensors go by value."""
     table: Any = ForkingPickler(io.BytesIO()).dispatch_table
     return {kind: reduce for kind, reduce in table.items() if not kind.__module__.startswith("torch")}
 
@@ -122,7 +118,7 @@ def _with_shared_globals(function: FunctionType, reduced: Any) -> Any:
     """A function's pickle, such that all functions of its module have one namespace in the worker, as they have here.
 
     Each pickle would make one of its own, and what `worker_init_fn` assigns to a global name would be seen by no other
-    function. A process that is started gets all its pickles at once, so the values in them are of one moment.
+    function.
     """
     if not isinstance(reduced, tuple) or len(reduced) != 6 or not isinstance(reduced[1][1], dict):
         return reduced
@@ -177,9 +173,8 @@ def _share(kind: type, token: str | None = None) -> str | None:
 def note_fork() -> None:
     """Have a worker that was just forked tell the classes that it came with from those that it makes itself.
 
-    Those that it came with are sent home by their address, which is the same there. To give each of the thousands of
-    classes a name before every fork would cost 10 ms. Frozen objects are also left alone by the garbage collector,
-    so that their memory stays shared with the parent.
+    Those that it came with are sent home by their address, which is the same there. Frozen objects are also left alone
+    by the garbage collector, so that their memory stays shared with the parent.
     """
     global _forked
     gc.freeze()

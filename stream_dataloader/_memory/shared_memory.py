@@ -1,18 +1,14 @@
 """Memory that a loader's processes share, free of `/dev/shm` and of names.
 
-`SharedFile` is an anonymous file: `memfd_create` on Linux, elsewhere a POSIX shared-memory object that loses
-its name immediately. Forked workers inherit it; `spawn` and `forkserver` workers are passed its descriptor while
-they start. The kernel frees it with its last user, however that one ends.
-
-The file also carries locks: `fcntl.lockf` locks belong to a process and are freed by the kernel when it
-dies, even by SIGKILL, so a dead worker cannot leave the others locked out.
+`SharedFile` is an anonymous file, which the kernel frees with its last user, however that one ends. Forked workers
+inherit it; others are passed its descriptor while they start. It also carries locks: `fcntl.lockf` locks belong to a
+process and are freed by the kernel when it dies, even by SIGKILL.
 
 Small blocks of memory lie side by side in one file, and each locks its own bytes::
 
-    arena   | mailbox | pace | board | list of sources | mailbox | ...       a descriptor for some hundred loaders
+    arena   | mailbox | board | list of sources | mailbox | ...       a descriptor for some hundred loaders
 
-What was handed out is never handed out again, as a worker of a loader that is gone may still write to it: an arena goes
-with the last of its blocks.
+What was handed out is never handed out again, as a worker of a loader that is gone may still write to it.
 """
 
 from __future__ import annotations
@@ -84,8 +80,7 @@ class SharedFile:
     def grow(self, size: int) -> None:
         """Make room for `size` bytes, all zero; once.
 
-        With `memfd_create` the system gives memory as pages are written. Where memory is limited (`/dev/shm`) all of it
-        is taken now, as writing to a page that the system cannot give is a fatal SIGBUS.
+        Where memory is limited (`/dev/shm`) all of it is taken now: a page that the system cannot give is a SIGBUS.
 
         Raises:
             OSError: There is not enough.
@@ -114,9 +109,8 @@ class SharedFile:
     def _acquire(self, fcntl: ModuleType) -> None:
         """Lock the file; ask again if the kernel reports a deadlock (EDEADLK), which here is never one.
 
-        The kernel looks at processes, not at threads. Suppose one process holds this lock in one thread and waits for
-        another lock in a second thread, and another process does the opposite. The kernel sees a circle, but each
-        thread that holds a lock releases it soon.
+        The kernel looks at processes, not at threads: it sees a circle where two processes each hold one of two locks
+        in one thread and wait for the other in a second one.
         """
         while True:
             try:

@@ -27,9 +27,8 @@ from typing import NamedTuple
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._reading.reader import PartReader
 
-#: How many steps a thread of a worker reads before they are asked for, so that a fast one need not wait for a slow one.
-#: If steps of two lanes take 12 ms on average, exponentially distributed, a batch takes 20.8 ms with 1, 17.9 ms with 2
-#: and 16.8 ms with 3; by two processes with a `prefetch_factor` of 2 it takes 18.0 ms.
+#: How many steps a thread of a worker reads before they are asked for. If steps of two lanes take 12 ms on average,
+#: exponentially distributed, a batch takes 20.8 ms with 1, 17.9 ms with 2 and 16.8 ms with 3.
 ROOM = 2
 
 _FAREWELL_SECONDS = 4.0  # after a failure, to all threads together: it is raised though one of them hangs

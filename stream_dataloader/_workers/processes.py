@@ -2,11 +2,9 @@
 
 - Ctrl-C is for the main process, which ends the workers: they start with SIGINT blocked.
 - A worker whose main process died ends itself, also if it is stuck in user code.
-- torch takes a worker that exits with status 0 for one that is done. Here a worker says when it is done; one that exits
-  before is a death like any other.
-- torch ends workers in a `__del__`, which takes seconds if they are busy, and multiprocessing's queues, connections and
-  processes have finalizers. Python throws away what a signal's handler raises there. So they end, and go, in a thread
-  of their own, where no handler runs: who waits for the end can be interrupted, and it goes on.
+- A worker says when it is done; one that exits before, with whatever status, is a death.
+- torch ends workers in a `__del__`, where Python throws away what a signal's handler raises. So they end in a thread of
+  their own: who waits for that can be interrupted, and it goes on.
 """
 
 from __future__ import annotations

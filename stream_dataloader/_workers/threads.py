@@ -1,11 +1,10 @@
 """The workers of one loader as threads of this process: one copy of the program, and batches that nobody sends.
 
-They read as worker processes do, into the same kind of slots. What differs: their tickets and parts are in ordinary
-memory (`source_queue`, `exchange`), and nobody can end them.
+They read as worker processes do, into the same kind of slots; nobody can end them.
 
-Guarantees: a thread opens, reads and closes its streams itself. What it fails with is raised at its own step, after all
-steps before it, and names what was being read. One that does not come to an end in time is left alone, with a warning:
-memory that it may still write to is given to no other iteration. A thread that is needed no more ends.
+Guarantees: a thread opens, reads and closes its streams itself. What it fails with is raised at its own step. One that
+does not come to an end in time is left alone, with a warning: memory that it may still write to is given to no other
+iteration. A thread that is needed no more ends.
 """
 
 from __future__ import annotations

@@ -76,8 +76,7 @@ def bare_store(store: Any) -> Any:
 def preload_forkserver() -> None:
     """Have the server that workers are forked from import the library, and torch with it, once for all workers.
 
-    Workers would each do so by themselves, which takes seconds. It has no effect on a server that runs already, and the
-    user's own list is left as it is. Where it cannot import the library, workers do as ever.
+    Workers would each take seconds for it. A server that runs already, and the user's own list, are left as they are.
     """
     server: Any = forkserver._forkserver
     if getattr(server, "_preload_modules", None) == ["__main__"]:  # multiprocessing's own
@@ -87,8 +86,8 @@ def preload_forkserver() -> None:
 def shared_folder() -> str | None:
     """The folder in which multiprocessing keeps the sockets of this process, and of the workers it starts from now on.
 
-    Each worker would have one of its own, which is left behind when it is killed. None if this process may not be the
-    one that made it, and so not the one it ends with.
+    Each worker would have one of its own, which is left behind when it is killed. None if another process may have made
+    it.
     """
     global _folder
     known = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
