@@ -1,7 +1,6 @@
-"""What else torch's `DataLoader` has and trainers ask for: answered where it is true here, refused where it is not.
+"""What else torch's `DataLoader` has and trainers ask for: answered where it is true here.
 
-Guarantee: an answer is the truth. What does not exist here is an `AttributeError` that says what to do instead, so that
-`hasattr` is False and `getattr` with a default gives the default.
+Guarantee: what does not exist here is an `AttributeError` that says what to do instead.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ _NO_INDICES = (
     "and seed=; set_epoch(e) sets the epoch's number; rank= and world_size=, or torch.distributed, share it among ranks"
 )
 _REBUILDS = (
-    "who asks for it (skip_first_batches and prepare_data_loader of accelerate) would build a torch DataLoader anew, "
-    "which would collate parts of batches. With accelerate, use integrations.accelerate.prepare. To skip batches, load "
-    "a state with load_state_dict(), or use "
-    'itertools.islice(loader, n, None); whether an epoch ends at the first idle lane is padding_mode="drop"'
+    "who asks for it (skip_first_batches and prepare_data_loader of accelerate) would build a torch DataLoader anew. "
+    "With accelerate, use integrations.accelerate.prepare. To skip batches, load a state with load_state_dict(); "
+    'whether an epoch ends at the first idle lane is padding_mode="drop"'
 )
 
 

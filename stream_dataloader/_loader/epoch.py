@@ -6,7 +6,7 @@
     member 1, endless   7 8 9 10 11 | 12 13 ...    its own epoch goes on from one epoch of the loader to the next
     loader's step       0 1 2 3 4 |  0  1
 
-Most batches have one member, and an epoch is that member's. A run that is read in epochs of n batches is one `Epoch`.
+A run that is read in epochs of n batches is one `Epoch`.
 
 Guarantees: a record is that of all members after the same batch. A place is taken for an epoch's end only where the
 lengths of streams say so beforehand.

@@ -1,9 +1,8 @@
 """One epoch being read: makes batches of the parts of all workers, and knows where it ends.
 
 Guarantees: a step is delivered if and only if its mask has a step set (with `"drop"`, also no lane may idle). An error
-is raised in place of the batch it belongs to, after all earlier batches. Of several errors in one step, the one of the
-lowest lane is raised. An iteration that is dropped ends soon afterwards, by a thread, as no Python code may run where
-it is dropped (`_memory/endings.py`). Streams that were read here, without workers, go as the user's other objects do.
+is raised in place of the batch it belongs to, that of the lowest lane first. An iteration that is dropped ends soon
+afterwards, by a thread (`_memory/endings.py`). Streams that were read here, without workers, go as objects do.
 """
 
 from __future__ import annotations

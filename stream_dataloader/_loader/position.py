@@ -1,8 +1,7 @@
 """`LoaderPosition`: where a loader stands, from one epoch to the next, as the loader's methods say it.
 
-Which epoch comes and where it begins is decided by `_schedule/position.py`. Here that meets what is read: the epoch
-that began last, its members, the dataset's own `set_epoch`, and ends that are known beforehand. Of members side by side
-those that end begin each epoch anew, and those that never end go on where they stand.
+Which epoch comes and where it begins is decided by `_schedule/position.py`. Here that meets what is read. Of members
+side by side those that end begin each epoch anew, and those that never end go on where they stand.
 
 Guarantee: a state is of what was delivered, not what workers have read ahead, of all members after the same batch.
 """

@@ -150,7 +150,7 @@ Interrupts = list[Callable[[], Any]]
 def interrupts_held(method: str) -> Iterator[Interrupts]:
     """Start processes that do not hear Ctrl-C: they begin with SIGINT blocked.
 
-    What handlers of signals would have done here is in the list that this yields, for `deliver`.
+    What handlers of signals would have done here is in the list that this yields.
     """
     if method != "fork":
         resource_tracker.ensure_running()  # which would unblock SIGINT

@@ -7,8 +7,6 @@
             self.reading = carve(self._lanes)
             self.seconds = carve(self._workers, dtype=np.float64)
 
-The same function lays the fields out and counts their bytes, so size and places cannot disagree.
-
 Guarantee: fields do not overlap, lie in the order in which they are asked for, and are aligned for their dtype.
 """
 

@@ -1,7 +1,6 @@
 """Which names of the user's script a new process will find.
 
-`spawn` and `forkserver` workers run the script again under another name, without what it defines under
-`if __name__ == "__main__":`. Of an interactive session, which has no file, they find nothing.
+`spawn` and `forkserver` workers run the script again under another name, without what it defines under its main guard.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Small blocks of memory lie side by side in one file, and each locks its own byte
 
     arena   | mailbox | board | list of sources | mailbox | ...       a descriptor for some hundred loaders
 
-What was handed out is never handed out again, as a worker of a loader that is gone may still write to it.
+What was handed out is never handed out again: a worker of a loader that is gone may still write to it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Where a loader's parts come from: this process, worker processes or threads.
 
 A `Pool` has the workers of a loader, and the slots that they fill. Each iteration over what they read is a `Feed`,
-which yields each reader's parts in order of step, those of different readers in any order. A `Crew` knows on whom one
-waits.
+which yields each reader's parts in order of step. A `Crew` knows on whom one waits.
 
 Guarantee: a worker that ends, or does not deliver, is an error that says which worker, how, and what it was reading.
 """
@@ -104,8 +103,7 @@ class Assignment(NamedTuple):
 class Pool(ABC):
     """The workers of one loader; of the process that built it alone.
 
-    Batches are put together in slots of shared memory, which workers fill and batches lease. Where there is no such
-    memory they come in another way, with a warning, or with an error if the user insists.
+    They fill slots of shared memory; without such memory batches come in another way, with a warning.
 
     Args:
         work: What they read.

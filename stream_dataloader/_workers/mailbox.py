@@ -3,14 +3,12 @@
 The main process says which session workers are to read, and whether it has ended; workers say that they have come, and
 what they are done with. Together they decide how many steps one message carries: one, or several where steps are cheap.
 
-A message takes some 50 microseconds, often more than the step that it carries. All workers of a session put the same
-steps into their n-th messages. The first worker to begin a message decides how many, by how long the last ones took. So
-messages keep the order that single steps have: a worker that waits for another one waits for a message that was
-requested earlier, and a fast worker is ahead of a slow one by no more than the messages that may be on their way.
+All workers of a session put the same steps into their n-th messages. The first worker to begin a message decides how
+many, by how long the last ones took. So messages keep the order that single steps have: a worker that waits for another
+one waits for a message that was requested earlier.
 
-Guarantees: each value is written by one side only, but for what is decided together, under a lock. No batch depends on
-the sizes of messages. A message takes a few milliseconds to fill, or carries one step, unless steps suddenly get
-slower. If a worker has threads, which read ahead, slow steps may also come two in a message.
+Guarantees: each value is written by one side only, but for what is decided together, under a lock. A message takes a
+few milliseconds to fill, or carries one step, unless steps suddenly get slower, or are read ahead by threads.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ def steps_of_next(steps: int, slowest_seconds: float, most: int) -> int:
 class Mailbox(SharedFields):
     """What a loader's workers and its main process know of each other; `messages` may be on their way.
 
-    Sessions are numbered from 1. A worker that is kept counts them itself, as often as it is iterated; it may
-    still look at one when the next is announced, so the last few stay readable.
+    Sessions are numbered from 1. A worker that is kept counts them itself. It may still look at one when the next is
+    announced, so the last few stay readable.
     """
 
     def __init__(self, workers: int, messages: int) -> None:

@@ -189,8 +189,7 @@ class WorkerFeed:
         except Unanswered:
             pass
         except BaseException:
-            # Ctrl-C, or what another signal's handler raises: the user wants to leave now, a worker may be in the
-            # middle of something long, and torch's iterator in the middle of anything
+            # Ctrl-C, or what another signal's handler raises: torch's iterator may be in the middle of anything
             self._dismiss()
             raise
         if message is None:  # said here, where no traceback holds torch's iterator

@@ -51,8 +51,7 @@ class WorkerSettings:
         if number > 1 and self.worker_method == "thread":
             raise ValueError(
                 f'threads_per_worker is {number}, and worker_method="thread" has workers that are threads themselves: '
-                "num_workers counts them; leave threads_per_worker out and raise num_workers, or leave worker_method "
-                "out"
+                "num_workers counts them; leave threads_per_worker out and raise num_workers"
             )
         if number > 1 and not num_workers:
             raise ValueError(
@@ -80,9 +79,8 @@ def check_restarts(max_restarts: Any, worker_method: WorkerMethod) -> int:
     number = options.integer("max_restarts", max_restarts, 0)
     if number and worker_method == "thread":
         raise ValueError(
-            f'max_restarts is {number}, and worker_method="thread" has no workers that can die alone: what kills one '
-            'ends the program; leave it out, or use worker_method="process"; for streams that break there is retries= '
-            "of the dataset"
+            f'max_restarts is {number}, and worker_method="thread" has no workers that can die alone; leave it out, or '
+            'use worker_method="process"; for streams that break there is retries= of the dataset'
         )
     return number
 
@@ -92,8 +90,7 @@ def check_dataset(dataset: Any) -> Any:
     if not isinstance(dataset, (StreamDataset, SideBySide)):
         raise TypeError(
             f"dataset must be a StreamDataset, and is a {type(dataset).__name__}; sources go into "
-            "StreamDataset(sources, open_stream, batch_size), some of them into one of their own, and several datasets "
-            "into interleave([...])"
+            "StreamDataset(sources, open_stream, batch_size), and several datasets into interleave([...])"
         )
     return dataset
 

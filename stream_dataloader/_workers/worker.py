@@ -1,7 +1,6 @@
 """A worker's side of a pool: which session it reads, and the messages that it sends.
 
-Guarantees: a part that cannot be pickled is an error at its own step; those before it arrive. What a worker sent is
-fetched while the worker is there, and an error in unpickling it is raised where the message is read: at its own step.
+Guarantee: a part that cannot be pickled, or unpickled, is an error at its own step; those before it arrive.
 """
 
 from __future__ import annotations
