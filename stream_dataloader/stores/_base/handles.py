@@ -10,20 +10,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 __all__ = ["Handles", "Lease"]
 
 KeyT = TypeVar("KeyT", bound=Hashable)
-HandleT = TypeVar("HandleT", bound="Closes")
+HandleT = TypeVar("HandleT")
 
 _MOST_IDLE = 16
-
-
-class Closes(Protocol):
-    """What is open."""
-
-    def close(self) -> Any: ...
 
 
 class Handles(Generic[KeyT, HandleT]):
@@ -90,13 +85,13 @@ class Handles(Generic[KeyT, HandleT]):
         self._forget([*self._inherited, *self._entries.values()])
 
 
+@dataclass(eq=False)
 class _Entry(Generic[KeyT, HandleT]):
     """A file that is open, and how many read it."""
 
-    def __init__(self, key: KeyT, handle: HandleT) -> None:
-        self.key = key
-        self.handle = handle
-        self.users = 0
+    key: KeyT
+    handle: Any
+    users: int = 0
 
 
 class Lease(Generic[KeyT, HandleT]):
@@ -107,7 +102,7 @@ class Lease(Generic[KeyT, HandleT]):
     """
 
     def __init__(self, handles: Handles[KeyT, HandleT], entry: _Entry[KeyT, HandleT]) -> None:
-        self.handle = entry.handle
+        self.handle: HandleT = entry.handle
         self._release = weakref.finalize(self, handles.release, entry)
         self._release.atexit = False
 

@@ -16,15 +16,14 @@ import hashlib
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import read_json
+from stream_dataloader.stores._base.files import damage_named, read_json
 from stream_dataloader.stores._base.leaves import LAYOUT, check_names, items_json, read_layout, structure_of
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.store import Store
@@ -126,7 +125,7 @@ class PackedIndex(Texts):
             )
         if content.get("check") != _digest({name: value for name, value in content.items() if name != "check"}):
             raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
-        with _damage_reported(path):
+        with damage_named(path):
             self.structure, self.leaves = structure_of(content, path, classes)
             streams = content["streams"]
             check_sizes(streams, *(size for leaf in self.leaves for size in leaf.shape))
@@ -169,17 +168,6 @@ class PackedIndex(Texts):
 
     def __len__(self) -> int:
         return int(self.table.shape[1])
-
-
-@contextmanager
-def _damage_reported(path: str) -> Iterator[None]:
-    """Have what goes wrong while a header's content is made use of say that the header is damaged."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise StoreError(f"{path} is damaged: {error}; pack the store anew") from None
 
 
 def check_sizes(*sizes: Any) -> None:

@@ -17,7 +17,7 @@ from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.streams.array.tables import Table
 
-__all__ = ["RowSteps", "RowTable", "Selection", "loaded_if_small", "selected"]
+__all__ = ["RowSteps", "RowTable", "Selection", "loaded_if_small", "read_rows", "row_of", "selected"]
 
 #: What a step's leaf may take. No batch holds more; a damaged header may say so.
 LARGEST_ROW_BYTES = 1 << 30
@@ -149,13 +149,13 @@ class RowSteps:
 
     def item(self, index: int) -> Any:
         if self._known is None:
-            return _row(self._tree, index)
+            return row_of(self._tree, index)
         with self._known:
-            return _row(self._tree, index)
+            return row_of(self._tree, index)
 
     def read(self, start: int, out: Any) -> None:
         with nullcontext() if self._known is None else self._known:
-            _read(self._tree, start, out)
+            read_rows(self._tree, start, out)
 
     def check(self) -> None:
         """Read all, and throw it away."""
@@ -182,16 +182,20 @@ def _over(item: Any, tables: Mapping[str, Table]) -> Any:
     return {key: _over(below, tables) for key, below in item.items()} if isinstance(item, dict) else tables[item]
 
 
-def _row(tree: Any, index: int) -> Any:
+def row_of(tree: Any, index: int) -> Any:
+    """One row of each table of a tree: a table, or a nested dict of them."""
     if type(tree) is dict:
-        return {key: _row(below, index) for key, below in tree.items()}
+        return {key: row_of(below, index) for key, below in tree.items()}
     return tree.row(index)
 
 
-def _read(tree: Any, start: int, out: Any) -> None:
+def read_rows(tree: Any, start: int, out: Any) -> None:
+    """Write rows of each table of a tree to `out`; a KeyError if that has other keys."""
     if type(tree) is dict:
+        if len(tree) != len(out):
+            raise KeyError(*out)
         for key, below in tree.items():
-            _read(below, start, out[key])
+            read_rows(below, start, out[key])
     else:
         tree.read(start, out)
 

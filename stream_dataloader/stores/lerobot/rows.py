@@ -212,7 +212,7 @@ def values(column: Any, feature: Feature, path: str) -> NDArray[Any]:
 
     rows = len(column)
     what = f"{path}: {feature.name!r}"
-    found: Any = column_of(whole(column), Source(path, feature.name, 0, rows, frozenset(), None))
+    found: Any = column_of(whole(column), Source(path, feature.name, 0, rows, frozenset(), None, None))
     if feature.dtype is None and isinstance(found, Objects):
         texts: NDArray[Any] = np.empty(rows, object)
         texts[:] = [text[0] if isinstance(text, list) else text for text in found.array.to_pylist()]

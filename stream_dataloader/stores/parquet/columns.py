@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.pictures import Pictures
 from stream_dataloader.stores._base.stream import put_row
 
 __all__ = [
@@ -42,6 +41,7 @@ class Source(NamedTuple):
         row: The file's row that is its first.
         rows: How many there are.
         images: Columns that hold encoded images, by their names with dots.
+        pictures: Decodes these; None if there are none.
         fill: What takes the place of nulls; None has them raise.
     """
 
@@ -50,6 +50,7 @@ class Source(NamedTuple):
     row: int
     rows: int
     images: frozenset[str]
+    pictures: Any
     fill: Any
 
     def error(self, text: str, place: int = 0, places: int = 0) -> StoreError:
@@ -65,11 +66,11 @@ class Numbers:
         self.array = array
         self.source = source
 
-    def item(self, row: int, _: Pictures) -> Any:
+    def row(self, row: int) -> Any:
         """One row, as a copy."""
         return np.array(self.array[row])[()]
 
-    def write(self, row: int, out: Any, _: Pictures) -> None:
+    def read(self, row: int, out: Any) -> None:
         """Write rows from `row` on to a batch's `(n, ...)`."""
         array = self.array
         if out.dtype != array.dtype or out.shape[1:] != array.shape[1:]:
@@ -91,8 +92,7 @@ class Objects:
         self.array = array
         self.source = source
 
-    def item(self, row: int, _: Pictures) -> Any:
-        """See `Numbers`."""
+    def row(self, row: int) -> Any:
         try:
             return self.array[row].as_py()
         except (
@@ -105,15 +105,9 @@ class Objects:
                 len(self.array),
             ) from None
 
-    def write(self, row: int, out: Any, pictures: Pictures) -> None:
-        """See `Numbers`."""
+    def read(self, row: int, out: Any) -> None:
         for place in range(len(out)):
-            put_row(
-                self.item(row + place, pictures),
-                out,
-                place,
-                self._name(row + place),
-            )
+            put_row(self.row(row + place), out, place, self._name(row + place))
 
     def _name(self, row: int) -> str:
         return f"{self.source.file}, column {self.source.column!r}, row {self.source.row + row}"
@@ -122,14 +116,12 @@ class Objects:
 class Images(Objects):
     """An Arrow array of encoded images."""
 
-    def item(self, row: int, pictures: Pictures) -> Any:
-        """See `Numbers`."""
-        return pictures.item(self.array[row].as_py(), self._name(row))
+    def row(self, row: int) -> Any:
+        return self.source.pictures.item(self.array[row].as_py(), self._name(row))
 
-    def write(self, row: int, out: Any, pictures: Pictures) -> None:
-        """See `Numbers`."""
+    def read(self, row: int, out: Any) -> None:
         for place in range(len(out)):
-            pictures.write(self.array[row + place].as_py(), self._name(row + place), out[place])
+            self.source.pictures.write(self.array[row + place].as_py(), self._name(row + place), out[place])
 
 
 Column = Numbers | Objects | dict[str, Any]

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import flatten
-from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.pictures import Pictures
+from stream_dataloader.stores._base.rows import read_rows, row_of
 from stream_dataloader.stores.parquet.columns import Column, Source, column_of, constant_column
 from stream_dataloader.stores.parquet.tables import TableFile
-from stream_dataloader.streams._media.picture import Picture
 
 __all__ = ["Group", "RowSteps", "Rows"]
 
@@ -62,11 +62,12 @@ class Rows:
         key: str | None,
         columns: list[str],
         images: frozenset[str],
+        pictures: Pictures | None,
         fill: Any,
         cache_bytes: int,
     ) -> None:
         self.files, self.columns, self._key = files, columns, key
-        self._images, self._fill, self._limit = images, fill, cache_bytes
+        self._images, self._pictures, self._fill, self._limit = images, pictures, fill, cache_bytes
         self._kept: OrderedDict[int, tuple[Group, int]] = OrderedDict()  # the last ones used, and what they take
         self._lock = threading.Lock()
         self._places = [
@@ -149,7 +150,7 @@ class Rows:
         """The columns of a group."""
         file = place.file
         arrays = file.read(place.number, self.columns)
-        source = Source(file.name, "", place.row, rows, self._images, None)
+        source = Source(file.name, "", place.row, rows, self._images, self._pictures, None)
         with damage_named(file.name):
             return {
                 name: constant_column(file.constants[name], source._replace(column=name))
@@ -190,12 +191,10 @@ def _short(name: str, path: str) -> str:
 class RowSteps:
     """One stream's steps; see `Steps`."""
 
-    def __init__(self, rows: Rows, number: int, name: str, picture: Picture) -> None:
+    def __init__(self, rows: Rows, number: int, name: str) -> None:
         self._rows = rows
         self._first, self._count = int(rows.start[number]), int(rows.lengths[number])
         self._name = name
-        self._picture = picture
-        self._pictures: Pictures | None = None
         self._group: Group | None = None
 
     def __len__(self) -> int:
@@ -204,25 +203,21 @@ class RowSteps:
     def item(self, index: int) -> Any:
         ((group, row, _),) = self._pieces(self._first + index, 1)
         with group.file.held_while_read:
-            return _item(group.columns, row, self._decoder())
+            return row_of(group.columns, row)
 
     def read(self, start: int, out: Any) -> None:
-        pictures, leaf, done = self._decoder(), out, 0
-        while isinstance(leaf, dict):
-            leaf = next(iter(leaf.values()))
-        for group, row, count in self._pieces(self._first + start, len(leaf)):
-            with group.file.held_while_read:
-                self._write(group.columns, row, out, slice(done, done + count), pictures)
+        structure, leaves = flatten(out)
+        done = 0
+        for group, row, count in self._pieces(self._first + start, len(leaves[0])):
+            part = unflatten(structure, iter([leaf[done : done + count] for leaf in leaves]))
+            try:
+                with group.file.held_while_read:
+                    read_rows(group.columns, row, part)
+            except (KeyError, TypeError) as error:
+                raise StoreError(
+                    f"{self._name} has columns {list(group.columns)}, and not those before: {error}"
+                ) from None
             done += count
-
-    def _write(self, column: Column, row: int, out: Any, part: slice, pictures: Pictures) -> None:
-        if not isinstance(column, dict):
-            column.write(row, out[part], pictures)
-            return
-        if not isinstance(out, dict) or out.keys() != column.keys():
-            raise StoreError(f"{self._name} has columns {list(column)}, and room was given for {shorten(out)}")
-        for name, child in column.items():
-            self._write(child, row, out[name], part, pictures)
 
     def _pieces(self, row: int, count: int) -> Iterator[tuple[Group, int, int]]:
         """The groups in which rows are: which, the first of its rows, and how many."""
@@ -235,16 +230,5 @@ class RowSteps:
             yield group, row - group.first, here
             row += here
 
-    def _decoder(self) -> Pictures:
-        if self._pictures is None:
-            self._pictures = Pictures(self._picture, "reading images of a table")
-        return self._pictures
-
     def close(self) -> None:
         self._group = None
-
-
-def _item(column: Column, row: int, pictures: Pictures) -> Any:
-    if isinstance(column, dict):
-        return {name: _item(child, row, pictures) for name, child in column.items()}
-    return column.item(row, pictures)

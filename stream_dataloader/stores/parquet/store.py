@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.options import given_columns, renamed
+from stream_dataloader.stores._base.pictures import Pictures
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.parquet.rows import Rows, RowSteps
 from stream_dataloader.stores.parquet.tables import (
@@ -103,15 +104,9 @@ class ParquetStore(Store):
         pyarrow_of("ParquetStore")
         paths = find_tables(self.path, self._cache)
         files = [open_table(path, self.path, self._cache) for path in paths]
-        return Rows(
-            self.path,
-            files,
-            self._key,
-            self._wanted(files),
-            self._images,
-            self._fill,
-            self._cache_bytes,
-        )
+        pictures = Pictures(self._picture, "reading images of a table") if self._images else None
+        wanted = self._wanted(files)
+        return Rows(self.path, files, self._key, wanted, self._images, pictures, self._fill, self._cache_bytes)
 
     def _wanted(self, files: list[TableFile]) -> list[str]:
         wanted = self._columns or list(files[0].columns)
@@ -126,7 +121,7 @@ class ParquetStore(Store):
         return wanted
 
     def _open_steps(self, number: int) -> RowSteps:
-        return RowSteps(self.index, number, self.name_of(number), self._picture)
+        return RowSteps(self.index, number, self.name_of(number))
 
     def key(self, number: int) -> str:
         return str(self.index.key(self._check_number(number)))
