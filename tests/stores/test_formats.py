@@ -33,6 +33,30 @@ def test_there_is_a_small_store_of_each_format_to_test_with():
     assert missing == ["tfds"]  # which has tests beside its package
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_says_that_there_is_nothing(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        stores.open(tmp_path / "nothing", format=name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("columns", [3, [3], [], ["x", "x"], ""])
+def test_columns_are_names_that_differ(tmp_path, name, columns):
+    with pytest.raises((TypeError, ValueError, FileNotFoundError), match=r"columns|nothing"):
+        stores.open(tmp_path / "nothing", format=name, columns=columns)
+
+
+PACKAGES = {"demos.hdf5": "h5py", "plain.parquet": "pyarrow", "lerobot": "pyarrow.parquet"}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_extra_of_a_missing_package_is_named(tmp_path, name, monkeypatch):
+    SMALL[name].make(str(tmp_path / name), 0)
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)
+    with pytest.raises(ImportError, match=r"pip install 'stream-dataloader\["):
+        stores.open(tmp_path / name, **SMALL[name].options)
+
+
 class JsonStore(Store):
     """A file with a list of lists of numbers."""
 

@@ -292,8 +292,6 @@ def test_what_a_dataset_does_not_have_is_named(written):
         LeRobotStore(written / "v3", tolerance_s=-1)
     with pytest.raises(ValueError, match="fit is 'wide'"):
         LeRobotStore(written / "v3", fit="wide")
-    with pytest.raises(FileNotFoundError, match="there is no dataset at"):
-        LeRobotStore(written / "none")
 
 
 def test_a_feature_that_is_not_read_can_be_left_out(copy):
@@ -409,12 +407,6 @@ def test_pictures_may_lie_in_files_of_the_dataset(written, tmp_path):
     data.change(path, **{TOP: [{"bytes": b"GIF", "path": None}] * len(images)})
     with pytest.raises(StoreError, match="step 0: the picture cannot be decoded"):
         next(LeRobotStore(folder)(0))
-
-
-def test_a_missing_package_is_named(monkeypatch, written):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"pip install 'stream-dataloader\[arrow\]'"):
-        LeRobotStore(written / "v3")
 
 
 def test_statistics_are_those_of_the_dataset(written):

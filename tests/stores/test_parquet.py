@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import pickle
 import resource
-import sys
 
 import cv2
 import numpy as np
@@ -372,10 +371,3 @@ def test_tables_on_a_server_are_fetched(tmp_path):
     assert store.lengths.tolist() == [23, 3, 31, 8]
     assert len(list(store(2))) == 31
     store.close()
-
-
-def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
-    path = written(tmp_path / "a.parquet", {"x": [1]})
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match=r"stream-dataloader\[arrow\]"):
-        stores.open(path)

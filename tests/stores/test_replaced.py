@@ -1,6 +1,7 @@
 """Stores that are written to while they are read: what is read is what was there, or an error."""
 
 import os
+import pickle
 import sys
 import time
 
@@ -16,6 +17,9 @@ WITHOUT_SEEDS = {"lerobot"}
 
 #: What is written over a chunk in its place is not noticed: zarr itself writes another file, and gives it the name.
 IN_FOLDERS = {"two.zarr", "three.zarr"}
+
+#: What is mapped stays what it was: a file that has lost its name is read on.
+IN_MAPS = {"memmap", "lmdb", "lmdb-zstd", "plain.lmdb", "mds", "mds-gz", "tensordict"}
 
 #: What was read stays in memory: it is right, and nothing has to be noticed.
 IN_MEMORY = {"plain.parquet", "checked.parquet"}
@@ -37,6 +41,22 @@ def overwrite(path, other):
             with open(source, "rb") as new, open(path + source.removeprefix(other), "r+b") as old:
                 old.write(new.read())
                 old.truncate()
+
+
+@pytest.mark.parametrize("name", sorted(SMALL.keys() - WITHOUT_SEEDS))
+def test_a_store_in_whose_place_another_is_put_is_an_error(tmp_path, name):
+    small, path = SMALL[name], str(tmp_path / name)
+    small.make(path, 0)
+    _, store = stores.open(path, **small.options)
+    sent = pickle.dumps(store)
+    os.rename(path, tmp_path / "older")
+    small.make(path, 1)
+    with pytest.raises(StoreError, match=r"another (file|store)|cut off|missing|written to"):
+        list(pickle.loads(sent)(len(store) - 1))
+    if name not in IN_MAPS:
+        with pytest.raises(StoreError, match=r"another (file|store)|cut off|missing|written to"):
+            list(store(len(store) - 1))
+    store.close()
 
 
 @pytest.mark.parametrize("name", sorted(SMALL.keys() - WITHOUT_SEEDS - IN_FOLDERS))

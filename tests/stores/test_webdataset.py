@@ -133,9 +133,8 @@ def test_batches_hold_what_the_columns_say(tmp_path):
     assert (batch.data["png"].shape, batch.data["cls"].T.tolist()) == ((8, 3, 8, 6, 3), [list(range(8))] * 3)
     keyed = WebDatasetStore(two_tars(tmp_path), columns=["__key__", "cls"])
     assert next(iter(keyed(1))) == {"__key__": "video_0002/000000", "cls": 0}
-    for wrong, kind in ((["depth"], StoreError), ([], ValueError), ("png", TypeError)):
-        with pytest.raises(kind, match="column"):
-            WebDatasetStore(tmp_path, columns=wrong)
+    with pytest.raises(StoreError, match="column"):
+        WebDatasetStore(tmp_path, columns=["depth"])
 
 
 def test_columns_are_decoded_by_their_last_extension(tmp_path):

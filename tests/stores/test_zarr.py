@@ -3,8 +3,6 @@
 import json
 import os
 import pathlib
-import pickle
-import shutil
 import sys
 import zipfile
 
@@ -243,36 +241,11 @@ def test_a_damaged_chunk_is_named(tmp_path):
 
 
 def test_what_is_no_store_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no store at"):
-        ZarrStore(tmp_path / "a.zarr")
     (tmp_path / "a.zarr").mkdir()
     (tmp_path / "a.zarr.zip").write_bytes(b"no archive")
     for name in ("a.zarr", "a.zarr.zip"):
         with pytest.raises(StoreError, match=name):
             stores.open(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
-        ({"columns": 3}, TypeError, "columns is 3; give a list of names"),
-        ({"ends": None}, TypeError, "ends is None; give a path"),
-        ({"data": ""}, TypeError, "data is ''; give a path"),
-    ],
-)
-def test_options_of_another_kind_are_refused(buffer, options, kind, message):
-    with pytest.raises(kind, match=message):
-        ZarrStore(buffer, **options)
-
-
-def test_a_store_that_was_replaced_is_an_error(buffer):
-    store = ZarrStore(buffer)
-    sent = pickle.dumps(store)
-    shutil.rmtree(buffer)
-    write_buffer(buffer, episodes((23, 0, 7, 31), seed=1))
-    for broken in (store, pickle.loads(sent)):
-        with pytest.raises(StoreError, match=r"is another (file|store) now than when it was opened"):
-            broken(0)
 
 
 def test_a_stream_that_is_open_does_not_go_on_in_another_store(tmp_path):
@@ -316,7 +289,5 @@ def test_workers_read_an_archive_that_is_open_here(tmp_path):
 
 def test_a_missing_package_is_named(buffer, monkeypatch):
     monkeypatch.setitem(sys.modules, "zarr", None)
-    with pytest.raises(
-        ImportError, match=r"needs zarr, on Python 3\.11 or later: pip install 'stream-dataloader\[zarr\]'"
-    ):
+    with pytest.raises(ImportError, match=r"needs zarr, .*pip install 'stream-dataloader\[zarr\]'"):
         ZarrStore(buffer)

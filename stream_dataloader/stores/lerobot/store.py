@@ -269,7 +269,7 @@ class _Steps:
 def _names(option: str, names: Sequence[str] | None) -> list[str] | None:
     if names is None:
         return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{option} is {names!r}; give a list of names, None for all, or () for none")
     return list(dict.fromkeys(names))
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.pictures import Pictures
@@ -206,10 +206,11 @@ class RowSteps:
             return row_of(group.columns, row)
 
     def read(self, start: int, out: Any) -> None:
-        structure, leaves = flatten(out)
-        done = 0
-        for group, row, count in self._pieces(self._first + start, len(leaves[0])):
-            part = unflatten(structure, iter([leaf[done : done + count] for leaf in leaves]))
+        leaf, done = out, 0
+        while isinstance(leaf, dict):
+            leaf = next(iter(leaf.values()))
+        for group, row, count in self._pieces(self._first + start, len(leaf)):
+            part = out if count == len(leaf) else _part(out, slice(done, done + count))
             try:
                 with group.file.held_while_read:
                     read_rows(group.columns, row, part)
@@ -232,3 +233,7 @@ class RowSteps:
 
     def close(self) -> None:
         self._group = None
+
+
+def _part(out: Any, rows: slice) -> Any:
+    return {name: _part(below, rows) for name, below in out.items()} if isinstance(out, dict) else out[rows]
