@@ -72,12 +72,6 @@ class Hdf5Store(Store):
         columns: Names of the datasets to read, such as `["actions", "obs/image"]`; a group's name stands for all in it.
             A single name gives items that are arrays, not dicts. None reads all.
         filter_key: Only the streams that are listed in the dataset `mask/<filter_key>`, as robomimic has it.
-
-    Raises:
-        FileNotFoundError: There is nothing at that path.
-        StoreError: A file is damaged or no HDF5 file, has no such group, leaf or filter key, or leaves of different
-            lengths.
-        ImportError: h5py is not installed.
     """
 
     format: ClassVar[str] = "hdf5"

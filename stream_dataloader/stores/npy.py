@@ -47,11 +47,6 @@ class NpyStore(Store):
     Args:
         path: The folder, or one file, which is one stream.
         columns: Which files of a stream's folder to read, by their names without suffix; None reads all.
-
-    Raises:
-        FileNotFoundError: There is nothing at that path.
-        StoreError: The folder holds both files and folders of them, or none; a stream lacks a leaf; files that are read
-            side by side differ in length; a file is damaged, or has no rows of numbers.
     """
 
     format: ClassVar[str] = "npy"

@@ -67,7 +67,8 @@ class TensorDictStore(Store):
     `"reward"`, or a tuple for what is nested, `("next", "reward")`.
 
     Without `stream`, `lengths` or `done`, the whole is one stream. A storage that torchrl's `ReplayBuffer` dumped is
-    read as far as it was filled, in the order in which it lies there.
+    read as far as it was filled, in the order in which it lies there. Pickles, nested tensors, lazy stacks and tensors
+    without time are refused: leave them out, by `columns`.
 
     Args:
         path: The folder.
@@ -78,13 +79,6 @@ class TensorDictStore(Store):
             items, or a `.npy` file, looked for in the folder if its path is relative.
         done: The name of a column with a flag a step: a stream ends with a step where it is set. torchrl's is
             `("next", "done")`.
-
-    Raises:
-        FileNotFoundError: There is no such folder.
-        StoreError: The save is damaged, or lacks what was named; holds what is not read: pickles, nested tensors, lazy
-            stacks, tensors without time or of another length (leave them out, by `columns`); the column does not fit.
-        TypeError: A name that is none.
-        ValueError: More than one of `stream`, `lengths` and `done`.
     """
 
     format: ClassVar[str] = "tensordict"

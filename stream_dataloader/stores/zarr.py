@@ -69,11 +69,6 @@ class ZarrStore(Store):
         ends: The array that says where streams end, counted in steps from the store's first.
         columns: Names of the arrays to read, such as `["img", "action"]`; a group's name stands for all in it. A single
             name gives items that are arrays, not dicts. None reads all.
-
-    Raises:
-        FileNotFoundError: There is nothing at that path.
-        StoreError: It is damaged or no Zarr store, has no such group or arrays, or they do not fit together.
-        ImportError: zarr is not installed.
     """
 
     format: ClassVar[str] = "zarr"

@@ -96,6 +96,12 @@ class Store(ABC):
     Args:
         path: Where the store lies.
         options: What a process needs to open it again.
+
+    Raises:
+        FileNotFoundError: There is nothing at that path.
+        StoreError: The store is damaged, not of this format, or lacks what an option names.
+        TypeError, ValueError: An option is none.
+        ImportError: A package is missing that the format needs; names the extra to install.
     """
 
     format: ClassVar[str]

@@ -47,11 +47,6 @@ class LeRobotStore(Store):
         fit: `"stretch"`, `"letterbox"` or `"crop"`, as of `VideoStream`.
         image_dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
         tolerance_s: How far from a row's time its frame may be shown, in seconds; None is a quarter of a time step.
-
-    Raises:
-        ImportError: pyarrow is not installed; or OpenCV, and pictures lie in the table.
-        FileNotFoundError: There is no such folder.
-        StoreError: The dataset is damaged, unfinished or of another version, or has no such camera or column.
     """
 
     format: ClassVar[str] = "lerobot"

@@ -51,11 +51,6 @@ class ParquetStore(Store):
         upright: Turn images as their EXIF says; False leaves them as they are stored.
         cache_bytes: How much decoded row groups may take that no stream is in, in each process.
         cache: Where files from URLs are kept; None is the cache that all streams share.
-
-    Raises:
-        FileNotFoundError: There is no file at a path.
-        StoreError: A file is damaged, lacks a column, or has the rows of a key in several places.
-        ImportError: pyarrow is not installed.
     """
 
     format: ClassVar[str] = "parquet"

@@ -44,11 +44,6 @@ class TfdsStore(Store):
         stream: The feature that holds a stream's steps: a `Dataset`, `Sequence` or `Video`.
         columns: Which columns of a step to unpack, with their outer names: `"observation/image"`; `"observation"` is
             all below it. None: all.
-
-    Raises:
-        FileNotFoundError: There is no such directory.
-        ImportError: tensorflow-datasets is not installed.
-        StoreError: The dataset is damaged, in TFRecord files, or has no such split, feature or column.
     """
 
     format: ClassVar[str] = "tfds"

@@ -61,10 +61,6 @@ class WebDatasetStore(Store):
         upright: Turn images as their EXIF says; False leaves them as they are stored.
         allow_pickle: Also read `.pkl` and `.pth`, which may run any code.
         cache: Where tars from URLs are kept; None is the cache that all streams share.
-
-    Raises:
-        FileNotFoundError: There is no tar at a path.
-        StoreError: A tar is damaged, compressed, or samples of a stream are not together.
     """
 
     format: ClassVar[str] = "webdataset"
