@@ -6,9 +6,8 @@
     sources, open_stream = stores.open("clips.store")        # from then on, read at the speed of memory
     dataset = StreamDataset(sources, open_stream, batch_size=8, time_steps=16)              # which knows the lengths
 
-A store is a factory that knows its streams; `open` finds out its format. Each format is a module of its own, which
-imports the packages it needs when it is first used. Each passes `testing.StoreContract`. They import of the package
-`errors`, `protocols`, `stream_info`, `_items`, `_memory` and `streams`. Open `_base/store.py` first.
+A store is a factory that knows its streams; `open` finds out its format. A format imports the packages it needs when it
+is first used, and of the package what lies below and `streams`. Open `_base/store.py` first.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ A store is a folder. It is whole as soon as it has its name: it is written under
     streams.bin    tables, see `tables`; so are keys.bin and notes.bin
     ...            the format's files, in which the steps are
 
-Guarantee: a header that was read is consistent, and as it was written. An index knows all streams by a few mapped
-pages.
+Guarantee: a header that was read is consistent, and as it was written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Tables of streams: of each its place, length, key and metadata.
 
-Those of a packed store are three files; MDS has one of its own, with the same texts.
-
 ::
 
     streams.bin    a table, int64, little-endian, one row after the other, a column for each stream

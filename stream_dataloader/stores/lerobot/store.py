@@ -30,8 +30,8 @@ _TASK, _TASK_INDEX, _TIMESTAMP = "task", "task_index", "timestamp"
 class LeRobotStore(Store):
     """A LeRobot dataset on a local disk, version v3.0, v2.1 or v2.0; an episode is a stream of dicts.
 
-    An item has a picture for each camera, the table's columns of that time step (`observation.state`, `action`,
-    `timestamp`, `frame_index`, ...), and the text of its task. A feature of shape `(1,)` is a number, as in lerobot.
+    An item has a picture for each camera, the table's columns of that time step (`observation.state`, `action`, ...),
+    and the text of its task. A feature of shape `(1,)` is a number, as in lerobot.
     Windows of consecutive steps are the loader's `time_steps`; lerobot's `delta_timestamps` may differ by feature.
 
     Sources are numbers of episodes in the order of `episode_index`, which is the key.

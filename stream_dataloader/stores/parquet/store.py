@@ -1,8 +1,4 @@
-"""Reads streams out of tables: runs of rows that share a key, or files.
-
-Guarantee: a window costs the groups of rows that it lies in, each read once while a process's streams are in it, and
-only of the columns that were asked for. Numbers are copied once, from Arrow's memory to the batch.
-"""
+"""Reads streams out of tables: runs of rows that share a key, or files."""
 
 from __future__ import annotations
 

@@ -3,9 +3,8 @@
 Guarantee: the process that reads may be forked, and its children read too. A crash of array_record is an error, not the
 end of the training.
 
-array_record keeps threads that wait on locks of their own (64 for its pool, one that frees decoders). In a process that
-was forked after it was used, by whomever, opening a file ends in a segmentation fault or never (seen with array_record
-0.8.6). So only a child that is started anew (exec) uses it: one for each process that reads, which ends with it.
+array_record keeps threads that wait on locks of their own: in a process that was forked after it was used, opening a
+file ends in a segmentation fault or never (array_record 0.8.6). So only a child that is started anew (exec) uses it.
 """
 
 from __future__ import annotations
