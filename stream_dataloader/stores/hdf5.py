@@ -1,4 +1,6 @@
-"""Episodes in HDF5 files: a group is a stream, and its datasets are the leaves of the items. ::
+"""Episodes in HDF5 files: a group is a stream, and its datasets are the leaves of the items.
+
+::
 
     robomimic 0.3, LIBERO           data/demo_0/{actions, rewards, dones, states, obs/<name>}       a stream a demo
                                     mask/<filter key>   names of demos;  attribute `num_samples` of each demo
