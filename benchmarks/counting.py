@@ -18,7 +18,7 @@ from interleaved import Result, figure, ratio, take_turns
 from program import run
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._reading.meters import Meter
+from stream_dataloader._reading.activity import Meter
 from stream_dataloader._workers.tally import Tally
 
 LANES = 8

@@ -26,10 +26,6 @@ _NEWER_HAS_BEGUN = (
 )
 
 
-def _nobody() -> None:
-    pass
-
-
 class Turn:
     """Whose turn it is to read: one iterator's, in one thread.
 
@@ -43,7 +39,7 @@ class Turn:
     def __init__(self) -> None:
         self.lock, self._of = threading.RLock(), os.getpid()
         self.asked = self.newest = 0
-        self.reader: Callable[[], Deferred[Any] | None] = _nobody
+        self.reader: Callable[[], Deferred[Any] | None] = type(None)
 
     def renew(self) -> None:
         """In a process that was forked, have the lock free, though another thread held it."""
@@ -52,7 +48,7 @@ class Turn:
 
     def end(self) -> None:
         """Let nobody read on who has begun."""
-        self.reader = _nobody
+        self.reader = type(None)
 
 
 class Deferred(Generic[Batch]):

@@ -16,7 +16,6 @@ from typing import Any
 from stream_dataloader._assembly.part import Run
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._reading.opener import Opener
-from stream_dataloader._reading.plan import Share
 from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._reading.windows import StreamWindows
 from stream_dataloader._schedule.rules import NEVER
@@ -36,11 +35,11 @@ class Lane:
     """
 
     def __init__(
-        self, index: int, row: int, share: Share, opener: Opener, writer: PartWriter, start: LaneState | None = None
+        self, index: int, row: int, opener: Opener, writer: PartWriter, start: LaneState | None = None
     ) -> None:
-        reading = share.reading
+        reading = opener.reading
         self.index = index
-        self.batch_lane = share.reader.lanes[row]
+        self.batch_lane = opener.reader.lanes[row]
         self._row = row
         self._reading = reading
         self._killers = reading.killers

@@ -93,10 +93,9 @@ class SourceList:
 
     def cut(self, first: int) -> Cut:
         """How it is cut, if the index of its first source is `first`."""
-        if self.lengths is None:
-            return Cut(np.full(len(self.sources), -1, np.int64), None, jitter=False, first=first)
-        if self.sections is None:
-            return Cut(self.lengths, None, jitter=False, first=first)
+        if self.lengths is None or self.sections is None:
+            lengths = np.full(len(self.sources), -1, np.int64) if self.lengths is None else self.lengths
+            return Cut(lengths, None, jitter=False, first=first)
         return Cut(self.lengths, self.sections.steps, jitter=self.sections.jitter, first=first)
 
 
@@ -219,7 +218,7 @@ class SourceLists(Sources):
 
     def __reduce__(self) -> tuple[Any, ...]:
         factories = {id(one.open_stream): ByValue(one.open_stream, "open_stream") for one in self.lists}
-        bare = [(replace(one, open_stream=_unset), factories[id(one.open_stream)]) for one in self.lists]
+        bare = [(replace(one, open_stream=_opens_by_index), factories[id(one.open_stream)]) for one in self.lists]
         return _unpickled, (bare, self.mix)  # a factory of several lists stays one
 
 
@@ -228,11 +227,6 @@ def _opens_by_index(source: Any) -> Any:
         f"which dataset's open_stream is to open {shorten(source)} depends on its index; call "
         "factory_of(index)(source) of the interleaved dataset"
     )
-
-
-def _unset(source: Any) -> Any:
-    """Stands for a factory that is pickled beside its list."""
-    raise NotImplementedError(source)
 
 
 def _unpickled(bare: Iterable[tuple[SourceList, ByValue]], mix: Mix | None) -> SourceLists:

@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from stream_dataloader._notices import log
-from stream_dataloader._reading.meters import Meter, clock
-from stream_dataloader._reading.plan import Share
+from stream_dataloader._reading.activity import Meter, clock
+from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.source_queue import SourceQueue
 from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
 from stream_dataloader._reading.stream import OpenedStream, Retries
@@ -36,16 +36,20 @@ class Opener:
     """Opens the sources that the lanes of a reader are granted, early for reservations if their factories allow that.
 
     Attributes:
+        reading: What is read.
+        reader: Who reads.
+        lanes: Its lanes, as the schedule of its member numbers them.
+        queue: Where sources come from.
         opens_early: Some may be opened ahead of need.
         taken: The sources that lanes took since somebody looked: lane and grant.
     """
 
-    def __init__(self, share: Share, meter: Meter) -> None:
-        reading = share.reading
+    def __init__(self, reading: Reading, number: int, queue: SourceQueue, meter: Meter) -> None:
+        self.reading, self.reader, self.queue = reading, reading.readers[number], queue
+        self._number, self._first = number, reading.first_lane
+        self.lanes = range(self.reader.lanes.start - self._first, self.reader.lanes.stop - self._first)
         self._plan = reading.plan
-        self._share = share
         self._meter = meter
-        self._first = share.reader.lanes.start - share.lanes.start  # of the member's lanes, in the batch
         self._held: list[Held] = [() if reading.plan.rules.lookahead else None] * reading.plan.rules.lanes
         self.taken: list[tuple[int, int]] = []
         self._told_of_slow = False
@@ -53,10 +57,10 @@ class Opener:
         allowed = None if reading.recovery.cautious else reading.plan.lists.early(locally=reading.locally)
         self.opens_early = allowed is not None
         may_open = allowed and (lambda grant: allowed(self._source(grant)))
-        self._early = EarlyOpener(share.queue, may_open, functools.partial(self._open, ahead=True))
+        self._early = EarlyOpener(queue, may_open, functools.partial(self._open, ahead=True))
         resume = reading.resume
         if resume is not None:
-            for lane in share.lanes:
+            for lane in self.lanes:
                 self._held[lane] = resume.lanes[lane].reserved
                 for grant in self._held[lane] or ():
                     self._early.reserve(lane, grant)
@@ -68,14 +72,14 @@ class Opener:
         stream = None if grant == NONE else self._stream(lane, grant)
         self.taken.append((lane, grant))
         source = -1 if stream is None else stream.info.source_index
-        self._share.reading.board.reading[self._first + lane] = source + 1
+        self.reading.board.reading[self._first + lane] = source + 1
         return stream
 
     def resume(self, lane: int, start: LaneState) -> OpenedStream | None:
         """The stream that a lane was reading before, opened where it stood; None if there is none."""
         if start.grant == NONE:
             return None
-        self._share.reading.board.reading[self._first + lane] = self._source(start.grant) + 1
+        self.reading.board.reading[self._first + lane] = self._source(start.grant) + 1
         return self._open(start.grant, lane, start.items, start.stream)
 
     def close_stream(self, lane: int, stream: OpenedStream) -> None:
@@ -83,21 +87,21 @@ class Opener:
         stream.close()
         if stream.retried:
             self._meter.retried(stream.retried)
-        self._share.reading.board.reading[self._first + lane] = 0
+        self.reading.board.reading[self._first + lane] = 0
 
     def _take(self, lane: int, time: int, ahead: bool) -> int:
         if not self.opens_early:
-            return self._share.queue.take(lane, time, ahead)
+            return self.queue.take(lane, time, ahead)
         if not ahead:  # tickets ahead were refused, and their numbers are used again
             self._early.forget(lane)
-        ticket = self._share.queue.take(lane, time, ahead)
+        ticket = self.queue.take(lane, time, ahead)
         if ahead:
             self._early.reserve(lane, ticket)
         return ticket
 
     def _wait(self, lane: int, ticket: int) -> int:
         begin = clock()
-        grant = self._share.queue.wait(lane, ticket)
+        grant = self.queue.wait(lane, ticket)
         self._meter.granted(begin)
         return grant
 
@@ -112,23 +116,18 @@ class Opener:
 
     def _source(self, grant: int) -> int:
         """The source that a grant stands for."""
-        number = self._share.queue.order[grant].source
+        number = self.queue.order[grant].source
         return number if self._plan.cuts is None else self._plan.cuts.source(number)
 
     def _open(
         self, grant: int, lane: int, items: int | None = None, state: Any = None, *, ahead: bool = False
     ) -> OpenedStream:
-        """Open the stream of a grant for a lane, at an item, with the stream's state there or None.
-
-        Args:
-            items: How many items of the source come before; None: it is read from where it begins.
-            ahead: In the background.
-        """
+        """Open the stream of a grant for a lane, at an item, with the stream's state there or None."""
         stream = self._unopened(grant, lane, items)
         if stream.has_item:  # an error
             return stream
         index, begin = stream.info.source_index, clock()
-        board, number = self._share.reading.board, self._share.number
+        board, number = self.reading.board, self._number
         board.opening[number] = index + 1
         try:
             stream.open(stream.items, state)
@@ -149,11 +148,11 @@ class Opener:
         """The stream of a grant before it is opened; it fails if that cannot be, or may not be."""
         plan = self._plan
         failure: Exception | None = None
-        number, epoch, repeat, fresh = self._share.queue.order[grant]
+        number, epoch, repeat, fresh = self.queue.order[grant]
         section = plan.section(number, epoch)
         index, lengths = section.source, plan.lists.lengths
         place = (section.start, section.stop) if section.stop >= 0 and plan.cuts is not None else (0, None)
-        info = StreamInfo(index, epoch, lane, self._share.reader.worker_id, plan.rules.seed, repeat, *place)
+        info = StreamInfo(index, epoch, lane, self.reader.worker_id, plan.rules.seed, repeat, *place)
         try:
             source = plan.lists.sources[index]
         except Exception as error:
@@ -166,7 +165,7 @@ class Opener:
             found = stream.error(OpenError, f"the source cannot be had: {shorten(failure)}")
             found.__cause__ = failure
             stream.fail(found)
-        elif self._share.reading.killers.get(index) == -1:
+        elif self.reading.killers.get(index) == -1:
             stream.fail(stream.error(OpenError, "workers died again and again over opening it"))
         return stream
 

@@ -91,13 +91,12 @@ class PlainParts:
         self._sent = sent
         if sent:  # a worker of torch's, where nobody waits for what a signal's handler raises
             weakref.finalize(self, reader.close).atexit = False
-        share = reader.share
-        plan = share.reading.plan
-        self._queue, self._rules = share.queue, plan.rules
+        plan = reader.reading.plan
+        self._queue, self._rules = reader.queue, plan.rules
         # no code of ours sees all workers: one of them looks, in the first epoch
-        looks = plan.rules.time_steps is None and share.lanes.start == 0 and share.queue.order.epoch == 0
+        looks = plan.rules.time_steps is None and reader.reader.lanes.start == 0 and reader.queue.order.epoch == 0
         self._watch: FrameWatch | None = FrameWatch() if looks else None
-        readers = [share.reader]
+        readers = [reader.reader]
         self._judge = Judge(readers, [plan.lists.sources])
         self._skipped: set[int] = set()
         self._regrouper = Regrouper(
@@ -134,13 +133,13 @@ class PlainParts:
         try:
             return batch._sealed()
         except Exception as error:
-            raise unsendable(part, reader.share.reader.worker_id, error) from error
+            raise unsendable(part, reader.reader.worker_id, error) from error
 
     def _delivers(self, part: Part) -> bool:
         mode, queue = self._rules.padding_mode, self._queue
         if mode in ("zeros", "cycle"):
             return True
-        has_data = have_data([part], mode, len(self._reader.share.lanes))
+        has_data = have_data([part], mode, len(self._reader.reader.lanes))
         if not isinstance(queue, SessionQueue):
             return has_data
         last = part.end or bool(part.faults)

@@ -1,7 +1,5 @@
 """What is read and how: `ReadingPlan` is what a `StreamDataset` makes, `Reading` how it is read in a session.
 
-`Share` is what one reader reads of that. All readers of a member are told the same but for their number.
-
 Guarantee: none of them does anything by itself.
 """
 
@@ -13,10 +11,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from stream_dataloader._assembly.slots import Slots
-from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.activity import ActivityBoard, Meters
 from stream_dataloader._reading.lists import SourceLists
-from stream_dataloader._reading.meters import Meters
-from stream_dataloader._reading.source_queue import SourceQueue
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import Reader, Rules, deal_members
 from stream_dataloader._schedule.sections import Cuts, Lengths, Section
@@ -150,6 +146,11 @@ class Reading:
         """The member's readers, with their numbers among all."""
         return [(number, reader) for number, reader in enumerate(self.readers) if reader.member == self.member]
 
+    @property
+    def first_lane(self) -> int:
+        """The member's first lane, as the batch numbers them."""
+        return self.own[0][1].lanes.start
+
     @cached_property
     def killers(self) -> dict[int, int]:
         """Sources of the member that killed their worker; see `Recovery`."""
@@ -164,25 +165,3 @@ class Reading:
     def whole_windows(self) -> bool:
         """See `Start`."""
         return self.start is not None and self.start.whole_windows
-
-
-class Share(NamedTuple):
-    """One reader's share of what is read.
-
-    Attributes:
-        reading: What is read, and how.
-        number: The reader's number, among those of all members.
-        reader: Who it is, and its lanes as the batch numbers them.
-        queue: Where sources come from.
-    """
-
-    reading: Reading
-    number: int
-    reader: Reader
-    queue: SourceQueue
-
-    @property
-    def lanes(self) -> range:
-        """Its lanes, as the schedule of its member numbers them."""
-        first = self.reading.own[0][1].lanes.start
-        return range(self.reader.lanes.start - first, self.reader.lanes.stop - first)

@@ -16,10 +16,10 @@ from stream_dataloader._assembly.part import IS_FRESH, Contents, Part, PartDraft
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._memory.endings import WeakItems, in_thread, when_gone
 from stream_dataloader._notices import warn
+from stream_dataloader._reading.activity import clock
 from stream_dataloader._reading.lane import Lane
-from stream_dataloader._reading.meters import clock
 from stream_dataloader._reading.opener import Opener
-from stream_dataloader._reading.plan import Reading, Share
+from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
 from stream_dataloader._reading.source_queue import Abandoned, SessionQueue, SourceQueue
 from stream_dataloader._schedule.rules import NEVER
@@ -34,43 +34,43 @@ class PartReader:
         ended: No part follows.
     """
 
-    def __init__(self, share: Share) -> None:
-        reading = share.reading
+    def __init__(self, reading: Reading, number: int, queue: SourceQueue) -> None:
         rules, resume = reading.plan.rules, reading.resume
-        self.share = share
+        self.queue, self.reading = queue, reading
         self.ended = False
-        self._number = share.number
+        self._number = number
         self._total = rules.lanes
-        self._session = share.queue if isinstance(share.queue, SessionQueue) else None  # None: nobody waits for it
+        self._session = queue if isinstance(queue, SessionQueue) else None  # None: nobody waits for it
         self._may_go_twice = self._session is not None and rules.windows == "aligned" and (rules.time_steps or 0) > 1
         self._counts_lanes = rules.padding_mode == "drop"
         self._marks_ends, self._locally = reading.marks_ends, reading.locally
         self._working = reading.board.working.data  # several times faster to write a number to than the array
-        self._meter = reading.meters.of(share.number)
+        self._meter = reading.meters.of(number)
         self._step = self._first_step = resume.step if resume else 0
-        self._opener = Opener(share, self._meter)
+        self.opener = Opener(reading, number, queue, self._meter)
+        self.reader = self.opener.reader
         self._writer = PartWriter(
-            share.reader.lanes,
+            self.reader.lanes,
             rules.time_steps,
             reading.plan.fill_value,
             reading.slots(reading.whole_windows),
             runs_ahead=not reading.locally,
         )
-        starts = [None if resume is None else resume.lanes[lane] for lane in share.lanes]
+        starts = [None if resume is None else resume.lanes[lane] for lane in self.opener.lanes]
         self._lanes = [
-            Lane(lane, row, share, self._opener, self._writer, starts[row]) for row, lane in enumerate(share.lanes)
+            Lane(lane, row, self.opener, self._writer, starts[row]) for row, lane in enumerate(self.opener.lanes)
         ]
         if reading.locally:  # where Python code may not run when it goes: streams go by themselves, but for the thread
             _local.add(self)
-            if self._opener.opens_early:
-                when_gone(self, in_thread(self._opener.close))
+            if self.opener.opens_early:
+                when_gone(self, in_thread(self.opener.close))
 
     def __iter__(self) -> Iterator[Part]:
         return self
 
     def announce(self) -> None:
         """Publish where it begins: others need not wait until it is read from for the first time."""
-        self.share.queue.publish(self._step * self._total + self._lanes[0].index)
+        self.queue.publish(self._step * self._total + self._lanes[0].index)
 
     def __next__(self) -> Part:
         if self.ended:
@@ -95,11 +95,11 @@ class PartReader:
             contents = self._writer.finish()
             end = not draft.runs and not draft.faults
         except ValueError as error:  # fill_value
-            draft.fail(self.share.reader.lanes.start, error, fresh=True)
+            draft.fail(self.reader.lanes.start, error, fresh=True)
         reports = self._reports_of(draft)
         if end or draft.faults:
             self.ended = True
-            self.share.queue.finish()
+            self.queue.finish()
         items, fresh = 0, any(map(IS_FRESH, draft.faults))
         for run in draft.runs:
             items, fresh = items + run.steps, fresh or run.fresh
@@ -109,8 +109,8 @@ class PartReader:
 
     def _reports_of(self, draft: PartDraft) -> LaneReports:
         """What there is to know of the lanes after the step, to go on from there another time."""
-        taken = tuple(self._opener.taken)
-        self._opener.taken.clear()
+        taken = tuple(self.opener.taken)
+        self.opener.taken.clear()
         numbers: list[int] = []
         states: dict[int, Any] = {}
         for lane in self._lanes:
@@ -123,11 +123,8 @@ class PartReader:
         return LaneReports(taken, array("q", numbers).tobytes(), states)
 
     def _read(self, draft: PartDraft) -> None:
-        """Fill this step's windows, those of lanes behind a broken one too: any other worker would.
-
-        Where a stream's end is not known, its next item is waited for. That comes last: no other worker waits for it.
-        """
-        queue, working, number, step = self.share.queue, self._working, self._number, draft.step
+        """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
+        queue, working, number, step = self.queue, self._working, self._number, draft.step
         first_items_first = self._may_go_twice and self._reads_first_items_first(step)
         stop = 1 if first_items_first else NEVER
         behind: list[Lane] = []
@@ -146,7 +143,7 @@ class PartReader:
                 lane.fill(step, 1)
             if behind:
                 draft.sort()
-            if self._marks_ends and not draft.faults:
+            if self._marks_ends and not draft.faults:  # the last, as it may wait for streams' next items
                 last = {run.lane: run for run in draft.runs}
                 for row, lane in enumerate(self._lanes):
                     if (run := last.get(lane.batch_lane)) is not None:
@@ -158,7 +155,7 @@ class PartReader:
             working[number] = 0
             raise
         except BaseException:  # something like sys.exit() in a stream ends the worker: have it known what was read
-            board = self.share.reading.board
+            board = self.reading.board
             board.exiting[number] = board.exiting[number] or board.reading[lane.batch_lane]
             raise
         working[number] = 0
@@ -177,8 +174,8 @@ class PartReader:
     def close(self) -> None:
         """Close all streams and leave the session; no part follows."""
         self.ended = True
-        self.share.queue.leave()
-        self._opener.close()
+        self.queue.leave()
+        self.opener.close()
         for lane in self._lanes:
             lane.close()
 
@@ -196,8 +193,8 @@ def read_here(reading: Reading, closed: Callable[[], bool] | None = None) -> lis
     if len(reading.own) > 1:
         queues = SessionQueue.of_threads(rules, order, len(reading.own), closed or (lambda: False))
     return [
-        functools.partial(PartReader, Share(reading, number, reader, queue))
-        for (number, reader), queue in zip(reading.own, queues, strict=True)
+        functools.partial(PartReader, reading, number, queue)
+        for (number, _), queue in zip(reading.own, queues, strict=True)
     ]
 
 
@@ -210,11 +207,7 @@ def read_as_worker(
     *,
     in_threads: bool = False,
 ) -> list[PartReader]:
-    """Read one worker's lanes, which takes part in a session with the others.
-
-    Returns:
-        The worker's readers. Streams are opened, read and closed in the thread that uses a reader.
-    """
+    """One worker's readers; streams are opened, read and closed in the thread that uses one."""
     found: list[PartReader] = []
     rules, epoch, count = table.rules, None if reading.start is None else reading.start.epoch, len(reading.own)
     for place, (number, reader) in enumerate(reading.own):
@@ -225,7 +218,7 @@ def read_as_worker(
             else:
                 row, order = table.join(session, place, count, epoch, reading.order)
                 queue = SessionQueue(row, place, rules, order, table.locked, closed, gives_up=in_threads)
-            found.append(PartReader(Share(reading, number, reader, queue)))
+            found.append(PartReader(reading, number, queue))
     return found
 
 

@@ -55,9 +55,6 @@ class Retries(NamedTuple):
     epochs: dict[int, int]
 
 
-_NO_RETRIES = Retries(0, (), {})
-
-
 class OpenedStream:
     """A stream being read: its iterator, what it belongs to and how far it was read.
 
@@ -84,7 +81,7 @@ class OpenedStream:
         factory: Callable[..., Any],
         source: Any,
         section: Section,
-        retries: Retries = _NO_RETRIES,
+        retries: Retries = Retries(0, (), {}),  # noqa: B008  nobody writes to that
         *,
         length: int = -1,
         fresh: bool = False,
@@ -280,11 +277,7 @@ class OpenedStream:
                 error = again
 
     def read_into(self, out: Any, most: int) -> int:
-        """Have the stream write its next items to `out`, `most` at most; 0 at its end. Otherwise as `next_item`.
-
-        Raises:
-            StreamError: The stream raised, did not say how many items it wrote, or has another length than is known.
-        """
+        """Have the stream write its next items to `out`, `most` at most; 0 at its end. Otherwise as `next_item`."""
         stop = self.stop
         if stop is not None:
             if self._error is None and self._is_over(stop):

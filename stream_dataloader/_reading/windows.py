@@ -144,7 +144,7 @@ class StreamWindows:
 
     @property
     def known_stop(self) -> int | None:
-        """The time step behind the last. Of a stream that cuts windows only the number of these is known."""
+        """The time step behind the last."""
         return None if self._time_steps is None else self.stream.stop
 
     def has_ended(self, error: StreamError | None) -> bool:

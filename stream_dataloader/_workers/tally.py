@@ -12,7 +12,7 @@ from typing import Any
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._items.layout import Layout, storage_dtype
-from stream_dataloader._reading.meters import Meters, clock
+from stream_dataloader._reading.activity import Meters, clock
 from stream_dataloader._schedule.rules import NONE, Reader
 from stream_dataloader.stats import Events, LoaderStats, TraceEvent
 

@@ -21,8 +21,7 @@ from stream_dataloader._assembly.part import MESSAGE_BYTES, Contents, Fault, Par
 from stream_dataloader._assembly.slot_pool import PooledSlots, SlotPool
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE, Slots
 from stream_dataloader._memory.pickling import ByValue, Message
-from stream_dataloader._reading.activity import ActivityBoard
-from stream_dataloader._reading.meters import Meters
+from stream_dataloader._reading.activity import ActivityBoard, Meters
 from stream_dataloader._reading.plan import NO_RECOVERY, Reading, Start
 from stream_dataloader._reading.reader import read_as_worker, unsendable
 from stream_dataloader._reading.sessions import SessionKey

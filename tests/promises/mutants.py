@@ -106,7 +106,7 @@ MUTANTS = {
     "a worker resumes the first lanes, not its own": Mutant(
         "_reading/reader.py",
         "None if resume is None else resume.lanes[lane] for lane",
-        "None if resume is None else resume.lanes[lane - share.lanes.start] for lane",
+        "None if resume is None else resume.lanes[lane - self.opener.lanes.start] for lane",
     ),
     "drop delivers a step with an idle lane": Mutant(
         "_assembly/part.py", "return lanes_read == lanes if", "return lanes_read >= lanes - 1 if"

@@ -24,8 +24,7 @@ from stream_dataloader import (
     get_stream_info,
 )
 from stream_dataloader._assembly.part import Contents, Part
-from stream_dataloader._reading.activity import ActivityBoard
-from stream_dataloader._reading.meters import Meters
+from stream_dataloader._reading.activity import ActivityBoard, Meters
 from stream_dataloader._reading.plan import Reading, Start
 from stream_dataloader._reading.reader import read_as_worker
 from stream_dataloader._reading.sessions import SessionKey
