@@ -5,7 +5,7 @@
     numbers    idle | busy | opening | ...                    a row a reader, nanoseconds and counts
     events     kind, begin, stop, number | kind, ... |        the newest overwrites the oldest
 
-Guarantee: each number has one writer, so there is no lock, and nobody waits; counting costs about a microsecond a step.
+Guarantee: each number has one writer, so there is no lock; counting costs about a microsecond a step.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ActivityBoard(SharedFields):
         reading: For each lane of the batch, one more than the source that is open.
         opening: For each reader, one more than the source that is being opened.
         working: For each reader, one more than the time it works on.
-        exiting: For each reader, one more than the source whose code had it exit, negative if that was being opened.
+        exiting: For each reader, one more than the source that had it exit, negative if that was being opened.
     """
 
     def __init__(self, readers: Sequence[Reader], *, shared: bool = True) -> None:

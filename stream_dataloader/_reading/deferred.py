@@ -56,7 +56,7 @@ class Deferred(Generic[Batch]):
 
     Args:
         begin: Begins an epoch; asked again if it failed.
-        turn: Shared by iterators of which a new one ends the old: the new one waits until the old one has its batch.
+        turn: Shared by iterators of which a new one ends the old, once that has its batch.
     """
 
     def __init__(self, begin: Callable[[], Begun[Batch]], turn: Turn | None = None) -> None:

@@ -5,8 +5,7 @@
     aligned, T = 4   | a a a a | a a . . | b b b . |      a stream starts at t = 0, the rest is padding
     packed,  T = 4   | a a a a | a a b b | b c c c |      the next stream starts on the very next step
 
-Guarantee: every item of a stream is written once, in order, with no other stream between; a lane out of data takes the
-next source at once, within the same window if it may.
+Guarantee: every item of a stream is written once, in order, with no other stream between.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a dataset reads: lists of sources, one behind the other, each with what opens its streams. Most have one list.
+"""What a dataset reads: lists of sources, each with what opens its streams. Most have one.
 
 ::
 

@@ -1,7 +1,6 @@
 """What factories and iterators offer, and what they must not do: found by looking at them, nothing is called.
 
-They may offer to begin later than at a stream's first item, see `stream`; or declare that a background thread may run
-them ahead of need. Each stream must be read from an iterator of its own.
+They may offer to begin later than at a stream's first item, or declare that a background thread may run them.
 
 Guarantees: what another object may have meant by the same name does not count. Within a process, an iterator that
 another stream is being read from, and a generator that was read from before, are told apart from new ones.

@@ -1,7 +1,7 @@
 """Opens the streams of one reader's lanes: those whose sources lanes are granted, at the item where they begin.
 
-Guarantee: what is opened can be seen on the board of activities meanwhile, so that the death of a worker can be blamed
-on it. The background thread starts with the first reservation, and only runs code of sources that may be opened early.
+Guarantee: what is opened can be seen on the board meanwhile, so that the death of a worker can be blamed on it. The
+background thread starts with the first reservation, and only runs code of sources that may be opened early.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LONGEST_JOIN_SECONDS = 1.0
 
 
 class Opener:
-    """Opens the sources that the lanes of a reader are granted, early for reservations if their factories allow that.
+    """Opens the sources that the lanes of a reader are granted, early if their factories allow that.
 
     Attributes:
         reading: What is read.

@@ -34,7 +34,7 @@ def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Itera
 
     Each iteration takes the next epoch number: in the main process with its first `next`, with workers with `iter()`.
     """
-    frame = inspect.currentframe()  # of this function; the next is the dataset's __iter__, then comes who asked for it
+    frame = inspect.currentframe()  # then the dataset's __iter__, then who asked for it
     _refuse_collation(frame and frame.f_back and frame.f_back.f_back)
     worker = get_worker_info()
     if worker is None:

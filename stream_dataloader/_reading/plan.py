@@ -33,8 +33,7 @@ class ReadingPlan:
         retries: How often in a row a stream that breaks is opened again.
         retry_on: For which exceptions.
         mark_ends: Whether streams' last steps are marked.
-        cuts: The sections that sources are cut into; None if they are read whole. What the schedule then numbers is
-            sections, not sources.
+        cuts: The sections that sources are cut into, which the schedule then numbers; None if they are read whole.
     """
 
     rules: Rules
@@ -52,7 +51,7 @@ class ReadingPlan:
         return self.lists.lengths if self.cuts is None else self.cuts
 
     def section(self, number: int, epoch: int) -> Section:
-        """What the schedule hands out by a number: a section, or a whole source, which may end nobody knows where."""
+        """What the schedule hands out by a number: a section, or a whole source."""
         if self.cuts is not None:
             return self.cuts.section(number, epoch)
         lengths = self.lists.lengths

@@ -1,4 +1,4 @@
-"""`PartReader`: drives the lanes of one worker, or of one of its threads, step after step, and yields a part a step.
+"""`PartReader`: drives the lanes of one worker, or of one of its threads, and yields a part a step.
 
 Guarantees: a worker that fails sends the error as a part of its step and no more; on `close`, every stream that was
 opened is closed, and nobody waits for this worker any more.
@@ -60,7 +60,7 @@ class PartReader:
         self._lanes = [
             Lane(lane, row, self.opener, self._writer, starts[row]) for row, lane in enumerate(self.opener.lanes)
         ]
-        if reading.locally:  # where Python code may not run when it goes: streams go by themselves, but for the thread
+        if reading.locally:  # no Python code may run when it goes: streams go by themselves
             _local.add(self)
             if self.opener.opens_early:
                 when_gone(self, in_thread(self.opener.close))

@@ -109,7 +109,7 @@ class SessionTable(SharedFields):
         self._next_epoch = carve(_OWNERS)
         self._key = carve(_SESSIONS, len(SessionKey._fields))
         self._number = carve(_SESSIONS)  # from 1 in the order in which sessions were created; 0 is a free row
-        # laid out when one is looked at: a layout of all of them would cost as much as the rest of a worker's start
+        # laid out when one is looked at: all of them would cost as much as the rest of a worker's start
         self._rows = carve(_SESSIONS, bytes_of(partial(SessionRow, rules=self.rules)), dtype=np.uint8)
 
     def take_epoch(self, owner: int) -> int:

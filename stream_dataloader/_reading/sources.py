@@ -164,7 +164,7 @@ class PackedSources(Sources, SharedFields):
 
     @functools.cached_property
     def _portable(self) -> PackedSources | None:
-        """The same for processes that are started anew, by value what those would not find; None if this will do."""
+        """The same for processes that are started anew; None if this will do."""
         return PackedSources(self, dumps_by_value) if mentions_hidden(self._blob) else None
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -223,7 +223,7 @@ class OpenedStream:
         return self.items >= stop and not self.section.ends
 
     def _check_length(self, stop: int, *, ended: bool) -> None:
-        """Raise if the stream ended before `stop`, or did not end there; with sections, if it did so in its last."""
+        """Raise if the stream ended before `stop`, or did not end there."""
         if self.items > stop or (ended and self.items < stop):
             info = self.info
             remedy = "correct it" if info.stop is not None else "correct it, or build the dataset without lengths"
@@ -277,7 +277,7 @@ class OpenedStream:
                 error = again
 
     def read_into(self, out: Any, most: int) -> int:
-        """Have the stream write its next items to `out`, `most` at most; 0 at its end. Otherwise as `next_item`."""
+        """Have the stream write its next items to `out`, `most` at most; 0 at its end."""
         stop = self.stop
         if stop is not None:
             if self._error is None and self._is_over(stop):

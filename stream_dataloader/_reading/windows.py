@@ -71,7 +71,7 @@ class StreamWindows:
         return True
 
     def _run(self, t: int, end: int, layout: Layout) -> int:
-        """Read single steps in one go, as long as they are like the first; how many. `next_item` has what follows."""
+        """Read single steps in one go, as long as they are like the first; how many."""
         stream, before = self.stream, self.stream.items
         if stream.stop is not None:  # what comes behind it is the end, or an error
             end = min(end, t + stream.stop - before)
@@ -174,7 +174,7 @@ def _iterated(stream: OpenedStream, layout: Layout) -> list[Any]:
 
 
 def _kept(item: Any, layout: Layout) -> tuple[Any, bool]:
-    """An item that outlives the stream's buffer, and whether it holds a time step, or an error that is found later."""
+    """An item that outlives the stream's buffer, and whether it holds a time step."""
     if type(item) is np.ndarray and not layout.windowed:  # the most frequent case, in less time
         return item.copy(), True
     try:

@@ -106,7 +106,7 @@ class _Block(NamedTuple):
 
 
 class DrawOrder:
-    """The order of an epoch's draws: of each the list, and how many sources of it were drawn before, over all passes.
+    """The order of an epoch's draws: of each the list, and how many sources of it were drawn before.
 
     Args:
         seed: Seeds the draws, with the epoch; None draws as evenly as can be, always in the same order.
@@ -138,7 +138,7 @@ class DrawOrder:
             return self._mix.drawn_before(block, endless=self._endless)
 
         number = 0 if self._mix.exhausted == "drop" else draw // _BLOCK
-        while drawn_before(number).sum() > draw:  # each list's share is rounded, so the guess may be off by a block
+        while drawn_before(number).sum() > draw:  # shares are rounded: it may be off by a block
             number -= 1
         while drawn_before(number + 1).sum() <= draw:
             number += 1

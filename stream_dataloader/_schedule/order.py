@@ -17,7 +17,7 @@ from stream_dataloader._schedule.rules import ALONE, NEVER, IntArray, Rules
 from stream_dataloader._schedule.sections import Lengths, lengths_in
 from stream_dataloader.stream_info import order_rng
 
-#: Up to so many sources, a shuffled order is kept as an array: 32 MiB in each worker. Beyond it is computed by place.
+#: Up to so many sources, a shuffled order is kept as an array: 32 MiB in each worker.
 MOST_IN_MEMORY = 1 << 22
 
 _ALL = slice(None)
@@ -173,7 +173,7 @@ class _MixedOrder:
 
 
 def epoch_order(rules: Rules, epoch: int, lengths: Lengths | None, *key: int, part: slice = _ALL) -> Listing | None:
-    """The order of an epoch, or of a list in it, as a permutation of source indices; None stands for the list's own.
+    """The order of an epoch, or of a list in it, as a permutation of indices; None stands for the list's own.
 
     `"balanced"`: a source's chance to come next is proportional to its length. Sort by -log(u) / w, u uniform
     (Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006).
@@ -184,7 +184,7 @@ def epoch_order(rules: Rules, epoch: int, lengths: Lengths | None, *key: int, pa
         part: Where the list is among all sources.
     """
     known = None
-    if rules.schedule != "listed" or rules.groups.total > 1:  # else nobody asks, and sections' are worked out first
+    if rules.schedule != "listed" or rules.groups.total > 1:  # else nobody asks
         known = lengths_in(lengths, epoch)
         known = None if known is None else known[part]
     order = _epoch_order(rules, epoch, known, *key, has_lengths=lengths is not None)
@@ -213,8 +213,7 @@ def _epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *key: int, 
 def dealt_by_length(order: IntArray, lengths: IntArray, groups: int) -> IntArray:
     """An order in which dealing round-robin gives the groups about the same to read.
 
-    Of each `groups` sources in a row the longest goes to the group that has least so far: for an order by length that
-    is nearly the rule of Graham (Bounds on multiprocessing timing anomalies, 1969), but all groups get the same number.
+    Of each `groups` sources in a row the longest goes to the group that has least so far (nearly as in Graham, 1969).
     """
     dealt: IntArray = order.copy()
     loads = np.zeros(groups, np.int64)

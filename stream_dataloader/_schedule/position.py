@@ -4,7 +4,7 @@
 
     length None      epochs of their own      each is scheduled by itself, and the next one follows
     length n         run    0 1 2 3 4 5 ...   one endless epoch of `padding_mode="cycle"`, with its steps and passes
-                     epochs |- 0 -|- 1 -|     n batches each, counted for trainers: one begins where the other ended
+                     epochs |- 0 -|- 1 -|     n batches each, counted for trainers
 
     set_epoch, or a state is loaded ---> the coming epoch ---+
                                                              | begin: an iterator claims it
