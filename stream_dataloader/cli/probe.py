@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,19 +51,31 @@ def probe(kind: str, source: str, key: str, factory: Any) -> Probe:
     return found
 
 
+@contextmanager
+def _opened(found: Probe, path: str, kind: Literal["video", "audio"]) -> Iterator[tuple[Any, Any]]:
+    """A file and its stream, of which the headers are noted."""
+    from stream_dataloader.streams._media import container as media
+
+    with media.open_container(path) as container:
+        stream = media.choose_stream(container, kind, 0)
+        codec = stream.codec_context
+        found.codec = codec.name
+        found.size = f"{codec.width}x{codec.height}" if kind == "video" else f"{codec.channels} ch"
+        if stream.duration is not None:
+            found.duration_seconds = float(stream.duration * stream.time_base)
+        elif container.duration is not None:
+            found.duration_seconds = container.duration / 1e6
+        yield container, stream
+
+
 def _video(found: Probe, path: str, _: Any) -> None:
     import av.error
 
-    from stream_dataloader.streams._media import container as media
+    from stream_dataloader.streams._media.container import frame_rate
 
     keys: list[bool] = []
-    with media.open_container(path) as container:
-        stream = media.choose_stream(container, "video", 0)
-        codec = stream.codec_context
-        found.codec = codec.name
-        found.size = f"{codec.width}x{codec.height}"
-        found.rate = float(media.frame_rate(stream))
-        found.duration_seconds = _seconds(container, stream)
+    with _opened(found, path, "video") as (container, stream):
+        found.rate = float(frame_rate(stream))
         known = stream.frames
         try:
             for packet in container.demux(stream):
@@ -87,29 +100,17 @@ def _video(found: Probe, path: str, _: Any) -> None:
 
 
 def _audio(found: Probe, path: str, _: Any) -> None:
-    from stream_dataloader.streams._media import container as media
     from stream_dataloader.streams.audio.headers import declared_samples
 
-    with media.open_container(path) as container:
-        stream = media.choose_stream(container, "audio", 0)
-        codec = stream.codec_context
-        found.codec = codec.name
-        found.size = f"{codec.channels} ch"
-        found.rate = float(codec.sample_rate)
+    with _opened(found, path, "audio") as (container, stream):
+        found.rate = float(stream.codec_context.sample_rate)
         found.frames = declared_samples(path, container, stream)
-        found.duration_seconds = _seconds(container, stream)
     found.exact = found.frames is not None
     if found.frames is None:
         found.frames = _count(found)
     else:
         found.duration_seconds = found.frames / found.rate
     _look_for_a_cut(found, path)
-
-
-def _seconds(container: Any, stream: Any) -> float | None:
-    if stream.duration is not None:
-        return float(stream.duration * stream.time_base)
-    return None if container.duration is None else container.duration / 1e6
 
 
 def _count(found: Probe) -> int | None:
@@ -149,16 +150,12 @@ def _array(found: Probe, path: str, factory: Any) -> None:
 
 
 def _images(found: Probe, folder: str, factory: Any) -> None:
-    from stream_dataloader.streams._media import container as media
-
     files = factory._paths(folder)
+    if files:
+        with _opened(found, files[0], "video"):
+            found.duration_seconds = None
     found.frames = len(files)
     found.disk_bytes = sum(map(os.path.getsize, files))
-    if files:
-        with media.open_container(files[0]) as container:
-            codec = media.choose_stream(container, "video", 0).codec_context
-            found.codec = codec.name
-            found.size = f"{codec.width}x{codec.height}"
 
 
 _PROBES: dict[str, Callable[[Probe, str, Any], None]] = {

@@ -215,7 +215,6 @@ def _figure(timeline: Timeline, theme: str, sources: Sequence[Any] | None) -> An
             letters = "#ffffff" if colour in _DARK_COLOURS else "#111111"
             axes.text(*at, name, ha="center", va="center", color=letters, fontsize=8, clip_on=True)
     _frame(axes, timeline, width, ground)
-    _brackets(axes, timeline, row_inches, ink)
     axes.tick_params(colors=ink, labelsize=8, length=2)
     axes.set_xlabel("batch", color=ink, fontsize=9)
     axes.set_ylabel("lane", color=ink, fontsize=9, loc="top", rotation=0, labelpad=0)
@@ -245,33 +244,8 @@ def _frame(axes: Any, timeline: Timeline, width: int, line: str) -> None:
     shown = range(0, timeline.steps + 1, every)
     axes.set_xticks([step * timeline.time_steps for step in shown], map(str, shown))
     every = max(1, -(-timeline.lanes // 32))
-    axes.set_yticks(range(0, timeline.lanes, every))
+    names = {lane: str(lane) for lane in range(0, timeline.lanes, every)}
+    if len(timeline.workers) > 1:
+        names |= {lanes[0]: f"worker {worker}   {lanes[0]}" for worker, lanes in enumerate(timeline.workers)}
+    axes.set_yticks(list(names), list(names.values()))
     axes.spines[:].set_visible(False)
-
-
-def _brackets(axes: Any, timeline: Timeline, row_inches: float, ink: str) -> None:
-    """A bracket around each worker's lanes, left of the axis' numbers."""
-    if len(timeline.workers) < 2:
-        return
-    at = -0.055
-    small = min(map(len, timeline.workers)) * row_inches < 0.55  # no room for "worker 0", upright
-    style: dict[str, Any] = {
-        "color": ink,
-        "transform": axes.get_yaxis_transform(),
-        "clip_on": False,
-    }
-    for worker, lanes in enumerate(timeline.workers):
-        top = lanes[0] - 0.35
-        bottom = lanes[-1] + 0.35
-        x = [at + 0.006, at, at, at + 0.006]
-        axes.plot(x, [top, top, bottom, bottom], linewidth=1, **style)
-        axes.text(
-            at - 0.008,
-            (top + bottom) / 2,
-            f"{worker}" if small else f"worker {worker}",
-            rotation=0 if small else 90,
-            ha="center" if small else "right",
-            va="center",
-            fontsize=8,
-            **style,
-        )

@@ -48,7 +48,7 @@ def timeline(
         what: A dataset or a loader with `lengths`: nothing is read. Or batches, such as a loader without `lengths`:
             they are read.
         steps: How many batches, at most; needed where there is no end (`"cycle"`).
-        num_workers: Whose lanes are bracketed; None: as the loader or the batches have it.
+        num_workers: Whose lanes are named; None: as the loader or the batches have it.
         epoch: Which epoch, where nothing is read.
 
     Raises:
