@@ -36,7 +36,7 @@ def size(text: str) -> int:
 
 
 def page(make: Callable[[], str], otherwise: Callable[[], str]) -> str:
-    """What `make` returns; the other's text, as it is, where that raises or is too long."""
+    """What `make` returns, or the other's text."""
     for way in (make, lambda: preformatted(otherwise())):
         try:
             if size(made := way()) <= LIMIT_BYTES:

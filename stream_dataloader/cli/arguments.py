@@ -1,4 +1,4 @@
-"""What commands share: arguments, options by `NAME=VALUE`, what is printed, and the exit statuses.
+"""What commands share: arguments, how they print, and the exit statuses.
 
 Guarantee: a value means the same for every option, and one that is refused is named with it.
 """
@@ -13,9 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-#: Exit statuses. 0: nothing was found to be wrong. 1: something is wrong with what was read
-#: (also if it was skipped), with the user's own code, or with the machine, such as a full disk.
-#: 2: the command was called wrongly: an argument, a path, a package that is missing. 130: Ctrl-C.
+#: Exit statuses, as the page on monitoring explains them.
 DONE, PROBLEM, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 #: What a wrong argument raises.
@@ -92,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser, name: str, what: str, dest: str
 
 
 def with_options(given: Sequence[tuple[str, Any]], make: Callable[..., _Made], *arguments: Any, **others: Any) -> _Made:
-    """What `make` returns for options that were given, and others; the given ones count."""
+    """What `make` returns for options; an error names those that were given."""
     try:
         return make(*arguments, **{**others, **dict(given)})
     except (TypeError, ValueError) as error:
@@ -108,7 +106,7 @@ def print_json(content: Any) -> None:
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
-    """A table as text, without columns that have only a head; the first column is flush left."""
+    """A table as text, without columns that have only a head."""
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     padded = []
     for number, column in enumerate(columns):

@@ -93,11 +93,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def default_clips() -> list[Path]:
-    """A dozen short clips of moving shapes, made at the first call, then kept in the cache.
-
-    Raises:
-        ValueError: The cache cannot be written to.
-    """
+    """A dozen short clips of moving shapes, which are kept in the cache."""
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     cache = (xdg if xdg.is_absolute() else Path.home() / ".cache") / "stream_dataloader"
     folder = cache / _CLIPS_FOLDER

@@ -57,13 +57,7 @@ _LEGEND = (
 
 
 def write_video(path: Path, pictures: Iterable[Image], frame_rate: int = 25) -> int:
-    """Write RGB pictures as an H.264 mp4, each as soon as it comes; returns how many there were.
-
-    Args:
-        path: The file; made when the first picture comes.
-        pictures: `(height, width, 3)` uint8; sizes are even, and the same for all.
-        frame_rate: Pictures a second.
-    """
+    """Write RGB pictures of one even size as an H.264 mp4; returns how many there were."""
     container, count = None, 0
     try:
         for picture in pictures:
@@ -103,11 +97,7 @@ def grid_pictures(batch: StreamBatch, names: Names) -> Iterator[Image]:
 
 
 class Filmstrip:
-    """A picture of consecutive batches: each lane is a row that one reads from left to right.
-
-    A cell shows the first frame of a window, and under it a track with a colour for each source.
-    Of all batches added it keeps those in which the most streams start and the least is padding.
-    """
+    """A picture of the consecutive batches in which the most streams start, and the least is padding."""
 
     def __init__(self, names: Names, batches: int = 6) -> None:
         self._names = names
@@ -119,7 +109,6 @@ class Filmstrip:
         """Take in the next batch."""
         if not self._best:
             self._edge = _edge(batch)
-        # starts in the first column shown are worth nothing: what went on before is not seen
         padding = float((batch.source < 0).sum()) / batch.time_steps
         self._latest.append((float(batch.is_start.sum()) - padding, _column(batch, self._names)))
         total = sum(score for score, _ in list(self._latest)[1:])
@@ -183,7 +172,7 @@ def _column(batch: StreamBatch, names: Names) -> Image:
 
 
 def source_colour(source: int) -> Colour:
-    """The colour of a source's track; differs from those of the sources before and after."""
+    """The colour of a source's track."""
     red, green, blue = colorsys.hsv_to_rgb(source * 0.618034 % 1, 0.62, 0.92)
     return round(255 * red), round(255 * green), round(255 * blue)
 

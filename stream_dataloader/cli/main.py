@@ -3,8 +3,7 @@
 Each command is a module. Its docstring is the help, `add` adds its arguments, and `run` returns the
 exit status (`arguments`). What it raises ends in one of them too.
 
-Guarantee: what a user can put right is one line on stderr that says how; what the user's own code
-raised comes with its traceback.
+Guarantee: what a user can put right is one line on stderr that says how.
 """
 
 from __future__ import annotations
@@ -41,11 +40,7 @@ Examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status.
-
-    Args:
-        arguments: Without the program's name; None takes those of the process.
-    """
+    """Run the command line, or other arguments than the process has; returns the exit status."""
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have any characters
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,8 +1,8 @@
 """Show what lanes read.
 
-Shows what lanes read. Pictures are shown side by side, in a window if there is
-a display, else in a video file; q closes the window. Characters and bytes run
-in the terminal, a line a lane; | marks where a stream starts.
+Pictures are shown side by side, in a window if there is a display, else in a
+video file; q closes the window. Characters and bytes run in the terminal, a
+line a lane; | marks where a stream starts.
 
 Examples:
   stream-dataloader play videos/ --batch-size 9
@@ -117,7 +117,7 @@ def _show_window(cv2: Any, pictures: Iterator[Any], rate: int) -> None:
 
 
 def _show_text(leaves: Leaves, rate: int) -> None:
-    """Lines that grow at the right; where stdout is no terminal, the lines of each batch."""
+    """Lines that grow at the right; of each batch, if stdout is no terminal."""
     live = sys.stdout.isatty()
     width = shutil.get_terminal_size((100, 24)).columns - 10
     before: list[str] = []

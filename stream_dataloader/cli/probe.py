@@ -1,7 +1,6 @@
 """What a file holds, told by its headers and its first packets: a row of `inspect`.
 
-Guarantee: nothing is decoded, and of a long video only so many packets are read; what is wrong is
-told, not raised.
+Guarantee: nothing is decoded, and what is wrong is told, not raised.
 """
 
 from __future__ import annotations

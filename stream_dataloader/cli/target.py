@@ -1,7 +1,6 @@
 """What a command reads: a store, or media in a folder or a list, and the loader over it.
 
-Guarantees: finding it reads no stream; lengths come from a store's index, from headers, or from
-packets. Files come in the order of their names, numbers as numbers, and none is left out silently.
+Guarantees: finding it reads no stream. Files come in the order of their names, numbers as numbers.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Target:
 
 
 def add_target(parser: argparse.ArgumentParser, also: str = "", json: bool = True) -> None:
-    """Add the arguments of a command that reads media or a store; `also` is what else it may read."""
+    """Add the arguments of a command that reads media or a store."""
     add_source(parser, "TARGET", also)
     add_options(parser, "--option", "the store's format, as stores.open takes it")
     if json:
@@ -142,7 +141,7 @@ def find_media(
     given: Sequence[tuple[str, Any]] = (),
     without: Path | None = None,
 ) -> Target:
-    """The media in a folder and those below it, in a list of paths, one a line, or one file."""
+    """The media in a folder, in a list of paths, one a line, or one file."""
     files = _files(path, kind)
     kind = kind or _kind_of(path, files)
     if size is not None and kind not in PICTURES:
@@ -199,7 +198,7 @@ def _kind_of(path: Path, files: Iterable[str]) -> str:
 def reading(
     target: Target, options: argparse.Namespace, lengths: Sequence[int] | None = None
 ) -> Iterator[StreamDataLoader]:
-    """A loader as the arguments describe it; what it skips is printed at the end, and in `target.skipped`."""
+    """A loader as the arguments describe it; what it skips is printed at the end."""
     names = ("batch_size", "time_steps", "windows", "schedule", "shuffle", "seed", "on_error")
     how = {name: getattr(options, name) for name in names}
     with warnings.catch_warnings():  # padding is told anyhow

@@ -1,9 +1,8 @@
 """Draw which stream lies in which lane when.
 
-Draws which stream lies in which lane when: a letter a stream (the 27th is
-a again), its first time step in capitals, padding as dots. Or a picture, by
-matplotlib. Streams are counted by packets, headers or a store's index; they are
-read only if nothing else tells how long they are.
+As text, a letter a stream (the 27th is a again), its first time step in
+capitals, padding as dots, or as a picture, by matplotlib. Streams are read only
+if nothing else tells how long they are.
 
 Examples:
   stream-dataloader timeline videos/ --batch-size 8

@@ -1,8 +1,5 @@
 """Read all of a store and compare checksums.
 
-Reads all of a store and compares it with the checksums that its format has. The
-exit status is 1 if something is wrong.
-
 Examples:
   stream-dataloader verify clips.store
   stream-dataloader verify shards/ --format mds --json
@@ -34,5 +31,7 @@ def run(options: argparse.Namespace) -> int:
         print_json({"path": store.path, "streams": len(store), "problems": problems})
     else:
         found = len(problems) or "no"
-        print(*problems, f"{len(store):,} streams of {store.path} were read, {found} problem(s) found", sep="\n")
+        for problem in problems:
+            print(problem)
+        print(f"{len(store):,} streams of {store.path} were read, {found} problem(s) found")
     return PROBLEM if problems else DONE
