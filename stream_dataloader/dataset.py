@@ -22,7 +22,7 @@ from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.sessions import SessionTable
 from stream_dataloader._schedule.replay import count_steps, steps_of_groups
 from stream_dataloader._schedule.rules import IntArray, Rules
-from stream_dataloader._schedule.sections import Cuts, Lengths
+from stream_dataloader._schedule.sections import Cuts
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 from stream_dataloader.sectioning import Sections, check_sections
@@ -261,11 +261,6 @@ class StreamDataset(IterableDataset[StreamBatch]):
         )
 
     @property
-    def scheduled_lengths(self) -> Lengths | None:
-        """The number of items of what the schedule hands out, sources or sections, if that is known."""
-        return self.lengths if self.cuts is None else self.cuts
-
-    @property
     def members(self) -> tuple[StreamDataset, ...]:
         """The datasets whose lanes a batch has: this one; see `side_by_side`."""
         return (self,)
@@ -309,7 +304,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             raise TypeError(
                 'padding_mode="cycle" has no last batch, so there is no len(); pass batches_per_epoch= to the loader'
             )
-        lengths = self.scheduled_lengths
+        lengths = self.plan().scheduled_lengths
         if lengths is None or self.lengths is None or (self.lengths < 0).any():
             raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")
         if self._steps is None or self._steps[0] != epoch:

@@ -11,21 +11,6 @@ from stream_dataloader.testing import check_resume
 LENGTH = 12
 
 
-def left_out(source, start=0):
-    rng = get_stream_info().rng
-    flip = rng.random() < 0.5
-    kept = np.flatnonzero(rng.random(LENGTH) < 0.75)
-    for t in kept[start:]:
-        yield np.array([source, t, flip])
-
-
-def left_out_by_item(source):
-    info = get_stream_info()
-    for t in range(LENGTH):
-        if info.rng_at(t).random() < 0.75:
-            yield np.array([source, t, 0])
-
-
 def flipped(source, start=0):
     flip = get_stream_info().rng.random() < 0.5
     for t in range(start, LENGTH):
@@ -35,15 +20,6 @@ def flipped(source, start=0):
 def loader(factory, num_workers=0, **options):
     dataset = StreamDataset(range(6), factory, 2, time_steps=5, shuffle=True, seed=3, **options)
     return StreamDataLoader(dataset, num_workers)
-
-
-@pytest.mark.parametrize("factory", [left_out, left_out_by_item])
-def test_items_are_left_out_anew_in_each_epoch_and_it_resumes_exactly(factory):
-    check_resume(lambda workers: loader(factory, workers), num_workers=(0,))
-    read = loader(factory)
-    first, second = ([batch.data[batch.mask][:, :2].tolist() for batch in read] for _ in range(2))
-    assert first != second
-    assert 0.5 < sum(map(len, first)) / (6 * LENGTH) < 0.95
 
 
 @pytest.mark.parametrize("cut", [False, True])
