@@ -199,21 +199,14 @@ def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) ->
     return array.astype(np.int64)
 
 
-def check_mix(
-    *,
-    sizes: Sequence[int],
-    weights: Any,
-    exhausted: Any,
-    shuffles: Sequence[bool],
-    schedules: Sequence[Schedule],
-) -> Mix:
-    """The mix of lists of these sizes; weights None stands for equal ones."""
+def check_mix(lists: Sequence[Rules], weights: Any, exhausted: Any) -> Mix:
+    """The mix of lists with rules of their own; weights None stands for equal ones."""
     try:
-        given = [1.0] * len(sizes) if weights is None else [float(weight) for weight in weights]
+        given = [1.0] * len(lists) if weights is None else [float(weight) for weight in weights]
     except (TypeError, ValueError):
         raise TypeError(f"weights must be numbers, one a dataset, and are {shorten(weights)}") from None
-    if len(given) != len(sizes):
-        raise ValueError(f"weights are {len(given)}, and datasets {len(sizes)}; pass one weight a dataset")
+    if len(given) != len(lists):
+        raise ValueError(f"weights are {len(given)}, and datasets {len(lists)}; pass one weight a dataset")
     most = max((weight for weight in given if weight < np.inf), default=0.0)
     for i, weight in enumerate(given):
         if not max(0.0, _LEAST_SHARE * most) <= weight < np.inf or not weight:
@@ -222,7 +215,9 @@ def check_mix(
                 f"largest, {most}; what is not to be read, leave out"
             )
     exhausted = choice("exhausted", exhausted, Exhausted)
-    return Mix(tuple(sizes), tuple(given), exhausted, tuple(shuffles), tuple(schedules))
+    own = [(rules.num_sources, rules.shuffle, rules.schedule) for rules in lists]
+    sizes, shuffles, schedules = zip(*own, strict=True)
+    return Mix(sizes, tuple(given), exhausted, shuffles, schedules)
 
 
 def check_rules(rules: Rules, lookahead: Any, *, has_lengths: bool) -> Rules:

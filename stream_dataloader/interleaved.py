@@ -94,13 +94,7 @@ def interleave(
     agreed = _agreed(listed, shared)
     if exhausted is None:
         exhausted = "repeat" if agreed.get("padding_mode") == "cycle" else "drop"
-    mix = options.check_mix(
-        sizes=[dataset.rules.num_sources for dataset in listed],
-        weights=weights,
-        exhausted=exhausted,
-        shuffles=[dataset.rules.shuffle for dataset in listed],
-        schedules=[dataset.rules.schedule for dataset in listed],
-    )
+    mix = options.check_mix([dataset.rules for dataset in listed], weights, exhausted)
     if shuffle is None:
         shuffle = any(mix.shuffles)
     lists = SourceLists((one for dataset in listed for one in dataset.source_lists.lists), mix)
