@@ -27,9 +27,7 @@ class Advice(NamedTuple):
     """A sentence about what to change.
 
     Attributes:
-        kind: What it is about, one of `"nothing"`, `"unknown"`, `"fewer lanes"`, `"sections"`, `"packed windows"`,
-            `"workers"`, `"more lanes"`, `"open ahead"`, `"pack"`, `"smaller items"`, `"arrays"`, `"larger windows"`,
-            `"lookahead"`, `"prefetch"`.
+        kind: What it is about, such as `"nothing"` or `"sections"`; the guide on monitoring lists all.
         text: The sentence, with the figures that it follows from.
     """
 

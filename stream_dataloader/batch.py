@@ -217,10 +217,8 @@ class StreamBatch(KeptFields, Conventions):
     def split_lanes(self, count: int) -> list[StreamBatch]:
         """Micro-batches of whole lanes, for gradients that are accumulated before a step of the optimiser.
 
-        Successive batches are no substitute. They hold the next windows of the same lanes, so that a step would see
-        fewer streams, and more of each. Weigh each micro-batch's mean loss by its share of the steps that count.
-
-        A `recurrent.RecurrentState` knows lanes by their numbers, so it takes micro-batches in place of the batch.
+        Successive batches are no substitute: they hold the next windows of the same lanes. Weigh each micro-batch's
+        mean loss by its share of the steps that count. A `recurrent.RecurrentState` takes them in place of the batch.
         Their `state_dict` is that of the whole batch: save it after the last of them.
 
         Args:

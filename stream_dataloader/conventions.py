@@ -54,8 +54,8 @@ class Conventions:
     def is_init(self) -> torch.Tensor:
         """The flag of torchrl: the first step of a trajectory, as its `InitTracker` writes it.
 
-        It is `is_start`. Padding is not marked. In recurrent mode `LSTMModule` and `GRUModule` do not zero the state at
-        t = 0. So give them the carried state at t = 0 only, times `~batch.reset`, and zeros at all other steps.
+        It is `is_start`. Padding is not marked. In recurrent mode `LSTMModule` does not zero the state at t = 0: give
+        it the carried state there, times `~batch.reset`, and zeros at all other steps.
 
         Source: torchrl 0.14, `torchrl.envs.InitTracker`, `torchrl.modules.LSTMModule`.
 
@@ -138,9 +138,8 @@ class Conventions:
     def cu_seqlens(self) -> torch.Tensor:
         """The places where kernels for sequences of different lengths cut the lanes, laid end to end.
 
-        Each lane's t = 0 begins a segment, also if its stream goes on: what is before it in the row is another lane.
-        So do a stream's start, and padding, so that an attention that is not causal does not look at it. No segment is
-        longer than T: `max_seqlen=batch.time_steps` needs no look at the data.
+        Each lane's t = 0 begins a segment, also if its stream goes on; so do a stream's start, and padding. No segment
+        is longer than T: `max_seqlen=batch.time_steps` needs no look at the data.
 
         Source: flash-attention 2, `flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, ...)`;
         flash-linear-attention 0.5, `chunk_gated_delta_rule(..., cu_seqlens=)` and others.

@@ -270,11 +270,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where the loader stands: after what was delivered, not after what workers have read ahead.
 
-        The state is plain data that json can hold (unless a stream's own `state_dict` is not): lanes, a cursor and a
-        hash of the sources. During an epoch, also after a `break`, it is a place in that epoch. Before the first
-        `next`, after an epoch's end and after `set_epoch` it is the beginning of the next epoch. An epoch ends with
-        `StopIteration`, or, with the dataset's `lengths` or `batches_per_epoch`, with its last batch. With
-        `batches_per_epoch`, `set_epoch` with the number that comes anyhow leaves the state as it is.
+        The state is plain data that json can hold, unless a stream's own `state_dict` is not. During an epoch, also
+        after a `break`, it is a place in that epoch. Before the first `next`, after an epoch's end and after
+        `set_epoch` it is the beginning of the next epoch. An epoch ends with `StopIteration`, or, with the dataset's
+        `lengths` or `batches_per_epoch`, with its last batch.
 
         Args:
             step: Number of batches after which the state is wanted; None stands for all that were delivered. Trainers

@@ -1,9 +1,7 @@
 """`interleave`: lanes draw their sources from several datasets, by weight.
 
-Guarantees: all promises of `StreamDataset` hold over the sources of all datasets: the same batches for any number of
-workers, exact resume, every source handed out once (`exhausted="drop"`) or at its dataset's share
-(`exhausted="repeat"`). Each dataset opens its sources, and keeps its own order of them, as if it stood alone.
-See `_schedule.mix` for the order of the draws.
+Guarantees: all promises of `StreamDataset` hold over the sources of all datasets. Each dataset opens its sources, and
+keeps its own order of them, as if it stood alone. See `_schedule.mix` for the order of the draws.
 """
 
 from __future__ import annotations

@@ -32,11 +32,10 @@ The last two are used only if the iterator has them, since the iterator keeps th
 if `iter(stream) is stream`; methods of a stream whose `iter` returns another object are not used, as that object may
 not know of them. `testing.StreamContract` finds a stream that goes to another item than it should.
 
-With the dataset's `mark_ends`, the item behind a full window is taken, and copied, before the batch is handed out.
-Streams may still share a buffer. A leaf that is neither array nor tensor is not copied: yield a new object each time.
+With the dataset's `mark_ends`, the item behind a full window is taken, and copied, before the batch is handed out. A
+leaf that is neither array nor tensor is not copied: yield a new object each time.
 
-A stream that can write its items to given memory may offer `read_into` (`ReadsInto`). It then writes into the batch
-itself, and nothing is copied.
+A stream may write its items into the batch itself (`ReadsInto`): nothing is copied.
 """
 
 from __future__ import annotations

@@ -91,8 +91,7 @@ def sections(lengths: Sequence[int] | IntArray | None, steps: int, *, jitter: bo
     within the whole source. So (source, position) names the same item in each epoch, wherever it was cut.
 
     A section is opened at its first item by the factory's parameter `start` or the iterator's `seek_item`. A stream
-    that offers neither is read from its beginning for each of its sections. A source of at most `steps` items stays
-    whole.
+    that offers neither is read from its beginning for each of its sections.
 
     Args:
         lengths: Number of items of each source. None: the `lengths` of the dataset.

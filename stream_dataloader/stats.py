@@ -140,8 +140,7 @@ class LoaderStats(Figures):
     def advice(self, *, padding_share: float | None = None, cores: int | None = None) -> Advice:
         """A sentence about what would make the run faster, or say that nothing would; `print` it.
 
-        It follows from these figures alone, so let some dozens of batches pass, and take the difference to an earlier
-        moment to leave out the start of workers: `(loader.stats() - earlier).advice()`.
+        Let some dozens of batches pass, and leave out the start of workers: `(loader.stats() - earlier).advice()`.
 
         Args:
             padding_share: That of the whole epoch, if it is known; None takes that of the batches so far.
