@@ -28,7 +28,4 @@ def pack_here(packer, streams, workers=1):
     for number, items in enumerate(streams):
         steps, place = parts[number % workers].write(number, f"stream/{number}", iter(items))
         records.append(StreamRecord(number, f"stream/{number}", steps, place, {"n": number}))
-    for part in parts:
-        part.sync()
-        part.close()
-    packer.finish(records)
+    packer.finish(records, [said for part in parts for said in (part.sync(), part.close())])

@@ -747,8 +747,7 @@ def test_streams_that_broke_off_are_not_in_the_store(tmp_path, size_limit):
             part.write(9, "broken", broken(STREAMS[3]))
         with pytest.raises(ValueError, match=r"step 1: item\['image'\] is uint8"):
             part.write(9, "odd", iter([STREAMS[0][0], STREAMS[0][0] | {"image": np.zeros(2, np.uint8)}]))
-    part.close()
-    packer.finish(records)
+    packer.finish(records, [part.close()])
     check_store(folder)
 
 
@@ -770,21 +769,19 @@ def test_packing_goes_on_after_an_interrupt(tmp_path, size_limit):
     def first():  # is killed behind `sync`, in the middle of a stream
         part = MdsPacker(str(folder), **options).part(0)
         places = [part.write(number, str(number), iter(STREAMS[number])) for number in (0, 1, 2)]
-        part.sync()
-        (tmp_path / "journal").write_text(json.dumps(places))
+        (tmp_path / "journal").write_text(json.dumps([places, part.sync()]))
         part.write(3, "3", iter([*STREAMS[3], os._exit]) if size_limit is None else killed(STREAMS[3]))
         os._exit(1)
 
     process = fork.Process(target=first)
     process.start()
     process.join(PATIENCE)
-    places = json.loads((tmp_path / "journal").read_text())
+    places, synced = json.loads((tmp_path / "journal").read_text())
     packer = MdsPacker(str(folder), **options)
     part = packer.part(1)
     places.append(part.write(3, "3", iter(STREAMS[3])))
-    part.sync()
-    part.close()
-    packer.finish([StreamRecord(number, str(number), *place, {}) for number, place in enumerate(places)])
+    records = [StreamRecord(number, str(number), *place, {}) for number, place in enumerate(places)]
+    packer.finish(records, [synced, part.sync(), part.close()])
     check_store(folder)
 
 
@@ -804,7 +801,7 @@ def test_finishing_may_be_interrupted_anywhere(tmp_path, monkeypatch):
     ]
     with pytest.raises(RuntimeError, match="broke off"):
         part.write(9, "broken", broken(STREAMS[3]))
-    part.sync()  # and is killed
+    synced = [part.sync()]  # and is killed
     unlink, interruptions = os.unlink, []
     for calls in range(8):
         left = [calls]
@@ -818,9 +815,9 @@ def test_finishing_may_be_interrupted_anywhere(tmp_path, monkeypatch):
 
         with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
             patch.setattr(os, "unlink", interrupted)
-            packer.finish(records)
+            packer.finish(records, synced)
     assert interruptions
-    packer.finish(records)
+    packer.finish(records, synced)
     check_store(folder)
 
 
@@ -872,8 +869,7 @@ def test_a_million_streams_open_at_once(tmp_path):
     packer = MdsPacker(str(folder))
     part = packer.part(0)
     steps, place = part.write(0, "0", iter([np.int16(1), np.int16(2)]))
-    part.close()
-    packer.finish([StreamRecord(i, str(i), steps, place) for i in range(count)])
+    packer.finish([StreamRecord(i, str(i), steps, place) for i in range(count)], [part.close()])
     sources, store = stores.open(folder)
     assert len(sources) == count
     assert (store.key(43_210), store.lengths[-1], list(store(count - 1))) == ("43210", 2, [1, 2])

@@ -53,15 +53,17 @@ class PartPacker(Protocol):
         """
         ...
 
-    def sync(self) -> None:
+    def sync(self) -> Any:
         """Have the disk hold all streams that were written. They are entered in the journal after that.
+
+        What it returns, as JSON can hold it, is entered with them, and `Packer.finish` is given it.
 
         A part with an attribute `syncs_beside = True` is synced in another thread, while the next stream is written.
         `sync_seconds` is how often at most, if that is not once a second.
         """
         ...
 
-    def close(self) -> None:
+    def close(self) -> Any:
         """Finish the part, as `sync` does, and close its files."""
         ...
 
@@ -77,8 +79,10 @@ class Packer(Protocol):
         """A part of the store, in a worker; no two workers have the same number, nor has one of an earlier run."""
         ...
 
-    def finish(self, records: Sequence[StreamRecord]) -> None:
+    def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> None:
         """Make the folder a whole store of these streams, in this order, when all parts are closed.
+
+        `synced` is what all parts have returned of `sync` and `close`, of each in order.
 
         If that was interrupted, it is called again, with the same records: what it needs is removed last.
         """

@@ -6,7 +6,6 @@ packed again.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import inspect
@@ -17,6 +16,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
@@ -132,8 +132,7 @@ def pack(
     if metadata is not None:
         options["metadata"] = dict(metadata)
     with PartialFolder(path) as folder:
-        header = _header(given, format, options, seed)
-        journal = Journal(folder.journal, header, _ANEW)
+        journal = Journal(folder.journal, _header(given, format, options, seed), _ANEW)
         if journal.is_new or not os.path.isdir(folder.store):
             if journal.entries:
                 raise StoreError(f"{folder.partial} tells of streams that are gone; delete it and pack anew")
@@ -144,27 +143,41 @@ def pack(
             if journal.is_new:
                 os.unlink(folder.journal)  # nothing was packed with these options
             raise
-        before = len(journal.entries)
-        with _telling_how_to_go_on(given, folder, journal):
-            run = _Run(given, folder, journal, packer, on_error, progress)
+        before, total = len(journal.entries), len(given.keys)
+        skipped: list[StreamError] = []
+        with _telling_how_to_go_on(total, folder, journal):
             if journal.finishing is None:
-                run.pack(transform, num_workers, multiprocessing_context)
-            records = run.finish()
+                run = _Run(given, folder, journal, packer, on_error, skipped)
+                run.pack(transform, num_workers, multiprocessing_context, progress)
+            if skipped and not journal.entries:
+                raise StoreError(f"none of {total} streams could be packed; {skipped[0]}") from skipped[0]
+            journal.begin_finish(error.source_index for error in skipped)
+            records = [
+                StreamRecord(number, given.keys[number], entry.steps, entry.place, given.metadata(number))
+                for number, entry in sorted(journal.entries.items())
+            ]
+            packer.finish(records, journal.synced)
             if verify:
                 _verify(folder, format)
             size = disk_bytes(folder.store)
             folder.publish()
-    steps = sum(record.steps for record in records)
-    skipped = tuple(sorted(run.skipped, key=lambda error: error.source_index))
-    seconds = time.perf_counter() - began
-    return PackReport(folder.path, format, len(records), steps, size, seconds, before, skipped)
+    return PackReport(
+        path=folder.path,
+        format=format,
+        streams=len(records),
+        steps=sum(record.steps for record in records),
+        bytes=size,
+        seconds=time.perf_counter() - began,
+        packed_before=before,
+        skipped=tuple(sorted(skipped, key=lambda error: error.source_index)),
+    )
 
 
 class _Run:
     """One run of packing: a loader reads what is not packed, and its workers write it.
 
-    Attributes:
-        skipped: Why streams were skipped.
+    Args:
+        skipped: Why streams were skipped; filled here.
     """
 
     def __init__(
@@ -174,31 +187,37 @@ class _Run:
         journal: Journal,
         packer: Packer,
         on_error: ErrorChoice | Callable[[StreamError], ErrorChoice],
-        progress: bool | Callable[[int, int], Any] | None,
+        skipped: list[StreamError],
     ) -> None:
         self._given = given
         self._folder = folder
         self._journal = journal
         self._packer = packer
         self._on_error = on_error
-        self._shown = progress
+        self._skipped = skipped
         self._reported: set[int] = set()
-        self.skipped: list[StreamError] = []
 
-    def pack(self, transform: Callable[[Any], Any] | None, num_workers: int, context: BaseContext | str | None) -> None:
+    def pack(
+        self,
+        transform: Callable[[Any], Any] | None,
+        num_workers: int,
+        context: BaseContext | str | None,
+        shown: bool | Callable[[int, int], Any] | None,
+    ) -> None:
         """Pack all streams that are not packed."""
-        given, journal = self._given, self._journal
-        to_do = [number for number in range(len(given)) if number not in journal.entries]
+        journal, lengths = self._journal, self._given.lists.lengths
+        total = len(self._given.keys)
+        to_do = [number for number in range(total) if number not in journal.entries]
         for number in to_do:
-            _check_metadata(given, number)
-        lengths = [-1] if given.lengths is None else [int(given.lengths[number]) for number in to_do]
-        steps = sum(lengths) if min(lengths, default=0) >= 0 else None
-        self._progress = Progress(self._shown, self._folder, len(journal.entries), len(given), steps)
-        try:
-            while left := len(given) - len(journal.entries) - len(self.skipped):
+            _check_metadata(self._given, number)
+        steps = None
+        if lengths is not None and not self._given.windowed and min(lengths[to_do], default=0) >= 0:
+            steps = int(lengths[to_do].sum())
+        with closing(Progress(shown, self._folder, len(journal.entries), total, steps)) as self._progress:
+            while left := total - len(journal.entries) - len(self._skipped):
                 # a second time if a worker died after it had packed, before the disk held that
-                ended = {*journal.entries, *(error.source_index for error in self.skipped)}
-                factory = StreamPacker(given, self._packer, transform, self._folder.journal, ended)
+                ended = {*journal.entries, *(error.source_index for error in self._skipped)}
+                factory = StreamPacker(self._given, self._packer, transform, self._folder.journal, ended)
                 loader = self._loader(factory, min(num_workers, left), context)
                 try:
                     self._read(loader)
@@ -206,22 +225,17 @@ class _Run:
                     loader._dismiss_workers()
                     close_part(self._folder.journal)
                     journal.look()
-                if left == len(given) - len(journal.entries) - len(self.skipped):
+                if left == total - len(journal.entries) - len(self._skipped):
                     raise StoreError(f"workers packed streams, and died before the disk held one of {left:,}")
-        finally:
-            self._progress.close()
 
     def _loader(self, factory: StreamPacker, workers: int, context: BaseContext | str | None) -> StreamDataLoader[Any]:
-        given = self._given
         dataset = StreamDataset(
-            given.sources,
+            self._given.lists.sources,
             factory,
             max(1, workers),
             seed=int(self._journal.header["_seed"]),
             deterministic=False,
             on_error="skip" if self._on_error != "raise" else "raise",
-            retries=given.retries,
-            retry_on=given.retry_on,
             fingerprint="packed",
         )
         options: dict[str, Any] = {}
@@ -239,11 +253,11 @@ class _Run:
         """Have a loader pack streams."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)  # the report tells it
-            skipped = 0
+            decided = 0
             for reports in itertools.chain(loader, [[]]):  # the last streams may be skipped behind the last reports
-                for failure in loader.failures[skipped:]:
+                for failure in loader.failures[decided:]:
                     self._decide(failure)
-                skipped = len(loader.failures)
+                decided = len(loader.failures)
                 self._take(reports)
             # the second epoch finishes the parts: each worker has a lane, and begins a stream in it
             self._take(next(iter(loader)))
@@ -265,28 +279,15 @@ class _Run:
             raise error
         if choice != "skip":
             raise ValueError(f"on_error returned {choice!r} for {error}; return 'raise' or 'skip'")
-        self.skipped.append(error)
+        self._skipped.append(error)
         self._progress.finished()
-
-    def finish(self) -> list[StreamRecord]:
-        """Make a store of what is packed."""
-        given, journal = self._given, self._journal
-        if self.skipped and not journal.entries:
-            raise StoreError(f"none of {len(given)} streams could be packed; {self.skipped[0]}") from self.skipped[0]
-        journal.begin_finish(error.source_index for error in self.skipped)
-        records = [
-            StreamRecord(number, given.keys[number], entry.steps, entry.place, given.metadata(number))
-            for number, entry in sorted(journal.entries.items())
-        ]
-        self._packer.finish(records)
-        return records
 
 
 def _check_metadata(given: Given, number: int) -> None:
     try:
         json.dumps(dict(given.metadata(number)))
     except (TypeError, ValueError) as error:
-        source = shorten(given.sources[number])
+        source = shorten(given.lists.sources[number])
         raise TypeError(f"the metadata of source {number} ({source}) cannot be kept as JSON: {error}") from None
 
 
@@ -296,12 +297,11 @@ def _packer(format: str) -> Callable[..., Packer]:
     Raises:
         ValueError: It is unknown, or only read.
     """
-    known = [name for name, one in FORMATS.items() if one.packer is not None]
+    known = {name: one.packer for name, one in FORMATS.items() if one.packer is not None}
     if format not in known:
         why = "is only read" if format in FORMATS else "is unknown"
         raise ValueError(f"format {format!r} {why}; pack into one of {', '.join(map(repr, known))}")
-    found = FORMATS[format]
-    packer: Callable[..., Packer] = found.load(str(found.packer))
+    packer: Callable[..., Packer] = FORMATS[format].load(known[format])
     return packer
 
 
@@ -309,25 +309,24 @@ def _header(given: Given, format: str, options: Mapping[str, Any], seed: int | N
     """What must stay the same over an interrupt; what begins with an underscore need not."""
     digest = hashlib.blake2b(digest_size=8)
     hash_content(dict(options), digest.update)
-    own = given.seed if seed is None else seed
     return {
         "format": format,
-        "number of sources": len(given),
+        "number of sources": len(given.keys),
         "fingerprint of sources and keys": given.fingerprint(),
         "fingerprint of options": digest.hexdigest(),
         "windows taken apart": given.windowed,
-        "_seed": 0 if own is None else own,
+        "_seed": given.seed if seed is None else seed,
     } | ({} if seed is None else {"seed": seed})
 
 
-@contextlib.contextmanager
-def _telling_how_to_go_on(given: Given, folder: PartialFolder, journal: Journal) -> Iterator[None]:
+@contextmanager
+def _telling_how_to_go_on(total: int, folder: PartialFolder, journal: Journal) -> Iterator[None]:
     """Have errors say what is kept, and what to do."""
 
     def kept() -> str:
         journal.look()
         return (
-            f"{len(journal.entries):,} of {len(given):,} streams are packed, in {folder.partial}: pack again and it "
+            f"{len(journal.entries):,} of {total:,} streams are packed, in {folder.partial}: pack again and it "
             "goes on there, or delete that folder"
         )
 

@@ -13,10 +13,14 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from stream_dataloader.errors import ErrorReport
+from stream_dataloader._items.layout import Layout
+from stream_dataloader._items.structure import Misfit, flatten
+from stream_dataloader._reading.origin import Origin
+from stream_dataloader._reading.stream import END, OpenedStream
+from stream_dataloader._schedule.sections import Section
+from stream_dataloader.errors import ErrorReport, ItemError, ReadError, StoreError, StreamError, shorten
 from stream_dataloader.stores._base.packing import Packer
 from stream_dataloader.stores._packing.given import Given
-from stream_dataloader.stores._packing.items import Items
 from stream_dataloader.stores._packing.journal import Entry, append, begin_part
 from stream_dataloader.stream_info import get_stream_info
 
@@ -44,7 +48,7 @@ class StreamPacker:
         packer: Writes the format.
         transform: See `pack`.
         journal: The path of the journal.
-        ended: Numbers of streams that are not wanted, of which nothing is read.
+        skipped: Numbers of streams that are not wanted.
     """
 
     def __init__(
@@ -53,16 +57,16 @@ class StreamPacker:
         packer: Packer,
         transform: Callable[[Any], Any] | None,
         journal: str,
-        ended: Collection[int],
+        skipped: Collection[int],
     ) -> None:
-        self._factory_of = given.factory_of
+        self._lists = given.lists
+        self._retries = given.retries
         self._keys = given.keys
-        self._lengths = given.lengths
         self._windowed = given.windowed
         self._packer = packer
         self._transform = transform
         self._journal = journal
-        self._ended = ended
+        self._skipped = skipped
 
     def __call__(self, source: Any) -> Iterator[list[Packed] | ErrorReport | None]:
         info = get_stream_info()
@@ -70,22 +74,27 @@ class StreamPacker:
             yield self._close()
             while True:  # so that no lane takes a second stream, and each takes one
                 yield None
-        elif info.source_index not in self._ended and (reports := self._pack(info.source_index, source)):
+        elif info.source_index not in self._skipped and (reports := self._pack(source)):
             yield reports
 
-    def _pack(self, number: int, source: Any) -> list[Packed] | ErrorReport:
-        length = -1 if self._lengths is None else int(self._lengths[number])
-        items = Items(source, self._factory_of(number), self._transform, windowed=self._windowed, length=length)
+    def _pack(self, source: Any) -> list[Packed] | ErrorReport:
+        info, lengths = get_stream_info(), self._lists.lengths
+        number = info.source_index
+        section = Section(number, 0, -1 if lengths is None or self._windowed else int(lengths[number]), ends=True)
+        origin = Origin(info, True, source, self._lists.of(number).open_stream, section, section.stop)
+        items = _Items(OpenedStream(origin, self._retries), self._transform, self._windowed, self._retries.most)
         try:
             if (part := _parts.get(self._journal)) is None:
                 part = _parts[self._journal] = _Part(self._packer, self._journal)
             part.write(number, self._keys[number], items)
+        except StreamError:
+            raise
         except Exception as error:
-            if (failure := items.failure(error)) is not None:
-                raise failure from failure.__cause__
+            if isinstance(error, (ValueError, TypeError)) and not isinstance(error, StoreError):
+                raise items.stream.error(ItemError, str(error), handed_out=True) from error
             return ErrorReport(error)
         finally:
-            items.close()
+            items.stream.close()
         return part.reports(_REPORT_SECONDS)
 
     def _close(self) -> list[Packed] | ErrorReport:
@@ -97,12 +106,69 @@ class StreamPacker:
         return [] if part is None else part.reports(0)
 
 
+class _Items:
+    """One stream's time steps, as a packer takes them: cut out of windows, transformed, counted; see `PartPacker`."""
+
+    def __init__(
+        self, stream: OpenedStream, transform: Callable[[Any], Any] | None, windowed: bool, retries: int
+    ) -> None:
+        self.stream = stream
+        self._transform = transform
+        self._windowed = windowed
+        self._may_read_into = transform is None and not windowed and not retries
+        self._first: Any = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        is_first = True
+        while (item := self.stream.next_item()) is not END:
+            for step in self._steps_of(item) if self._windowed else (item,):
+                found = step if self._transform is None else self._transformed(step)
+                if is_first:
+                    self._first, is_first = found, False
+                yield found
+
+    def _transformed(self, step: Any) -> Any:
+        assert self._transform is not None
+        try:
+            return self._transform(step)
+        except Exception as error:
+            what = f"transform raised {shorten(error, 2000)}"
+            raise self.stream.error(ReadError, what, handed_out=True) from error
+
+    def _steps_of(self, window: Any) -> Iterator[Any]:
+        """The time steps of a window; a leaf without a time axis is in each of them."""
+        try:
+            layout, leaves = Layout.of(window, windowed=True)
+            count = layout.window_length(leaves)
+        except Misfit as error:
+            raise self.stream.error(ItemError, str(error), handed_out=True) from None
+        timed = [spec.timed for spec in layout.specs]
+        leaves = flatten(window)[1]
+        for step in range(count):
+            yield layout.build([leaf[step] if cut else leaf for leaf, cut in zip(leaves, timed, strict=True)])
+
+    @property
+    def step_bytes(self) -> int:
+        """What a step takes, about."""
+        return int(sum(getattr(leaf, "nbytes", 8) for leaf in flatten(self._first)[1]))
+
+    @property
+    def reads_into(self) -> bool:
+        """Whether the steps behind the first can be had by `read_into`."""
+        return self._may_read_into and self.stream.writes
+
+    def read_into(self, out: Any, most: int) -> int:
+        """See `protocols.ReadsInto`; `most` is for how many steps there is room."""
+        return self.stream.read_into(out, most)
+
+
 class _Part:
     """The part of the store that this process writes."""
 
     def __init__(self, packer: Packer, path: str) -> None:
         self._path = path
-        self._part = packer.part(begin_part(path))
+        number, self._ended = begin_part(path)
+        self._part = packer.part(number)
         self._syncs_beside = getattr(self._part, "syncs_beside", False)
         self._written: list[Entry] = []
         self._synced = time.monotonic()
@@ -111,11 +177,14 @@ class _Part:
         self._reports: list[Packed] = []
         self._reported = 0.0
 
-    def write(self, number: int, key: str, items: Items) -> None:
+    def write(self, number: int, key: str, items: _Items) -> None:
         """Write a stream; see `PartPacker.write`."""
+        if number in self._ended:  # by a worker that died before it had reported that
+            self._reports.append(Packed(number, 0, 0))
+            return
         steps, place = self._part.write(number, key, items)
         self._written.append(Entry(number, steps, place))
-        self._reports.append(Packed(number, steps, items.bytes))
+        self._reports.append(Packed(number, steps, steps * items.step_bytes))
         if time.monotonic() - self._synced >= getattr(self._part, "sync_seconds", SYNC_SECONDS):
             self._wait()
             self._beside = self._pool.submit(self._sync, self._part.sync, self._written)
@@ -131,10 +200,9 @@ class _Part:
         reports, self._reports = self._reports, []
         return reports
 
-    def _sync(self, sync: Callable[[], None], written: list[Entry]) -> None:
+    def _sync(self, sync: Callable[[], Any], written: list[Entry]) -> None:
         """Have the disk hold what was written, and enter it."""
-        sync()
-        append(self._path, [{"stream": list(entry)} for entry in written])
+        append(self._path, {"synced": sync(), "streams": written})
 
     def _wait(self) -> None:
         """Wait for what is synced beside.

@@ -90,8 +90,9 @@ class LmdbPacker:
         first = worker * self._databases
         return _Part(self._folder, range(first, first + self._databases), **self._options)
 
-    def finish(self, records: Sequence[StreamRecord]) -> None:
+    def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any] = ()) -> None:
         """See `Packer`."""
+        del synced
         if is_finished(self._folder):
             return
         _, specs = read_layout(self._folder) or (None, ())

@@ -5,46 +5,36 @@ stream's key, so that others find the streams, too. ::
 
     layout.json             what items look like, said by the process that had the first one
     shard.3.00000.mds       the first shard of worker 3
-    part.3.jsonl            the entries of worker 3's shards, a line each
-    streams.mdst            see `table`
-    index.json              last of all; layout.json and parts are deleted then
+    streams.mdst            see `streams`
+    index.json              last of all; layout.json is deleted then
 
-Guarantee: what `sync` was called for is in a shard whose entry is in a part. Samples of streams that broke off are not
-in the dataset.
+Guarantee: a shard holds whole streams, or a part of one that is whole. Each `sync` ends a shard, and returns the
+entries of those that were written since the one before: of these, all streams are packed, or none.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout
 from stream_dataloader._items.structure import Misfit, Node, leaf_paths
-from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.codecs import unpack
 from stream_dataloader.stores._base.files import read_json, write_once
 from stream_dataloader.stores._base.leaves import LAYOUT, check_not_empty
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
 from stream_dataloader.stores.mds.encodings import ARRAY_DTYPES
-from stream_dataloader.stores.mds.index import INDEX, ShardFile, write_index
-from stream_dataloader.stores.mds.shards import _checked as checked
+from stream_dataloader.stores.mds.index import INDEX, write_index
 from stream_dataloader.stores.mds.streams import write_table
 from stream_dataloader.stores.mds.writer import ShardWriter
 
 __all__ = ["MdsPacker"]
 
 _TABLE = "streams.mdst"
-_OURS = re.compile(r"(part|shard)\.\d")
-_PART = re.compile(r"part\.(\d+)\.jsonl")
 
 
 class MdsPacker:
@@ -79,7 +69,11 @@ class MdsPacker:
         self.folder = folder
         self._metadata = {} if metadata is None else dict(metadata)
         json.dumps(self._metadata)
-        self._options: dict[str, Any] = {"compression": compression, "hashes": hashes, "size_limit": size_limit}
+        self._options: dict[str, Any] = {
+            "compression": compression,
+            "hashes": hashes,
+            "size_limit": size_limit,
+        }
         self._encodings = dict(encodings or {})
         self.key_column = key_column
         ShardWriter(folder, {key_column: "str", **self._encodings}, **self._options)
@@ -88,16 +82,12 @@ class MdsPacker:
         """See `Packer`."""
         return _Part(self, worker)
 
-    def path(self, name: str) -> str:
-        """The path of a file."""
-        return os.path.join(self.folder, name)
-
     def writer(self, name: str, agreed: Mapping[str, Any]) -> ShardWriter:
         """Writes shards as it was agreed on."""
         return ShardWriter(self.folder, agreed["encodings"], name=name, bools=agreed["bools"], **self._options)
 
-    def agree(self, item: Any) -> tuple[Layout, dict[str, Any]]:
-        """What an item looks like, and what was said of items by the process that had the first one."""
+    def agree(self, item: Any) -> tuple[Layout, list[str], dict[str, Any]]:
+        """What an item looks like, the names of its columns, and what the process that had the first item said."""
         layout, leaves = Layout.of(item, windowed=False)
         check_not_empty(layout, item)
         columns = _column_names(layout.structure, self.key_column)
@@ -108,89 +98,40 @@ class MdsPacker:
                 bools.append(name)
         if unknown := sorted(self._encodings.keys() - encodings.keys()):
             raise ValueError(f"encodings names {unknown}, and items have the columns {columns}")
-        content = {"structure": to_json(layout.structure), "columns": columns, "encodings": encodings, "bools": bools}
-        write_once(self.path(LAYOUT), content)
-        agreed: dict[str, Any] = read_json(self.path(LAYOUT), dict)
-        structure = from_json(agreed["structure"], self.path(LAYOUT), classes_of(layout.structure))
-        if structure != layout.structure:
+        path = os.path.join(self.folder, LAYOUT)
+        said = {"columns": columns, "encodings": encodings, "bools": bools}
+        write_once(path, {"structure": to_json(layout.structure), **said})
+        agreed: dict[str, Any] = read_json(path, dict)
+        if from_json(agreed["structure"], path, classes_of(layout.structure)) != layout.structure:
             raise ValueError(f"an item has the leaves {layout.paths}, and the store's first has {agreed['columns']}")
-        return layout, agreed | {"columns": columns}
+        return layout, columns, agreed
 
-    def finish(self, records: Sequence[StreamRecord]) -> None:
-        """See `Packer`. If it was interrupted behind index.json, only what is left over remains to be deleted."""
-        if not os.path.exists(self.path(INDEX)):
-            self._finish(records)
-        index = read_json(self.path(INDEX), dict)
-        files = {
-            file["basename"] for shard in index["shards"] for file in (shard["raw_data"], shard["zip_data"]) if file
-        }
-        for name in os.listdir(self.folder):
-            if name == LAYOUT or (_OURS.match(name) and name not in files):
-                os.unlink(self.path(name))
-
-    def _finish(self, records: Sequence[StreamRecord]) -> None:
-        note: dict[str, Any] = {"key": self.key_column, "metadata": self._metadata}
-        entries: list[dict[str, Any]] = []
-        starts = np.zeros(len(records), np.int64)
-        if os.path.exists(path := self.path(LAYOUT)):
-            agreed = read_json(path, dict)
-            note |= {"items": {name: agreed[name] for name in ("structure", "columns")}, "bools": agreed["bools"]}
-            total = 0
-            for worker in sorted(int(found[1]) for name in os.listdir(self.folder) if (found := _PART.fullmatch(name))):
-                here = [at for at, one in enumerate(records) if one.steps and one.place["worker"] == worker]
-                written = self._entries(worker)
-                kept = np.zeros(sum(entry["samples"] for entry in written), bool)
-                for at in here:
-                    first, stop = (place := records[at].place["first"]), place + records[at].steps
-                    if stop > len(kept):
-                        raise StoreError(f"{self.folder} lacks samples of a stream that was packed; pack anew")
-                    kept[first:stop] = True
-                before = total + np.cumsum([0, *kept])
-                starts[here] = [before[records[at].place["first"]] for at in here]
-                total = int(before[-1])
-                entries += self._only(kept, written, self.writer(f"shard.{worker}.kept", agreed))
-        columns = (
-            zip(*((one.steps, one.key, one.metadata) for one in records), strict=True) if records else ((), (), ())
-        )
-        note["table"] = {"basename": _TABLE, "check": write_table(self.path(_TABLE), starts, *columns)}
-        write_index(self.folder, entries, note)
-
-    def _entries(self, worker: int) -> list[dict[str, Any]]:
-        """The entries of a worker's shards."""
-        found = []
-        with open(self.path(f"part.{worker}.jsonl"), "rb") as lines:
-            for line in lines:
-                with suppress(ValueError):  # the last one may be cut off
-                    found.append(json.loads(line))
-        return found
-
-    def _only(
-        self, kept: NDArray[np.bool_], written: Sequence[dict[str, Any]], writer: ShardWriter
-    ) -> list[dict[str, Any]]:
-        """The entries of shards that hold some of the samples; a shard that has others too is written without them."""
-        found, first = [], 0
-        for entry in written:
-            here = kept[first : first + entry["samples"]]
-            first += entry["samples"]
-            if here.all():
-                found.append(entry)
-            elif here.any():
-                raw = self._raw(entry)
-                offsets = np.frombuffer(raw, "<u4", entry["samples"] + 1, 4).tolist()
-                for sample in np.flatnonzero(here).tolist():
-                    writer.add(bytes(raw[offsets[sample] : offsets[sample + 1]]))
-                writer.flush()
-                found.append(writer.entries[-1])
-        return found
-
-    def _raw(self, entry: Mapping[str, Any]) -> Any:
-        """A shard's bytes, unpacked."""
-        source = ShardFile(**(entry["zip_data"] or entry["raw_data"]))
-        path = self.path(source.basename)
-        data = checked(source, path, path)
-        if entry["compression"] is None:
-            return data
-        return unpack(entry["compression"], data, entry["raw_data"]["bytes"], path)
+    def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> None:
+        """See `Packer`."""
+        layout = os.path.join(self.folder, LAYOUT)
+        entries, first_of, total = [], {}, 0
+        for group in filter(None, synced):
+            first_of[group["group"]] = total
+            entries += group["shards"]
+            total += sum(entry["samples"] for entry in group["shards"])
+        if not os.path.exists(os.path.join(self.folder, INDEX)):
+            note: dict[str, Any] = {"key": self.key_column, "metadata": self._metadata}
+            if os.path.exists(layout):
+                agreed = read_json(layout, dict)
+                note["items"] = {name: agreed[name] for name in ("structure", "columns")}
+                note["bools"] = agreed["bools"]
+            check = write_table(
+                os.path.join(self.folder, _TABLE),
+                [first_of[one.place["group"]] + one.place["first"] if one.steps else 0 for one in records],
+                [one.steps for one in records],
+                [one.key for one in records],
+                [one.metadata for one in records],
+            )
+            note["table"] = {"basename": _TABLE, "check": check}
+            write_index(self.folder, entries, note)
+        files = {(entry["zip_data"] or entry["raw_data"])["basename"] for entry in entries}
+        for name in {*os.listdir(self.folder)} - {*files, INDEX, _TABLE}:
+            os.unlink(os.path.join(self.folder, name))
 
 
 class _Part:
@@ -203,42 +144,53 @@ class _Part:
         self._worker = worker
         self._layout: Layout | None = None
         self._columns: list[str] = []
-        self._count = self._entered = 0  # samples that were written, and shards whose entries were
+        self._syncs = self._count = 0  # and samples since the last one
+        self._entered = 0  # shards that were synced
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
-        """See `PartPacker`. What is written of a stream that breaks off, `finish` leaves out."""
+        """See `PartPacker`."""
         del number
-        steps, first = 0, self._count
+        steps, writer = 0, None
         text = key.encode("utf-8", "backslashreplace").decode()
-        for item in items:
-            if self._layout is None:
-                self._layout, agreed = self._packer.agree(item)
-                self._columns = [self._packer.key_column, *agreed["columns"]]
-                self._writer = self._packer.writer(f"shard.{self._worker}", agreed)
-            try:
-                leaves = self._layout.read(item)
-                sample = self._writer.encode(dict(zip(self._columns, (text, *leaves), strict=True)))
-            except Misfit as error:
-                raise ValueError(f"step {steps}: {error}, as all steps of a store must be alike") from error
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"step {steps}: {error}") from error
-            self._writer.add(sample)
-            self._count += 1
-            steps += 1
-        return steps, {"worker": self._worker, "first": first}
+        try:
+            for item in items:
+                if self._layout is None:
+                    self._layout, columns, agreed = self._packer.agree(item)
+                    self._columns = [self._packer.key_column, *columns]
+                    self._writer = self._packer.writer(f"shard.{self._worker}", agreed)
+                if writer is None:
+                    writer = self._writer
+                    writer.begin()
+                try:
+                    leaves = self._layout.read(item)
+                    sample = writer.encode(dict(zip(self._columns, (text, *leaves), strict=True)))
+                except Misfit as error:
+                    raise ValueError(f"step {steps}: {error}, as all steps of a store must be alike") from error
+                except (TypeError, ValueError) as error:
+                    raise type(error)(f"step {steps}: {error}") from error
+                writer.add(sample)
+                steps += 1
+        except BaseException:
+            if writer is not None:
+                writer.take_back()
+            raise
+        place = {"group": self._group, "first": self._count}
+        self._count += steps
+        return steps, place
 
-    def sync(self) -> None:
+    @property
+    def _group(self) -> str:
+        return f"{self._worker}.{self._syncs}"
+
+    def sync(self) -> Any:
         """See `PartPacker`."""
         if self._layout is None:
-            return
+            return None
         self._writer.flush()
-        new = self._writer.entries[self._entered :]
-        self._entered += len(new)
-        if new:
-            with open(self._packer.path(f"part.{self._worker}.jsonl"), "ab") as lines:
-                lines.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in new))
-                lines.flush()
-                os.fsync(lines.fileno())
+        synced = {"group": self._group, "shards": self._writer.entries[self._entered :]}
+        self._entered += len(synced["shards"])
+        self._syncs, self._count = self._syncs + 1, 0
+        return synced
 
     close = sync
 

@@ -84,6 +84,7 @@ class ShardWriter:
         }
         self._config_bytes = json.dumps(self._config, sort_keys=True).encode()
         self._samples: list[bytes] = []
+        self._begun = self._whole = 0  # of the stream that is written: samples and shards that came before it
         self._size = 0
         self.entries: list[dict[str, Any]] = []
 
@@ -106,24 +107,43 @@ class ShardWriter:
             parts.append(part)
         return np.array(sizes, "<u4").tobytes() + b"".join(parts)
 
+    def begin(self) -> None:
+        """A stream begins, which `take_back` may undo."""
+        self._begun, self._whole = len(self._samples), len(self.entries)
+
+    def take_back(self) -> None:
+        """Forget the samples of the stream that was begun."""
+        for entry in self.entries[self._whole :]:
+            os.unlink(os.path.join(self._folder, (entry["zip_data"] or entry["raw_data"])["basename"]))
+        del self.entries[self._whole :], self._samples[self._begun :]
+        self._size = sum(map(len, self._samples))
+
     def add(self, sample: bytes) -> None:
         """Collect a sample; what was collected is written first, if both have no room in a shard."""
-        size = self._size + 8 + len(self._config_bytes) + 4 * (len(self._samples) + 1) + len(sample)
-        if size > (self._limit or _MOST_SHARD_BYTES):
+        if not self._has_room(sample) and self._begun:
+            self.flush(self._begun)
+            self.begin()
+            self._begun = 0
+        if not self._has_room(sample):
             self.flush()
         self._samples.append(sample)
         self._size += len(sample)
 
-    def flush(self) -> None:
-        """Write what was collected as a shard, and begin another one; it is on the disk then."""
-        if not self._samples:
+    def _has_room(self, sample: bytes) -> bool:
+        size = self._size + 8 + len(self._config_bytes) + 4 * (len(self._samples) + 1) + len(sample)
+        return size <= (self._limit or _MOST_SHARD_BYTES)
+
+    def flush(self, count: int | None = None) -> None:
+        """Write what was collected, or so many samples of it, as a shard; it is on the disk then."""
+        samples = self._samples[:count]
+        if not samples:
             return
-        head = 8 + 4 * len(self._samples) + len(self._config_bytes)
-        offsets = head + np.cumsum([0, *map(len, self._samples)])
+        head = 8 + 4 * len(samples) + len(self._config_bytes)
+        offsets = head + np.cumsum([0, *map(len, samples)])
         if offsets[-1] > _MOST_SHARD_BYTES:
             raise ValueError(f"a sample has {self._size:,} bytes, and a shard has {_MOST_SHARD_BYTES:,} at most")
-        count = len(self._samples).to_bytes(4, "little")
-        data = b"".join([count, offsets.astype("<u4").tobytes(), self._config_bytes, *self._samples])
+        number = len(samples).to_bytes(4, "little")
+        data = b"".join([number, offsets.astype("<u4").tobytes(), self._config_bytes, *samples])
         name = f"{self._name}.{len(self.entries):05}.mds"
         raw, zipped = self._described(name, data), None
         if (compression := self._config["compression"]) is not None:
@@ -133,8 +153,9 @@ class ShardWriter:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        self.entries.append({"samples": len(self._samples), "raw_data": raw, "zip_data": zipped} | self._config)
-        self._samples, self._size = [], 0
+        self.entries.append({"samples": len(samples), "raw_data": raw, "zip_data": zipped} | self._config)
+        del self._samples[: len(samples)]
+        self._size = sum(map(len, self._samples))
 
     def _described(self, basename: str, data: bytes) -> dict[str, Any]:
         hashes = {name: hash_of(name, data) for name in self._config["hashes"]}

@@ -52,8 +52,9 @@ class MemmapPacker:
         del worker  # all write to the same files
         return _Part(self._folder)
 
-    def finish(self, records: Sequence[StreamRecord]) -> None:
+    def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any] = ()) -> None:
         """See `Packer`."""
+        del synced
         if is_finished(self._folder):
             return
         _, specs = read_layout(self._folder) or (None, ())
