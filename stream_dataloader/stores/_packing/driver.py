@@ -1,7 +1,6 @@
 """`pack`: streams become a store.
 
-Guarantee: there is a whole store at the path, or nothing. What was packed before an interrupt, of whatever kind, is not
-packed again.
+Guarantee: there is a whole store at the path, or nothing.
 """
 
 from __future__ import annotations

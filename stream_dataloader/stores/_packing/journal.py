@@ -107,12 +107,8 @@ def _streams_in(found: Iterable[Mapping[str, Any]]) -> dict[int, Entry]:
 
 
 def _lock(file: Any) -> None:
-    """Lock the journal, until the file is closed.
-
-    By `flock`. To `lockf` all threads of a process are one: where two processes' threads each wait for what the other's
-    hold, it is a deadlock. And it would let go of the lock as soon as the journal is read elsewhere in the process.
-    """
-    fcntl.flock(file, fcntl.LOCK_EX)
+    """Lock the journal, until the file is closed."""
+    fcntl.flock(file, fcntl.LOCK_EX)  # to `lockf` all threads of a process are one, which can be a deadlock
 
 
 def _append(file: Any, entry: Mapping[str, Any]) -> None:

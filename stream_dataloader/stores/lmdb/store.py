@@ -139,14 +139,14 @@ class LmdbStore(PackedStore):
 
 
 class _Databases:
-    """The files of a store, mapped when they are read, of which a few are open at a time. It may be inherited by fork.
+    """The files of a store, mapped when they are read, of which a few are open at a time.
 
     Args:
         files: Of each its size, how many values it has, and `Tree.crc`; nothing if that is not known.
         options: Of the store.
 
     Attributes:
-        checked: For each value of each file 1 if it was compared with its checksum; filled by whoever reads.
+        checked: For each value of each file 1 if it was compared with its checksum.
     """
 
     def __init__(self, files: Mapping[str, Sequence[int]], options: Mapping[str, Any]) -> None:
@@ -189,16 +189,7 @@ class _Databases:
 
     @contextmanager
     def value(self, number: int, place: int, name: str) -> Iterator[Any]:
-        """The bytes of a file's value, by its place in the order of keys; they are the file's own.
-
-        Args:
-            number: Which file.
-            place: Which value.
-            name: What errors call it.
-
-        Raises:
-            StoreError: The file is another one than it was, or a `ValueError` says what is wrong with the value.
-        """
+        """The bytes of a file's value, by its place in the order of keys; they are the file's own."""
         file, tree = self.opened(number)
         file.check_size()
         begin, stop = tree.values[place].tolist()

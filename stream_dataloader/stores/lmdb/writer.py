@@ -1,8 +1,6 @@
 """Packs streams into databases, by several processes at once.
 
-Each worker writes databases of its own, so that no two write to one. Windows are collected, and written in one
-transaction when there are enough of them. If the map is too small for that, it is made larger, and the transaction is
-repeated.
+Each worker writes databases of its own, so that no two write to one.
 
 Guarantee: a stream that breaks off leaves nothing behind. A process that is killed leaves values that no table names.
 """

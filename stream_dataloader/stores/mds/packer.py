@@ -8,8 +8,7 @@ stream's key, so that others find the streams, too. ::
     streams.mdst            see `streams`
     index.json              last of all; layout.json is deleted then
 
-Guarantee: a shard holds whole streams, or a part of one that is whole. Each `sync` ends a shard, and returns the
-entries of those that were written since the one before: of these, all streams are packed, or none.
+Guarantee: of the shards that are written from one `sync` to the next, all streams are packed, or none.
 """
 
 from __future__ import annotations

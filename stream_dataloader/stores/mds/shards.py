@@ -42,8 +42,7 @@ from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_
 
 __all__ = ["Ahead", "Column", "Sample", "Shard", "Shards"]
 
-#: So many shards stay open that no stream reads just now: streams of a few samples each share a shard. Those of the
-#: cache do not, as they could not be deleted to make room.
+#: So many shards stay open that no stream reads just now; none of the cache, which deletes them to make room.
 _KEPT = 8
 
 #: Numbers `(samples, ...)` over the map; None where a column has none, or samples are not alike.

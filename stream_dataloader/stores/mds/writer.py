@@ -2,8 +2,7 @@
 
 Source: `streaming/base/format/base/writer.py` and `mds/writer.py` of mosaicml-streaming 0.13.
 
-Guarantee: index.json is written when all else is on the disk; without it there is no dataset. What a sample may not
-hold is an error when it is written, and changes nothing.
+Guarantee: index.json is written when all else is on the disk; without it there is no dataset.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ A packed store, see `_base/packed`; `start` counts all streams' steps, and besid
     streams.bin    more rows: CRC-32 (zlib) of a stream's bytes, a row for each leaf
     0.bin ...      a leaf's steps: C order, little-endian, nothing between them
 
-Guarantee: opening takes the time and memory of a few pages, however many streams there are; a window is copied once,
-from the map into the batch. A file that is cut off or written to while it is read is an error.
+Guarantee: opening takes the time and memory of a few pages. A window is copied once, from the map into the batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Writes a memory-mapped store, by several processes at once.
 
-Each process collects a stream's steps, takes as many steps' room at the end of all leaves as the stream has, and writes
-it there in one piece. So streams lie in the file in the order in which they were finished; the table says where.
+Each process collects a stream's steps, takes as many steps' room at the end of all leaves, and writes them there.
 
 Guarantee: what was written stays in its place. A process that is killed leaves a gap at most, as large as its stream.
 """
