@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 from stream_dataloader._reading.lists import SourceList, SourceLists
-from stream_dataloader._reading.origin import Retries
+from stream_dataloader._reading.stream import Retries
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
 from stream_dataloader.stores._base.store import Store

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._items.structure import Misfit, flatten
-from stream_dataloader._reading.origin import Origin
 from stream_dataloader._reading.stream import END, OpenedStream
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader.errors import ErrorReport, ItemError, ReadError, StoreError, StreamError, shorten
@@ -80,9 +79,10 @@ class StreamPacker:
     def _pack(self, source: Any) -> list[Packed] | ErrorReport:
         info, lengths = get_stream_info(), self._lists.lengths
         number = info.source_index
-        section = Section(number, 0, -1 if lengths is None or self._windowed else int(lengths[number]), ends=True)
-        origin = Origin(info, True, source, self._lists.of(number).open_stream, section, section.stop)
-        items = _Items(OpenedStream(origin, self._retries), self._transform, self._windowed, self._retries.most)
+        length = -1 if lengths is None or self._windowed else int(lengths[number])
+        section, factory = Section(number, 0, length, ends=True), self._lists.of(number).open_stream
+        stream = OpenedStream(info, factory, source, section, self._retries, length=length)
+        items = _Items(stream, self._transform, self._windowed, self._retries.most)
         try:
             if (part := _parts.get(self._journal)) is None:
                 part = _parts[self._journal] = _Part(self._packer, self._journal)
