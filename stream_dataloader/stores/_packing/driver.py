@@ -228,8 +228,9 @@ class _Run:
                     raise StoreError(f"workers packed streams, and died before the disk held one of {left:,}")
 
     def _loader(self, factory: StreamPacker, workers: int, context: BaseContext | str | None) -> StreamDataLoader[Any]:
+        lists = self._given.lists
         dataset = StreamDataset(
-            self._given.lists.sources,
+            list(lists) if lists.mix else lists.sources,
             factory,
             max(1, workers),
             seed=int(self._journal.header["_seed"]),
