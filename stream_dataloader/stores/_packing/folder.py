@@ -127,8 +127,7 @@ class PartialFolder:
             os.rename(self.store, self.path)
         except OSError as error:
             raise FileExistsError(
-                f"{self.path} has come to exist while it was packed ({error.strerror}); remove it and pack again: what "
-                f"is packed is in {self.partial}"
+                f"{self.path} has come to exist while it was packed ({error.strerror}); remove it and pack again"
             ) from error
         sync_folder(os.path.dirname(os.path.abspath(self.path)))
         os.unlink(self.journal)

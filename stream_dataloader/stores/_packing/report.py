@@ -68,14 +68,10 @@ def size_text(size: float) -> str:
 
 
 class Bar(tqdm):  # type: ignore[misc]
-    """A bar that shares nothing with other processes.
+    """A bar that shares nothing with other processes."""
 
-    tqdm's own lock is for all processes: one that was killed while it held it would have this one wait without end. And
-    tqdm keeps a thread for bars that move seldom, which does not go together with forking.
-    """
-
-    monitor_interval = 0
-    _lock = threading.RLock()
+    monitor_interval = 0  # no thread, which does not go together with forking
+    _lock = threading.RLock()  # not one of all processes, of which one may be killed with it
 
 
 def disk_bytes(folder: str) -> int:

@@ -1,7 +1,6 @@
 """Packs streams where the loader opens them: in its workers, each of which writes a part of the store.
 
-To the loader most of these streams are empty: what it reads are reports on those that were packed lately. So who packs
-which stream, what becomes of a worker's death and of a stream that breaks are the loader's affair.
+To the loader most of these streams are empty: what it reads are reports on those that were packed lately.
 
 Guarantee: what is entered in the journal is on the disk. A stream that breaks off is not in the store.
 """

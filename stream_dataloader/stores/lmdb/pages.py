@@ -86,7 +86,7 @@ class _Walk:
         return StoreError(f"{self._path} is damaged: {what}; write it anew")
 
     def _meta(self, offset: int) -> tuple[int, ...]:
-        """Of a meta page: transaction, bytes of a page, and of the tree flags, depth, entries, root and last page."""
+        """Transaction, bytes of a page, and of the tree flags, depth, entries, root and last page."""
         head = self._content[offset + _PAGE_HEADER : offset + _PAGE_HEADER + _META.size].tobytes()
         if len(head) < _META.size:
             raise self._damaged(f"it has {len(self._content):,} bytes, which are no LMDB file")
@@ -97,8 +97,7 @@ class _Walk:
             raise self._damaged("it does not begin as an LMDB file of this machine's byte order does")
         if version != _DATA_VERSION:
             raise StoreError(
-                f"{self._path} has LMDB's data version {version}, and version {_DATA_VERSION} of LMDB 0.9 can be read; "
-                "copy it into a database of that version"
+                f"{self._path} has LMDB's data version {version}, and version {_DATA_VERSION} of LMDB 0.9 can be read"
             )
         if page_bytes not in (1 << power for power in range(9, 17)) or depth > _MOST_DEPTH or last >= 1 << 40:
             raise self._damaged(f"page size {page_bytes}, depth {depth}, last page {last}")
@@ -108,8 +107,7 @@ class _Walk:
     def tree(self) -> Tree:
         if self._flags & _DUPLICATES:
             raise StoreError(
-                f"{self._path} keeps several values a key (dupsort), which are not read; copy it into a database of "
-                "one value a key"
+                f"{self._path} keeps several values a key (dupsort); copy it into a database of one value a key"
             )
         found = [(np.empty((0, 2), np.int64),) * 2]
         if self._root != _NO_PAGE:
@@ -156,8 +154,7 @@ class _Walk:
         at, (low, high, flags, key_bytes), room = nodes
         if (flags & ~_BIG).any():
             raise StoreError(
-                f"{self._path} has named databases in it, or several values a key, which are not read; copy what is "
-                "wanted into a database of its own"
+                f"{self._path} has named databases in it, or several values a key; copy it into databases without"
             )
         size, is_big = low | high << 16, flags == _BIG
         if (key_bytes + np.where(is_big, 8, size) > room).any():

@@ -53,8 +53,8 @@ class LmdbStore(PackedStore):
         path: The folder that was packed; or any LMDB file, or a folder with some, if there is `decode`.
         columns: Names of the leaves to read of items that are dicts; None reads all. Of a packed store.
         open_databases: How many databases a process has open at most; None: all that it reads.
-        readahead: Whether the system reads ahead in the files. Streams are read in order, so it mostly helps; it does
-            not where the values that are read next to each other in time lie apart, and there is too little memory.
+        readahead: Whether the system reads ahead in the files. It does not help where values that are read next to
+            each other in time lie apart, and there is too little memory.
         check: Whether a process compares a value with its checksum when it reads it first. Of a packed store.
         decode: What makes an item of a value: called with its bytes. It is sent to workers. For LMDB files that were
             not packed as a store; each key is a time step, in LMDB's order, which is that of the keys' bytes.
@@ -107,8 +107,7 @@ class LmdbStore(PackedStore):
         was_packed = os.path.exists(os.path.join(self.path, HEADER))
         if options["decode"] is None and not was_packed:
             raise StoreError(
-                f"{self.path} has no {HEADER}, and so was not packed as a store; to read an LMDB as it is, give "
-                "decode=, a function that makes an item of a value's bytes"
+                f"{self.path} has no {HEADER}, and so was not packed as a store; to read an LMDB as it is, give decode="
             )
         if options["decode"] is None:
             return _PackedIndex(self.path, options, self._classes, check=self._check_all)

@@ -2,7 +2,7 @@
 
 Each worker writes databases of its own, so that no two write to one.
 
-Guarantee: a stream that breaks off leaves nothing behind. A process that is killed leaves values that no table names.
+Guarantee: a stream that breaks off leaves nothing behind.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ little-endian. Of arrays, dtype and shape are either in the encoding's name or b
 
 PNG and raw pictures are what Pillow makes of them, but that colours of a PNG's palette are looked up.
 
-Guarantee: decoding takes no more memory than the bytes at hand, but for pictures, and ends in a value that owns its
-memory, or in a `ValueError`. Nothing is unpickled unless that was asked for.
+Guarantee: decoding ends in a value that owns its memory, or in a `ValueError`.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class ArrayEncoding(Encoding):
         kind: What single numbers are returned as.
 
     Attributes:
-        delivered: The dtype of what is decoded, which may be bool where the file has uint8; None if it is in the file.
+        delivered: The dtype of what is decoded; None if it is in the file.
     """
 
     def __init__(
@@ -337,8 +336,7 @@ def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) 
     """The encoding of a name: that which mosaicml-streaming 0.13 has of it."""
     if name == "pkl" and not allow_pickle:
         raise ValueError(
-            "'pkl' is refused: unpickling runs whatever code the file holds; with allow_pickle=True it is read all the "
-            "same, if you trust who wrote it"
+            "'pkl' is refused: unpickling runs whatever code the file holds; allow_pickle=True does that"
         )
     kind, _, rest = name.partition(":")
     picture = name.removeprefix("list[").removesuffix("]").removesuffix("_array").removesuffix("array")

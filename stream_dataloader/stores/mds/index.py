@@ -11,8 +11,7 @@ Source: `streaming/base/format/base/reader.py`, `mds/reader.py` and `base/stream
          "raw_data": {"basename": "shard.00000.mds", "bytes": 970, "hashes": {"sha1": "77..."}},
          "zip_data": ...}, ...]}
 
-What this package writes has one key more, `stream_dataloader`: a checksum of the whole index, and of packed stores what
-is needed to give items back as they were.
+What this package writes has one key more: a checksum of the whole index, and what packed stores need besides.
 
 Guarantee: an index that was read is consistent: no file outside of the dataset, no size that a shard cannot have.
 """
@@ -47,7 +46,7 @@ class ShardFile(NamedTuple):
 
 
 class ShardEntry(NamedTuple):
-    """What the index says of a shard: how many samples it holds, its file, and the compressed one if there is one."""
+    """What the index says of a shard; `zip` is its compressed file, if there is one."""
 
     samples: int
     raw: ShardFile

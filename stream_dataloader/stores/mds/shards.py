@@ -230,7 +230,7 @@ class Shards:
             return self._opened.lease(number)
 
     def parts(self, column: Column) -> Iterator[tuple[int, memoryview]]:
-        """The bytes of a column's value in each sample, and the sample's number; each is valid until the next."""
+        """Each sample's number, and the bytes of its value in a column, until the next."""
         first = 0
         for number, entry in enumerate(self._index.shards):
             with closing(self.open(number)) as lease, lease.handle.known:
@@ -302,8 +302,7 @@ class Shards:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"{name} cannot be unpacked into the cache: {error.strerror}; make room there, or give another "
-                "cache=, or set STREAM_DATALOADER_CACHE to another directory",
+                f"{name} cannot be unpacked into the cache: {error.strerror}; make room there, or give cache=",
             ) from error
 
     def verify(self, number: int) -> None:

@@ -2,8 +2,7 @@
 
 Source: mosaicml-streaming 0.13, whose `MDSWriter` and `StreamingDataset` the tests compare with.
 
-Guarantee: what is read is what the index says was written. Numbers of samples that are alike go from the map to the
-batch in one copy for each leaf. A value that does not fit the batch is an error, never converted or spread.
+Guarantee: a value that does not fit the batch is an error, never converted or spread.
 """
 
 from __future__ import annotations
