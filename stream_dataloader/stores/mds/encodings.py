@@ -336,7 +336,7 @@ def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) 
     """The encoding of a name: that which mosaicml-streaming 0.13 has of it."""
     if name == "pkl" and not allow_pickle:
         raise ValueError(
-            "'pkl' is refused: unpickling runs whatever code the file holds; allow_pickle=True does that"
+            "'pkl' is refused: unpickling runs whatever code the file holds; give allow_pickle=True if you trust it"
         )
     kind, _, rest = name.partition(":")
     picture = name.removeprefix("list[").removesuffix("]").removesuffix("_array").removesuffix("array")
