@@ -18,16 +18,12 @@ from stream_dataloader.errors import ItemError, shorten
 
 
 class Judge:
-    """Knows what the epoch's items look like, and compares each part with that.
-
-    Attributes:
-        layout: That of the epoch's items, once it is known.
-    """
+    """Knows what the epoch's items look like, and compares each part with that."""
 
     def __init__(self, readers: Sequence[Reader], sources: Sequence[Sequence[Any]]) -> None:
         self._readers = readers
         self._sources = sources
-        self.layout: Layout | None = None
+        self.layout: Layout | None = None  # of the epoch's items, once it is known
         self._first: tuple[int, int] | None = None  # member and source whose layout it is; None: it was read elsewhere
         self._known: dict[Layout, Layout] = {}  # with dicts, as each was met first, which decides the order of keys
         self._fitting: Layout | None = None  # of slots, equal to `layout`

@@ -5,28 +5,19 @@ before it is unmapped, in the process that locked it. A driver that refuses cost
 
 Why, by what CUDA documents:
 
-- *Locking.* `cudaHostRegister` locks pages that are mapped already. With the flag "portable" they count as locked for
-  all devices. They must be unregistered before they are unmapped; else the next mapping at the same address is "already
+- *Locking.* Pages must be unregistered before they are unmapped; else the next mapping at the same address is "already
   registered". Python unmaps an `mmap` *before* it calls the weak references to it, so what is watched here is an array
   over it. As NumPy 2.5 lets go of what is under an array before it calls the array's, the call itself holds the `mmap`.
-- *A refusal* (too little memory, not permitted, already registered) stays behind as the thread's last error, which
-  torch would raise at the next kernel, far from here. torch has no function that clears it, but its check of a kernel
-  does.
-- *Reading.* A copy from page-locked memory returns before it has begun. So may one from pageable memory: up to CUDA 11
-  a thread of the driver fills the staging buffer, and since then it only "might be synchronous". So a slot that is let
-  go waits in both cases. An event that is recorded on a stream is passed when all that was begun there before is done,
-  copies included. One is recorded on the current stream of each device that batches were copied to, and on the loader's
-  own copy streams. They are asked, never waited for.
-- *Other devices.* To record an event on a device that is not in use would create a context there, so that is not done.
-  The current device counts as in use once torch has memory there.
-- *Graphs.* An event that is recorded while a graph is captured belongs to the graph and cannot be asked, so it is
-  recorded later.
-- *Fork.* The mapping is shared, not private, so that no page is copied on write, and a device reads what workers write.
-  A forked process may not call CUDA, so there nothing is unlocked.
-- *The end.* Nothing says that unregistering waits for copies, so this waits for them: once, when the memory is given
-  back.
-- *A lost device.* Nobody can say any more what it reads. The slot stays out of use, and the error is raised by `poll`
-  or by the user's own next call.
+- *A refusal* stays behind as the thread's last error, which torch would raise at the next kernel, far from here. Its
+  check of a kernel clears it.
+- *Reading.* A copy may return before it has begun, from page-locked memory as from other. An event that is recorded on
+  a stream is passed when all that was begun there before is done. One is recorded on the current stream of each device
+  that batches were copied to, and on the loader's own copy streams. They are asked, never waited for.
+- *Other devices.* To record an event creates a context, so that is done only where torch has memory.
+- *Graphs.* An event that is recorded while a graph is captured cannot be asked, so it is recorded later.
+- *Fork.* The mapping is shared, so no page is copied on write. A forked process may not call CUDA: it unlocks nothing.
+- *The end.* Nothing says that unregistering waits for copies, so this waits for them: once, when memory is given back.
+- *A lost device.* Nobody can say what it still reads. The slot stays out of use, and `poll` raises the error.
 
 Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
 """

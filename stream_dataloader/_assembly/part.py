@@ -26,25 +26,15 @@ MESSAGE_BYTES = 1 << 20  # a message carries several parts only up to so much
 
 
 class Run(NamedTuple):
-    """Consecutive steps of one stream in one lane's window.
-
-    Attributes:
-        lane: The lane.
-        t: The first time step in the window.
-        steps: How many there are.
-        source: Index of the stream's source.
-        position: Index of the first step within its source.
-        fresh: They are read for the first time.
-        starts: The stream starts with the first step.
-    """
+    """Consecutive steps of one stream in one lane's window."""
 
     lane: int
-    t: int
-    steps: int
-    source: int
-    position: int
-    fresh: bool
-    starts: bool
+    t: int  # the first time step in the window
+    steps: int  # how many there are
+    source: int  # index of the stream's source
+    position: int  # index of the first step within its source
+    fresh: bool  # they are read for the first time
+    starts: bool  # the stream starts with the first step
 
     def continues(self, last: Run) -> bool:
         """Whether this is what comes next of the same stream, in the same lane."""
@@ -87,76 +77,44 @@ class Fault(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """The windows that a worker's lanes read in one step, and their bookkeeping.
+    """The windows that a worker's lanes read in one step, and their bookkeeping."""
 
-    Attributes:
-        in_slot: The arrays are in the step's slot.
-        time_steps: How many time steps of the blocks count; 0 if there are none.
-        runs: What the lanes read, in lane order.
-        blocks: The windows; of those in the slot only leaves that are objects.
-        objects: Windows that are passed on as they are, by row: the window, or a `WindowKind` of what is in a block.
-        layouts: Those with dicts that were met for the first time, in lane order: which order their keys are in.
-        ends: Rows and time steps of the last items of streams, if they are marked.
-    """
-
-    in_slot: bool = False
-    time_steps: int = 0
-    runs: Sequence[Run] = ()
-    blocks: Sequence[Block] = ()
-    objects: Mapping[int, Any] = {}
-    layouts: Sequence[Layout] = ()
-    ends: Sequence[tuple[int, int]] = ()
+    in_slot: bool = False  # the arrays are in the step's slot
+    time_steps: int = 0  # how many time steps of the blocks count; 0 if there are none
+    runs: Sequence[Run] = ()  # what the lanes read, in lane order
+    blocks: Sequence[Block] = ()  # the windows; of those in the slot only leaves that are objects
+    objects: Mapping[int, Any] = {}  # by row, windows passed on as they are, or a `WindowKind` of what is in a block
+    layouts: Sequence[Layout] = ()  # with dicts, met for the first time, in lane order: which order their keys are in
+    ends: Sequence[tuple[int, int]] = ()  # rows and time steps of the last items of streams, if they are marked
 
 
 class Part(NamedTuple):
-    """What one reader contributes to one step.
+    """What one reader contributes to one step."""
 
-    Attributes:
-        reader: Its number, among the readers of all workers.
-        fresh: Something in it is read for the first time.
-        items: How many time steps it has, padding left out.
-        lanes_read: How many of its lanes are not idle; counted where it matters, with `"drop"`.
-        reports: What there is to know to go on from here another time.
-        contents: The windows.
-        failures: Errors of streams that were skipped.
-        faults: Errors of streams that were not; the reader sends no further part.
-        end: All of its lanes are idle; it sends no further part.
-    """
-
-    reader: int
+    reader: int  # its number, among the readers of all workers
     step: int
-    fresh: bool
-    items: int
-    lanes_read: int
-    reports: LaneReports
+    fresh: bool  # something in it is read for the first time
+    items: int  # how many time steps it has, padding left out
+    lanes_read: int  # how many of its lanes are not idle; counted where it matters, with `"drop"`
+    reports: LaneReports  # what there is to know to go on from here another time
     contents: Contents
-    failures: Sequence[ErrorReport] = ()
-    faults: Sequence[Fault] = ()
-    end: bool = False
+    failures: Sequence[ErrorReport] = ()  # of streams that were skipped
+    faults: Sequence[Fault] = ()  # of streams that were not; the reader sends no further part
+    end: bool = False  # all of its lanes are idle; it sends no further part
 
 
 class PartDraft:
-    """A part in the making: what becomes of one step while a reader's lanes read it.
-
-    Attributes:
-        runs: What lanes read.
-        failures: Errors of streams that were skipped.
-        faults: Errors that end the epoch.
-        blocks: Windows, by the id of an interned layout, whose hash is worked out anew each time.
-        in_slot: The block that is in the step's slot.
-        block_of_row: The block that a row's window goes to.
-        objects, layouts, ends: See `Contents`.
-    """
+    """A part in the making: what becomes of one step while a reader's lanes read it; see `Contents` and `Part`."""
 
     def __init__(self, step: int, width: int) -> None:
         self.step = step
         self.runs: list[Run] = []
         self.failures: list[StreamError] = []
         self.faults: list[Fault] = []
-        self.blocks: dict[int, Block] = {}
-        self.in_slot: Block | None = None
+        self.blocks: dict[int, Block] = {}  # by the id of an interned layout, whose hash is worked out anew each time
+        self.in_slot: Block | None = None  # the one that is in the step's slot
         self.latest: Block | None = None
-        self.block_of_row: list[Block | None] = [None] * width
+        self.block_of_row: list[Block | None] = [None] * width  # that a row's window goes to
         self.objects: dict[int, Any] = {}
         self.layouts: list[Layout] = []
         self.ends: list[tuple[int, int]] = []

@@ -48,9 +48,6 @@ class SlotPool(SharedFields):
     Args:
         messages: Most messages of one worker that can be on their way at once.
 
-    Attributes:
-        slot_states: What each slot is: free, being filled or leased.
-
     Raises:
         OSError: The system offers no memory for it.
     """
@@ -69,7 +66,7 @@ class SlotPool(SharedFields):
         self._session = carve(1)  # the newest that claimed one
         self._entries = carve(steps_in_flight)  # which step is in which slot, by step modulo their number; see `_entry`
         self._slot_states_at = carve.end_bytes
-        self.slot_states = carve(steps_in_flight + MOST_STEPS_A_MESSAGE, dtype=np.uint8)
+        self.slot_states = carve(steps_in_flight + MOST_STEPS_A_MESSAGE, dtype=np.uint8)  # free, being filled or leased
 
     @cached_property
     def memory(self) -> mmap.mmap:
@@ -229,17 +226,12 @@ class _Lease(weakref.ref[np.ndarray[Any, Any]]):
 
 
 class SlotLeases:
-    """Leases slots to batches.
-
-    Attributes:
-        unfit: Nothing of the iteration that asked last fits the slots.
-        copies: How many batches were copied.
-    """
+    """Leases slots to batches."""
 
     def __init__(self, pool: SlotPool, *, pin_memory: bool = False) -> None:
         self.pool = pool
-        self.unfit = False
-        self.copies = 0
+        self.unfit = False  # nothing of the iteration that asked last fits the slots
+        self.copies = 0  # how many batches were copied
         self._to_be_locked = pin_memory and torch.cuda.is_available()
         self._device: torch.device | None = None
         self._memory: LockedPages | None = None  # the pool's

@@ -60,16 +60,7 @@ def blocks_of(contents: Contents, slot: Slot | None, lanes: range) -> Sequence[B
 
 
 class Geometry:
-    """Where things lie in a slot.
-
-    Attributes:
-        layout: What items look like.
-        time_steps: T, the most that fits.
-        whole_windows: Each lane's window of a leaf lies in one piece, instead of each time step's lanes.
-        slot_bytes: Size of a slot.
-        most_steps: How many steps a message may carry.
-        most_held: How many slots may be leased at once.
-    """
+    """Where things lie in a slot; with `whole_windows` each lane's window of a leaf in one piece."""
 
     def __init__(self, layout: Layout, time_steps: int, lanes: int, whole_windows: bool) -> None:
         self.layout = layout
@@ -85,8 +76,8 @@ class Geometry:
                 end = place[2] + time_steps * lanes * math.prod(spec.shape) * place[1].itemsize
             self._places.append(place)
         self.slot_bytes = max(aligned(end, PAGE_BYTES), PAGE_BYTES)
-        self.most_steps = min(max(_STEPS_BYTES // self.slot_bytes, 1), MOST_STEPS_A_MESSAGE)
-        self.most_held = max(_HELD, self.most_steps)
+        self.most_steps = min(max(_STEPS_BYTES // self.slot_bytes, 1), MOST_STEPS_A_MESSAGE)  # of a message
+        self.most_held = max(_HELD, self.most_steps)  # how many slots may be leased at once
 
     def slot(self, memory: Any, offset: int = 0) -> Slot:
         """Arrays over `memory` from an offset on, which they keep alive."""

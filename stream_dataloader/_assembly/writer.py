@@ -34,14 +34,7 @@ class WindowKind(NamedTuple):
 
 
 class PartWriter:
-    """Gathers what one reader's lanes read for one step.
-
-    Args:
-        runs_ahead: Streams go on before what they yielded is used.
-
-    Attributes:
-        draft: The step's part.
-    """
+    """Gathers what one reader's lanes read for one step; `runs_ahead`: streams go on before what they yield is used."""
 
     def __init__(
         self, lanes: range, time_steps: int | None, fill_value: Any, slots: Slots, *, runs_ahead: bool = True
@@ -55,7 +48,7 @@ class PartWriter:
         self._layouts: dict[Layout, Layout] = {}
         self._step_writers: dict[int, StepWriter] = {}  # by the id of an interned layout
         self._whole_layout: Layout | None = None  # of the last window passed on as it is
-        self.draft = PartDraft(-1, len(lanes))
+        self.draft = PartDraft(-1, len(lanes))  # the step's part
 
     def begin(self, step: int) -> PartDraft:
         """Start with a step."""

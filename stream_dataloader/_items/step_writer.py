@@ -44,17 +44,11 @@ from stream_dataloader._items.structure import Misfit, Node
 
 
 class Taken(NamedTuple):
-    """What came of taking items from a stream in one go.
-
-    Attributes:
-        written: How many were written.
-        odd: The item behind them, if it was taken and not written.
-        error: What was raised instead, if that is so: `StopIteration` at the stream's end.
-    """
+    """What came of taking items from a stream in one go."""
 
     written: int
-    odd: tuple[Any, ...] = ()
-    error: BaseException | None = None
+    odd: tuple[Any, ...] = ()  # the item behind those written, if it was taken
+    error: BaseException | None = None  # what was raised instead: `StopIteration` at the stream's end
 
 
 #: Called with a stream, `begin`, `stop`, columns and `row`: takes items as long as they are like the layout, and writes

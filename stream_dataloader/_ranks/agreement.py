@@ -26,7 +26,8 @@ import cloudpickle
 
 from stream_dataloader._ranks import keys
 from stream_dataloader._ranks.rendezvous import Rendezvous
-from stream_dataloader._ranks.store import FAREWELL_SECONDS, StoreConnection, speak
+from stream_dataloader._ranks.speaker import FAREWELL_SECONDS, speak
+from stream_dataloader._ranks.store import StoreConnection
 from stream_dataloader.errors import RankError
 
 _FOREVER_SECONDS = 86400.0
@@ -114,14 +115,13 @@ class AgreedSteps(Steps):
         """See `Steps`."""
 
         def ask(connection: StoreConnection) -> str:
-            lacking = partial(self._rendezvous.lacking, connection, keys.END)
-            return connection.wait(keys.LAYOUT, lacking, "tell what its items are like")
+            return connection.wait(keys.LAYOUT, "tell what its items are like", keys.END)
 
         return cloudpickle.loads(bytes.fromhex(self._rendezvous.ask(ask)))
 
     def _listen(self, connect: Callable[[], StoreConnection]) -> None:
         """Wait for the first rank to end, and from there on say which steps this one has."""
-        rendezvous, layout_is_put = self._rendezvous, False
+        layout_is_put = False
         try:
             connection = connect()
             while not connection.wait_long(keys.TAIL, _FOREVER_SECONDS):
@@ -135,10 +135,10 @@ class AgreedSteps(Steps):
                     known, closed = self._known, self._closed
                 if self._layout is not None and not layout_is_put:
                     layout_is_put = True
-                    rendezvous.put(connection, keys.LAYOUT, self._layout)
+                    connection.put(keys.LAYOUT, self._layout)
                 for step in range(put_until, known):
-                    rendezvous.put(connection, keys.has(step), keys.YES)
-                rendezvous.put(connection, keys.of_rank(keys.AT, rendezvous.place.rank), str(known))
+                    connection.put(keys.has(step), keys.YES)
+                connection.put(keys.of_rank(keys.AT, self._rendezvous.place.rank), str(known))
                 put_until = max(put_until, known)
                 if closed:
                     connection.hang_up()
@@ -147,15 +147,15 @@ class AgreedSteps(Steps):
             return
 
     def _somebody_has(self, step: int, connection: StoreConnection) -> bool:
-        rendezvous, place = self._rendezvous, self._rendezvous.place
+        place = self._rendezvous.place
         if self._tail is None:
-            self._tail = int(rendezvous.put_first(connection, keys.TAIL, str(step)))
-            rendezvous.put(connection, keys.of_rank(keys.ENDED, place.rank), str(step))
-            if rendezvous.count(connection, keys.END) == place.world_size:
+            self._tail = int(connection.put_first(keys.TAIL, str(step)))
+            connection.put(keys.of_rank(keys.ENDED, place.rank), str(step))
+            if connection.count(keys.END) == place.world_size:
                 ends = [connection.text(keys.of_rank(keys.ENDED, rank)) for rank in range(place.world_size)]
                 last = max(map(int, ends))
-                rendezvous.put(connection, keys.LAST, str(last))
-                rendezvous.put(connection, keys.has(last), keys.NO)
+                connection.put(keys.LAST, str(last))
+                connection.put(keys.has(last), keys.NO)
         if step < self._tail:
             return True
         if self._last is None and connection.has(keys.LAST):  # all have ended: there is nothing to ask any more
@@ -165,25 +165,22 @@ class AgreedSteps(Steps):
         return self._wait(connection, step, keys.END)
 
     def _everybody_has(self, step: int, has_data: bool, connection: StoreConnection) -> bool:
-        rendezvous = self._rendezvous
+        place = self._rendezvous.place
         if not has_data:
-            rendezvous.put(connection, keys.has(step), keys.NO)
+            connection.put(keys.has(step), keys.NO)
             return False
-        if rendezvous.count(connection, keys.have(step)) == rendezvous.place.world_size:
-            rendezvous.put(connection, keys.has(step), keys.YES)
+        if connection.count(keys.have(step)) == place.world_size:
+            connection.put(keys.has(step), keys.YES)
         old = step - _KEPT_STEPS
-        rendezvous.forget(
-            connection, keys.has(old), keys.have(old), keys.of_rank(keys.have(old), rendezvous.place.rank)
-        )
+        connection.forget(keys.has(old), keys.have(old), keys.of_rank(keys.have(old), place.rank))
         return self._wait(connection, step, keys.have(step))
 
     def _wait(self, connection: StoreConnection, step: int, counted: str) -> bool:
         """Whether there is data for a step; `counted`: those who have not counted themselves in it may have some."""
-        lacking = partial(self._rendezvous.lacking, connection, counted)
         self._asked = step
         self._waiting = True
         try:
-            answer = connection.wait(keys.has(step), lacking, f"say if it has data for step {step}")
+            answer = connection.wait(keys.has(step), f"say if it has data for step {step}", counted)
         finally:
             self._waiting = False
         return keys.checked(answer) == keys.YES
@@ -210,8 +207,8 @@ class AgreedSteps(Steps):
         rank, step = self._rendezvous.place.rank, self._known
         why = f"rank {rank} left the epoch at step {step}, before its end; see its log, and leave on all ranks at once"
         error = keys.pack(self._error or RankError(why, [rank]))
-        self._rendezvous.put(connection, keys.of_rank(keys.LEFT, rank), error)
-        self._rendezvous.put_first(connection, keys.TAIL, str(step))
+        connection.put(keys.of_rank(keys.LEFT, rank), error)
+        connection.put_first(keys.TAIL, str(step))
         for waited in {step if self._asked is None else self._asked, step}:  # what others wait for now, or next
-            self._rendezvous.put_first(connection, keys.has(waited), error)
+            connection.put_first(keys.has(waited), error)
         self._rendezvous.wait_until_read(connection, keys.HERE, keys.LEFT, keys.OVER)

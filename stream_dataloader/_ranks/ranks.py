@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from stream_dataloader import _options as options
 from stream_dataloader._ranks.agreement import AgreedSteps, Steps
-from stream_dataloader._ranks.meeting import counted_name
 from stream_dataloader._ranks.place import OwnRank, RankPlace, is_started
-from stream_dataloader._ranks.rendezvous import Rendezvous
+from stream_dataloader._ranks.rendezvous import Rendezvous, counted_name
 from stream_dataloader._schedule.replay import count_steps
 from stream_dataloader._schedule.rules import Groups
 from stream_dataloader._schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of

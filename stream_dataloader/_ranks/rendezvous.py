@@ -1,24 +1,39 @@
-"""An epoch that several ranks begin together, once they know that they are about to read the same.
+"""How ranks begin an epoch together: they find each other, and check that they are about to read the same.
+
+::
+
+    rank 1     call/1 = [[nonce, ...]], calls + 1                    waits for answer/<nonce>
+    rank 0                     begins; sees that `calls` has changed:           answer/<nonce> = name
+
+They meet under a name that no earlier epoch or ended rank has used. The store may outlive the ranks: an agent keeps it,
+and starts ranks again. So a value in it does not prove that its writer still lives. A call carries a nonce, which only
+a living rank 0 can answer, when it begins an epoch too. Epochs are not counted: a rank that missed one, or had one
+more, meets the others in the next.
 
 Guarantee: on all ranks the epoch begins, or an error says which rank differs and in what, or which one did not come.
+Ranks that begin the same one in several threads meet in pairs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
+import threading
 import time as clock
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
 from stream_dataloader._ranks import keys
-from stream_dataloader._ranks.meeting import Invitation, Wanted, ask_for_name
 from stream_dataloader._ranks.place import RankPlace
-from stream_dataloader._ranks.store import FAREWELL_SECONDS, StoreConnection, StoreThread, use_of
+from stream_dataloader._ranks.speaker import FAREWELL_SECONDS, StoreThread
+from stream_dataloader._ranks.store import StoreConnection, StoreUse, use_of
 from stream_dataloader.errors import RankError, shorten
 
 if TYPE_CHECKING:
@@ -26,22 +41,116 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.005
 _KEPT_EPOCHS = 2  # a process that is the same rank as another may lag behind
+_GRACE_SECONDS = 5.0  # for the same epoch to begin in another thread, before ranks that differ meet
+
+
+class Wanted(NamedTuple):
+    """Which epoch a rank is about to begin."""
+
+    label: str  # the same for the same epoch
+    in_main: bool  # the rank begins no other one meanwhile, in another thread
+
+
+def ask_for_name(connection: StoreConnection, place: RankPlace, wanted: Wanted) -> str:
+    """Where rank 0 begins the epoch; `RankError` if it begins none."""
+    nonce, use = uuid.uuid4().hex, connection.use
+    connection.move(prefix_of(place.peers))
+    calls = use.calls.setdefault(place.peers, {})
+
+    def say(change: Callable[[], object]) -> None:
+        """Change this rank's open calls, of all threads, and let rank 0 see them."""
+        with use.lock:
+            change()
+            listed = json.dumps([(nonce, *wanted) for nonce, wanted in calls.items()])
+            connection.store.set(keys.of_rank(keys.CALL, place.rank), listed)
+        connection.store.add(keys.CALLS, 1)
+
+    say(lambda: calls.update({nonce: wanted}))
+    try:
+        name = connection.wait(keys.answer(nonce), "begin the epoch")
+    finally:
+        say(lambda: calls.pop(nonce))
+    connection.store.delete_key(keys.answer(nonce))
+    return name
+
+
+class Invitation:
+    """Rank 0's side: answers those that ask where to come, while this context is open."""
+
+    def __init__(self, use: StoreUse, place: RankPlace, wanted: Wanted) -> None:
+        self._prefix = prefix_of(place.peers)
+        self.name = f"{self._prefix}/{uuid.uuid4().hex}"
+        self._use = use
+        self._place = place
+        self._wanted = wanted
+        self.written: set[str] = set()  # the keys of answers, which nobody may have read
+        self._heard: int | None = None  # how often calls had changed when they were looked at; None: look again
+        self._here: set[int] = {place.rank}
+        self._since = clock.monotonic()
+
+    def __enter__(self) -> Invitation:
+        with self._use.lock:
+            self._use.invitations.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._use.lock:
+            self._use.invitations.remove(self)
+
+    def answer(self, connection: StoreConnection) -> None:
+        """Answer new calls; a rank that waits does this between two looks at the store."""
+        known = connection.under(self._prefix)
+        heard = int(known.add(keys.CALLS, 0))
+        if heard == self._heard:
+            return
+        self._heard = heard
+        for rank in range(self._place.world_size):
+            if rank not in self._here and connection.has(keys.of_rank(keys.HERE, rank)):
+                self._here.add(rank)
+            if rank in self._here or not known.check([keys.of_rank(keys.CALL, rank)]):
+                continue
+            for nonce, *wanted in json.loads(known.get(keys.of_rank(keys.CALL, rank))):
+                if self._admits(Wanted(*wanted)):
+                    known.compare_set(keys.answer(nonce), "", self.name)
+                    self.written.add(f"{self._prefix}/{keys.answer(nonce)}")
+                else:
+                    self._heard = None
+
+    def _admits(self, other: Wanted) -> bool:
+        """Whether a caller is meant to come here; one that wants another epoch is, if that can only be a mistake."""
+        if other.label == self._wanted.label:
+            return True
+        with self._use.lock:
+            if any(another._wanted.label == other.label for another in self._use.invitations):
+                return False
+        return (other.in_main and self._wanted.in_main) or clock.monotonic() - self._since > _GRACE_SECONDS
+
+
+def prefix_of(peers: str) -> str:
+    """Of the keys that ranks know beforehand: another one each time that an agent starts them.
+
+    Several agents do not count their restarts alike.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
+    return f"stream_dataloader/{peers}/{attempt}"
+
+
+def counted_name(store: Store, peers: str) -> str:
+    """Names the next loader of ranks that are several processes each. Each process counts, as none speaks for all."""
+    use, prefix = use_of(store), prefix_of(peers)
+    if peers not in use.starts:
+        use.starts[peers] = store.add(f"{prefix}/{keys.of_rank(keys.STARTS, dist.get_rank())}", 1)
+    use.numbers[peers] = use.numbers.get(peers, 0) + 1
+    return f"{prefix}/{use.starts[peers]}/{use.numbers[peers]}"
 
 
 class Rendezvous:
-    """An epoch that the ranks begin together.
-
-    Args:
-        place: This rank's.
-        store: Through which ranks speak.
-        name: The prefix of all keys, alike on all ranks; None: rank 0 chooses one.
-        patience: Seconds to wait for another rank.
-    """
+    """An epoch that the ranks begin together; `name`: the prefix of all its keys, None: rank 0 chooses one."""
 
     def __init__(self, place: RankPlace, store: Store, name: str | None, patience: float) -> None:
         self.place = place
-        self.patience = patience
-        self._store: Store | None = store
+        self._patience = patience
+        self._store: Any = store
         self._name = name or ""
         self._keeps_store = dist.get_rank() == 0
         self.written: set[str] = set()  # keys that this rank has set, in full
@@ -50,52 +159,24 @@ class Rendezvous:
     @property
     def connect(self) -> Callable[[], StoreConnection]:
         """Opens a connection of this epoch's; also when that is over, for what is still to be said."""
-        return partial(StoreConnection, self._open_store, self._name, self.patience, self.place.world_size)
+        return partial(StoreConnection, self._store, self._name, self._patience, self.place, self.written)
 
     def ask(self, task: Callable[[StoreConnection], Any]) -> Any:
         """Have a task done on the main thread's connection; see `StoreThread.call`."""
-        return self.speaker.call(task, self.patience)
-
-    def put(self, connection: StoreConnection, key: str, value: str) -> None:
-        """Set a key."""
-        self._note(key)
-        connection.store.set(key, value)
-
-    def put_first(self, connection: StoreConnection, key: str, value: str) -> str:
-        """Set a key, unless a rank has; what it is then."""
-        self._note(key)
-        return bytes(connection.store.compare_set(key, "", value)).decode()
-
-    def count(self, connection: StoreConnection, what: str) -> int:
-        """Count this rank in something, once even if several processes are this rank; 0 if it was counted before."""
-        own = keys.of_rank(what, self.place.rank)
-        self._note(own, what)
-        return int(connection.store.add(what, 1)) if connection.store.add(own, 1) == 1 else 0
-
-    def _note(self, *written: str) -> None:
-        self.written.update(f"{self._name}/{key}" for key in written)
-
-    def forget(self, connection: StoreConnection, *old: str) -> None:
-        """Delete keys, if this rank has set them."""
-        mine = self.written & {f"{self._name}/{key}" for key in old}
-        connection.delete(mine)
-        self.written -= mine
+        return self.speaker.call(task, self._patience)
 
     def begin(self, terms: Mapping[str, Any]) -> None:
         """Wait for all ranks, and check that they are about to read the same."""
+        label = hashlib.blake2b(json.dumps(terms, sort_keys=True).encode(), digest_size=8).hexdigest()
+        wanted = Wanted(label, threading.current_thread() is threading.main_thread())
         try:
-            self.ask(partial(self._meet, terms, Wanted.of(terms)))
+            self.ask(partial(self._meet, terms, wanted))
         except BaseException as error:
             self._give_up(error)
             raise
-        past = use_of(self._open_store).past.setdefault(self.place.peers, deque())
+        past = use_of(self._store).past.setdefault(self.place.peers, deque())
         while len(past) > _KEPT_EPOCHS:
             self.speaker.post(partial(StoreConnection.delete, keys=list(past.popleft())))
-
-    @property
-    def _open_store(self) -> Store:
-        assert self._store is not None
-        return self._store
 
     def _meet(self, terms: Mapping[str, Any], wanted: Wanted, connection: StoreConnection) -> None:
         """Find where the other ranks are, and begin there."""
@@ -122,24 +203,23 @@ class Rendezvous:
     ) -> None:
         """Begin under the name that ranks have met by; `meanwhile` lets others come."""
         rank, mine = self.place.rank, json.dumps(terms)
-        self._note(keys.TERMS, keys.DIFFERS, keys.READY)  # whichever rank sets them
+        connection.note(keys.TERMS, keys.DIFFERS, keys.READY)  # whichever rank sets them
         if rank == 0:
-            first = json.loads(self.put_first(connection, keys.TERMS, mine))
+            first = json.loads(connection.put_first(keys.TERMS, mine))
         else:
-            first = json.loads(connection.wait(keys.TERMS, lambda: [0], "begin the epoch"))
+            first = json.loads(connection.wait(keys.TERMS, "begin the epoch"))
         complaint = _complaint(rank, json.loads(mine), first)
-        arrived = self.count(connection, keys.HERE)
+        arrived = connection.count(keys.HERE)
         if not arrived and not terms["deterministic"]:
             complaint = complaint or (
                 f"two processes are rank {rank}, and would not read the same with deterministic=False; leave it at True"
             )
         if complaint:
-            self.put_first(connection, keys.DIFFERS, keys.pack(RankError(complaint, [rank])))
+            connection.put_first(keys.DIFFERS, keys.pack(RankError(complaint, [rank])))
         if arrived == self.place.world_size:  # what the first to differ said holds for all
             differs = connection.text(keys.DIFFERS) if connection.has(keys.DIFFERS) else keys.YES
-            self.put_first(connection, keys.READY, differs)
-        missing = partial(self.lacking, connection, keys.HERE)
-        ready = connection.wait(keys.READY, missing, "begin the epoch", meanwhile)
+            connection.put_first(keys.READY, differs)
+        ready = connection.wait(keys.READY, "begin the epoch", keys.HERE, meanwhile)
         self.part(connection, keys.BEGUN, stays=ready == keys.YES)
         keys.checked(ready)
         if complaint:
@@ -150,11 +230,11 @@ class Rendezvous:
 
         Else the store would end with it, before others that are slow have read the end of their epoch.
         """
-        if self.count(connection, what) == self.place.world_size:
-            self.put(connection, keys.all_of(what), "")
+        if connection.count(what) == self.place.world_size:
+            connection.put(keys.all_of(what), "")
         elif self._keeps_store and stays:
             with contextlib.suppress(RankError):  # one that died or is stuck has no need of it
-                connection.wait(keys.all_of(what), partial(self.lacking, connection, what), "end")
+                connection.wait(keys.all_of(what), "end", what)
 
     def wait_until_read(self, connection: StoreConnection, came: str, *parted: str) -> None:
         """Where an epoch ends before its time, let others read why, for a moment."""
@@ -179,8 +259,8 @@ class Rendezvous:
         reason = keys.pack(reported)
 
         def leave(connection: StoreConnection) -> None:
-            self.put(connection, keys.of_rank(keys.LEFT, rank), reason)
-            self.put_first(connection, keys.READY, reason)
+            connection.put(keys.of_rank(keys.LEFT, rank), reason)
+            connection.put_first(keys.READY, reason)
             self.wait_until_read(connection, keys.HERE, keys.BEGUN, keys.LEFT)
 
         self.say_last(leave, busy=not isinstance(error, RankError))  # it was interrupted
@@ -191,10 +271,6 @@ class Rendezvous:
         with contextlib.suppress(RankError):
             farewell.call(task, FAREWELL_SECONDS, 0)
         farewell.close()
-
-    def lacking(self, connection: StoreConnection, what: str) -> list[int]:
-        """The ranks that have not counted themselves in something."""
-        return [rank for rank in range(self.place.world_size) if not connection.has(keys.of_rank(what, rank))]
 
     def close(self) -> None:
         """Nothing more is to be said."""

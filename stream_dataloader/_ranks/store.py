@@ -8,7 +8,6 @@ Guarantee: a wait for another rank ends within its patience, with an error that 
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time as clock
 import weakref
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 
 from stream_dataloader._ranks import keys
+from stream_dataloader._ranks.place import RankPlace
 from stream_dataloader._workers.torch_quirks import bare_store
 from stream_dataloader.errors import RankError
 
@@ -30,10 +30,7 @@ if TYPE_CHECKING or dist.is_available():  # some builds of torch have none of it
 _POLL_SECONDS = 0.05
 _LIVENESS_SECONDS = 1.0
 _LOOKS_A_SECOND = 1e4  # that all waiting ranks together take at each other
-_CONNECT_SECONDS = 30.0
 _QUIET_SECONDS = 5.0  # torch writes a warning about each wait of a store that ends without the key
-#: Seconds to say something to other ranks when this one leaves, and for its threads to end.
-FAREWELL_SECONDS = 2.0
 
 
 class StoreUse:
@@ -67,9 +64,9 @@ def _can_be_cloned(store: Any) -> bool:
 
 
 class StoreConnection:
-    """One thread's connection to the store, with a prefix for all keys."""
+    """One thread's connection to the store, with a prefix for all keys; to `written` it adds those it sets, in full."""
 
-    def __init__(self, store: Store, prefix: str, patience: float, world_size: int) -> None:
+    def __init__(self, store: Store, prefix: str, patience: float, place: RankPlace, written: set[str]) -> None:
         self._own = _can_be_cloned(store)  # else the connection is the training's too, and must not be waited on
         self.use = use_of(store)
         self._bare = store
@@ -80,12 +77,14 @@ class StoreConnection:
                 self._bare = cast(Any, store).clone()
         self.move(prefix)
         self.patience = patience
-        self._world_size = world_size
+        self._place = place
+        self._written = written
         self.closed = threading.Event()
         self.heard = clock.monotonic()  # when the store answered last
 
     def move(self, prefix: str) -> None:
         """Have another prefix for all keys from now on."""
+        self._prefix = prefix
         self.store = self.under(prefix)
 
     def under(self, prefix: str) -> Store:
@@ -106,6 +105,32 @@ class StoreConnection:
     def text(self, key: str) -> str:
         """The value of a key that was set."""
         return bytes(self.store.get(key)).decode()
+
+    def note(self, *written: str) -> None:
+        """These keys are set, by whichever rank."""
+        self._written.update(f"{self._prefix}/{key}" for key in written)
+
+    def put(self, key: str, value: str) -> None:
+        """Set a key."""
+        self.note(key)
+        self.store.set(key, value)
+
+    def put_first(self, key: str, value: str) -> str:
+        """Set a key, unless a rank has; what it is then."""
+        self.note(key)
+        return bytes(self.store.compare_set(key, "", value)).decode()
+
+    def count(self, what: str) -> int:
+        """Count this rank in something, once even if several processes are this rank; 0 if it was counted before."""
+        own = keys.of_rank(what, self._place.rank)
+        self.note(own, what)
+        return int(self.store.add(what, 1)) if self.store.add(own, 1) == 1 else 0
+
+    def forget(self, *old: str) -> None:
+        """Delete keys, if this rank has set them."""
+        mine = self._written & {f"{self._prefix}/{key}" for key in old}
+        self.delete(mine)
+        self._written -= mine
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete keys, given without a prefix."""
@@ -129,11 +154,11 @@ class StoreConnection:
     def wait(
         self,
         key: str,
-        missing: Callable[[], Sequence[int]],
         purpose: str,
+        counted: str | None = None,
         meanwhile: Callable[[StoreConnection], object] | None = None,
     ) -> str:
-        """The value of a key that other ranks set; `meanwhile` is called in between.
+        """The value of a key that is set by rank 0, or once all ranks are `counted`; `meanwhile` is called in between.
 
         Raises:
             RankError: One of them has left, or none of them got any further for as long as patience lasts.
@@ -142,7 +167,8 @@ class StoreConnection:
         if meanwhile is None and self.wait_long(key, min(_QUIET_SECONDS, self.patience / 2)):
             return self.text(key)
         progress: Any = None
-        every, looked = max(min(_LIVENESS_SECONDS, self.patience / 4), self._world_size**2 / _LOOKS_A_SECOND), begin
+        looked = begin
+        every = max(min(_LIVENESS_SECONDS, self.patience / 4), self._place.world_size**2 / _LOOKS_A_SECOND)
         while not self.has(key):
             if self.closed.is_set():
                 raise RankError("the iteration was closed while it waited for other ranks")
@@ -150,7 +176,7 @@ class StoreConnection:
                 meanwhile(self)
             now = clock.monotonic()
             if now - looked >= every or now - since > self.patience:
-                looked, ranks = now, list(missing())
+                looked, ranks = now, [0] if counted is None else self._lacking(counted)
                 left = next((rank for rank in ranks if self.has(keys.of_rank(keys.LEFT, rank))), None)
                 if left is not None and not self.has(key):
                     keys.checked(self.text(keys.of_rank(keys.LEFT, left)))
@@ -159,9 +185,13 @@ class StoreConnection:
                     since = now
                 progress = seen
                 if now - since > self.patience and not self.has(key):
-                    raise RankError(_silent(ranks, self.patience, purpose), ranks or range(self._world_size))
+                    raise RankError(_silent(ranks, self.patience, purpose), ranks or range(self._place.world_size))
             self.closed.wait(min(_POLL_SECONDS, (now - begin) / 10 + _POLL_SECONDS / 50))
         return self.text(key)
+
+    def _lacking(self, what: str) -> list[int]:
+        """The ranks that have not counted themselves in something."""
+        return [rank for rank in range(self._place.world_size) if not self.has(keys.of_rank(what, rank))]
 
     def _far(self, rank: int) -> tuple[int, str]:
         """A rank, and how far it is; empty before it has said so."""
@@ -185,106 +215,3 @@ def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
         f"{_named(ranks)} did not {purpose} within {patience:g} s: dead, stuck, out of reach, or not iterating over "
         "its loader at all; see its log, go on from the last checkpoint, or pass a longer timeout="
     )
-
-
-_speaking: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-
-
-def speak(task: Callable[[], None], name: str) -> threading.Thread:
-    """Start a thread that speaks through a store; the program's exit waits for it, a moment."""
-    thread = threading.Thread(target=task, name=name, daemon=True)
-    _speaking.add(thread)
-    thread.start()
-    return thread
-
-
-@atexit.register
-def _join_speakers() -> None:
-    """A call to a store that returns while Python is taken down aborts the process: pybind11 cannot end its thread."""
-    deadline = clock.monotonic() + FAREWELL_SECONDS
-    for thread in list(_speaking):
-        thread.join(max(0.0, deadline - clock.monotonic()))
-
-
-def _over() -> StoreConnection:
-    raise RankError("the epoch is over")
-
-
-class StoreThread:
-    """A thread that speaks for the main thread, which can be interrupted meanwhile."""
-
-    def __init__(self, connect: Callable[[], StoreConnection]) -> None:
-        self._connect = connect
-        self._connection: StoreConnection | None = None
-        self._wanted = threading.Condition()
-        self._tasks: list[tuple[Callable[[StoreConnection], Any], list[Any]]] = []
-        self._over = False
-        self._broken = False  # the last call to the store failed
-        self.thread = speak(self._run, "rank-agreement")
-
-    def _run(self) -> None:
-        while True:
-            with self._wanted:
-                while not self._tasks and not self._over:
-                    self._wanted.wait()
-                if not self._tasks:
-                    if self._connection is not None and not self._broken:
-                        self._connection.hang_up()
-                    self._connection = None  # whoever still has this keeps no connection
-                    self._connect = _over
-                    return
-                task, answer = self._tasks.pop(0)
-            try:
-                self._connection = self._connection or self._connect()
-                answer[:] = [task(self._connection), None]
-            except BaseException as error:  # for the main thread
-                self._broken = not isinstance(error, RankError)
-                answer[:] = [None, error]
-            with self._wanted:
-                self._wanted.notify_all()
-
-    def call(self, task: Callable[[StoreConnection], Any], patience: float, connect: float = _CONNECT_SECONDS) -> Any:
-        """What `task` returns for the connection.
-
-        Raises:
-            RankError: It, or that the store failed or did not answer in so many seconds, more while it connects; this
-                one is about no rank.
-        """
-        answer: list[Any] = []
-        begin = clock.monotonic()
-        with self._wanted:
-            self._tasks.append((task, answer))
-            self._wanted.notify_all()
-            while not self._wanted.wait_for(lambda: answer, _LIVENESS_SECONDS):
-                heard = max(begin, self._connection.heard) if self._connection else begin + connect
-                if clock.monotonic() - heard > patience:
-                    raise RankError(
-                        f"the store of torch.distributed, through which ranks agree, did not answer within "
-                        f"{patience:g} s; the network to the host that keeps it is cut, or that is stuck; go on from "
-                        "the last checkpoint"
-                    )
-        value, error = answer
-        if isinstance(error, RankError):
-            raise error
-        if isinstance(error, RuntimeError):  # torch's
-            raise RankError(
-                f"the store of torch.distributed, through which ranks agree, failed ({str(error).splitlines()[0]}); "
-                "rank 0, or the agent that keeps it, has ended or cannot be reached"
-            ) from error
-        if error is not None:
-            raise error
-        return value
-
-    def post(self, task: Callable[[StoreConnection], Any]) -> None:
-        """Have a task done some time; nobody waits for it."""
-        with self._wanted:
-            self._tasks.append((task, []))
-            self._wanted.notify_all()
-
-    def close(self) -> None:
-        """End the thread once it has done what it does."""
-        with self._wanted:
-            self._over = True
-            if self._connection is not None:
-                self._connection.closed.set()
-            self._wanted.notify_all()

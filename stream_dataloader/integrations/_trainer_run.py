@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import Dataset
 
@@ -20,11 +20,8 @@ from stream_dataloader.integrations._all_ranks import place_of
 _MOST_EPOCHS_COUNTED = 8  # one takes two seconds where there are 100,000 sources
 
 
-class _Fetched(NamedTuple):
-    """A batch for the model, and what tells the loader's state as of it."""
-
-    inputs: Mapping[str, Any]
-    state: Callable[[], Mapping[str, Any]]
+#: A batch for the model, and what tells the loader's state as of it.
+_Fetched = tuple[Mapping[str, Any], Callable[[], Mapping[str, Any]]]
 
 
 class TrainerRun(Dataset[Mapping[str, Any]]):
@@ -52,14 +49,12 @@ class TrainerRun(Dataset[Mapping[str, Any]]):
 
     def __len__(self) -> int:
         """Number of lanes' windows of a Trainer's epoch, padding included."""
-        if self.batches is None:
-            raise TypeError("the number of batches is not known")
-        return self.batches * self._loader.batch_size
+        return len(Numbers(self)) * self._loader.batch_size
 
     def __getitem__(self, number: Any) -> Mapping[str, Any]:
         fetched = self._returned.popleft() if self._returned else self._fetch()
         self._unused.append(fetched)
-        return fetched.inputs
+        return fetched[0]
 
     def _fetch(self) -> _Fetched:
         if self._begin is not None:
@@ -69,7 +64,7 @@ class TrainerRun(Dataset[Mapping[str, Any]]):
             for batch in self._epoch:
                 place = place_of(self._loader)
                 assert place is not None  # a batch of it was just fetched
-                return _Fetched(self._inputs(batch), place)
+                return self._inputs(batch), place
             self._epoch = iter(self._loader)
         raise StopIteration  # a whole epoch without a batch; the Trainer says so
 
@@ -81,7 +76,7 @@ class TrainerRun(Dataset[Mapping[str, Any]]):
     def was_used(self) -> None:
         """The next batch was trained on."""
         if self._unused:
-            self._used = self._unused.popleft().state
+            _, self._used = self._unused.popleft()
 
     def state_dict(self) -> Mapping[str, Any]:
         """The loader's state as of the last batch trained on."""

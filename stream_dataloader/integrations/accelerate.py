@@ -70,8 +70,7 @@ def prepare(
     """
     if isinstance(loader, PreparedLoader):
         return loader
-    _check_loader(loader)
-    _check_sharing(accelerator)
+    _check(accelerator, loader)
     if device_placement is None:
         device_placement = accelerator.device_placement
     # the loader's own way to a device: it holds the memory of a batch until the copy is done
@@ -82,20 +81,16 @@ def prepare(
     return prepared
 
 
-def _check_loader(loader: Any) -> None:
-    if isinstance(loader, StreamDataLoader):
-        return
-    remedy = "build a StreamDataLoader"
-    if isinstance(getattr(loader, "dataset", loader), StreamDataset):
-        remedy = "pass StreamDataLoader(dataset, num_workers=...) of the same dataset, which regroups workers' parts"
-    raise TypeError(f"loader must be a StreamDataLoader, and is a {type(loader).__name__}; {remedy}")
-
-
-def _check_sharing(accelerator: Accelerator) -> None:
-    if accelerator.num_processes == 1:
-        return
+def _check(accelerator: Accelerator, loader: Any) -> None:
+    if not isinstance(loader, StreamDataLoader):
+        remedy = "build a StreamDataLoader"
+        if isinstance(getattr(loader, "dataset", loader), StreamDataset):
+            remedy = (
+                "pass StreamDataLoader(dataset, num_workers=...) of the same dataset, which regroups workers' parts"
+            )
+        raise TypeError(f"loader must be a StreamDataLoader, and is a {type(loader).__name__}; {remedy}")
     for name in ("split_batches", "dispatch_batches"):
-        if getattr(accelerator, name):
+        if accelerator.num_processes > 1 and getattr(accelerator, name):
             raise ValueError(
                 f"the accelerator has {name}=True, and each of the {accelerator.num_processes} processes reads its own "
                 f"lanes; leave {name} out, and give StreamDataset the batch_size of one process"
@@ -223,10 +218,6 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
         self.loader.load_state_dict(state)
         self._place = self._ended = None
 
-    def load_end_of(self, epoch: int) -> None:
-        """Have the next iteration be that of an epoch of which nothing is left."""
-        self._ended = epoch
-
     @property
     def dataset(self) -> _Numbered[Batch]:
         """For `accelerate.skip_first_batches`: batches by their numbers. The `StreamDataset` is `loader.dataset`."""
@@ -312,5 +303,5 @@ class _OfAllRanks:
         self._prepared.load_state_dict(own_state(saved["states"]))
         if "carried" in saved:
             self._carried.load(saved["carried"])
-        if saved["epoch"] < self._prepared.loader.epoch:
-            self._prepared.load_end_of(saved["epoch"])
+        if saved["epoch"] < self._prepared.loader.epoch:  # the next iteration is of an epoch of which nothing is left
+            self._prepared._ended = saved["epoch"]

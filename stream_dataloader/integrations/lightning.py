@@ -5,7 +5,7 @@ have one, but as of the last batch fetched, and uses it only for an epoch that i
 before each epoch what that epoch is, and saves and loads what belongs to the batches trained on.
 
 Guarantees: every epoch is read to its end, validated and counted, and has Lightning's number. A run that goes on from a
-checkpoint trains on the batches of a run without a break. `_lightning_loops` reads checkpoints; what is not public in
+checkpoint trains on the batches of a run without a break. `_lightning_places` reads checkpoints; what is not public in
 Lightning is touched in `_lightning_internals` alone.
 """
 
@@ -21,8 +21,15 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.integrations import _lightning_internals as internals
 from stream_dataloader.integrations._all_ranks import Carried, gathered
-from stream_dataloader.integrations._lightning_loops import Stage, Standing, standing_of, taken_up
-from stream_dataloader.integrations._lightning_places import Places, of_all_ranks, stream_loaders
+from stream_dataloader.integrations._lightning_places import (
+    Places,
+    Stage,
+    Standing,
+    of_all_ranks,
+    standing_of,
+    stream_loaders,
+    taken_up,
+)
 from stream_dataloader.recurrent import RecurrentState
 
 __all__ = ["ExactResume", "StreamEpochs"]

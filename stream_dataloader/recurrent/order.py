@@ -44,29 +44,17 @@ class Ends(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A batch, lane by lane.
+    """A batch, lane by lane."""
 
-    Attributes:
-        lanes: The lanes' numbers.
-        real: The lane has an item, be it one read again.
-        starts: A stream starts at the lane's first item.
-        goes_on: The lane's first item is not the first one of its stream.
-        first: The lane's first item.
-        last: Its last one.
-        epoch: The batch's epoch.
-        step: Its number in the epoch.
-        batch: Equal for one batch, its micro-batches and its copies on devices, and for no other.
-    """
-
-    lanes: npt.NDArray[np.int64]
-    real: npt.NDArray[np.bool_]
-    starts: npt.NDArray[np.bool_]
-    goes_on: npt.NDArray[np.bool_]
+    lanes: npt.NDArray[np.int64]  # their numbers
+    real: npt.NDArray[np.bool_]  # the lane has an item, be it one read again
+    starts: npt.NDArray[np.bool_]  # a stream starts at the lane's first item
+    goes_on: npt.NDArray[np.bool_]  # the lane's first item is not the first one of its stream
     first: Ends
     last: Ends
     epoch: int
     step: int
-    batch: Any
+    batch: Any  # equal for one batch, its micro-batches and its copies on devices, and for no other
 
     @classmethod
     def of(cls, batch: StreamBatch) -> Window:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("lightning.pytorch")  # the room needs it, though not these functions
 
-from stream_dataloader.integrations._lightning_loops import Stage, Standing, standing_of, taken_up
+from stream_dataloader.integrations._lightning_places import Stage, Standing, standing_of, taken_up
 
 
 def counter(ready, started, processed, completed):

@@ -1,0 +1,123 @@
+"""Threads that speak through the store, while the main thread can be interrupted.
+
+Guarantee: who waits for an answer has it, or an error, as soon as the store is silent for longer than its patience.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time as clock
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from stream_dataloader._ranks.store import StoreConnection
+from stream_dataloader.errors import RankError
+
+#: Seconds to say something to other ranks when this one leaves, and for its threads to end.
+FAREWELL_SECONDS = 2.0
+_CONNECT_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
+
+_speaking: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def speak(task: Callable[[], None], name: str) -> threading.Thread:
+    """Start a thread that speaks through a store; the program's exit waits for it, a moment."""
+    thread = threading.Thread(target=task, name=name, daemon=True)
+    _speaking.add(thread)
+    thread.start()
+    return thread
+
+
+@atexit.register
+def _join_speakers() -> None:
+    """A call to a store that returns while Python is taken down aborts the process: pybind11 cannot end its thread."""
+    deadline = clock.monotonic() + FAREWELL_SECONDS
+    for thread in list(_speaking):
+        thread.join(max(0.0, deadline - clock.monotonic()))
+
+
+def _over() -> StoreConnection:
+    raise RankError("the epoch is over")
+
+
+class StoreThread:
+    """A thread that speaks for the main thread, which can be interrupted meanwhile."""
+
+    def __init__(self, connect: Callable[[], StoreConnection]) -> None:
+        self._connect = connect
+        self._connection: StoreConnection | None = None
+        self._wanted = threading.Condition()
+        self._tasks: list[tuple[Callable[[StoreConnection], Any], list[Any]]] = []
+        self._over = False
+        self._broken = False  # the last call to the store failed
+        self.thread = speak(self._run, "rank-agreement")
+
+    def _run(self) -> None:
+        while True:
+            with self._wanted:
+                while not self._tasks and not self._over:
+                    self._wanted.wait()
+                if not self._tasks:
+                    if self._connection is not None and not self._broken:
+                        self._connection.hang_up()
+                    self._connection = None  # whoever still has this keeps no connection
+                    self._connect = _over
+                    return
+                task, answer = self._tasks.pop(0)
+            try:
+                self._connection = self._connection or self._connect()
+                answer[:] = [task(self._connection), None]
+            except BaseException as error:  # for the main thread
+                self._broken = not isinstance(error, RankError)
+                answer[:] = [None, error]
+            with self._wanted:
+                self._wanted.notify_all()
+
+    def call(self, task: Callable[[StoreConnection], Any], patience: float, connect: float = _CONNECT_SECONDS) -> Any:
+        """What `task` returns for the connection.
+
+        Raises:
+            RankError: It, or that the store failed or did not answer in so many seconds, more while it connects; this
+                one is about no rank.
+        """
+        answer: list[Any] = []
+        begin = clock.monotonic()
+        with self._wanted:
+            self._tasks.append((task, answer))
+            self._wanted.notify_all()
+            while not self._wanted.wait_for(lambda: answer, _LOOK_SECONDS):
+                heard = max(begin, self._connection.heard) if self._connection else begin + connect
+                if clock.monotonic() - heard > patience:
+                    raise RankError(
+                        f"the store of torch.distributed, through which ranks agree, did not answer within "
+                        f"{patience:g} s; the network to the host that keeps it is cut, or that is stuck; go on from "
+                        "the last checkpoint"
+                    )
+        value, error = answer
+        if isinstance(error, RankError):
+            raise error
+        if isinstance(error, RuntimeError):  # torch's
+            raise RankError(
+                f"the store of torch.distributed, through which ranks agree, failed ({str(error).splitlines()[0]}); "
+                "rank 0, or the agent that keeps it, has ended or cannot be reached"
+            ) from error
+        if error is not None:
+            raise error
+        return value
+
+    def post(self, task: Callable[[StoreConnection], Any]) -> None:
+        """Have a task done some time; nobody waits for it."""
+        with self._wanted:
+            self._tasks.append((task, []))
+            self._wanted.notify_all()
+
+    def close(self) -> None:
+        """End the thread once it has done what it does."""
+        with self._wanted:
+            self._over = True
+            if self._connection is not None:
+                self._connection.closed.set()
+            self._wanted.notify_all()
