@@ -121,10 +121,6 @@ class SlotPool(SharedFields):
         """How many slots there are."""
         return int(self._slots[0])
 
-    def in_use(self) -> int:
-        """How many slots are held by batches, or being filled, at this moment."""
-        return int(np.count_nonzero(self.slot_states[: self.slots]))
-
     def offset(self, slot: int) -> int:
         """Where a slot begins in the memory."""
         assert self.geometry is not None
@@ -179,11 +175,6 @@ class SlotPool(SharedFields):
     def free(self, slot: int) -> None:
         """Have a slot filled again; for the main process."""
         self.slot_states[slot] = _FREE
-
-    def give_back(self, slot: int) -> None:
-        """Have a slot that was leased filled again, unless that was said before."""
-        if self.slot_states[slot] == _LEASED:
-            self.free(slot)
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("_lanes", "_messages", "_memory", "_file")
@@ -278,7 +269,7 @@ class SlotLeases:
     @property
     def in_use(self) -> int:
         """How many slots are held by batches, or being filled, at this moment."""
-        return self.pool.in_use() - len(self._over)
+        return int(np.count_nonzero(self.pool.slot_states[: self.pool.slots])) - len(self._over)
 
     def release(self) -> None:
         """Free the slots that no array is left over, once no device reads them.
@@ -293,5 +284,6 @@ class SlotLeases:
 def _give_back(pool: SlotPool, leases: dict[int, _Lease], lease: _Lease) -> None:
     """Outside of `SlotLeases`, which must not wait to be freed with its slots."""
     if leases.get(lease.slot) is lease:
-        pool.give_back(lease.slot)
+        if pool.slot_states[lease.slot] == _LEASED:  # else it was interrupted here, and may be another's by now
+            pool.free(lease.slot)
         del leases[lease.slot]

@@ -1,9 +1,8 @@
 """Writes the single steps of a stream into columns in one go, by a function made for what its items look like.
 
-`Layout.read` walks each item's structure anew and works out what each leaf is. That takes many times as long as to copy
-a small leaf. Once the layout is known, all that an item must be is known too. So a flat function is written for it, as
-`dataclasses` writes an `__init__`, from `_TEMPLATE`. For items `{"done": bool, "image": (8, 8, 3) uint8}` an item is
-taken apart, checked and written by::
+`Layout.read` walks each item's structure anew, which takes many times as long as to copy a small leaf. Once the layout
+is known, all that an item must be is known too. So a flat function is written for it from `_TEMPLATE`, as `dataclasses`
+writes an `__init__`. Items `{"done": bool, "image": (8, 8, 3) uint8}` are taken apart, checked and written by::
 
     if type(value) is not dict or len(value) != 2: return Taken(t - begin, (item,))
     value0 = value["done"]
@@ -13,8 +12,8 @@ taken apart, checked and written by::
     bytes1.append(value1.tobytes())
 
 Nothing of the items is in the source: keys, types, dtypes and shapes are names in it, whose values are handed to it.
-The bytes of small arrays are gathered, and written together: for 64 arrays of 256 bytes that takes three quarters of
-the time, and it took longer for larger or fewer ones.
+The bytes of small arrays are gathered, and written together: that takes three quarters of the time for 64 arrays of 256
+bytes, and took longer for larger or fewer ones.
 
 Guarantee: what is written is what `Layout.read` would give. An item that is not plainly like the layout, or that
 raises, is given back, for `Layout.read` to accept or to say how it differs. Each item is copied before the next is

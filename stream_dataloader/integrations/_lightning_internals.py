@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from lightning import __version__
@@ -64,24 +64,22 @@ def is_fitting(trainer: Any) -> bool:
     return bool(trainer.state.fn == TrainerFn.FITTING)
 
 
-def stateful(loaders: Iterable[Any]) -> list[Any]:
-    """Those whose states Lightning saves."""
-    return [loader for loader in loaders if isinstance(loader, _Stateful)]
-
-
 def train_loaders(trainer: Any) -> Any:
     """The `CombinedLoader` of what is trained on; None before there is one."""
     return trainer.fit_loop._combined_loader
 
 
+def stateful(combined: Any) -> list[Any]:
+    """Those of its loaders whose states Lightning saves."""
+    return [loader for loader in combined.flattened if isinstance(loader, _Stateful)]
+
+
 def evaluation_loaders(trainer: Any) -> list[StreamDataLoader[Any]]:
     """Those of validation, test and prediction that are loaded, without those that are trained on."""
     loops = [trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop]
-    combined = train_loaders(trainer)
-    trained = [] if combined is None else combined.flattened
-    found = [
-        loader for loop in loops if loop._combined_loader is not None for loader in loop._combined_loader.flattened
-    ]
+    of_loops = [loop._combined_loader for loop in loops]
+    found = [loader for combined in of_loops if combined is not None for loader in combined.flattened]
+    trained = train_loaders(trainer).flattened if train_loaders(trainer) is not None else []
     return [loader for loader in stream_loaders(found) if not any(loader is each for each in trained)]
 
 

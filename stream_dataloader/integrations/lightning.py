@@ -214,7 +214,7 @@ class StreamEpochs(Callback):
             return
         batches = loop["epoch_loop.batch_progress"]["current"]
         processed = batches["processed"]
-        for i, loader in enumerate(internals.stateful(combined.flattened)):
+        for i, loader in enumerate(internals.stateful(combined)):
             if isinstance(loader, StreamDataLoader):
                 state = self._places.state_of(loader, processed)
                 states[i] = of_all_ranks(loader, states[i] if state is None else state)

@@ -31,8 +31,7 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
 from stream_dataloader.integrations._all_ranks import Carried, gathered, own_state
-from stream_dataloader.integrations._model_inputs import ModelInputs
-from stream_dataloader.integrations._trainer_run import Numbers, TrainerRun, batches_an_epoch
+from stream_dataloader.integrations._trainer_run import ModelInputs, Numbers, TrainerRun, batches_an_epoch
 from stream_dataloader.integrations.accelerate import PreparedLoader
 from stream_dataloader.recurrent import RecurrentState
 

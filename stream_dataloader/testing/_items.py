@@ -5,7 +5,6 @@ Guarantee: what is returned stays as it is, also if a stream uses its memory aga
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import sys
@@ -20,8 +19,6 @@ from stream_dataloader._items.layout import as_array, spec_of
 from stream_dataloader._items.structure import flatten
 from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader.testing.resume import leaf_key
-
-_DESCRIPTORS = "/proc/self/fd"
 
 
 def iterated(stream: Any) -> Iterator[Any]:
@@ -89,15 +86,15 @@ def written(stream: Any, item: Any, room: int, source: Any) -> list[Any]:
     assert 0 <= count <= room, f"{source!r}: read_into returned {count}, with room for {room}"
     rest, rest_before = (map_leaves(rows, lambda leaf: leaf_key(leaf[count:])) for rows in (out, before))
     assert rest == rest_before, f"{source!r}: read_into wrote more than the {count} items it returned"
-    return [map_leaves(out, functools.partial(_row, t=t)) for t in range(count)]
 
+    def row(t: int) -> Any:
+        return map_leaves(out, lambda rows: copied(rows[t]))
 
-def _row(leaf: Any, t: int) -> Any:
-    return copied(leaf[t])
+    return list(map(row, range(count)))
 
 
 def held() -> tuple[int, int]:
     """How many descriptors and threads there are."""
     gc.collect()
-    descriptors = len(os.listdir(_DESCRIPTORS)) if sys.platform == "linux" else 0
+    descriptors = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
     return descriptors, threading.active_count()

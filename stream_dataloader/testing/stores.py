@@ -130,21 +130,18 @@ class StoreContract(StreamContract):
     def test_items_are_copies(self, open_stream: Store, expected: Sequence[Any]) -> None:
         """Items that were yielded stay as they are, and may be written to: no map, cache or file lies behind them."""
         number = _longest(expected)
+        name = open_stream.name_of(number)
         for change in (False, True):
             stream = open_stream(number)
             items = list(stream)
             stream.close()
             kept = [map_leaves(item, copied) for item in items]
-            assert_same(kept, list(expected[number]), open_stream.name_of(number), "kept until the stream was closed")
+            assert_same(kept, list(expected[number]), name, "kept until the stream was closed")
             for leaf in itertools.chain.from_iterable(flatten(item)[1] for item in items if change):
                 if isinstance(leaf, np.ndarray):
-                    assert leaf.flags.writeable, (
-                        f"{open_stream.name_of(number)} yields arrays that cannot be written to"
-                    )
+                    assert leaf.flags.writeable, f"{name} yields arrays that cannot be written to"
                     leaf[...] = leaf[...] == 0
-        assert_same(
-            items_of(open_stream(number)), list(expected[number]), open_stream.name_of(number), "not written to"
-        )
+        assert_same(items_of(open_stream(number)), list(expected[number]), name, "not written to")
 
     def test_can_be_used_after_it_was_closed(self, open_stream: Store, expected: Sequence[Any]) -> None:
         """A stream that is open stays open; the store opens its index again when it is asked."""

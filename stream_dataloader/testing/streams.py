@@ -11,7 +11,7 @@ import inspect
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -109,41 +109,34 @@ class StreamContract:
         """`open_stream(source, start=n)` goes on with item n, and yields nothing at the end."""
         if not takes_start(open_stream):
             return
-        for source in sources:
-            items = items_of(open_stream(source))
-            for start in _places(items):
-                found = items_of(open_stream(source, start=start))
-                assert_same(found, items[start:], source, f"opened with start={start}")
+        for source, items, start in _places(open_stream, sources):
+            found = items_of(open_stream(source, start=start))
+            assert_same(found, items[start:], source, f"opened with start={start}")
 
     def test_seeks_any_item(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
         """`seek_item(n)` of a stream's iterator, if there is one, goes to item n, and at the end to its end."""
-        for source in sources:
-            items = items_of(open_stream(source))
-            for item in _places(items):
-                stream = open_stream(source)
-                iterator = iter(stream)
-                assert seeks_items(iterator) or not seeks_items(stream), _unused(source, "seek_item")
-                if seeks_items(iterator):
-                    iterator.seek_item(item)
-                    assert_same(list(iterated(iterator)), items[item:], source, f"sent to item {item} by seek_item")
-                close(iterator)
-                close(stream)
+        for source, items, item in _places(open_stream, sources):
+            stream = open_stream(source)
+            iterator = iter(stream)
+            assert seeks_items(iterator) or not seeks_items(stream), _unused(source, "seek_item")
+            if seeks_items(iterator):
+                iterator.seek_item(item)
+                assert_same(list(iterated(iterator)), items[item:], source, f"sent to item {item} by seek_item")
+            close(iterator)
+            close(stream)
 
     def test_goes_on_with_its_state(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
         """What `state_dict` of a stream's iterator returned, if there is one, takes another one to the same item."""
-        for source in sources:
-            items = items_of(open_stream(source))
-            for item in _places(items):
-                before, after = open_stream(source), open_stream(source)
-                first, second = iter(before), iter(after)
-                assert keeps_state(first) or not keeps_state(before), _unused(source, "state_dict")
-                if keeps_state(first):
-                    assert_same(list(iterated(itertools.islice(first, item))), items[:item], source, "read so far")
-                    second.load_state_dict(copy.deepcopy(first.state_dict()))
-                    which = f"begun with the state of item {item}"
-                    assert_same(list(iterated(second)), items[item:], source, which)
-                for opened in (first, before, second, after):
-                    close(opened)
+        for source, items, item in _places(open_stream, sources):
+            before, after = open_stream(source), open_stream(source)
+            first, second = iter(before), iter(after)
+            assert keeps_state(first) or not keeps_state(before), _unused(source, "state_dict")
+            if keeps_state(first):
+                assert_same(list(iterated(itertools.islice(first, item))), items[:item], source, "read so far")
+                second.load_state_dict(copy.deepcopy(first.state_dict()))
+                assert_same(list(iterated(second)), items[item:], source, f"begun with the state of item {item}")
+            for opened in (first, before, second, after):
+                close(opened)
 
     def test_opens_early(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
         """If the factory declares `open_early`, another thread can open a stream and take its first item.
@@ -255,9 +248,12 @@ class StreamContract:
 _NOTHING = object()
 
 
-def _places(items: list[Any]) -> list[int]:
-    """Where to begin: the first few places, some further on, and the end."""
-    return sorted({*range(min(len(items), 12)), *range(0, len(items), 1 + len(items) // 12), len(items)})
+def _places(open_stream: Callable[..., Any], sources: Sequence[Any]) -> Iterator[tuple[Any, list[Any], int]]:
+    """Each source, its items, and where to begin: the first few places, some further on, and the end."""
+    for source in sources:
+        items = items_of(open_stream(source))
+        places = {*range(min(len(items), 12)), *range(0, len(items), 1 + len(items) // 12), len(items)}
+        yield from ((source, items, place) for place in sorted(places))
 
 
 def _unused(source: Any, method: str) -> str:

@@ -63,12 +63,12 @@ def test_a_field_is_made_once_and_what_a_user_writes_into_it_is_in_no_other_batc
     dataset = StreamDataset([12, 12], range, 2, time_steps=3)
     for step, batch in enumerate(StreamDataLoader(dataset, workers)):
         assert not vars(batch).keys() & {"reset", "is_start", "mask", "source", "position"}
-        assert batch.position.T.tolist() == [[3 * step + t for t in range(3)]] * 2
+        assert batch.position.T.tolist() == batch.data.T.tolist() == [[3 * step + t for t in range(3)]] * 2
         assert batch.source.T.tolist() == [[0] * 3, [1] * 3]
         assert batch.mask.all()
         assert batch.reset.tolist() == batch.is_start[0].tolist() == [step == 0] * 2
         assert not batch.is_start[1:].any()
-        for field in (batch.position, batch.source, batch.mask, batch.is_start):
+        for field in (batch.data, batch.position, batch.source, batch.mask, batch.is_start):
             field.fill_(1)
         assert batch.reset.all()
         assert batch.position.eq(1).all()

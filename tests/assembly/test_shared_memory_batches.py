@@ -131,17 +131,6 @@ Holding.TestCase.settings = settings(random_cases(40), stateful_step_count=30)
 TestHolding = Holding.TestCase
 
 
-@pytest.mark.parametrize("big", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_whole_epoch_may_be_kept(big):
-    size = 300_000 if big else 4
-    loader = loader_of((60,) * 4, open_stream=lambda n: count_up(n, size))
-    first = [batch.data[..., :3] for batch in loader]
-    list(loader)
-    for step, data in enumerate(first):
-        for lane in range(4):
-            assert data[:, lane, 0].tolist() == [1000 * lane + 2 * step, 1000 * lane + 2 * step + 1]
-
-
 @pytest.mark.slow
 def test_memory_grows_by_what_is_held_and_no_more():
     loader = loader_of((200,) * 4, time_steps=1, open_stream=lambda n: count_up(n, 100_000))  # 3.2 MB a batch
@@ -172,15 +161,6 @@ def test_a_forked_process_that_ends_gives_back_nothing_of_the_parents():
     for batch in iterator:
         assert batch.data.data_ptr() != kept.data_ptr()
     assert kept[:, :, 0].tolist() == [[0, 1000, 2000, 3000], [1, 1001, 2001, 3001]]
-
-
-def test_what_a_user_writes_into_a_batch_is_gone_in_the_next():
-    loader = loader_of((7, 3, 30), lanes=3)
-    expected = [key(batch) for batch in loader_of((7, 3, 30), lanes=3, workers=0)]
-    for batch, fields in zip(loader, expected, strict=True):
-        assert key(batch) == fields
-        for tensor in (batch.data, batch.mask, batch.position, batch.source, batch.is_start):
-            tensor.fill_(1)
 
 
 # What fits

@@ -58,9 +58,13 @@ def accelerator_of():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def prepared(accelerator, *args, **options):
-    from stream_dataloader.integrations.accelerate import prepare
+def prepare(*given, **options):
+    from stream_dataloader.integrations import accelerate
 
+    return accelerate.prepare(*given, **options)
+
+
+def prepared(accelerator, *args, **options):
     return prepare(accelerator, loader(*args, **options))
 
 
@@ -130,8 +134,6 @@ def test_an_evaluation_within_the_loop_has_an_end_of_its_own(accelerator_of):
 
 
 def test_an_error_is_raised_after_the_batch_before_it(accelerator_of):
-    from stream_dataloader.integrations.accelerate import prepare
-
     def broken(length):
         yield from range(length)
         raise OSError("torn")
@@ -162,8 +164,6 @@ KINDS = {
 @pytest.mark.parametrize("collate_fn", [None, windows])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_goes_on_at_the_next_batch(accelerator_of, tmp_path, kind, collate_fn):
-    from stream_dataloader.integrations.accelerate import prepare
-
     def told(batch):
         return batch.tolist() if collate_fn else key(batch)
 
@@ -259,8 +259,6 @@ def test_the_first_batches_are_skipped_once(accelerator_of, tmp_path):
 
 
 def test_batches_come_on_the_accelerators_device(accelerator_of, monkeypatch):
-    from stream_dataloader.integrations.accelerate import prepare
-
     accelerator = accelerator_of()
     monkeypatch.setattr(accelerator.state, "device", torch.device("meta"))
     batch = next(iter(prepare(accelerator, loader())))
@@ -272,8 +270,6 @@ def test_batches_come_on_the_accelerators_device(accelerator_of, monkeypatch):
 
 
 def test_what_is_prepared_is_left_as_it_is(accelerator_of):
-    from stream_dataloader.integrations.accelerate import prepare
-
     accelerator = accelerator_of()
     ours = prepared(accelerator)
     assert prepare(accelerator, ours) is ours
@@ -282,8 +278,6 @@ def test_what_is_prepared_is_left_as_it_is(accelerator_of):
 
 
 def test_what_cannot_be_prepared_is_refused(accelerator_of, monkeypatch):
-    from stream_dataloader.integrations.accelerate import prepare
-
     accelerator = accelerator_of()
     plain = torch.utils.data.DataLoader(loader().dataset, batch_size=None)
     for wrong in (plain, loader().dataset):
@@ -370,8 +364,6 @@ def test_one_process_goes_on_where_two_stopped(tmp_path):
 
 @pytest.mark.parametrize("length", [1, 4])
 def test_a_loop_over_n_batches_that_is_left_loses_none(accelerator_of, length):
-    from stream_dataloader.integrations.accelerate import prepare
-
     whole = [key(batch) for batch in itertools.islice(loader(padding_mode="cycle"), 20)]
     ours = prepare(accelerator_of(), stretches(length=length))
     seen = []

@@ -121,6 +121,14 @@ def test_overfitting_trains_on_the_same_batches_each_epoch(tmp_path):
     assert model.trained == epochs()[0][:2] * 3
 
 
+def test_without_the_callback_it_overfits_on_the_first_batches_and_seeds_workers(tmp_path, monkeypatch):
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")  # as seed_everything(workers=True) does
+    train = StreamDataLoader(loader().dataset, 2)
+    model = fit(train, tmp_path, max_epochs=2, overfit_batches=2)
+    assert [seen[:2] for seen in model.trained] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert train.worker_init_fn.func.__name__ == "pl_worker_init_function"
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_loaders_that_are_made_anew_have_lightnings_numbers(tmp_path, known):
     class Making(Model):

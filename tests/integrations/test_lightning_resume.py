@@ -11,7 +11,7 @@ import torch
 
 lightning = pytest.importorskip("lightning.pytorch")
 
-from helpers import PATIENCE, ROOT  # noqa: E402
+from helpers import FULL, PATIENCE, ROOT  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
 from lightning_runs import COUNTS, LENGTHS, Break, Model, beside, cycling, fit, key, loader, trainer_of  # noqa: E402
@@ -221,13 +221,23 @@ RUNS = {
 }
 
 
-@pytest.mark.slow
-@kinds_of_loader
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
-def test_from_whatever_hook_it_was_saved_in(tmp_path, make, hook, options):
+def in_the_second_epoch(hook):
+    if hook in ("on_train_start", "on_train_end"):
+        return 1
+    return COUNTS[0] + 2 if "train_batch" in hook or "zero" in hook else 1 + (hook[-5:] != "start")
+
+
+OF_ALL = list(itertools.product(LOADERS, HOOKS, RUNS))
+
+
+@pytest.mark.parametrize(
+    ("kind", "hook", "run"),
+    [p if p[::2] == ("known", "validated") else pytest.param(*p, marks=pytest.mark.slow) for p in OF_ALL],
+)
+def test_from_whatever_hook_it_was_saved_in(tmp_path, kind, hook, run):
+    make, options = LOADERS[kind], RUNS[run]
     whole = whole_run(make, tmp_path, **options)
-    for number in range(1, ALL + 1):
+    for number in range(1, ALL + 1) if FULL else [in_the_second_epoch(hook)]:
         path = tmp_path / f"{number}.ckpt"
         head = fit(make(), tmp_path, [StreamEpochs(), Saving(hook, number, path)], **options)
         if not path.exists():
@@ -236,23 +246,9 @@ def test_from_whatever_hook_it_was_saved_in(tmp_path, make, hook, options):
         done = len(head.trained) - (hook == "on_before_zero_grad")  # the step was not done
         assert head.trained[:done] + tail.trained == whole.trained, number
         again = hook == "on_validation_batch_end"  # which begins anew
-        assert (
-            head.events.count("validated") + tail.events.count("validated") == whole.events.count("validated") + again
-        )
-    assert number > 1 or hook.startswith("on_validation")
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_from_hooks_of_the_second_epoch(tmp_path, hook):
-    make, number = (
-        LOADERS["known"],
-        COUNTS[0] + 2 if "train_batch" in hook or "zero" in hook else 1 + (hook[-5:] != "start"),
-    )
-    whole = whole_run(make, tmp_path, validation=VALIDATION)
-    number = 1 if hook in ("on_train_start", "on_train_end") else number
-    head = fit(make(), tmp_path, [StreamEpochs(), Saving(hook, number, tmp_path / "x.ckpt")], validation=VALIDATION)
-    tail = resumed(make, tmp_path, tmp_path / "x.ckpt", validation=VALIDATION)
-    assert head.trained[: len(head.trained) - (hook == "on_before_zero_grad")] + tail.trained == whole.trained
+        validated = head.events.count("validated") + tail.events.count("validated")
+        assert validated == whole.events.count("validated") + again
+    assert path.exists() or number > 1 or hook.startswith("on_validation")
 
 
 def check_tails(make, tmp_path, model=Model, every=1, **options):

@@ -1,15 +1,58 @@
-"""Every kind of item, and what becomes of it."""
+"""Every kind of item and leaf: what becomes of it, however it travels; each comes back equal, or is a clear error."""
 
 import collections
+import copy
 import dataclasses
+import pickle
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from stream_dataloader import ItemError, StreamDataLoader, StreamDataset
+from stream_dataloader import ItemError, StreamDataLoader, StreamDataset, interleave
 
-Pair = collections.namedtuple("Pair", "first second")
+WAYS = [(0, "auto"), (2, "auto"), (2, "queue")]
+Pair = collections.namedtuple("Pair", "first second", defaults=(5,))
+
+
+class Checked(Pair):
+    """A namedtuple that is made in another way than by its fields."""
+
+    def __new__(cls, both):
+        return super().__new__(cls, both, both)
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    x: int
+    twice: int = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "twice", self.x * 2)
+
+
+@dataclasses.dataclass
+class Unset:
+    x: int = dataclasses.field(init=False)
+
+
+class Own(dict):
+    """A dict that is made of something else."""
+
+    def __init__(self, number):
+        super().__init__(b=number, a=2 * number)
+
+
+def batches(sources, workers=0, transport="auto", lanes=None, collate_fn=None, **options):
+    """What is read of `sources`, which are lists of items."""
+    given = {"time_steps": 2, **options}
+    dataset = StreamDataset(range(len(sources)), lambda i: iter(sources[i]), lanes or len(sources), **given)
+    return list(StreamDataLoader(dataset, workers, collate_fn, transport=transport))
+
+
+def first_batch(items, workers=0, **options):
+    return batches(items if isinstance(items[0], list) else [items], workers, **options)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,14 +62,6 @@ class Sample:
 
     def __post_init__(self):
         assert self.image.ndim == 1, "a batch is not checked like an item"
-
-
-def first_batch(items, workers=0, time_steps=2, **options):
-    sources = items if isinstance(items[0], list) else [items]
-    dataset = StreamDataset(
-        range(len(sources)), lambda i: iter(sources[i]), len(sources), time_steps=time_steps, **options
-    )
-    return next(iter(StreamDataLoader(dataset, workers)))
 
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -184,3 +219,273 @@ def test_a_batch_shows_shapes_and_moves():
     assert moved.data["x"].device.type == moved.mask.device.type == "meta"
     assert moved.data["name"] == batch.data["name"]
     assert (len(batch), batch.time_steps) == (1, 2)
+
+
+def quantized():
+    with warnings.catch_warnings():  # torch 2.13 deprecates them, and says so once a process
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.quint8)
+
+
+ODD_TENSORS = {
+    "coo": (lambda: torch.eye(2).to_sparse(), lambda t: t.to_dense().tolist()),
+    "csr": (lambda: torch.eye(2).to_sparse_csr(), lambda t: t.to_dense().tolist()),
+    "meta": (lambda: torch.empty(3, device="meta"), lambda t: (t.shape, t.device.type)),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), lambda t: [x.tolist() for x in t]),
+    "quantized": (quantized, lambda t: (t.dequantize().tolist(), t.q_scale())),
+    "uint4": (lambda: torch.ones(2, dtype=torch.uint8).view(torch.uint4), lambda t: t.view(torch.uint8).tolist()),
+    "masked array": (lambda: np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]), lambda a: (a.tolist(), a.mask.tolist())),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of prototypes
+@pytest.mark.parametrize(("workers", "transport"), WAYS)
+def test_tensors_that_are_not_dense_are_objects(workers, transport):
+    item = {name: make() for name, (make, _) in ODD_TENSORS.items()}
+    (batch,) = batches([[item, item], [item]], workers, transport)
+    for name, (make, plain) in ODD_TENSORS.items():
+        cells = batch.data[name]
+        assert [[cell if cell is None else plain(cell) for cell in row] for row in cells] == [
+            [plain(make()), plain(make())],
+            [plain(make()), None],
+        ]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ODD_TENSORS)
+def test_a_dense_tensor_and_one_that_is_not_do_not_fit(name):
+    odd = ODD_TENSORS[name][0]()
+    dense = torch.zeros(3) if isinstance(odd, torch.Tensor) else np.zeros(3, int)
+    with pytest.raises(ItemError, match=r"source 0 .*item 1, lane 0.*item is an object, and was"):
+        batches([[dense, odd]])
+
+
+def test_objects_among_tensors_do_not_get_in_the_way_of_a_batch():
+    (batch,) = batches([[{"x": torch.ones(2), "graph": torch.eye(2).to_sparse()}]])
+    half = pickle.loads(pickle.dumps(copy.deepcopy(batch))).to(torch.float16)
+    assert half.data["x"].dtype == half.data["graph"][0][0].dtype == torch.float16
+    assert half.data["graph"][0][0].is_sparse
+
+
+@pytest.mark.parametrize(("workers", "transport"), WAYS)
+def test_every_kind_of_dict_is_a_structure(workers, transport):
+    first = {
+        "ordered": collections.OrderedDict(b=1, a=2),
+        "default": collections.defaultdict(int, b=1, a=2),
+        "count": collections.Counter("bbc"),
+        "own": Own(1),
+    }
+    second = {
+        "own": {"a": 4, "b": 2},
+        "default": {"b": 2, "a": 4},
+        "ordered": {"a": 4, "b": 2},
+        "count": {"c": 2, "b": 4},
+    }
+    (batch,) = batches([[first, second], [first]], workers, transport)
+    assert list(batch.data) == list(first)
+    for name, value in batch.data.items():
+        assert type(value) is dict
+        assert list(value) == list(first[name])
+        for key, cells in value.items():
+            assert cells.tolist() == [[first[name][key]] * 2, [second[name][key], 0]]
+
+
+@pytest.mark.parametrize("collate_fn", [None, list])
+def test_keys_keep_the_order_of_the_first_item(collate_fn):
+    def keys(batch):
+        return list(map(list, batch)) if collate_fn else list(batch.data)
+
+    ways, sources = set(), [[{"y": 0, "x": [1, 1]}], [{"x": [1, 1], "y": 0}] * 3, [{"y": 0, "x": [1, 1]}] * 3]
+    for sources_ in (sources, [[], *sources[1:], *sources]):
+        found = []
+        for workers, transport in [(0, "auto"), (3, "auto")] if collate_fn else [*WAYS, (3, "auto")]:
+            read = batches(sources_, workers, transport, lanes=3, collate_fn=collate_fn)
+            found.append([keys(batch) for batch in read])
+        assert all(other == found[0] for other in found)
+        ways.add(str(found[0][0]))
+    assert len(ways) == 2
+
+
+def test_mixed_keys_fit_in_any_order():
+    (batch,) = batches([[{"1": 1, 1: 2}], [{1: 2, "1": 1}]])
+    assert {key: cells[0].tolist() for key, cells in batch.data.items()} == {"1": [1, 1], 1: [2, 2]}
+
+
+@pytest.mark.parametrize(("workers", "transport"), WAYS)
+def test_types_are_rebuilt_of_their_fields(workers, transport):
+    item = {"pair": Pair(1), "checked": Checked(2), "derived": Derived(3)}
+    (batch,) = batches([[item], [item]], workers, transport)
+    pair, checked, derived = batch.data.values()
+    assert (type(pair), type(checked), type(derived)) == (Pair, Checked, Derived)
+    assert [leaf[0].tolist() for leaf in (*pair, *checked, derived.x, derived.twice)] == [
+        *([1, 1], [5, 5], [2, 2], [2, 2], [3, 3], [6, 6]),
+    ]
+
+
+def test_an_item_that_cannot_be_looked_into_names_its_source():
+    with pytest.raises(ItemError, match=r"source 1 .*the item, a Unset, cannot be read: AttributeError"):
+        batches([[Derived(1)], [Unset()]])
+    with pytest.warns(RuntimeWarning, match="skipped the rest of a stream"):
+        (batch,) = batches([[Unset()], [1, 2]], lanes=1, on_error="skip")
+    assert batch.data.tolist() == [[1], [2]]
+
+
+def leaves(**dtypes):
+    return {name: torch.ones(2).to(dtype) for name, dtype in dtypes.items()}
+
+
+@pytest.mark.parametrize(("workers", "transport"), WAYS)
+@pytest.mark.parametrize(("time_steps", "windowed"), [(2, False), (None, True)])
+def test_each_leaf_can_have_its_own_fill_value(workers, transport, time_steps, windowed):
+    def item(length):
+        values = {
+            "image": torch.ones(length, 2),
+            "target": Pair(torch.ones(length, dtype=int), (1.5, True)),
+            "name": "a",
+        }
+        return values if windowed else {"image": values["image"][0], "target": Pair(1, (1.5, True)), "name": "a"}
+
+    fill = {"target": Pair(-100, {0: float("inf")}), "image": [7, 8]}
+    sources = [[item(2)], [item(1)], [item(2)]] if windowed else [[item(1)] * 2, [item(1)], [item(1)] * 2]
+    last = batches(sources, workers, transport, lanes=2, time_steps=time_steps, fill_value=fill)[-1]
+    assert last.mask.tolist() == [[True, False], [True, False]]
+    assert last.data["image"][:, 1].tolist() == [[7, 8], [7, 8]]
+    assert last.data["target"].first[:, 1].tolist() == [-100, -100]
+    if not windowed:
+        assert last.data["target"].second[0][:, 1].isinf().all()
+        assert not last.data["target"].second[1][:, 1].any()
+    assert [row[1] for row in last.data["name"]] == [None, None]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("fill_value", "reason"),
+    [
+        (-1, r"fill_value=-1 does not fit item\['valid'\], which is bool \(2,\).*a dict with one for each leaf"),
+        ({"valid": -1}, r"fill_value\['valid'\]=-1 does not fit item\['valid'\]"),
+        ({"half": 1e6}, r"fill_value\['half'\]=1000000.0 does not fit item\['half'\], which is float16"),
+        ({"half": np.zeros(3)}, "broadcast"),
+        ({"vaild": 1}, r"fill_value has the keys \['vaild'\], and item only has \['half', 'name', 'valid'\]"),
+        ({"name": 1}, r"fill_value\['name'\] is 1, and item\['name'\] is an object, which None pads"),
+        ({"valid": {"x": 1}}, r"fill_value\['valid'\] is \{'x': 1\}, and item\['valid'\] has no keys"),
+    ],
+    ids=str,
+)
+def test_a_fill_value_that_does_not_fit_is_told_with_the_first_item(fill_value, reason, workers):
+    item = leaves(half=torch.float16, valid=torch.bool) | {"name": "a"}
+    with pytest.raises(ValueError, match=reason):
+        batches([[item, item]] * 2, workers, fill_value=fill_value)  # nothing is to be padded
+
+
+@pytest.mark.parametrize("fill_value", ["x", {"label": "x"}, object()])
+def test_what_fills_nothing_is_told_where_the_dataset_is_built(fill_value):
+    with pytest.raises(ValueError, match=r"fill_value.* is .*; give a number, an array, or a dict of them"):
+        StreamDataset([0], iter, 1, fill_value=fill_value, time_steps=2)
+
+
+def test_without_time_steps_an_idle_lane_hands_a_collate_fn_the_fill_value_itself():
+    fill = {"any": object()}
+    read = batches([[np.zeros(2)] * 2, [np.zeros(2)]], collate_fn=list, time_steps=None, fill_value=fill)
+    assert read[1][1] is fill
+
+
+def test_interleaved_datasets_may_have_equal_fill_values():
+    datasets = [StreamDataset([2], range, 1, time_steps=2, fill_value={"x": np.array([1, 2])}) for _ in range(2)]
+    assert interleave(datasets, shuffle=False).fill_value["x"].tolist() == [1, 2]
+    with pytest.raises(ValueError, match="fill_value"):
+        interleave([datasets[0], StreamDataset([2], range, 1, time_steps=2, fill_value={"x": 1})], shuffle=False)
+
+
+@pytest.mark.parametrize(("workers", "transport"), WAYS)
+def test_streams_that_do_not_fit_are_named_by_their_sources(workers, transport):
+    channels = {"mono.wav": 1, "stereo.wav": 2}
+    dataset = StreamDataset(
+        list(channels), lambda path: [np.zeros(channels[path])] * 2, 2, time_steps=2, on_error="skip"
+    )
+    reason = r"source 1 \('stereo.wav'\).* beside the epoch's first \(source 0, 'mono.wav'\).*have open_stream raise"
+    with pytest.raises(ItemError, match=reason) as caught:
+        list(StreamDataLoader(dataset, workers, transport=transport))
+    assert caught.value.source == "'stereo.wav'"
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_a_stream_that_does_not_fit_is_not_skipped_wherever_in_a_window_it_starts(length):
+    with pytest.raises(ItemError, match=r"float64 \(2,\)"):
+        batches([[np.zeros(1)] * length, [np.zeros(2)]], lanes=1, windows="packed", on_error="skip")
+
+
+@pytest.fixture(scope="module")
+def batch():
+    items = [{"x": torch.ones(2), "label": i, "z": 1j} for i in range(3)]
+    return next(iter(StreamDataLoader(StreamDataset([0, 1], lambda _: iter(items), 2, time_steps=2))))
+
+
+def bookkeeping(batch):
+    return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name not in ("data", "is_last")}
+
+
+def test_a_batch_can_be_copied(batch):
+    for same in (copy.copy(batch), copy.deepcopy(batch), dataclasses.replace(batch), batch.cpu()):
+        assert torch.equal(same.data["x"], batch.data["x"])
+        assert all(
+            v is bookkeeping(batch)[k] is None
+            or torch.equal(torch.as_tensor(v), torch.as_tensor(bookkeeping(batch)[k]))
+            for k, v in bookkeeping(same).items()
+        )
+        assert same.state_dict() == batch.state_dict()
+    assert copy.copy(batch).data is batch.data
+    changed = copy.deepcopy(batch)
+    changed.data["x"] += 1
+    assert (batch.data["x"] == 1).all()
+    assert dataclasses.replace(batch, step=9).step == 9
+
+
+def test_a_part_that_a_worker_collates_can_be_copied():
+    def count(part):
+        same = dataclasses.replace(copy.copy(part), step=7)
+        return same.step + int(copy.deepcopy(pickle.loads(pickle.dumps(same))).data.sum())
+
+    dataset = StreamDataset([2, 3], range, 2, time_steps=3)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, collate_fn=count)
+    assert list(loader) == [7 + 1 + 3]
+
+
+def test_a_dtype_is_for_floating_point_data_only(batch):
+    for half in (batch.to(torch.float16), batch.to("cpu", torch.float16), batch.to("cpu", dtype=torch.float16)):
+        assert [half.data[key].dtype for key in ("x", "label", "z")] == [torch.float16, torch.int64, torch.complex128]
+        assert {k: getattr(v, "dtype", 0) for k, v in bookkeeping(half).items()} == {
+            k: getattr(v, "dtype", 0) for k, v in bookkeeping(batch).items()
+        }
+    for wrong in ((torch.int64,), ("cpu", torch.int8), (torch.float16, torch.float32)):
+        with pytest.raises(TypeError, match="dtype"):
+            batch.to(*wrong)
+    assert batch.to("meta", torch.float16).mask.device.type == "meta"
+
+
+def test_a_dict_of_a_collate_fn_keeps_its_type_on_the_way_to_a_device():
+    ordered = lambda windows: collections.OrderedDict(x=windows[0])  # noqa: E731
+    dataset = StreamDataset([2], range, 1, time_steps=2)
+    (moved,) = StreamDataLoader(dataset, collate_fn=ordered, device="meta")
+    assert type(moved) is collections.OrderedDict
+    assert moved["x"].device.type == "meta"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant", "ignore:TypedStorage")  # torch: once a process, while unpickling
+@pytest.mark.parametrize(("workers", "transport"), WAYS)
+def test_windows_go_to_a_collate_fn_as_they_are(workers, transport):
+    window = collections.OrderedDict(b=np.arange(2), a=Own(1), graph=torch.eye(2).to_sparse(), q=quantized())
+    (((read,), (again,)),) = batches(
+        [[[window]], [[dict(window)]]], workers, transport, collate_fn=list, time_steps=None, lanes=2
+    )
+    assert (type(read), type(again), type(read["a"])) == (collections.OrderedDict, dict, Own)
+    assert list(read) == list(again) == list(window)
+    assert torch.equal(read["graph"].to_dense(), torch.eye(2))
+    assert torch.equal(read["q"].dequantize(), quantized().dequantize())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_windows_whose_keys_are_not_sorted_keep_their_order(workers):
+    orders = ("yx", "xy", "yx")
+    sources = [[{key: np.arange(2) for key in order}] * 2 for order in orders]
+    for read in batches(sources, workers, collate_fn=list, time_steps=None):
+        assert ["".join(window) for window in read] == list(orders)

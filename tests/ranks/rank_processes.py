@@ -54,8 +54,10 @@ class Failed(Exception):
 
 
 class RankProcesses:
-    def __init__(self, world_size=MOST):
-        self.pipes, self.processes = [], []
+    """So many ranks, to the end of a context; `killed` where some of them may hang by then."""
+
+    def __init__(self, world_size=MOST, *, killed=False):
+        self.pipes, self.processes, self._killed = [], [], killed
         context = multiprocessing.get_context("forkserver")  # whose server has imported torch
         port = free_port()
         for rank in range(world_size):
@@ -82,12 +84,15 @@ class RankProcesses:
             raise failed[0]
         return results
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 pipe.send(None)
         for process in self.processes:
-            process.join(60)
+            process.join(0 if self._killed else 60)
             process.kill()
             process.join()
             process.close()

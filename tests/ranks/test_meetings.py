@@ -22,11 +22,8 @@ LENGTHS = [9, 4, 6, 3]
 
 @pytest.fixture(scope="module")
 def two():
-    processes = RankProcesses(2)
-    yield processes
-    for process in processes.processes:
-        process.kill()
-    processes.close()
+    with RankProcesses(2, killed=True) as processes:
+        yield processes
 
 
 _kept = []  # in a rank's process

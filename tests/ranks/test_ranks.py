@@ -27,9 +27,8 @@ from stream_dataloader import StreamDataLoader, StreamDataset, merge_states
 
 @pytest.fixture(scope="module")
 def ranks():
-    processes = RankProcesses()
-    yield processes
-    processes.close()
+    with RankProcesses() as processes:
+        yield processes
 
 
 @pytest.mark.slow
@@ -230,9 +229,8 @@ def twins(rank, way):
 
 @pytest.fixture(scope="module")
 def four():
-    processes = RankProcesses(4)
-    yield processes
-    processes.close()
+    with RankProcesses(4) as processes:
+        yield processes
 
 
 @pytest.mark.parametrize("way", ["numbers", *[pytest.param(way, marks=pytest.mark.slow) for way in ("mesh", "group")]])
@@ -356,8 +354,7 @@ def stumble(rank, world_size, way, known=False, mode="zeros"):
 
 @pytest.mark.parametrize("way", ["killed", pytest.param("stuck", marks=pytest.mark.slow)])
 def test_a_stuck_or_dead_rank_does_not_leave_others_hanging(way):
-    processes = RankProcesses(3)
-    try:
+    with RankProcesses(3, killed=True) as processes:
         for pipe in processes.pipes:
             pipe.send((stumble, (3, way)))
         for rank in (0, 2):
@@ -365,9 +362,6 @@ def test_a_stuck_or_dead_rank_does_not_leave_others_hanging(way):
             _, (kind, message, _) = processes.pipes[rank].recv()
             assert kind == "RankError"
             assert re.match("rank 1 did not say if it has data for step [23] within 3 s", message)
-    finally:
-        processes.processes[1].kill()
-        processes.close()
 
 
 def test_a_rank_that_leaves_alone_is_named_at_once(ranks):
@@ -380,18 +374,13 @@ def test_a_rank_that_leaves_alone_is_named_at_once(ranks):
 
 @pytest.mark.slow
 def test_the_end_of_the_rank_that_keeps_the_store_is_an_error():
-    processes = RankProcesses(2)
-    try:
+    with RankProcesses(2, killed=True) as processes:
         processes.pipes[0].send((die, ()))
         processes.pipes[1].send((wait_for_another, ()))
         assert processes.pipes[1].poll(PATIENCE)
         _, (kind, message, _) = processes.pipes[1].recv()
         assert kind == "RankError"
         assert "the store of torch.distributed, through which ranks agree, failed" in message
-    finally:
-        for process in processes.processes:
-            process.kill()
-        processes.close()
 
 
 def die(rank):
@@ -493,13 +482,8 @@ def started_again(rank, method, times):
 @pytest.mark.parametrize(("kind", "times"), [pytest.param("tcp", 3, marks=pytest.mark.slow), ("file", 1)])
 def test_torch_distributed_may_be_started_again_and_with_a_file(tmp_path, kind, times):
     method = f"tcp://127.0.0.1:{rank_processes.free_port()}" if kind == "tcp" else f"file://{tmp_path}/store"
-    processes = RankProcesses(2)
-    try:
+    with RankProcesses(2, killed=True) as processes:
         assert processes.run(2, started_again, method, times) == [[40, 3, 30][:times]] * 2
-    finally:
-        for process in processes.processes:
-            process.kill()
-        processes.close()
 
 
 def states_around_the_end(rank):
@@ -514,14 +498,9 @@ def states_around_the_end(rank):
 
 @pytest.mark.slow
 def test_a_rank_stays_what_it_is_when_torch_distributed_ends():
-    processes = RankProcesses(2)
-    try:
+    with RankProcesses(2, killed=True) as processes:
         found = processes.run(2, states_around_the_end)
-        assert [same for *same, _ in found] == [[True, True]] * 2
-    finally:
-        for process in processes.processes:
-            process.kill()
-        processes.close()
+    assert [same for *same, _ in found] == [[True, True]] * 2
 
 
 def read_epochs(rank, world_size, n, epochs, workers):

@@ -44,16 +44,10 @@ def train(rank):
     return model.module.start.tolist(), quiet, merge_states(gathered)["lanes"]
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    processes = RankProcesses(2)
-    yield processes
-    processes.close()
-
-
 @pytest.mark.slow
-def test_a_learnt_state_is_the_same_on_all_ranks_though_streams_start_in_other_steps(ranks):
-    (one, quiet, lanes), (other, other_quiet, _) = ranks.run(2, train)
+def test_a_learnt_state_is_the_same_on_all_ranks_though_streams_start_in_other_steps():
+    with RankProcesses(2) as ranks:
+        (one, quiet, lanes), (other, other_quiet, _) = ranks.run(2, train)
     assert one == other
     assert any(value != 0 for value in one[0][0])
     assert quiet

@@ -5,10 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader.recurrent import RecurrentState
 from stream_dataloader.testing import batch_key
 
 
@@ -17,8 +15,8 @@ def open_items(length):
         yield {"x": torch.tensor([length + t / 8]), "name": f"{length}/{t}", "deep": (np.int64(t), [t])}
 
 
-def batches_of(workers=0, **options):
-    return StreamDataLoader(StreamDataset([7, 3, 5, 1, 4, 2, 6], open_items, 5, time_steps=2, **options), workers)
+def batches_of(**options):
+    return StreamDataLoader(StreamDataset([7, 3, 5, 1, 4, 2, 6], open_items, 5, time_steps=2, **options))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -45,19 +43,6 @@ def test_micro_batches_are_the_batch_lane_by_lane(count):
 def test_a_number_that_is_none_is_refused(count, error):
     with pytest.raises(error, match="count"):
         next(iter(batches_of())).split_lanes(count)
-
-
-def test_a_state_is_carried_by_micro_batches_however_lanes_are_split():
-    gru = nn.GRU(1, 3, 2).double()
-    whole, split, splits = RecurrentState(batch_dim=1), RecurrentState(batch_dim=1), [1, 3, 3, 2, 5, 4, 1]
-    for batch in batches_of(workers=2):
-        data = batch.data["x"].double()
-        expected, state = gru(data, whole.before(batch))
-        whole.after(batch, state)
-        for micro in batch.split_lanes(splits[batch.step % len(splits)])[:: 1 - 2 * (batch.step % 2)]:  # in any order
-            output, state = gru(micro.data["x"].double(), split.before(micro))
-            split.after(micro, state)
-            torch.testing.assert_close(output, expected[:, micro.lane], rtol=0, atol=1e-9)
 
 
 def test_micro_batches_of_a_moved_batch_keep_their_flags_in_host_memory():
