@@ -78,10 +78,7 @@ class Block:
 
 
 def _packed(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | torch.Tensor:
-    """An array on its way to another process: within the message if small, else in torch's shared memory.
-
-    torch's lies in `/dev/shm`; to write more there than is left is a fatal SIGBUS.
-    """
+    """An array on its way to another process; to write more to torch's shared memory than is left is a SIGBUS."""
     column = np.ascontiguousarray(column)
     if column.nbytes <= INLINE_BYTES or column.nbytes > _free_shared_bytes() / 8:  # several workers write at once
         return column

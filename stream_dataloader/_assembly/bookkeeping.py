@@ -1,11 +1,7 @@
 """What a batch says of its cells: which stream was read there, at which position, whether for the first time.
 
-It is made of the runs of all lanes, in the main process, and only if it is asked for: for windows of bytes it is 18
-times as large as what was read.
-
-A function that `torch.compile` compiles may ask for it, too. What is done here is traced then, with the numbers of the
-runs as constants, so it would be compiled anew for each batch. From the first such batch on, all have theirs made
-before.
+It is made only if it is asked for: for windows of bytes it is 18 times as large as what was read. Where a function
+that `torch.compile` compiles asks, it would be compiled anew for each batch. From then on, all have theirs made before.
 
 Guarantee: it is a pure function of the runs, in memory of its own.
 """

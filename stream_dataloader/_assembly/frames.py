@@ -1,9 +1,8 @@
 """Whether pictures seem to be read as windows, because `time_steps` was forgotten.
 
-Without `time_steps` an item is a window: its first axis is time. A picture `(3, H, W)` is then read as 3 time steps of
-`(H, W)`, and one that is `(H, W, 3)` as H steps: no error, and nothing right. No sign is certain. This one is narrow:
-every leaf with a time axis has just the two further axes of a picture, and every lane of the first batch has exactly as
-many steps as a picture has channels, 3 or 4. For channels that come last the items must be uint8, too.
+Without `time_steps` a picture `(3, H, W)` is read as 3 time steps of `(H, W)`, and one that is `(H, W, 3)` as H steps.
+No sign is certain. This one is narrow: every leaf with a time axis has just the two further axes of a picture, and
+every lane of the first batch as many steps as a picture has channels. If those come last, items must be uint8, too.
 
 Guarantee: it is asked of one batch a loader, and depends on that batch alone, so on no number of workers.
 """
@@ -27,12 +26,7 @@ class FrameWatch:
     _done = False
 
     def look(self, layout: Layout | None, batch: StreamBatch) -> None:
-        """Look at a batch, if none was looked at before.
-
-        Args:
-            layout: Of the windows that it is made of.
-            batch: The batch; nothing may have been read for it here, but by another rank.
-        """
+        """Look at a batch, if none was looked at before; all of it may have been read by other ranks."""
         if self._done:
             return
         steps = (batch.source >= 0).sum(0)

@@ -44,9 +44,8 @@ _PORTABLE = 1  # cudaHostRegisterPortable: locked for all devices, not only the 
 class PendingCopies:
     """Frees memory once no CUDA device reads it any more.
 
-    Known are the loader's own copies, and those on a stream that is its device's current one where the memory is let
-    go. A user who copies on another stream must hold the batch until that copy is done; so must one who moves single
-    tensors, not a batch, to a device that is not the current one.
+    Known are the loader's own copies, and those on the current stream where the memory is let go. A user who copies on
+    another stream, or single tensors to a device that is not the current one, must hold the batch until that is done.
     """
 
     def __init__(self) -> None:
@@ -130,21 +129,16 @@ def _recorded(stream: Any) -> Any:
 class LockedPages(np.ndarray[Any, Any]):
     """Memory that is page-locked for as long as it is there.
 
-    A type of its own: over arrays over arrays, NumPy has a new one keep alive the innermost of its own type, and none
-    between. That is to be the lease.
+    A type of its own: a new array keeps alive the innermost one of its type. That is to be the lease.
     """
 
 
 def lock_pages(memory: Any, copies: PendingCopies, device: torch.device | None = None) -> LockedPages | None:
-    """Have the driver lock memory; None, with a warning, if it refuses.
+    """Lock a mapping for as long as the array returned, or one over it, is there; None, with a warning, if refused.
 
     Args:
-        memory: A mapping.
         copies: What may be reading it when it is given back.
         device: The device that will read it, whose context is used; None: the current one.
-
-    Returns:
-        The memory, which is locked for as long as this array, or one over it, is there.
     """
     array: LockedPages = LockedPages(len(memory), np.uint8, memory)
     address, runtime = array.ctypes.data, cuda.cudart()

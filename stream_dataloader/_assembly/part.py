@@ -1,7 +1,5 @@
 """What passes from a worker to the main process: the runs of steps that lanes read, and the part of a step they make.
 
-A part is of one `Reader`: of a worker, or of one of its threads.
-
 Guarantee: a part says all there is to know of a reader's share of one step, so that parts can be put together, and
 gone on from, without asking the worker again.
 """
@@ -80,12 +78,12 @@ class Contents(NamedTuple):
     """The windows that a worker's lanes read in one step, and their bookkeeping."""
 
     in_slot: bool = False  # the arrays are in the step's slot
-    time_steps: int = 0  # how many time steps of the blocks count; 0 if there are none
+    time_steps: int = 0  # of the blocks; 0 if there are none
     runs: Sequence[Run] = ()  # what the lanes read, in lane order
-    blocks: Sequence[Block] = ()  # the windows; of those in the slot only leaves that are objects
-    objects: Mapping[int, Any] = {}  # by row, windows passed on as they are, or a `WindowKind` of what is in a block
-    layouts: Sequence[Layout] = ()  # with dicts, met for the first time, in lane order: which order their keys are in
-    ends: Sequence[tuple[int, int]] = ()  # rows and time steps of the last items of streams, if they are marked
+    blocks: Sequence[Block] = ()  # of those in the slot only leaves that are objects
+    objects: Mapping[int, Any] = {}  # windows passed on, or `WindowKind`s, by row
+    layouts: Sequence[Layout] = ()  # met for the first time, for the order of dicts' keys
+    ends: Sequence[tuple[int, int]] = ()  # rows and time steps of streams' last items
 
 
 class Part(NamedTuple):
@@ -95,11 +93,11 @@ class Part(NamedTuple):
     step: int
     fresh: bool  # something in it is read for the first time
     items: int  # how many time steps it has, padding left out
-    lanes_read: int  # how many of its lanes are not idle; counted where it matters, with `"drop"`
+    lanes_read: int  # how many lanes are not idle; with `"drop"` only
     reports: LaneReports  # what there is to know to go on from here another time
     contents: Contents
     failures: Sequence[ErrorReport] = ()  # of streams that were skipped
-    faults: Sequence[Fault] = ()  # of streams that were not; the reader sends no further part
+    faults: Sequence[Fault] = ()  # of others; the reader sends no further part
     end: bool = False  # all of its lanes are idle; it sends no further part
 
 
@@ -111,7 +109,7 @@ class PartDraft:
         self.runs: list[Run] = []
         self.failures: list[StreamError] = []
         self.faults: list[Fault] = []
-        self.blocks: dict[int, Block] = {}  # by the id of an interned layout, whose hash is worked out anew each time
+        self.blocks: dict[int, Block] = {}  # by the id of an interned layout
         self.in_slot: Block | None = None  # the one that is in the step's slot
         self.latest: Block | None = None
         self.block_of_row: list[Block | None] = [None] * width  # that a row's window goes to
@@ -147,12 +145,7 @@ class PartDraft:
 
 
 def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: int) -> bool:
-    """Whether a step belongs to the epoch, as far as those tell who read it: a pure function of what lanes read in it.
-
-    Args:
-        parts: All readers' parts of the step; None for a reader that has ended.
-        lanes: How many lanes they have together.
-    """
+    """Whether a step belongs to the epoch, by all readers' parts of it; None for a reader that has ended."""
     is_fresh, lanes_read = False, 0
     for part in parts:
         if part is not None:

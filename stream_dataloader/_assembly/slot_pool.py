@@ -45,11 +45,7 @@ _SESSION_MASK = (1 << (63 - _STEP_BITS - 2)) - 1
 class SlotPool(SharedFields):
     """What all processes share: the slots' file, their states, and which step is in which slot.
 
-    Args:
-        messages: Most messages of one worker that can be on their way at once.
-
-    Raises:
-        OSError: The system offers no memory for it.
+    At most `messages` of one worker are on their way. An `OSError` says that the system offers no memory for it.
     """
 
     def __init__(self, lanes: int, messages: int) -> None:
@@ -129,8 +125,7 @@ class SlotPool(SharedFields):
     def claim(self, session: int, step: int) -> int | None:
         """The slot of a step, for a worker that writes to it; None if none is free.
 
-        The first worker of a session comes when those of the session before write no more: what they were
-        filling is free.
+        Where a session begins, what those of the one before were filling is free: they write no more.
         """
         if (slot := self.find(session, step)) is not None:
             return slot
@@ -163,8 +158,7 @@ class SlotPool(SharedFields):
     def _entry(self, session: int, turn: int, slot: int) -> int:
         """Session, step and slot in one word, which is read and written in one piece.
 
-        The place tells the step but for the turn, its number divided by that of places. There are about as many slots
-        as places: more bits for the slot are as many less for the turn; both take two more than a step does.
+        The place tells the step but for the turn. More bits for the slot are as many less for the turn.
         """
         return (session & _SESSION_MASK) << (_STEP_BITS + 2) | turn << self._slot_bits | (slot + 1)
 

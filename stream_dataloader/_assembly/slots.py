@@ -98,13 +98,10 @@ class Geometry:
 class Slots:
     """What the windows of one session are written to. By itself it has no slots: each reader has memory of its own.
 
-    Attributes:
-        whole_windows: Windows are wanted lane by lane, for a `collate_fn`: those that streams cut themselves as they
-            are, others in one piece each.
-        there: There are slots.
+    `whole_windows` are wanted lane by lane, for a `collate_fn`: as streams cut them, or each in one piece.
     """
 
-    there = False
+    there = False  # there are slots
 
     def __init__(self, whole_windows: bool = False) -> None:
         self.whole_windows = whole_windows

@@ -1,8 +1,7 @@
 """How the windows that workers read become the batch's tensors: in place in a slot, or through the message queue.
 
-A worker's `PartWriter` gathers its lanes' windows into *blocks*, arrays `(T, rows, ...)`, normally one for
-all of its lanes, that lies in the batch's slot. What does not fit there travels with the part, and the main process
-puts the blocks of all workers side by side (`regroup`). A lane knows only the writer.
+A worker's `PartWriter` gathers its lanes' windows into *blocks*, normally one for all of its lanes, that lies in the
+batch's slot. What does not fit there travels with the part. A lane knows only the writer.
 
 Guarantee: a batch holds the same values whichever worker reads a lane, and however windows travel. The main process
 decides in lane order which lane's layout counts; it does not matter which worker was first.
@@ -153,11 +152,7 @@ class PartWriter:
         self.draft.objects[row] = _lasting(item) if kept is item and self._runs_ahead else kept
 
     def _into_slot(self, row: int, item: object) -> object:
-        """Put a window into the slot and return what says so; the window itself if it does not go there.
-
-        It goes there only if it comes out as it went in: of plain arrays and tensors, each with a time axis, in
-        containers that are rebuilt with their own type and order of keys.
-        """
+        """Put a window into the slot and return what says so; itself if it would not come out as it went in."""
         try:
             if self._whole_layout is not None:
                 leaves = self._whole_layout.read(item)

@@ -20,8 +20,7 @@ from stream_dataloader._items.layout import as_array
 def hash_content(value: Any, update: Callable[[bytes], Any]) -> None:
     """Hand the bytes that stand for a value to a hash function's `update`.
 
-    Plain values, containers of them, paths, arrays, tensors and dataclasses count by content, other objects by their
-    pickles, which may differ between versions.
+    Objects that are neither plain nor arrays count by their pickles, which may differ between versions.
     """
     if value is None or isinstance(value, (str, bytes, bool, int, float, complex, PurePath)):
         text = repr(value.as_posix() if isinstance(value, PurePath) else value)

@@ -1,9 +1,8 @@
 """What the leaves of items look like, and whether one item is like another.
 
-An item is an array, a tensor, a number or a (nested) dict, tuple, namedtuple or dataclass of them. Its
-`Layout` is what all items of a batch must share: the structure, and each leaf's dtype and shape. A leaf that
-a dense tensor cannot hold (a string, a list, a sparse tensor, a masked array, any other object) has no dtype;
-such leaves travel as they are. A subclass of dict is a structure like a dict, and comes back as a dict.
+A `Layout` is what all items of a batch must share: the structure, and each leaf's dtype and shape. A leaf that a dense
+tensor cannot hold (a string, a list, a sparse tensor, a masked array, any other object) has no dtype; such leaves
+travel as they are. A subclass of dict is a structure like a dict, and comes back as a dict.
 
 Guarantee: `Layout.read` gives back exactly the leaves `Layout.build` needs, in one fixed order, or raises
 `Misfit`, whose text names the leaf and both sides.

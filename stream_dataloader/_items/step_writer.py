@@ -106,10 +106,7 @@ def _blamed(layout: Layout, item: Any, error: Exception) -> tuple[tuple[Any, ...
 
 
 def _write_rows(begin: int, gathered: Iterable[_Gathered]) -> None:
-    """Write the bytes of leaves to consecutive time steps.
-
-    It is called in a `finally`, which Python compiles once for each `return`: all leaves in one call.
-    """
+    """Write the bytes of leaves to consecutive time steps; in one call, as Python copies a `finally` to each return."""
     for column, leaves, dtype, shape in gathered:
         if leaves:
             column[begin : begin + len(leaves)] = np.frombuffer(b"".join(leaves), dtype).reshape(-1, *shape)

@@ -1,8 +1,7 @@
 """The structure of items: which containers hold which leaves, and how to take them apart and build them again.
 
-Leaves have one order, in dicts that of the sorted keys, so that items whose keys come in another order fit. A
-structure also remembers the order of keys in the item that it was made of, for `unflatten`, but two structures are
-equal without it.
+Leaves have one order, in dicts that of the sorted keys, so that items whose keys come in another order fit. The order
+of keys in the first item is remembered for `unflatten`, but two structures are equal without it.
 
 Guarantee: `collect` gives exactly the leaves that `unflatten` needs, in that order, or raises `Misfit`, whose text
 names the place and both sides.

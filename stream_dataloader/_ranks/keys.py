@@ -1,26 +1,7 @@
 """What ranks write to the store: the keys, under a prefix of each epoch's own, and the values.
 
-Some things each rank *counts itself in*, and whoever makes the count full says so to all: the count lies under the
-name of the thing, what each rank has counted under that and its number, and `all/` marks a full count.
-
-========== ============== ==========================================================================================
-beginning  `TERMS`        what rank 0 is about to read
-           `HERE`         counted: ranks that have come
-           `DIFFERS`      an error: what a rank has that rank 0 has not
-           `READY`        all are there; if it is an error, the epoch does not begin
-           `BEGUN`        counted: ranks that have read `READY`
-steps      `TAIL`, `LAST` the steps where the first rank and the last one ended
-           `ENDED`        of each rank: where it ended
-           `END`          counted: ranks that have ended
-           `has(step)`    yes, no or an error: whether a rank has data for a step (`"drop"`: each has)
-           `have(step)`   counted: ranks that have data for a step, for `"drop"`
-           `AT`           of each rank: how far it is; that it moves shows that it lives
-           `LAYOUT`       what items are like
-leaving    `OVER`         counted: ranks that know of the epoch's end
-           `LEFT`         of each rank: the error why it left before
-========== ============== ==========================================================================================
-
-Before an epoch has a prefix, ranks meet under one that all of them know: `CALL`, `CALLS`, `answer`, `STARTS`.
+Some things each rank *counts itself in*: the count lies under the name of the thing, what each rank has counted under
+that and its number, and `all/` marks a full count.
 """
 
 from __future__ import annotations
@@ -29,26 +10,29 @@ import json
 
 from stream_dataloader.errors import RankError
 
-TERMS = "terms"
-HERE = "here"
-DIFFERS = "differs"
-READY = "ready"
-BEGUN = "begun"
-TAIL = "tail"
-LAST = "last"
-ENDED = "ended"
-END = "end"
-AT = "at"
-LAYOUT = "layout"
-OVER = "over"
-LEFT = "left"
+# an epoch's beginning
+TERMS = "terms"  # what rank 0 is about to read
+HERE = "here"  # counted: ranks that have come
+DIFFERS = "differs"  # an error: what a rank has that rank 0 has not
+READY = "ready"  # all are there; if it is an error, the epoch does not begin
+BEGUN = "begun"  # counted: ranks that have read `READY`
 
-#: Of each rank: its calls that are not answered.
-CALL = "call"
-#: How often any rank has changed its calls.
-CALLS = "calls"
-#: Of each rank: how often its processes were started, where several are one rank.
-STARTS = "starts"
+# its steps
+TAIL = "tail"  # the step where the first rank ended
+LAST = "last"  # and the last one
+ENDED = "ended"  # of each rank: where it ended
+END = "end"  # counted: ranks that have ended
+AT = "at"  # of each rank: how far it is; that it moves shows that it lives
+LAYOUT = "layout"  # what items are like
+
+# its end
+OVER = "over"  # counted: ranks that know of it
+LEFT = "left"  # of each rank: the error why it left before
+
+# before it has a prefix, under one that all ranks know
+CALL = "call"  # of each rank: its calls that are not answered
+CALLS = "calls"  # how often any rank has changed its calls
+STARTS = "starts"  # of each rank: how often its processes were started, where several are one rank
 
 
 def of_rank(what: str, rank: int) -> str:
@@ -62,7 +46,7 @@ def all_of(counted: str) -> str:
 
 
 def has(step: int) -> str:
-    """Whether there is data for a step."""
+    """Whether a rank has data for a step; for `"drop"`, whether each has."""
     return f"has/{step}"
 
 

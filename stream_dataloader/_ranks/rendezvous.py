@@ -5,10 +5,9 @@
     rank 1     call/1 = [[nonce, ...]], calls + 1                    waits for answer/<nonce>
     rank 0                     begins; sees that `calls` has changed:           answer/<nonce> = name
 
-They meet under a name that no earlier epoch or ended rank has used. The store may outlive the ranks: an agent keeps it,
-and starts ranks again. So a value in it does not prove that its writer still lives. A call carries a nonce, which only
-a living rank 0 can answer, when it begins an epoch too. Epochs are not counted: a rank that missed one, or had one
-more, meets the others in the next.
+They meet under a name that no earlier epoch or ended rank has used. The store may outlive the ranks, as an agent starts
+ranks again, so a call carries a nonce, which only a living rank 0 can answer. Epochs are not counted: a rank that
+missed one, or had one more, meets the others in the next.
 
 Guarantee: on all ranks the epoch begins, or an error says which rank differs and in what, or which one did not come.
 Ranks that begin the same one in several threads meet in pairs.
@@ -127,10 +126,7 @@ class Invitation:
 
 
 def prefix_of(peers: str) -> str:
-    """Of the keys that ranks know beforehand: another one each time that an agent starts them.
-
-    Several agents do not count their restarts alike.
-    """
+    """Of the keys that ranks know beforehand: another one each time that an agent, which is alone, starts them."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
     return f"stream_dataloader/{peers}/{attempt}"
 
@@ -226,10 +222,7 @@ class Rendezvous:
             raise RankError(complaint, [rank])
 
     def part(self, connection: StoreConnection, what: str, *, stays: bool = True) -> None:
-        """Say that this rank has read what it needs; the process that keeps the store stays until all have.
-
-        Else the store would end with it, before others that are slow have read the end of their epoch.
-        """
+        """Say that this rank has read what it needs; the process that keeps the store stays until all have."""
         if connection.count(what) == self.place.world_size:
             connection.put(keys.all_of(what), "")
         elif self._keeps_store and stays:

@@ -1,7 +1,6 @@
 """How ranks exchange values: through the key-value store that torch.distributed was started with.
 
-Ranks exchange a few small values at the start of an epoch and, if lengths are not known, towards its end. They call no
-collective, so the training's own collectives are not held up.
+They call no collective, so the training's own collectives are not held up.
 
 Guarantee: a wait for another rank ends within its patience, with an error that names the rank.
 """
@@ -36,8 +35,7 @@ _QUIET_SECONDS = 5.0  # torch writes a warning about each wait of a store that e
 class StoreUse:
     """What this process does on one store of torch.distributed; ends with it, as nothing here holds the store.
 
-    Opening a connection is slow where the network's names are, as torch looks up the name of each end, on both ends:
-    those that are not in use are kept.
+    Connections that are not in use are kept: to open one is slow where the network's names are.
     """
 
     def __init__(self) -> None:

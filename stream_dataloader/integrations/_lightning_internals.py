@@ -27,10 +27,7 @@ _BEFORE_FETCH = "_load_combined_loader_states"
 
 
 def forget_place(loader: StreamDataLoader[Any]) -> None:
-    """Read the coming epoch from its beginning.
-
-    A loader that is shorter than others is begun anew beside them, so that its state may be one of the coming epoch.
-    """
+    """Read the coming epoch from its beginning; a shorter loader beside others may have been begun anew in it."""
     if loader._position.coming_step and loader.batches_per_epoch is None:
         loader._position.forget_place()
 
@@ -121,8 +118,7 @@ def renew_limits(trainer: Any) -> None:
 def length_of_coming(loader: Any) -> float:
     """Number of batches of a loader's coming epoch; infinite if it is not known.
 
-    Its own `len` is that of the epoch before, as long as that is not known to be over: Lightning does not ask for a
-    batch behind the last one.
+    Its own `len` is that of the epoch before: Lightning does not ask for a batch behind the last one.
     """
     if not isinstance(loader, StreamDataLoader) or loader.batches_per_epoch is not None:
         length = sized_len(loader)
@@ -153,11 +149,7 @@ def will_iterate(trainer: Any) -> bool:
 
 
 def fetch_anew(trainer: Any) -> None:
-    """Begin the first epoch again, as it was begun before the checkpoint was loaded.
-
-    `trainer.estimated_stepping_batches` begins it in `configure_optimizers`, and some strategies (DeepSpeed, FSDP) load
-    checkpoints after that. No test has such a strategy.
-    """
+    """Begin the first epoch again: `trainer.estimated_stepping_batches` begins it, and DeepSpeed, FSDP load later."""
     iter(trainer.fit_loop._data_fetcher)
     renew_length(trainer)
 

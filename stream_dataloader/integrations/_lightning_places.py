@@ -6,11 +6,10 @@ Lightning counts an event four times: ready, started, processed, completed. Call
     batch    ready ─ on_train_batch_start ─ started ─ training_step ─ processed ─ on_train_batch_end ─ completed
 
 Its own rules for going on lose a validation, a batch or an epoch at some of these points, and differ between versions.
-So the counters are first made to say one of three things, which all versions take up alike: within an epoch, at the end
-of one that is still to be validated and ended, or between two. That is done by pure functions.
+So the counters are first made to say one of three things, which all versions take up alike; see `Stage`.
 
-Lightning fetches a batch ahead if it does not know an epoch's length, and a checkpoint may be saved before, during or
-after a batch. So the places of the last few batches are kept, by the number of batches trained on.
+A batch may be fetched ahead, and a checkpoint saved before, during or after one. So the places of the last few batches
+are kept, by the number of batches trained on.
 """
 
 from __future__ import annotations
@@ -159,10 +158,7 @@ def stream_loaders(loaders: Iterable[Any]) -> list[StreamDataLoader[Any]]:
 
 
 def of_all_ranks(loader: StreamDataLoader[Any], state: State) -> State:
-    """The whole of which each rank has a part; only one rank writes checkpoints.
-
-    Ranks that read the same, as model-parallel ones do, are there several times.
-    """
+    """The whole of which each rank has a part; of model-parallel ones, several have the same."""
     place = loader._ranks[0]._place
     if place.world_size == 1 or not is_started():
         return state

@@ -1,8 +1,7 @@
 """What a Trainer is given: a loader's epochs as one run, whose batches it only counts, and batches as arguments.
 
-Guarantees: the values of arguments are the batch's own; only their first two axes are exchanged, if asked for. The next
-batch is always the loader's next one, whatever number is asked for. The state is that of the last batch that was
-trained on, and what was fetched beyond it comes first when the trainer begins an epoch.
+Guarantees: the values of arguments are the batch's own. The next batch is always the loader's next one. The state is
+that of the last batch trained on, and what was fetched beyond it comes first when the Trainer begins an epoch.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ _Fetched = tuple[Mapping[str, Any], Callable[[], Mapping[str, Any]]]
 class TrainerRun(Dataset[Mapping[str, Any]]):
     """The loader's batches, epoch after epoch; which number is asked for does not matter.
 
-    So the numbers that a Trainer skips when it resumes cost nothing, as the loader stands behind them already.
-    `inputs` makes the model's arguments of a batch, `state` is where the loader begins, with the first batch that is
-    asked for, and `batches` the number of batches of a Trainer's epoch, None if unknown.
+    So the numbers that a Trainer skips when it resumes cost nothing. `inputs` makes the model's arguments of a batch,
+    `state` is where the loader begins, and `batches` the number of those of a Trainer's epoch, None if unknown.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Accelerate: a loader whose end it sees, on its device, with checkpoints that go on at the very next batch.
 
 Guarantees: gradients that are accumulated are applied with an epoch's last batch; a checkpoint holds the place after
-the batch in hand, on all ranks, whatever was read ahead; nothing is dealt out again, as ranks already read what is
-theirs.
+the batch in hand, on all ranks, whatever was read ahead.
 
 Accelerate asks a loader that it knows whether the batch in hand is the last one. To know that, one batch is fetched
 ahead, unless epochs have a fixed number of batches::
@@ -257,8 +256,7 @@ class _Numbers(Generic[Batch]):
 class _Numbered(Generic[Batch]):
     """An epoch's batches by their numbers.
 
-    `skip_first_batches` drops numbers. As they say where in the epoch a batch is, what a loaded state has left behind
-    counts as skipped: a script that loads a state and also skips does not skip twice.
+    `skip_first_batches` drops numbers, so what a loaded state has left behind counts as skipped, not skipped twice.
     """
 
     def __init__(self, prepared: PreparedLoader[Batch]) -> None:

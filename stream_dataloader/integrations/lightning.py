@@ -5,8 +5,7 @@ have one, but as of the last batch fetched, and uses it only for an epoch that i
 before each epoch what that epoch is, and saves and loads what belongs to the batches trained on.
 
 Guarantees: every epoch is read to its end, validated and counted, and has Lightning's number. A run that goes on from a
-checkpoint trains on the batches of a run without a break. `_lightning_places` reads checkpoints; what is not public in
-Lightning is touched in `_lightning_internals` alone.
+checkpoint trains on the batches of a run without a break.
 """
 
 from __future__ import annotations

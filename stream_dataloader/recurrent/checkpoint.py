@@ -6,7 +6,7 @@
     rank 1 of 2, lanes 0 1 2    ──►  lanes 0 ... 5  ──►  rank 1 of 3, lanes 0 1
                                                         rank 2 of 3, lanes 0 1
 
-Lanes are dealt as the loader deals them: those of rank 0 come first, then those of rank 1.
+Lanes are dealt as the loader deals them.
 """
 
 from __future__ import annotations

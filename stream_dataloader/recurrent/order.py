@@ -1,9 +1,7 @@
 """What a batch asks of the lanes' states, and that batches come in order: each lane goes on where its state stopped.
 
-A lane's state belongs to the last item, and to the batch, that it was made of. The next batch is the one after it, or
-an epoch's first, and its first item of that lane is the one after the last, or the first of a stream. So a batch that
-is left out, repeated, or of another loader is found, also where each stream is one window, while epochs may be numbered
-in any way.
+A lane's state belongs to the last item, and to the batch, that it was made of. So a batch that is left out, repeated,
+or of another loader is found, also where each stream is one window. Epochs may be numbered in any way.
 """
 
 from __future__ import annotations
@@ -89,8 +87,7 @@ def check_no_start_inside(batch: StreamBatch) -> None:
 class LaneOrder:
     """The last item that each lane's state was made of, and its batch.
 
-    The lanes of a loaded state must be those of the batches that follow, no more and no fewer: `is_loaded` until each
-    had one.
+    The lanes of a loaded state must be those of the batches that follow: `is_loaded` until each had one.
     """
 
     def __init__(self) -> None:

@@ -26,8 +26,8 @@ from stream_dataloader.recurrent.states import Lanes, States
 class FiniteCheck:
     """Whether all numbers of some lanes' states are finite, found without making an accelerator's host wait.
 
-    One number a state, the sum, is not finite if anything in it is not (or if the sum overflows: then a closer look
-    says so). From a CUDA device it is copied while the model trains on, and looked at before the next batch.
+    The sum is not finite if anything in it is not, or if it overflows: then a closer look says so. From a CUDA device
+    it is copied while the model trains on.
     """
 
     def __init__(self, states: States) -> None:

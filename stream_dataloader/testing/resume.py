@@ -59,9 +59,8 @@ def check_resume(
 ) -> int:
     """Check that a loader continues exactly from every place: the start, after each batch, the end, the next epoch.
 
-    At each place a loader that was itself resumed at the place before saves its state, and a new loader loads it. The
-    new loader must yield, bit for bit, what a loader without a break yields. Factories that take `start` must use it,
-    also where no stream is left in its middle.
+    At each place a loader that was itself resumed at the place before saves its state, and a new one that loads it must
+    yield, bit for bit, what a loader without a break yields. Factories that take `start` must use it.
 
     Args:
         make_loader: Builds a new loader with a given number of workers.

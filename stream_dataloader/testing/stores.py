@@ -1,7 +1,6 @@
 """The contract of a store: what a format must do so that its streams are found, read at any step, and checked.
 
-Guarantee: if a store passes, `stores.open` finds it, what is in it comes back as it was put in, it costs little to send
-to workers, and damage ends in a clear error. Published as `testing.StoreContract`.
+Published as `testing.StoreContract`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The contract of a stream: what a factory must do so that every promise of the library holds for its streams.
 
-Guarantee: if a factory passes, any number of workers read the same from it, it resumes exactly, writes in place what it
-would yield, and leaves nothing open. Published as `testing.StreamContract`.
+Published as `testing.StreamContract`.
 """
 
 from __future__ import annotations
