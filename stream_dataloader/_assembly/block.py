@@ -1,7 +1,4 @@
-"""Windows of several lanes side by side: workers fill blocks, and a block outside shared memory travels by queue.
-
-Guarantee: a block that went through a queue holds the same values, in the same order in memory.
-"""
+"""Windows of several lanes side by side: workers fill blocks, and a block outside shared memory travels by queue."""
 
 from __future__ import annotations
 

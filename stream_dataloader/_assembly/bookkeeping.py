@@ -1,7 +1,7 @@
 """What a batch says of its cells: which stream was read there, at which position, whether for the first time.
 
-It is made only if it is asked for: for windows of bytes it is 18 times as large as what was read. Where a function
-that `torch.compile` compiles asks, it would be compiled anew for each batch. From then on, all have theirs made before.
+It is made only if it is asked for: for windows of bytes it is 18 times as large as what was read. A function that
+`torch.compile` compiles would be compiled anew for each batch: from when one asked, all have theirs made before.
 
 Guarantee: it is a pure function of the runs, in memory of its own.
 """
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 class _Asked:
-    """Who has asked for bookkeeping; an object's attribute, as that is what `torch.compile` can set."""
+    """Who has asked for bookkeeping: an attribute, which `torch.compile` can set."""
 
     by_compiled = False
 

@@ -4,7 +4,7 @@ Without `time_steps` a picture `(3, H, W)` is read as 3 time steps of `(H, W)`, 
 No sign is certain. This one is narrow: every leaf with a time axis has just the two further axes of a picture, and
 every lane of the first batch as many steps as a picture has channels. If those come last, items must be uint8, too.
 
-Guarantee: it is asked of one batch a loader, and depends on that batch alone, so on no number of workers.
+Guarantee: it depends on a loader's first batch alone, so on no number of workers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FrameWatch:
 
 
 def seems_forgotten(layout: Layout, time_steps: int) -> str | None:
-    """What to tell a user whose windows of so many time steps look like pictures; None if they do not."""
+    """What to tell a user whose windows look like pictures; None if they do not."""
     timed = [(path, spec) for path, spec in zip(layout.paths, layout.specs, strict=True) if spec.timed and spec.dtype]
     if not timed or not all(_is_picture(spec, time_steps) for _, spec in timed):
         return None

@@ -1,7 +1,6 @@
 """Whether the streams of an epoch fit beside each other.
 
-Guarantee: it is judged in (step, lane) order, from what the lanes read, so an error depends neither on how lanes were
-dealt to workers nor on which worker was faster.
+Guarantee: it is judged in (step, lane) order, so an error depends on no worker.
 """
 
 from __future__ import annotations

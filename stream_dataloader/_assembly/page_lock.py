@@ -8,16 +8,9 @@ Why, by what CUDA documents:
 - *Locking.* Pages must be unregistered before they are unmapped; else the next mapping at the same address is "already
   registered". Python unmaps an `mmap` *before* it calls the weak references to it, so what is watched here is an array
   over it. As NumPy 2.5 lets go of what is under an array before it calls the array's, the call itself holds the `mmap`.
-- *A refusal* stays behind as the thread's last error, which torch would raise at the next kernel, far from here. Its
-  check of a kernel clears it.
 - *Reading.* A copy may return before it has begun, from page-locked memory as from other. An event that is recorded on
-  a stream is passed when all that was begun there before is done. One is recorded on the current stream of each device
-  that batches were copied to, and on the loader's own copy streams. They are asked, never waited for.
+  a stream is passed when all that was begun there before is done, and is asked for, never waited for.
 - *Other devices.* To record an event creates a context, so that is done only where torch has memory.
-- *Graphs.* An event that is recorded while a graph is captured cannot be asked, so it is recorded later.
-- *Fork.* The mapping is shared, so no page is copied on write. A forked process may not call CUDA: it unlocks nothing.
-- *The end.* Nothing says that unregistering waits for copies, so this waits for them: once, when memory is given back.
-- *A lost device.* Nobody can say what it still reads. The slot stays out of use, and `poll` raises the error.
 
 Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
 """
@@ -44,8 +37,8 @@ _PORTABLE = 1  # cudaHostRegisterPortable: locked for all devices, not only the 
 class PendingCopies:
     """Frees memory once no CUDA device reads it any more.
 
-    Known are the loader's own copies, and those on the current stream where the memory is let go. A user who copies on
-    another stream, or single tensors to a device that is not the current one, must hold the batch until that is done.
+    Known are the loader's own copies, and those on the current stream of the current device where the memory is let go;
+    for any other the user must hold the batch.
     """
 
     def __init__(self) -> None:
@@ -167,6 +160,6 @@ def _unlock(runtime: Any, address: int, copies: PendingCopies, owner: int, _mapp
 
 
 def _clear_last_error() -> None:
-    """Have torch's check of a kernel read, and so clear, the error that a call left behind."""
+    """Have torch's check of a kernel clear the error that a call left behind, or it would be raised far from here."""
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device=torch.device("cuda", cuda.current_device()))

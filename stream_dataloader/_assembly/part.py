@@ -1,7 +1,6 @@
 """What passes from a worker to the main process: the runs of steps that lanes read, and the part of a step they make.
 
-Guarantee: a part says all there is to know of a reader's share of one step, so that parts can be put together, and
-gone on from, without asking the worker again.
+Guarantee: parts can be put together, and gone on from, without asking the worker again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Puts the parts that workers made of one step side by side again, in lane order: the batch.
 
-Guarantee: the result depends on what the lanes read, not on the workers they were dealt to. Parts are judged before
-(`judge`): here, all have the epoch's layout.
+Guarantee: the result depends on what the lanes read, not on workers. All parts were found to have one layout.
 """
 
 from __future__ import annotations

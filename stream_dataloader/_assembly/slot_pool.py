@@ -8,11 +8,11 @@ A slot holds the data of one whole batch. The first free one is claimed::
      |      a newer iteration began   |    (few left: a copy)    |
      +--------------------------------+--------------------------+  the last tensor over it is gone
 
-The first item read, by whichever worker, decides where things lie in a slot; the file grows then. A worker
-that finds no free slot, or whose items do not fit, sends them through the message queue instead: nobody waits.
+The first item read, by whichever worker, decides where things lie in a slot. A worker that finds no free slot, or whose
+items do not fit, sends them through the message queue instead: nobody waits.
 
 Guarantees: a slot is written to only while no tensor, view or array over it is left in the main process, and no CUDA
-device reads it; a worker is never kept waiting for one. Slots are given back where the next batch is asked for, as no
+device reads it. Slots are given back where the next batch is asked for, as no
 Python code may run where an array goes (`_memory/endings.py`). Not covered: a process forked while a batch is held,
 which shares it; it must clone what it wants to keep.
 """
@@ -80,7 +80,7 @@ class SlotPool(SharedFields):
         return bool(self._state[0] == _READY)
 
     def offer(self, layout: Layout, time_steps: int, whole_windows: bool) -> Geometry | None:
-        """The geometry: for these, if it is the first, else the one there is; None if there can be none."""
+        """The geometry: for these, if there is none yet; None if there can be none."""
         if self._state[0] == _UNKNOWN:
             with self._memory.locked():
                 if self._state[0] == _UNKNOWN:
@@ -268,7 +268,7 @@ class SlotLeases:
     def release(self) -> None:
         """Free the slots that no array is left over, once no device reads them.
 
-        An interrupt may come anywhere here: the next call does the rest, and what is done twice does no harm.
+        An interrupt may come anywhere here: the next call does the rest.
         """
         while self._over:
             self._copies.free_after(partial(_give_back, self.pool, self._leases, self._over[0]))

@@ -4,8 +4,7 @@
 
     | leaf 0 | leaf 1 | ... |      a slot in shared memory: each leaf aligned to 64 bytes, the slot to pages
 
-Guarantees: where things lie in a slot is a pure function of a few numbers, so all processes agree without a word. A
-reader writes to its own lanes only. Where there is no room for its windows, they go another way.
+Guarantees: where things lie in a slot is a pure function of a few numbers. A reader writes to its own lanes only.
 """
 
 from __future__ import annotations

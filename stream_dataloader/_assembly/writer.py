@@ -3,8 +3,7 @@
 A worker's `PartWriter` gathers its lanes' windows into *blocks*, normally one for all of its lanes, that lies in the
 batch's slot. What does not fit there travels with the part. A lane knows only the writer.
 
-Guarantee: a batch holds the same values whichever worker reads a lane, and however windows travel. The main process
-decides in lane order which lane's layout counts; it does not matter which worker was first.
+Guarantee: a batch holds the same values whichever worker reads a lane, and however windows travel.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A `Layout` is what all items of a batch must share: the structure, and each leaf
 tensor cannot hold (a string, a list, a sparse tensor, a masked array, any other object) has no dtype; such leaves
 travel as they are. A subclass of dict is a structure like a dict, and comes back as a dict.
 
-Guarantee: `Layout.read` gives back exactly the leaves `Layout.build` needs, in one fixed order, or raises
-`Misfit`, whose text names the leaf and both sides.
+Guarantee: `Layout.read` gives exactly the leaves that `Layout.build` needs, or raises `Misfit`.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ torch_dtype_of = _TORCH_OF_NUMPY.get
 TORCH_OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
-#: Larger arrays travel between processes as shared memory. Smaller ones are cheaper within the message: shared memory
-#: costs a file, a mapping and page faults.
+#: Larger arrays travel between processes as shared memory, which costs a file, a mapping and page faults.
 INLINE_BYTES = 1 << 18
 
 

@@ -12,8 +12,7 @@ writes an `__init__`. Items `{"done": bool, "image": (8, 8, 3) uint8}` are taken
     bytes1.append(value1.tobytes())
 
 Nothing of the items is in the source: keys, types, dtypes and shapes are names in it, whose values are handed to it.
-The bytes of small arrays are gathered, and written together: that takes three quarters of the time for 64 arrays of 256
-bytes, and took longer for larger or fewer ones.
+The bytes of small arrays are gathered, and written together.
 
 Guarantee: what is written is what `Layout.read` would give. An item that is not plainly like the layout, or that
 raises, is given back, for `Layout.read` to accept or to say how it differs. Each item is copied before the next is
@@ -60,7 +59,7 @@ _Gathered: TypeAlias = tuple[np.ndarray[Any, Any], list[bytes], np.dtype[Any], t
 _NUMBERS = {dtype: number for number, dtype in TORCH_OF_NUMBER.items()}
 _OBJECTS = frozenset([str, bytes, list, tuple, dict, type(None)])  # the most frequent types that no tensor holds
 
-_MOST_GATHERED_BYTES = 256
+_MOST_GATHERED_BYTES = 256  # of 64 such arrays it takes three quarters of the time
 _LEAST_GATHERED_STEPS = 32
 
 _TEMPLATE = """

@@ -1,10 +1,8 @@
 """The structure of items: which containers hold which leaves, and how to take them apart and build them again.
 
-Leaves have one order, in dicts that of the sorted keys, so that items whose keys come in another order fit. The order
-of keys in the first item is remembered for `unflatten`, but two structures are equal without it.
+Leaves have one order, in dicts that of the sorted keys. That in the first item is remembered for `unflatten`.
 
-Guarantee: `collect` gives exactly the leaves that `unflatten` needs, in that order, or raises `Misfit`, whose text
-names the place and both sides.
+Guarantee: `collect` gives exactly the leaves that `unflatten` needs, or raises `Misfit`, which names both sides.
 """
 
 from __future__ import annotations

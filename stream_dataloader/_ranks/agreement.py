@@ -7,8 +7,8 @@
     rank 1       # # # # # # .       another rank says that it has data. From then on, ranks that have data say so in
     rank 2       # # # # # # #       the background. The last rank to end says where that was.
 
-With lengths the end is known beforehand, and ranks exchange nothing. Without, they exchange nothing as long as all have
-data. With `padding_mode="drop"` the epoch ends where the first rank ends, so ranks ask each other at each step.
+Where lengths are known, ranks exchange nothing; else, as long as all have data. With `padding_mode="drop"` the epoch
+ends where the first rank ends, so ranks ask each other at each step.
 
 Guarantee: a step is delivered on every rank or on none, unless a rank leaves before the end.
 """

@@ -1,7 +1,4 @@
-"""The ranks that share a loader's epochs: this rank's share, how they begin an epoch, and how they find its end.
-
-Guarantee: all ranks find the end in the same way, which follows from what they compared at the beginning.
-"""
+"""The ranks that share a loader's epochs: this rank's share, how they begin an epoch, and how they find its end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Threads that speak through the store, while the main thread can be interrupted.
-
-Guarantee: who waits for an answer has it, or an error, as soon as the store is silent for longer than its patience.
-"""
+"""Threads that speak through the store, while the main thread can be interrupted."""
 
 from __future__ import annotations
 
@@ -80,8 +77,7 @@ class StoreThread:
         """What `task` returns for the connection.
 
         Raises:
-            RankError: It, or that the store failed or did not answer in so many seconds, more while it connects; this
-                one is about no rank.
+            RankError: That, or one about no rank: the store failed, or was silent for so many seconds.
         """
         answer: list[Any] = []
         begin = clock.monotonic()

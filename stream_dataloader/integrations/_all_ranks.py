@@ -1,7 +1,6 @@
 """States of all ranks in one checkpoint, as trainers write checkpoints on one rank only: loaders', and `Carried` ones.
 
-Guarantee: a rank loads its own state; or, if there were another number of ranks, takes its groups or lanes from all of
-theirs. What is carried is as of the batch that the loader's state is of.
+Guarantee: a rank loads its own state; or, if there were another number of ranks, its groups or lanes of all of theirs.
 """
 
 from __future__ import annotations

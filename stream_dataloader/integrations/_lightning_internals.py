@@ -132,7 +132,7 @@ def length_of_coming(loader: Any) -> float:
 
 
 def renew_length(trainer: Any) -> None:
-    """The number of batches of the coming epoch, after its limits: what bars show, and validation is reckoned from."""
+    """The number of batches of the coming epoch: what bars show, and validation is reckoned from."""
     loop, combined = trainer.fit_loop, train_loaders(trainer)
     counts = [min(length_of_coming(each), n) for each, n in zip(combined.flattened, combined.limits, strict=True)]
     loop.max_batches = _SUPPORTED_MODES[combined._mode]["fn"](counts)

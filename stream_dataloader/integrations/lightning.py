@@ -1,8 +1,7 @@
 """Lightning: epochs as long as they are, and checkpoints that continue at the very next batch.
 
-Lightning asks for a loader's length once, and cuts and validates all epochs by it. It saves the state of loaders that
-have one, but as of the last batch fetched, and uses it only for an epoch that is not finished. `StreamEpochs` says
-before each epoch what that epoch is, and saves and loads what belongs to the batches trained on.
+Lightning asks for a loader's length once, and cuts and validates all epochs by it. It saves states as of the last batch
+fetched. `StreamEpochs` says before each epoch what that is, and saves and loads what belongs to the batches trained on.
 
 Guarantees: every epoch is read to its end, validated and counted, and has Lightning's number. A run that goes on from a
 checkpoint trains on the batches of a run without a break.
@@ -71,7 +70,7 @@ class StreamEpochs(Callback):
         self._resume: _Resume | None = None  # until the first batch after it
         self._prepared: Any = None  # the train loaders that the first epoch is prepared for
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Have the first epoch prepared before Lightning fetches from it, and later ones before progress bars begin."""
         if stage != "fit" or not self._is_first(trainer):
             return
@@ -83,7 +82,7 @@ class StreamEpochs(Callback):
         callbacks.insert(0, self)
         internals.call_before_first_fetch(trainer, functools.partial(self._prepare, trainer))
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave Lightning as it was."""
         if stage == "fit":
             internals.call_no_more(trainer)
@@ -92,7 +91,7 @@ class StreamEpochs(Callback):
         """Whether this is the only one, or the one to do the work."""
         return next((each for each in trainer.callbacks if isinstance(each, StreamEpochs)), None) is self
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Take the loaders' states out, and have Lightning's counters say what they meant."""
         if internals.is_fitting(trainer) and self._is_first(trainer) and "loops" in checkpoint:
             loops = checkpoint["loops"] = {**checkpoint["loops"]}
@@ -146,7 +145,7 @@ class StreamEpochs(Callback):
             if self._same_validation or loader.batches_per_epoch is None:
                 loader.set_epoch(epoch)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare the first epoch if that could not be done before, and leave no batch to an epoch that had all."""
         if not self._is_first(trainer):
             return
@@ -164,7 +163,7 @@ class StreamEpochs(Callback):
         self._places.begin(combined.flattened, internals.batches_counted(trainer))
         self._prepared = None
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell loaders the epoch's number, and Lightning how long it is."""
         if not self._is_first(trainer):
             return
@@ -176,7 +175,7 @@ class StreamEpochs(Callback):
             internals.renew_length(trainer)
         self._set_validation_epoch(trainer)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Note where loaders stand, and how many lanes the batch has."""
         if self._is_first(trainer):
             self._resume = None
@@ -188,23 +187,23 @@ class StreamEpochs(Callback):
     def on_validation_batch_start(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
+        pl_module: LightningModule,
         batch: Any,
-        batch_idx: int,  # noqa: ARG002
-        dataloader_idx: int = 0,  # noqa: ARG002
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Tell Lightning how many lanes the batch has."""
         _set_batch_size(trainer, batch)
 
     on_test_batch_start = on_validation_batch_start
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the epoch of the next one."""
         self._set_validation_epoch(trainer)
 
     on_test_end = on_predict_end = on_validation_end
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put states as of the last batch trained on in place of the loaders' own; with several ranks, of all ranks."""
         loop = checkpoint.get("loops", {}).get("fit_loop", {})
         states = loop.get("state_dict", {}).get("combined_loader")

@@ -1,7 +1,6 @@
 """Hugging Face's `Trainer`: trains on a stream as one run, and goes on at the very next batch.
 
-Guarantees: the Trainer's next batch is always the loader's next one; no batch is left out, cut off or read twice at an
-end of an epoch, by a stop, or by a resume, which reads nothing again.
+Guarantee: no batch is left out, cut off or read twice at an end of an epoch, by a stop, or by a resume.
 
 The Trainer has one number of batches for all epochs, by which it knows where it is. A loader's epochs may differ. So
 the Trainer's epochs only count, and the loader's follow each other beneath::
@@ -210,13 +209,13 @@ class _FollowsTraining(TrainerCallback):
     def __init__(self, trainer: StreamTrainerMixin) -> None:
         self._trainer = trainer
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._trainer._run is not None:
             self._trainer._run.was_used()
 
     on_substep_end = on_step_end  # a batch whose gradients are accumulated
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._trainer.save_place(Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
 
 

@@ -1,8 +1,7 @@
 """The state of recurrent models, carried from batch to batch, and models that take packed windows.
 
-`state` has `RecurrentState`, which users call. Below it: `states` has tensors of lanes, `store` keeps them and looks
-for NaN, `order` says what a batch asks of them and that batches come in order, `initial` what lanes start with, and
-`checkpoint` makes plain data of it all. `packed` stands beside it.
+`state` has `RecurrentState`, which users call. Below it: `states` has tensors of lanes, `store` keeps them, `order`
+checks batches, `initial` says what lanes start with, `checkpoint` makes plain data. `packed` stands beside it.
 It imports `batch`, `errors`, `_items`, `_options` and `_ranks.place`; nothing imports it. Open `state` first.
 """
 

@@ -1,7 +1,6 @@
 """What a lane's state is where its stream starts: zeros, a given state, a learnt one, or a function of the batch.
 
-Guarantee: a learnt state is part of every batch's graph, also if no stream starts in it. So its gradient is there on
-each rank, which DistributedDataParallel waits for.
+Guarantee: a learnt state is part of every batch's graph, as DistributedDataParallel waits for its gradient.
 """
 
 from __future__ import annotations

@@ -169,10 +169,7 @@ class StoreContract(StreamContract):
             assert str(open_stream.path) in message, f"{wrong!r}: {message}"
 
     def test_damage_is_noticed(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """A store that was cut off or written over is a clear error, or what is read of it is right.
-
-        Without checksums over the data, damaged data cannot be told from other data; all else holds.
-        """
+        """A store that was cut off or written over is a clear error; with checksums, all damage is."""
         with tempfile.TemporaryDirectory() as folder:
             for seed in range(self.damages if os.path.exists(open_stream.path) else 0):
                 copy = os.path.join(folder, f"{seed}-{os.path.basename(open_stream.path)}")

@@ -34,6 +34,8 @@ from stream_dataloader.testing.resume import batch_key, check_resume
 
 __all__ = ["StreamContract"]
 
+Open = Callable[..., Any]
+
 
 class StreamContract:
     """Tests that a factory of streams must pass. Subclass it under pytest, and give what to test as two fixtures.
@@ -55,17 +57,16 @@ class StreamContract:
     Example:
         >>> import numpy as np
         >>> from stream_dataloader.streams import ArrayStream
-        >>> StreamContract().check(ArrayStream(), [np.zeros((7, 2)), np.ones((3, 2))], num_workers=(0,))
-        ['closes', 'goes_on_with_its_state', 'is_picklable', 'items_are_alike', 'length_is_right', 'opens_early', \
-'resumes', 'seeks_any_item', 'starts_at_any_item', 'the_same_twice', 'two_at_once', 'workers_do_not_matter', \
-'writes_what_it_yields']
+        >>> passed = StreamContract().check(ArrayStream(), [np.zeros((7, 2)), np.ones((3, 2))], num_workers=(0,))
+        >>> "resumes" in passed
+        True
     """
 
     #: How many workers the loaders of the tests have, in turn.
     num_workers: Sequence[int] = (0, 2)
 
     def check(
-        self, open_stream: Callable[..., Any], sources: Sequence[Any], *, num_workers: Sequence[int] | None = None
+        self, open_stream: Open, sources: Sequence[Any], *, num_workers: Sequence[int] | None = None
     ) -> list[str]:
         """Run all of the tests.
 
@@ -92,19 +93,19 @@ class StreamContract:
             test(*(given[wanted] for wanted in inspect.signature(test).parameters))
         return [name.removeprefix("test_") for name in names]
 
-    def test_the_same_twice(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_the_same_twice(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """A source yields the same items each time it is opened."""
         for source in sources:
             first = items_of(open_stream(source))
             assert_same(items_of(open_stream(source)), first, source, "opened a second time")
 
-    def test_items_are_alike(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_items_are_alike(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """All items have one structure, one dtype and one shape a leaf, as a batch needs them."""
         shapes = [(source, shapes_of(item)) for source in sources for item in items_of(open_stream(source))]
         for source, shape in shapes:
             assert shape == shapes[0][1], f"{source!r} has an item of {shape}, and the first item is {shapes[0][1]}"
 
-    def test_starts_at_any_item(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_starts_at_any_item(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """`open_stream(source, start=n)` goes on with item n, and yields nothing at the end."""
         if not takes_start(open_stream):
             return
@@ -112,7 +113,7 @@ class StreamContract:
             found = items_of(open_stream(source, start=start))
             assert_same(found, items[start:], source, f"opened with start={start}")
 
-    def test_seeks_any_item(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_seeks_any_item(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """`seek_item(n)` of a stream's iterator, if there is one, goes to item n, and at the end to its end."""
         for source, items, item in _places(open_stream, sources):
             stream = open_stream(source)
@@ -124,7 +125,7 @@ class StreamContract:
             close(iterator)
             close(stream)
 
-    def test_goes_on_with_its_state(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_goes_on_with_its_state(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """What `state_dict` of a stream's iterator returned, if there is one, takes another one to the same item."""
         for source, items, item in _places(open_stream, sources):
             before, after = open_stream(source), open_stream(source)
@@ -137,7 +138,7 @@ class StreamContract:
             for opened in (first, before, second, after):
                 close(opened)
 
-    def test_opens_early(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_opens_early(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """If the factory declares `open_early`, another thread can open a stream and take its first item.
 
         This thread reads another stream meanwhile. (A fault that shows only now and then may not be found.)
@@ -159,13 +160,13 @@ class StreamContract:
             close(stream)
             assert_same(found, expected[index], source, "opened early in another thread")
 
-    def test_length_is_right(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_length_is_right(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """A factory that has a method `length` tells how many items a source has, or None."""
         for source in sources if callable(getattr(open_stream, "length", None)) else ():
             length, items = open_stream.length(source), len(items_of(open_stream(source)))  # type: ignore[attr-defined]
             assert length is None or length == items, f"{source!r} has {items} items, and its length is {length}"
 
-    def test_writes_what_it_yields(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_writes_what_it_yields(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """`read_into`, if there is one, writes the items that would be yielded, as many as there is room for.
 
         Items with leaves that are objects are never written, so not here.
@@ -189,7 +190,7 @@ class StreamContract:
                 close(stream)
                 assert_same(found, items[start:], source, f"written {room} at a time from item {start} on")
 
-    def test_two_at_once(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_two_at_once(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """Streams that are read in turn do not disturb each other."""
         expected = [items_of(open_stream(source)) for source in sources]
         streams = [open_stream(source) for source in sources]
@@ -199,7 +200,7 @@ class StreamContract:
             assert_same(items, expected[index], source, "read beside others")
             close(streams[index])
 
-    def test_closes(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_closes(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """A stream leaves nothing open, whether it is read to its end, left early, or never begun."""
         for source in sources:
             items_of(open_stream(source))  # what is opened once for all is opened now
@@ -218,14 +219,14 @@ class StreamContract:
             assert time.monotonic() < deadline, f"descriptors and threads were {before}, and are {held()}"
             time.sleep(0.01)
 
-    def test_is_picklable(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_is_picklable(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """The factory, sent to another process, opens the same streams."""
         copy = cloudpickle.loads(cloudpickle.dumps(open_stream))
         for source in sources:
             sent = cloudpickle.loads(cloudpickle.dumps(source))
             assert_same(items_of(copy(sent)), items_of(open_stream(source)), source, "opened by a pickled factory")
 
-    def test_workers_do_not_matter(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_workers_do_not_matter(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """Batches are bit-identical for any number of workers, and hold the items in order."""
         expected = None
         for workers in self.num_workers:
@@ -235,7 +236,7 @@ class StreamContract:
             expected = batches
         assert expected or not any(items_of(open_stream(source)) for source in sources), "no item was read"
 
-    def test_resumes(self, open_stream: Callable[..., Any], sources: Sequence[Any]) -> None:
+    def test_resumes(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """A loader of them goes on exactly from every place, with another number of workers."""
 
         def loader(workers: int) -> StreamDataLoader:
@@ -247,7 +248,7 @@ class StreamContract:
 _NOTHING = object()
 
 
-def _places(open_stream: Callable[..., Any], sources: Sequence[Any]) -> Iterator[tuple[Any, list[Any], int]]:
+def _places(open_stream: Open, sources: Sequence[Any]) -> Iterator[tuple[Any, list[Any], int]]:
     """Each source, its items, and where to begin: the first few places, some further on, and the end."""
     for source in sources:
         items = items_of(open_stream(source))
@@ -274,7 +275,7 @@ def _open_early(open_stream: Callable[..., Any], source: Any, opened: list[Any])
         opened.append((stream, iterator, error))
 
 
-def _dataset(open_stream: Callable[..., Any], sources: Sequence[Any]) -> StreamDataset:
+def _dataset(open_stream: Open, sources: Sequence[Any]) -> StreamDataset:
     longest = max((len(items_of(open_stream(source))) for source in sources), default=1)
     time_steps = max(3, longest // 8)  # few batches: each is a place to resume at
     return StreamDataset(list(sources), open_stream, 2, time_steps=time_steps, windows="packed", shuffle=True, seed=0)
