@@ -18,7 +18,7 @@ class Block:
     """Windows of some lanes that share a layout."""
 
     layout: Layout
-    columns: list[Any]  # one entry a leaf: an array `(capacity, width, ...)` of `storage_dtype`, or a list `[t][row]`
+    columns: list[Any]  # a leaf each: an array `(capacity, width, ...)`, or a list `[t][row]`
     counts: list[int]  # how many steps each row holds; 0 for rows that are in no or another block
     capacity: int  # the most time steps there is room for
     time_steps: int  # T; the columns' first so many steps count
@@ -62,7 +62,6 @@ class Block:
         """What is left to be sent of windows that are all in the slot."""
         if None not in self.layout.dtypes:
             return []
-        # of arrays nothing is sent, but the place in the list is kept: columns go by their number
         columns = [column[: self.time_steps] if type(column) is list else [] for column in self.columns]
         return [Block(self.layout, columns, self.counts, self.capacity, self.time_steps)]
 

@@ -23,8 +23,8 @@ class Judge:
         self._readers = readers
         self._sources = sources
         self.layout: Layout | None = None  # of the epoch's items, once it is known
-        self._first: tuple[int, int] | None = None  # member and source whose layout it is; None: it was read elsewhere
-        self._known: dict[Layout, Layout] = {}  # with dicts, as each was met first, which decides the order of keys
+        self._first: tuple[int, int] | None = None  # member and source it is of; None: of elsewhere
+        self._known: dict[Layout, Layout] = {}  # as met first, for the order of keys
         self._fitting: Layout | None = None  # of slots, equal to `layout`
 
     def meet(self, parts: Sequence[Part | None]) -> None:

@@ -11,10 +11,8 @@ A slot holds the data of one whole batch. The first free one is claimed::
 The first item read, by whichever worker, decides where things lie in a slot. A worker that finds no free slot, or whose
 items do not fit, sends them through the message queue instead: nobody waits.
 
-Guarantees: a slot is written to only while no tensor, view or array over it is left in the main process, and no CUDA
-device reads it. Slots are given back where the next batch is asked for, as no
-Python code may run where an array goes (`_memory/endings.py`). Not covered: a process forked while a batch is held,
-which shares it; it must clone what it wants to keep.
+Guarantee: a slot is written to only while no tensor, view or array over it is left in the main process, and no CUDA
+device reads it. Not covered: a process forked while a batch is held must clone what it wants to keep.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class SlotPool(SharedFields):
     def _lay_out(self, carve: Carver) -> None:
         steps_in_flight = self._messages * MOST_STEPS_A_MESSAGE
         self._state = carve(1)  # whether there are slots: unknown, ready or refused
-        self._pickled_bytes = carve(1)  # length of what a geometry is made of, pickled, at the file's start
+        self._pickled_bytes = carve(1)  # length of the pickled geometry, at the file's start
         self._slots = carve(1)  # how many there are
         self._session = carve(1)  # the newest that claimed one
         self._entries = carve(steps_in_flight)  # which step is in which slot, by step modulo their number; see `_entry`

@@ -1,9 +1,7 @@
 """How the windows that workers read become the batch's tensors: in place in a slot, or through the message queue.
 
 A worker's `PartWriter` gathers its lanes' windows into *blocks*, normally one for all of its lanes, that lies in the
-batch's slot. What does not fit there travels with the part. A lane knows only the writer.
-
-Guarantee: a batch holds the same values whichever worker reads a lane, and however windows travel.
+batch's slot. What does not fit there travels with the part.
 """
 
 from __future__ import annotations

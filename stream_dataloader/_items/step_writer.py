@@ -14,9 +14,8 @@ writes an `__init__`. Items `{"done": bool, "image": (8, 8, 3) uint8}` are taken
 Nothing of the items is in the source: keys, types, dtypes and shapes are names in it, whose values are handed to it.
 The bytes of small arrays are gathered, and written together.
 
-Guarantee: what is written is what `Layout.read` would give. An item that is not plainly like the layout, or that
-raises, is given back, for `Layout.read` to accept or to say how it differs. Each item is copied before the next is
-taken, as a stream may use one buffer for all.
+Guarantee: what is written is what `Layout.read` would give. An item that is not plainly like the layout is given back.
+Each item is copied before the next is taken, as a stream may use one buffer for all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which rank this process is, of how many, and where those meet.
-
-Guarantee: a process finds its place in each of the ways that trainers announce it; an error names the one that fails.
-"""
+"""Which rank this process is, of how many, and where those meet."""
 
 from __future__ import annotations
 

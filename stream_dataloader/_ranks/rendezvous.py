@@ -10,7 +10,6 @@ ranks again, so a call carries a nonce, which only a living rank 0 can answer. E
 missed one, or had one more, meets the others in the next.
 
 Guarantee: on all ranks the epoch begins, or an error says which rank differs and in what, or which one did not come.
-Ranks that begin the same one in several threads meet in pairs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """How ranks exchange values: through the key-value store that torch.distributed was started with.
 
-They call no collective, so the training's own collectives are not held up.
-
 Guarantee: a wait for another rank ends within its patience, with an error that names the rank.
 """
 
@@ -156,7 +154,7 @@ class StoreConnection:
         counted: str | None = None,
         meanwhile: Callable[[StoreConnection], object] | None = None,
     ) -> str:
-        """The value of a key that is set by rank 0, or once all ranks are `counted`; `meanwhile` is called in between.
+        """The value of a key that rank 0 sets, or that is set once all are `counted`; calls `meanwhile` in between.
 
         Raises:
             RankError: One of them has left, or none of them got any further for as long as patience lasts.

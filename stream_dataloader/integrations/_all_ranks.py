@@ -1,7 +1,4 @@
-"""States of all ranks in one checkpoint, as trainers write checkpoints on one rank only: loaders', and `Carried` ones.
-
-Guarantee: a rank loads its own state; or, if there were another number of ranks, its groups or lanes of all of theirs.
-"""
+"""States of all ranks in one checkpoint, as trainers write checkpoints on one rank only."""
 
 from __future__ import annotations
 

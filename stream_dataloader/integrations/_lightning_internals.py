@@ -1,7 +1,4 @@
-"""What is not public in Lightning, and needed: touched here and nowhere else.
-
-Each function says which quirk it is for; `tests/integrations/test_lightning*.py` fail without nearly all of them.
-"""
+"""What is not public in Lightning, and needed: touched here and nowhere else."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ def evaluation_loaders(trainer: Any) -> list[StreamDataLoader[Any]]:
 
 
 def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) -> bool:
-    """Have loaders go on from their states, and say whether they do; `needed` are those of a place within an epoch."""
+    """Have loaders go on from their states, and say whether they do; `needed`: the place is within an epoch."""
     if needed and not states:
         warnings.warn(
             "the checkpoint has no state of a loader, and the epoch that it was saved in is read from its beginning",
@@ -109,7 +106,7 @@ def at_beginning(state: Any, epoch: int) -> Any:
 
 
 def renew_limits(trainer: Any) -> None:
-    """Have Lightning know how many batches of each loader the coming epoch has; it asks before the first one only."""
+    """Have Lightning know how many batches the coming epoch has; it asks before the first one only."""
     combined = train_loaders(trainer)
     lengths = [length_of_coming(loader) for loader in combined.flattened]
     combined.limits = [_parse_num_batches(RunningStage.TRAINING, n, trainer.limit_train_batches) for n in lengths]

@@ -29,11 +29,7 @@ _Fetched = tuple[Mapping[str, Any], Callable[[], Mapping[str, Any]]]
 
 
 class TrainerRun(Dataset[Mapping[str, Any]]):
-    """The loader's batches, epoch after epoch; which number is asked for does not matter.
-
-    So the numbers that a Trainer skips when it resumes cost nothing. `inputs` makes the model's arguments of a batch,
-    `state` is where the loader begins, and `batches` the number of those of a Trainer's epoch, None if unknown.
-    """
+    """The loader's batches from `state` on, epoch after epoch; which number is asked for does not matter."""
 
     def __init__(
         self,
@@ -42,7 +38,7 @@ class TrainerRun(Dataset[Mapping[str, Any]]):
         state: Mapping[str, Any],
         batches: int | None,
     ) -> None:
-        self.batches = batches
+        self.batches = batches  # of a Trainer's epoch; None if unknown
         self._loader, self._inputs = loader, inputs
         self._begin: Mapping[str, Any] | None = state
         self._used: Callable[[], Mapping[str, Any]] = lambda: state  # the state as of the last batch trained on

@@ -254,10 +254,7 @@ class _Numbers(Generic[Batch]):
 
 
 class _Numbered(Generic[Batch]):
-    """An epoch's batches by their numbers.
-
-    `skip_first_batches` drops numbers, so what a loaded state has left behind counts as skipped, not skipped twice.
-    """
+    """An epoch's batches by numbers, which `skip_first_batches` drops: what a state left behind counts as skipped."""
 
     def __init__(self, prepared: PreparedLoader[Batch]) -> None:
         self._prepared = prepared

@@ -1,8 +1,5 @@
 """Lightning: epochs as long as they are, and checkpoints that continue at the very next batch.
 
-Lightning asks for a loader's length once, and cuts and validates all epochs by it. It saves states as of the last batch
-fetched. `StreamEpochs` says before each epoch what that is, and saves and loads what belongs to the batches trained on.
-
 Guarantees: every epoch is read to its end, validated and counted, and has Lightning's number. A run that goes on from a
 checkpoint trains on the batches of a run without a break.
 """

@@ -260,9 +260,8 @@ def _check(args: TrainingArguments) -> None:
     """Refuse what cannot be done with a stream."""
     if args.n_gpu > 1:
         raise ValueError(
-            f"the Trainer sees {args.n_gpu} GPUs in one process and would cut each batch into as many pieces, and a "
-            "model that carries a state along its lanes cannot be cut; start a process for each with torchrun or "
-            "accelerate launch, or set CUDA_VISIBLE_DEVICES to one of them"
+            f"the Trainer sees {args.n_gpu} GPUs in one process and would cut each batch, whose lanes belong together; "
+            "start a process for each with torchrun or accelerate launch, or set CUDA_VISIBLE_DEVICES to one of them"
         )
     if args.auto_find_batch_size:
         raise ValueError(

@@ -7,7 +7,7 @@
 
 What comes back as it was given costs no copy. Where a batch has other lanes than any piece, columns are put together.
 
-Guarantee: no tensor is ever changed in place, so autograd may hold any of them. Every lane is in one piece at most.
+Guarantee: no tensor is ever changed in place, so autograd may hold any of them.
 """
 
 from __future__ import annotations

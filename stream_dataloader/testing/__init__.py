@@ -1,6 +1,5 @@
 """Contracts that test users' loaders and streams, as they test the library's own.
 
-`streams` has the contract of a stream, `stores` that of a store, `resume` that of a loader that continues from a state.
 It may import all of the package but `cli`; only tests import it. Open `resume` first.
 """
 
