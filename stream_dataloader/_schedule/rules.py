@@ -242,8 +242,8 @@ class Rules:
         """
         if self.padding_mode == "cycle" and draws >= self._most_draws(lane) + self.lookahead:
             raise EmptySourcesError(
-                f"lane {lane} drew {draws} sources in a row, of {self.num_sources} there are, and none has an item; "
-                'padding_mode="cycle" would go on for ever',
+                f"lane {lane} drew {draws} sources in a row, of {self.num_sources} there are, and none yielded an "
+                'item; padding_mode="cycle" would go on for ever',
                 lane=lane,
             )
         return self.padding_mode == "data" and draws >= self.draws_of(lane)

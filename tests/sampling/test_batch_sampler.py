@@ -274,7 +274,7 @@ def test_states_that_do_not_fit_are_refused():
 
 
 def test_endless_empty_groups_are_an_error_and_endless_batches_have_no_len():
-    with pytest.raises(EmptySourcesError, match="none has an item"):
+    with pytest.raises(EmptySourcesError, match="none yielded an item"):
         next(iter(LaneBatchSampler([0, 0], 1, numbers="lengths")))
     with pytest.raises(TypeError, match="no last batch"):
         len(LaneBatchSampler([1, 2], 1, numbers="lengths"))
