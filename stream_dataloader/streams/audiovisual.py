@@ -15,7 +15,8 @@ import numpy as np
 from stream_dataloader.streams._media.container import frame_rate
 from stream_dataloader.streams._media.section import check_numbers, closed_on_error
 from stream_dataloader.streams.audio.resample import Samples
-from stream_dataloader.streams.audio.samples import READER_NUMBERS, SampleReader
+from stream_dataloader.streams.audio.samples import SampleReader
+from stream_dataloader.streams.audio.stream import AudioStream
 from stream_dataloader.streams.cache.file_cache import LocalFile
 from stream_dataloader.streams.video.selection import Selection
 from stream_dataloader.streams.video.stream import OpenVideo, VideoStream
@@ -59,8 +60,13 @@ class AudioVisualStream:
     stream: int = 0
 
     def __post_init__(self) -> None:
-        remedy = "give 1 or more, or None for as many as fit between two frames"
-        check_numbers(self, samples=(remedy, 1), **READER_NUMBERS)
+        check_numbers(self, samples=("give 1 or more, or None for as many as fit between two frames", 1))
+        self.audio()
+
+    def audio(self) -> AudioStream:
+        """How the sound is read."""
+        corrupt = self.video.on_corrupt
+        return AudioStream(window=1, rate=self.rate, channels=self.channels, stream=self.stream, on_corrupt=corrupt)
 
     def __call__(self, source: Any, *, start: int = 0) -> Any:
         """Open one video, from item `start` on, counted from its own first.
@@ -84,7 +90,7 @@ class _OpenAudioVisual(OpenVideo):
     def __init__(self, options: AudioVisualStream, selection: Selection, start: int, local: LocalFile) -> None:
         super().__init__(options.video, selection, start, local)
         with closed_on_error(self):
-            self._sound = _Sound(options, selection)
+            self._sound = _Sound(selection.section.path, options.audio())
         rate = selection.fps or frame_rate(self.reader.stream)
         a_frame = self._sound.rate * selection.frame_step / rate
         self._count = options.samples or max(1, round(a_frame))
@@ -104,31 +110,19 @@ class _OpenAudioVisual(OpenVideo):
 class _Sound:
     """A file's samples by the container's time, in ascending order."""
 
-    def __init__(self, options: AudioVisualStream, selection: Selection) -> None:
-        self._options = options
-        self._path = selection.section.path
-        self._reader = self._open(0)
+    def __init__(self, path: str, options: AudioStream) -> None:
+        self._path, self._options = path, options
+        self._reader = SampleReader(path, options)
         self._begun = False
         self.rate = self._reader.rate
         self._position = 0  # the number of the sample that the reader is at
-
-    def _open(self, first: int) -> SampleReader:
-        options = self._options
-        return SampleReader(
-            self._path,
-            rate=options.rate,
-            channels=options.channels,
-            start=first,
-            stream=options.stream,
-            on_corrupt=options.video.on_corrupt,
-        )
 
     def at(self, seconds: Fraction, count: int) -> Samples:
         """`count` samples from a time on."""
         first = math.floor((seconds - Fraction(self._reader.start_seconds)) * self.rate + Fraction(1, 2))
         if not self._begun and first > self.rate:  # worth a seek
             self._reader.close()
-            self._reader, self._position = self._open(first), first
+            self._reader, self._position = SampleReader(self._path, self._options, first), first
         self._begun = True
         found: Samples = np.zeros((self._reader.channels, count), np.float32)
         silent = min(count, max(0, -first))  # before the track begins

@@ -106,7 +106,7 @@ class ImageFolderStream:
         import_opencv("ImageFolderStream")
         paths = self._paths(source)
         if not 0 <= start <= len(paths):
-            raise ValueError(f"start is {start}, and {_named(source)} has {len(paths)} items")
+            raise ValueError(f"start is {start}, and {section_of(source).path} has {len(paths)} items")
         converter = ArrayConverter(self._picture())
         return PictureItems(self._images(paths, start, converter), converter)
 
@@ -185,20 +185,11 @@ def _matcher(pattern: str | None) -> Any:
 
 def _check_numbers(paths: list[str]) -> None:
     """Check that the last number in the names goes up by one from image to image."""
-    numbers = []
+    before = None
     for path in paths:
         found = DIGITS.findall(os.path.splitext(os.path.basename(path))[0])
         if not found:
             raise ValueError(f"{path} has no number, and gaps='raise' is to check it")
-        numbers.append(int(found[-1]))
-    for index in range(1, len(paths)):
-        if numbers[index] != numbers[index - 1] + 1:
-            name = os.path.basename(paths[index])
-            raise ValueError(
-                f"{paths[index - 1]} is followed by {name}: {numbers[index - 1] + 1} is missing; "
-                "gaps='allow' reads on all the same"
-            )
-
-
-def _named(source: Any) -> str:
-    return str(section_of(source).path)
+        if before is not None and int(found[-1]) != before + 1:
+            raise ValueError(f"{before + 1} is missing before {path}; gaps='allow' reads on all the same")
+        before = int(found[-1])

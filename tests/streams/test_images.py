@@ -206,12 +206,12 @@ def test_keep_delivers_the_image_before(tmp_path):
 def test_gaps_are_allowed_or_refused(tmp_path):
     clip = write_folder(tmp_path / "clip", [8, 9, 11], "shot2_{:02}.png")
     assert numbers_of(ImageFolderStream()(clip)) == [8, 9, 11]
-    with pytest.raises(ValueError, match=r"shot2_09.png is followed by shot2_11.png: 10 is missing; gaps='allow'"):
+    with pytest.raises(ValueError, match=r"10 is missing before .*shot2_11.png; gaps='allow'"):
         ImageFolderStream(gaps="raise")(clip)
     assert ImageFolderStream(gaps="raise").length(write_folder(tmp_path / "whole", range(8, 12))) == 4
-    write(clip / "title.png", picture(0))
+    write(tmp_path / "whole" / "title.png", picture(0))
     with pytest.raises(ValueError, match=r"title.png has no number"):
-        ImageFolderStream(gaps="raise")(clip)
+        ImageFolderStream(gaps="raise")(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

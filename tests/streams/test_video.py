@@ -344,22 +344,37 @@ def test_bad_files_are_refused_by_name(folder, tmp_path):
             load([(clip(folder), *beyond)])
 
 
-@pytest.mark.parametrize(
-    ("codec", "flags"), [("h264", "faststart"), ("h264-mkv", None), ("h264-avi", None), ("mpeg4-avi", None)]
-)
-def test_a_file_that_was_cut_is_an_error_after_its_last_frame(folder, tmp_path, codec, flags):
-    whole = clips.write_clip(
-        tmp_path / f"whole.{clips.CODECS[codec][0]}", 60, codec, **BUSY, **({"movflags": flags} if flags else {})
-    )
-    path = cut(whole, tmp_path / f"cut.{clips.CODECS[codec][0]}")
-    with pytest.raises(
-        ReadError, match=r"cut\..*(cut off|cannot be decoded|cannot be read further|is damaged)"
-    ) as caught:
-        load([path], time_steps=1)
+CUT = {
+    "index first": ("h264", {"movflags": "faststart"}),
+    "fragments": ("h264", {"movflags": "frag_keyframe+empty_moov"}),
+    **{codec: (codec, {}) for codec in ("h264-mkv", "h264-avi", "mpeg4-avi", "h264-ts")},
+    "m2ts": ("h264-ts", {"mpegts_m2ts_mode": "1"}),
+}
+
+
+@pytest.mark.parametrize(("codec", "options"), CUT.values(), ids=CUT)
+def test_a_file_that_was_cut_is_an_error_after_its_last_frame(tmp_path, codec, options):
+    """Also of formats that FFmpeg reads as if they simply ended."""
+    whole = Path(clips.write_clip(tmp_path / f"whole.{clips.CODECS[codec][0]}", 60, codec, **BUSY, **options))
+    path, data = tmp_path / f"cut{whole.suffix}", whole.read_bytes()
+    for end in (len(data) // 3 + 1, len(data) * 9 // 10, len(data) - 5, len(data) * 6 // 10 + 1):
+        path.write_bytes(data[:end])
+        with pytest.raises((OpenError, ReadError), match=r"cut\..*(cut off|cannot be|damaged)") as caught:
+            load([path], time_steps=1)
     assert 5 < caught.value.position < 60
     kept = numbers(path, on_corrupt="drop")
     assert len(kept) > 5
     assert kept == list(range(len(kept)))
+    assert len(numbers(whole)) == 60
+
+
+def test_a_file_that_yields_nothing_is_no_empty_stream(tmp_path):
+    """A live recording of which only the beginning was written: its headers, and no picture."""
+    path = Path(clips.write_clip(tmp_path / "nothing.mp4", movflags="frag_keyframe+empty_moov"))
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"moof") - 4])
+    with pytest.raises((OpenError, ReadError), match=r"nothing\.mp4.* has no frame that"):
+        load([path])
 
 
 def test_damaged_frames(tmp_path):

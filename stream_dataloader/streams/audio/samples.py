@@ -11,20 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
+from stream_dataloader.streams._media.section import closed_on_error
 from stream_dataloader.streams.audio.decoding import AudioDecoder
 from stream_dataloader.streams.audio.resample import Converter, Samples, layout_name, output_length, restart
 
-__all__ = ["READER_NUMBERS", "SampleReader"]
-
-_HIGHEST_RATE = 768_000
-
-#: What `check_numbers` is to allow for the options of a `SampleReader`.
-READER_NUMBERS: dict[str, Any] = {
-    "rate": (f"give 1 to {_HIGHEST_RATE} samples a second, or None for the file's", 1, _HIGHEST_RATE),
-    "channels": ("give 1 or more, or None for the file's", 1),
-    "stream": ("streams are numbered from 0", 0),
-}
+__all__ = ["SampleReader"]
 
 
 class SampleReader:
@@ -32,30 +23,17 @@ class SampleReader:
 
     Args:
         path: The file.
-        rate: See `AudioStream`; the attribute is the rate of what is read.
-        channels: See `AudioStream`; the attribute is their number.
+        options: An `AudioStream`.
         start: Where to begin, at the output rate: a sample's number, which the attribute is, or seconds as a float.
         offset: The first sample wanted, counted from `start`.
-        stream: Which of the file's audio streams.
-        on_corrupt: See `AudioStream`.
     """
 
-    def __init__(
-        self,
-        path: Any,
-        *,
-        rate: int | None = None,
-        channels: int | None = None,
-        start: int | float = 0,
-        offset: int = 0,
-        stream: int = 0,
-        on_corrupt: OnCorrupt = "raise",
-    ) -> None:
-        self._may_be_cut = on_corrupt != "raise"
-        self.decoder = AudioDecoder(path, stream, on_corrupt)
+    def __init__(self, path: Any, options: Any, start: int | float = 0, offset: int = 0) -> None:
+        self._may_be_cut = options.on_corrupt != "raise"
+        self.decoder = AudioDecoder(path, options.stream, options.on_corrupt)
         with closed_on_error(self):
-            self.rate = rate or self.decoder.rate
-            self.channels = channels or self.decoder.channels
+            self.rate = options.rate or self.decoder.rate
+            self.channels = options.channels or self.decoder.channels
             self.start_seconds = self.decoder.start_seconds
             self.start = round(start * self.rate) if isinstance(start, float) else int(start)
             self.length: int | None = None  # samples in all, at the output rate, once the end is reached

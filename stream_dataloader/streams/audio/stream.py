@@ -28,11 +28,12 @@ from stream_dataloader.streams._media.section import (
 )
 from stream_dataloader.streams.audio.headers import declared_samples
 from stream_dataloader.streams.audio.resample import Samples, output_length
-from stream_dataloader.streams.audio.samples import READER_NUMBERS, SampleReader
+from stream_dataloader.streams.audio.samples import SampleReader
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
 
 __all__ = ["AudioStream"]
 
+_HIGHEST_RATE = 768_000
 _AHEAD_SAMPLES = 16384  # read together, for several windows
 
 
@@ -92,8 +93,14 @@ class AudioStream:
 
     def __post_init__(self) -> None:
         check_flags(type(self), vars(self))
-        at_least_one = {"window": ("give 1 or more", 1), "hop": ("give 1 or more, or None for window", 1)}
-        check_numbers(self, **at_least_one, **READER_NUMBERS)
+        check_numbers(
+            self,
+            window=("give 1 or more", 1),
+            hop=("give 1 or more, or None for window", 1),
+            rate=(f"give 1 to {_HIGHEST_RATE} samples a second, or None for the file's", 1, _HIGHEST_RATE),
+            channels=("give 1 or more, or None for the file's", 1),
+            stream=("streams are numbered from 0", 0),
+        )
         check_choices(self, on_corrupt=get_args(OnCorrupt))
 
     def __call__(self, source: Any, *, start: int = 0) -> _Windows:
@@ -150,15 +157,7 @@ class _Windows:
         self._local = local
         self._window = options.window
         self._hop: int = options.hop or options.window
-        self._reader = SampleReader(
-            section.path,
-            rate=options.rate,
-            channels=options.channels,
-            start=section.start,
-            offset=item * self._hop,
-            stream=options.stream,
-            on_corrupt=options.on_corrupt,
-        )
+        self._reader = SampleReader(section.path, options, section.start, item * self._hop)
         self._stop = None if section.stop is None else _number(section.stop, self._reader.rate)
         self._error: Exception | None = None
         self._ended = False
@@ -229,13 +228,12 @@ class _Windows:
         if length is not None and max(start, stop or 0) > length and self._options.on_corrupt == "raise":
             self._error = ValueError(
                 f"{path} ends at sample {length}, {length / rate:.3f} s at {rate} samples a second, and a section from "
-                f"{start} to {'the end' if stop is None else stop} was asked for; end it within the file, or give "
-                "stop=None for its end"
+                f"{start} to {'the end' if stop is None else stop} was asked for"
             )
         elif length == 0 and not self._reader.decoder.says_how_many and self._options.on_corrupt == "raise":
             self._error = ValueError(
-                f"{path}: its audio stream {self._options.stream} has no sample that can be decoded; the file is "
-                "damaged or cut off; leave it out, or give on_corrupt='drop', which takes it for an empty one"
+                f"{path}: its audio stream {self._options.stream} has no sample that can be decoded; leave it out, or "
+                "give on_corrupt='drop', which takes it for an empty one"
             )
         elif self._item > (items := self._options.items(max(0, end - start))):
             self._error = ValueError(f"{path} has {items} items, and was to be read from item {self._item} on")
