@@ -37,10 +37,7 @@ def open_container(path: str) -> av.container.InputContainer:
     try:
         container: av.container.InputContainer = av.open(ffmpeg_path(path), "r", **ANY_METADATA)
     except av.error.FFmpegError as error:
-        raise ValueError(
-            f"{path} cannot be read as a media file ({error.strerror}); it is damaged, is cut off before its index, or "
-            "holds something else"
-        ) from error
+        raise ValueError(f"{path} cannot be read as a media file ({error.strerror}); is it cut off?") from error
     return container
 
 
@@ -62,9 +59,7 @@ def choose_stream(container: av.container.InputContainer, kind: Literal["video",
         raise ValueError(f"{container.name} has no {kind} stream {index}; it has {there}")
     stream: Any = streams[index]
     if stream.codec_context is None:
-        raise ValueError(
-            f"{container.name}: no decoder for its {kind} stream {index}; FFmpeg here does not know the codec"
-        )
+        raise ValueError(f"{container.name}: FFmpeg has no decoder for its {kind} stream {index}")
     stream.thread_type = "NONE"
     stream.codec_context.thread_count = 1
     others: list[Any] = [other for other in container.streams if other is not stream]
@@ -80,8 +75,7 @@ def _described(container: av.container.InputContainer) -> str:
 
 def ticks_of_untimed(container: av.container.InputContainer, stream: Any) -> Fraction | None:
     """How long a frame is shown, in the stream's time base, if the container does not have these times."""
-    # Bare streams have no times at all. AVI and ASF have them in the order of decoding only, and what FFmpeg makes of
-    # them is not in order where frames refer to later ones.
+    # Bare streams have no times at all, AVI and ASF those of decoding.
     disordered = container.format.name in ("avi", "asf") and stream.codec_context.has_b_frames
     if not disordered and not int(container.format.flags) & _NO_TIMESTAMPS:
         return None

@@ -1,8 +1,7 @@
 """Where a media file should end, by the sizes that its format writes down.
 
 FFmpeg reads most files that were cut off as if they simply ended. Guarantee: `missing` looks at headers only, and
-refuses no file that ends where its own headers say. It accepts files that leave their sizes open (live recordings) and
-files of other formats. Which cuts can be found::
+refuses no file that ends where its own headers say, or leaves its size open. Which cuts can be found::
 
     by a size of the whole       AVI, WAV, Matroska, WebM
     by the box it ends in        MP4 and its fragments: unless it is cut just between two

@@ -20,13 +20,7 @@ __all__ = ["KnownFile"]
 class KnownFile(NamedTuple):
     """A file, as it was when it became known; `with known:` is held while it is read.
 
-    Attributes:
-        path: The file; or a folder, whose list of files is compared.
-        inode: Of the file system.
-        size: Bytes.
-        modified_ns: When it was written to.
-        name: What errors call it.
-        descriptor: Of the open file, if that is to be looked at: it stays open if another takes its name. Or -1.
+    Errors call it `name`. With a `descriptor` the open file is looked at, which may have lost its name.
     """
 
     path: str

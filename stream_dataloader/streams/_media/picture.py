@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayConverter", "AvConverter", "Picture"]
 
-# Gray is the luma as it is, so no colour matrix applies. libswscale converts between matrices, also for gray, unless
-# both are its default.
+# Gray is the luma as it is: libswscale converts between matrices unless both are its default.
 _LUMA = {"src_colorspace": 5, "dst_colorspace": 5, "dst_color_range": 2}  # SWS_CS_ITU601, AVCOL_RANGE_JPEG
 _LARGEST_SIDE = 1 << 16
 _UNIT = np.float32(1 / 255)
@@ -217,8 +216,7 @@ class AvConverter(_Converter):
         super().__init__(picture)
         self._reformatter = VideoReformatter()
         self._pixel_aspect = pixel_aspect
-        # Bilinear averages all pixels that a smaller one covers. Without "accurate" chroma is not interpolated. By
-        # default the scaler takes one thread a core.
+        # Bilinear averages all pixels that a smaller one covers. Without "accurate" chroma is not interpolated.
         self._options: dict[str, Any] = {"interpolation": ACCURATE_BILINEAR, "threads": 1}
         self._gray = picture.color == "gray"
         self._format = "gray" if self._gray else "gbrp"

@@ -78,7 +78,7 @@ def _place(name: str, value: Any) -> int | float:
 
 
 def whole_number(name: str, value: Any, remedy: str, least: int, most: float = math.inf) -> int:
-    """An option's value as an int; a TypeError if it is none, a ValueError if it is out of range."""
+    """An option's value as an int, within a range."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -89,11 +89,9 @@ def whole_number(name: str, value: Any, remedy: str, least: int, most: float = m
 
 
 def check_numbers(options: Any, **allowed: tuple[str, int] | tuple[str, int, int]) -> None:
-    """Check a dataclass's options that are whole numbers, and make ints of them, also where it is frozen.
+    """Make ints of a dataclass's options; `allowed` has, by name, the remedy, the least value, and maybe the most.
 
-    Args:
-        options: The dataclass. A value of None is left alone where it is the default.
-        **allowed: By an option's name, the remedy, the least value, and the most if there is one.
+    A value of None is left alone where it is the default.
     """
     for name, limits in allowed.items():
         value = getattr(options, name)

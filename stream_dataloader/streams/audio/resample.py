@@ -96,8 +96,7 @@ class Converter:
     Args:
         rates: From and to, in samples a second.
         layouts: The names of the layouts of channels, from and to.
-        channels: Their numbers of channels. One is copied to each of several; several are mixed as FFmpeg does,
-            scaled so that nothing exceeds full scale.
+        channels: Their numbers of channels. One is copied to each of several; several are mixed as FFmpeg does.
     """
 
     def __init__(self, rates: tuple[int, int], layouts: tuple[str, str], channels: tuple[int, int]) -> None:
@@ -119,9 +118,7 @@ class Converter:
 
     def _connected(self, rates: tuple[int, int], layout: str, target: str) -> Any:
         if target != layout and layout.endswith("channels"):
-            raise ValueError(
-                f"what its {layout} are is not known, so they cannot be made {target}; leave channels=None"
-            )
+            raise ValueError(f"what its {layout} are is not known; leave channels=None")
         kind = "flt" if self._packed else "fltp"
         outputs = Fraction(rates[1], rates[0]).numerator
         shift = max(10, (outputs - 1).bit_length())  # with too few filters, libswresample rounds the phases
@@ -152,10 +149,7 @@ class Converter:
             ]
             graph.link_nodes(*nodes).configure()
         except (av.error.FFmpegError, ValueError) as error:
-            raise ValueError(
-                f"{layout} at {rates[0]} samples a second cannot be made {target} at {rates[1]}; leave channels=None "
-                "to have them as they are, and mix them yourself"
-            ) from error
+            raise ValueError(f"{layout} at {rates[0]} cannot be made {target} at {rates[1]}") from error
         return graph
 
     def push(self, piece: Samples) -> Iterator[Samples]:

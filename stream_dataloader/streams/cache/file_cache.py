@@ -88,9 +88,9 @@ class FileCache:
     def __post_init__(self) -> None:
         limit = self.size_limit_bytes
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit <= 0):
-            raise ValueError(f"size_limit_bytes is {limit!r}; give a number of bytes from 1 on, or None for no limit")
+            raise ValueError(f"size_limit_bytes is {limit!r}; give 1 or more, or None for no limit")
         if not self.check_seconds >= 0:
-            raise ValueError(f"check_seconds is {self.check_seconds!r}; give 0 (ask the server each time) or more")
+            raise ValueError(f"check_seconds is {self.check_seconds!r}; give 0 or more")
         if not self.timeout_seconds > 0:
             raise ValueError(f"timeout_seconds is {self.timeout_seconds!r}; give more than 0")
 

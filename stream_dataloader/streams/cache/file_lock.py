@@ -1,7 +1,7 @@
 """Locks on files, between any processes and threads.
 
-Guarantee: a lock is released when its holder dies, also by SIGKILL: `flock` belongs to the open file, which the kernel
-closes. A file may be deleted while it is locked; the next `lock` notices that, and makes a new file.
+Guarantee: a lock is released when its holder dies, also by SIGKILL. A file may be deleted while it is locked; the next
+`lock` makes a new one.
 
     holder                                    others admitted
     lock(path)              one process       nobody else

@@ -146,8 +146,8 @@ def remote_file(url: str, storage_options: Mapping[str, Mapping[str, Any]], time
         file_system, path = url_to_fs(url, **options)
     except ImportError as error:
         raise ImportError(
-            f"reading {url} needs a package that is not installed: {error} (pip install 'stream-dataloader[fsspec]' "
-            "brings fsspec, and what http:// needs; s3:// needs s3fs, gs:// gcsfs, abfs:// adlfs)"
+            f"reading {url} needs a package that is not installed: {error} (pip install 'stream-dataloader[fsspec]'; "
+            "s3:// needs s3fs, gs:// gcsfs, abfs:// adlfs)"
         ) from error
     except Exception as error:
         if (known := final_error(url, error)) is None:

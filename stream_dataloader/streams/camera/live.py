@@ -225,7 +225,7 @@ def av_frames(address: str, options: Any) -> Generator[Frame | None, None, None]
 
 
 def opencv_frames(address: int | str, options: Any) -> Generator[Frame | None, None, None]:
-    """As `av_frames`, by OpenCV. A device's waits are its own (10 s, `OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT`)."""
+    """As `av_frames`, by OpenCV. A device's waits are its own: OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT."""
     import cv2
 
     limit, wanted = options.timeout_seconds, []

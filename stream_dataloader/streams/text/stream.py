@@ -127,20 +127,20 @@ class TextStream:
         )
         encoding_name(self.encoding)
         if self.dtype.kind not in "iu":
-            raise ValueError(f"dtype is {self.dtype}, and units are integers; give int64, int32, uint8, ...")
+            raise ValueError(f"dtype is {self.dtype}; give int64, int32, uint8, ...")
         check_numbers(self, block_bytes=_BLOCK_LIMITS, longest_line_bytes=_BLOCK_LIMITS)
         if (units == "tokens") != (self.tokenizer is not None):
             raise ValueError(f"units is {units!r} and tokenizer is {self.tokenizer!r}; only tokens need one")
         if units == "bytes" and self.dtype == np.int8:
-            raise ValueError("dtype is int8, which does not hold the bytes from 128 on; give uint8, or a wider one")
+            raise ValueError("dtype is int8, which does not hold bytes; give uint8, or a wider one")
         if units == "bytes" and self.newlines == "universal":
-            raise ValueError("newlines is 'universal', and bytes are read as they are; read characters, or keep them")
+            raise ValueError("newlines is 'universal', and bytes are read as they are")
         if self.vocabulary is not None:
             if units != "characters":
                 raise ValueError(f"a vocabulary numbers characters, and units is {units!r}; give one of the two")
             character_table(self.vocabulary, self.unknown, self.dtype)
         elif self.unknown is not None:
-            raise ValueError(f"unknown is {self.unknown}, without a vocabulary for characters not to be in; give one")
+            raise ValueError(f"unknown is {self.unknown}, without a vocabulary; give one")
         if self.tokenizer is not None:
             check_tokenizer(self.tokenizer)
 

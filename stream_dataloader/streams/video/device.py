@@ -123,7 +123,7 @@ class DeviceDecoder:
         if size != self._size:  # later on, the decoder may be some frames ahead of this one
             if size != (context.width, context.height):
                 shown = f"{context.width}x{context.height}"
-                raise self._refused(f"its pictures of {shown} are cut out of larger ones, which only the CPU does")
+                raise self._refused(f"its pictures of {shown} are cut out of larger ones")
             self._size = size
         self._begun = True
         drop_reserved_tags(frame)

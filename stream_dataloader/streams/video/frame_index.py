@@ -125,8 +125,7 @@ def segment_videos(
 ) -> list[tuple[str, int, int]]:
     """Cut long videos into sections of at most `max_frames` frames, of nearly equal length, to be used as sources.
 
-    If a few files are much longer than the others, sections keep all lanes busy to the end. Frames are counted once,
-    several files at a time, and the counts are remembered.
+    Frames are counted once, several files at a time, and the counts are remembered.
 
     Args:
         paths: The files.

@@ -214,8 +214,7 @@ class FrameReader:
         if self._ticks is not None:
             frame.pts = round(tally.frames * self._ticks)
         elif frame.pts is not None and tally.first_time is not None and frame.pts < tally.first_time:
-            # It is shown before the key frame, but comes after it in the file (an "open" group of pictures). It refers
-            # to frames before the key frame, which the decoder has not seen after a seek.
+            # It comes after the key frame, and refers to frames before it (an "open" group of pictures).
             return False
         if frame.is_corrupt and self.on_corrupt != "keep":
             self._refuse(f"the frame at {self.seconds(frame)} s is damaged", None)
@@ -223,10 +222,7 @@ class FrameReader:
         return True
 
     def _check_complete(self, tally: Tally, *, sought: bool) -> None:
-        """Refuse a video of which fewer frames were decoded than its packets or its header promise.
-
-        After a seek only the file's size can be checked: the packets before were not read.
-        """
+        """Refuse a video of which fewer frames were decoded than its packets or its header promise."""
         check_not_cut(self._path)
         if sought:
             return
@@ -240,8 +236,8 @@ class FrameReader:
             )
         if not tally.frames:
             raise ValueError(
-                f"{self._path}: its video stream {self._index} has no frame that can be decoded; the file is "
-                'damaged or cut off; leave it out, or use on_corrupt="drop", which takes it for an empty one'
+                f"{self._path}: its video stream {self._index} has no frame that can be decoded; leave it out, or use "
+                'on_corrupt="drop"'
             )
 
     def _declared(self) -> int:
