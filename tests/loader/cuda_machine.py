@@ -174,8 +174,8 @@ class Machine:
             lambda *a, pin_memory=False, **k: self.pin_memory(empty(*a, **k)) if pin_memory else empty(*a, **k),
         )
         monkeypatch.setattr(torch, "ones", lambda *a, device=None, **k: self.launch() or ones(*a, **k))
-        monkeypatch.setattr(copies, "_devices", set())
-        monkeypatch.setattr(copies, "_streams", set())
+        monkeypatch.setattr(copies, "devices", set())
+        monkeypatch.setattr(copies, "streams", set())
         _device._copy_stream.cache_clear()
         return self
 

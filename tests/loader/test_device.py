@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._assembly.page_lock import PendingCopies, lock_pages
 from stream_dataloader._device import OneAhead
-from stream_dataloader._memory.copies import note_copy_to
+from stream_dataloader._memory import copies as noted
 
 
 def rows_of(length):
@@ -149,7 +149,7 @@ def test_a_lost_device_is_told_and_the_loader_closes(cuda):  # noqa: F811
 
 def test_a_slot_let_go_in_a_graph_is_looked_at_later(cuda):  # noqa: F811
     copies, freed = PendingCopies(), []
-    note_copy_to(0)
+    noted.devices.add(0)
     cuda.capturing = True
     copies.free_after(lambda: freed.append(1))
     cuda.capturing = False
@@ -162,7 +162,7 @@ def test_a_slot_let_go_in_a_graph_is_looked_at_later(cuda):  # noqa: F811
 
 def test_a_lost_device_frees_nothing(cuda):  # noqa: F811
     copies, freed = PendingCopies(), []
-    note_copy_to(0)
+    noted.devices.add(0)
     copies.free_after(lambda: freed.append(1))
     cuda.lost = True
     copies.free_after(lambda: freed.append(2))

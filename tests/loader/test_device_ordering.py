@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from stream_dataloader._assembly.slot_pool import SlotLeases, SlotPool
 from stream_dataloader._device import OneAhead, pinned
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._kept_fields import map_leaves
+from stream_dataloader._memory import copies
 
 STEPS, LANES, WIDTH = 2, 3, 5
 
@@ -147,14 +149,22 @@ def frees_slots_at_once(monkeypatch):
     monkeypatch.setattr(PendingCopies, "free_after", lambda copies, free: free())
 
 
+class NoDevices(set):
+    def add(self, item):
+        pass
+
+
 def looks_at_the_current_device_only(monkeypatch):
-    monkeypatch.setattr(page_lock, "devices_copied_to", frozenset)
-    monkeypatch.setattr("stream_dataloader.batch.note_copy_on", lambda stream: None)
+    monkeypatch.setattr(page_lock, "copies", SimpleNamespace(devices=NoDevices(), streams=set()))
     monkeypatch.setattr(Machine, "memory_reserved", lambda machine, number: 1)
 
 
 def does_not_look_at_the_copy_stream(monkeypatch):
-    monkeypatch.setattr(page_lock, "streams_copied_on", frozenset)
+    class NoStreams:
+        devices = property(lambda _: copies.devices)
+        streams = frozenset()
+
+    monkeypatch.setattr(page_lock, "copies", NoStreams())
 
 
 def unlocks_without_waiting(monkeypatch):

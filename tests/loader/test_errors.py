@@ -219,7 +219,7 @@ def test_an_epoch_without_any_item_is_empty(padding_mode, workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_cycle_without_any_item_is_an_error(workers):
-    with pytest.raises(EmptySourcesError, match="none yielded an item"):
+    with pytest.raises(EmptySourcesError):
         next(iter(StreamDataLoader(StreamDataset([0] * 5, range, 3, "cycle", time_steps=2), workers)))
 
 

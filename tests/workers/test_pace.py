@@ -7,21 +7,8 @@ import time
 import numpy as np
 import pytest
 from cases import key
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._workers.mailbox import steps_of_next
-
-
-@given(st.integers(1, 16), st.floats(0, 1), st.integers(1, 16))
-def test_messages_grow_where_steps_are_cheap_and_shrink_where_they_are_not(steps, seconds, most):
-    following = steps_of_next(steps, seconds, most)
-    assert 1 <= following <= most
-    if seconds < 2e-3:
-        assert following >= min(steps, most)
-    if seconds > 8e-3:
-        assert following <= max(1, steps // 2)
 
 
 def uneven(source):

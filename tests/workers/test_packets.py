@@ -12,7 +12,7 @@ from queue import Empty
 import numpy as np
 import pytest
 from cases import key
-from helpers import FOREVER, START_METHODS, random_cases
+from helpers import FOREVER, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,26 +59,6 @@ def test_where_a_queue_was_built_nobody_waits_for_room():
     queue.put("again")
     assert queue.get() == "again"
     assert threading.active_count() == before
-
-
-def _answer(asked, answers):
-    while (message := asked.get(60)) is not None:
-        answers.put(message)
-
-
-@pytest.mark.parametrize("method", START_METHODS)
-def test_processes_answer_each_other(method):
-    context = new_context(method)
-    asked, answers = context.Queue(), context.Queue()
-    process = context.Process(target=_answer, args=(asked, answers))
-    process.start()
-    for size in (1, 100_000, 1, 1, 5000, 1):
-        asked.put(b"x" * size)
-        asked.put(size)
-        assert [len(answers.get()), answers.get()] == [size, size]
-    asked.put(None)
-    process.join(60)
-    assert process.exitcode == 0
 
 
 def _fill(queue, size, count):
@@ -168,20 +148,6 @@ def test_a_context_of_the_users_own_starts_the_processes():
     assert [batch.data.tolist() for batch in loader] == [[[1, 3], [2, 0]]]
     assert loader.multiprocessing_context is own
     assert len(started) == 1
-
-
-def _texts(sizes):
-    return (chr(97 + i % 26) * size for i, size in enumerate(sizes))
-
-
-@given(st.lists(st.lists(st.sampled_from([1, 700, 4000, 70_000]), max_size=6), min_size=1, max_size=6))
-@random_cases(60, 5)
-def test_batches_of_all_sizes_arrive_in_their_order(sources):
-    dataset = StreamDataset(sources, _texts, 3, time_steps=1)
-    alone, by_workers = (
-        [batch.data for batch in StreamDataLoader(dataset, n, prefetch_factor=n or None)] for n in (0, 3)
-    )
-    assert alone == by_workers
 
 
 # Everything that processes take from each other, and a worker that is killed at that very place

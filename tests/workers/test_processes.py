@@ -138,7 +138,8 @@ def test_functions_that_go_by_value_share_their_global_names():
         yield ASSIGNED
 
     options = {"multiprocessing_context": "forkserver", "worker_init_fn": init}
-    (batch,) = StreamDataLoader(StreamDataset([1, 2], read, 2, time_steps=1), 2, **options)
+    dataset = StreamDataset([1, 2], read, 2, time_steps=1, on_error=lambda _: "raise")
+    (batch,) = StreamDataLoader(dataset, 2, **options)
     assert batch.data.tolist() == [[1, 2]]
     assert ASSIGNED == 0
 

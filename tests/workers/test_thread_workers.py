@@ -3,7 +3,6 @@
 import collections
 import gc
 import itertools
-import multiprocessing
 import os
 import queue
 import signal
@@ -140,38 +139,6 @@ def test_a_loader_dropped_in_the_middle_ends_its_threads():
         time.sleep(0.001)
 
 
-def test_threads_inside_a_worker_process():
-    def nested(n):
-        for batch in by_threads(StreamDataset([n, n], range, 2, time_steps=2), 2):
-            yield from batch.data[:, 1]
-
-    batches = list(StreamDataLoader(StreamDataset([4, 2], nested, 2, time_steps=2), 2))
-    assert [batch.data.T.tolist() for batch in batches] == [[[0, 1], [0, 1]], [[2, 3], [0, 0]]]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_process_forked_in_the_middle_has_loaders_of_its_own(workers):
-    loader = by_threads(CASE.dataset(), 3, persistent_workers=True)
-    iterator = iter(loader)
-    next(iterator)
-    processes = StreamDataLoader(CASE.dataset(), workers)
-    assert len(list(processes)) == len(list(StreamDataLoader(CASE.dataset())))
-    answers = multiprocessing.get_context("fork").Queue()
-
-    def count():
-        answers.put(len(list(loader)))
-        iterator.close()
-
-    child = multiprocessing.get_context("fork").Process(target=count)
-    child.start()
-    assert answers.get(timeout=PATIENCE) > 5
-    child.join()
-    assert child.exitcode == 0
-    assert len(list(iterator)) > 5
-    answers.close()
-    answers.join_thread()
-
-
 # What goes wrong
 
 
@@ -264,15 +231,6 @@ def test_a_timeout_is_an_error_and_the_thread_is_left_alone(keep):
     del loader
     hanging.let_go()
     assert sorted(hanging.closed) == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_a_timeout_does_not_count_while_something_moves():
-    def slow(n):
-        time.sleep(0.4)
-        yield n
-
-    dataset = StreamDataset(range(4), slow, 4, time_steps=1)
-    assert len(list(by_threads(dataset, 1, timeout=1))) == 1
 
 
 def test_a_timeout_does_not_count_while_threads_start(monkeypatch):

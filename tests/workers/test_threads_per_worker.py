@@ -12,26 +12,21 @@ import time
 import numpy as np
 import pytest
 import torch
-from cases import Case, key
-from helpers import FOREVER, PATIENCE, START_METHODS, soon
+from cases import Case
+from helpers import FOREVER, PATIENCE, soon
 from worker_streams import Broken
 
 from stream_dataloader import (
     StreamDataLoader,
     StreamDataset,
     WorkerDeathError,
-    WorkerTimeoutError,
     get_stream_info,
 )
 from stream_dataloader._assembly.part import Contents, Part
-from stream_dataloader._reading.activity import ActivityBoard, Meters
-from stream_dataloader._reading.plan import Reading, Start
-from stream_dataloader._reading.reader import read_as_worker
-from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader._workers import exchange
-from stream_dataloader._workers.exchange import ROOM, Exchange, read_in_threads, read_in_turn
+from stream_dataloader._workers.exchange import ROOM, Exchange, read_in_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:num_workers is")
 
@@ -45,14 +40,6 @@ def with_threads(dataset, workers=1, threads=2, **options):
 # The same batches
 
 
-@pytest.mark.any_start_method
-@pytest.mark.parametrize("method", START_METHODS)
-def test_every_field_is_the_same_for_any_start_method(method):
-    expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
-    loader = with_threads(CASE.dataset(), 1, 3, multiprocessing_context=method)
-    assert [key(batch) for batch in loader] == expected
-
-
 def test_slots_are_as_many_as_with_one_thread():
     slots = []
     for threads in (1, 4):
@@ -62,17 +49,6 @@ def test_slots_are_as_many_as_with_one_thread():
         assert loader.stats().sent <= threads, "all but the parts that say that lanes are idle"
         slots.append(loader.stats().slots)
     assert slots[0] == slots[1] > 0
-
-
-@pytest.mark.filterwarnings("ignore:batches_per_epoch")
-def test_an_endless_run_in_epochs_of_n_batches():
-    case = Case([4, 0, 2, 3, 1], 4, 3, "packed", "cycle", shuffle=True, seed=3)
-
-    def read(workers, threads):
-        loader = with_threads(case.dataset(), workers, threads, batches_per_epoch=5, persistent_workers=True)
-        return [key(batch) for _ in range(3) for batch in loader]
-
-    assert read(1, 3) == read(2, 1)
 
 
 # Threads and streams
@@ -271,23 +247,6 @@ def test_of_several_threads_sources_only_the_one_that_kills_is_blamed(on_error):
     assert loader.stats().restarts == 3
 
 
-def test_a_timeout_names_the_thread_that_hangs():
-    def read(n):
-        for i in range(9):
-            if (n, i) == (3, 5):
-                time.sleep(FOREVER)
-            yield i
-
-    loader = with_threads(StreamDataset(range(4), read, 4, time_steps=1), 1, 2, timeout=0.5)
-    steps = []
-    with pytest.raises(
-        WorkerTimeoutError, match=r"within 0.5 s, at step \d: worker 0 is .*in lane 3, step 5, reading so"
-    ):
-        steps.extend(batch.step for batch in loader)
-    assert steps == list(range(len(steps)))
-    assert len(steps) <= 5
-
-
 def test_an_epoch_left_while_a_thread_is_busy_does_not_spoil_the_next():
     """The old threads may still write to slots that the new epoch uses."""
 
@@ -324,18 +283,6 @@ class Reader:
 
     def close(self):
         self.closed_by = threading.current_thread()
-
-
-@pytest.mark.parametrize("windows", ["aligned", "packed"])
-def test_readers_that_take_turns_in_one_thread_do_not_wait_for_each_other(windows):
-    dataset = Case(CASE.lengths, 5, 3, windows).dataset()
-    session = SessionKey(os.getpid(), -1_000_000, 1)
-    readers = deal_members([5], [1], 3)
-    board, meters = ActivityBoard(readers, shared=False), Meters([0, 0, 0], shared=False)
-    reading = Reading(dataset.plan(), Start(0), readers, board, meters)
-    steps = read_in_turn(read_as_worker(reading, dataset.session_table, session, 0))
-    assert sum(part.items for parts in steps for part in parts) == sum(CASE.lengths)
-    steps.close()
 
 
 def test_threads_that_cannot_be_started_leave_none_behind(monkeypatch):

@@ -52,7 +52,8 @@ def test_batches_of_every_kind_of_loader_do_not_depend_on_who_reads(kind, way):
 @pytest.mark.parametrize("method", START_METHODS)
 @pytest.mark.parametrize("kind", ["sections", "mixed, repeated", "side by side"])
 def test_nor_on_how_processes_start(kind, method):
-    found, expected = KINDS[kind](num_workers=2, multiprocessing_context=method), KINDS[kind]()
+    found = KINDS[kind](num_workers=2, threads_per_worker=2, multiprocessing_context=method)
+    expected = KINDS[kind]()
     assert [plain(batch) for batch in found] == [plain(batch) for batch in expected]
 
 
