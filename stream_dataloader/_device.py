@@ -38,7 +38,7 @@ import torch
 
 from stream_dataloader._items.layout import is_dense
 from stream_dataloader._kept_fields import map_leaves
-from stream_dataloader._memory.copies import note_copy_on
+from stream_dataloader._memory import copies
 from stream_dataloader.batch import StreamBatch
 
 if TYPE_CHECKING:
@@ -238,5 +238,5 @@ def _is_dense_on(leaf: Any, kind: str) -> bool:
 def _copy_stream(backend: Any, number: int) -> Any:
     """The stream that copies to a device; one for all loaders and epochs, as memory goes back to its stream."""
     stream = backend.Stream(torch.device("cuda", number))
-    note_copy_on(stream)
+    copies.streams.add(stream)
     return stream

@@ -18,7 +18,7 @@ from stream_dataloader._html.page import page
 from stream_dataloader._items.layout import is_dense
 from stream_dataloader._items.structure import describe, named_leaves
 from stream_dataloader._kept_fields import Kept, KeptFields, map_leaves
-from stream_dataloader._memory.copies import note_copy_on, note_copy_to
+from stream_dataloader._memory import copies
 from stream_dataloader.conventions import Conventions
 
 __all__ = ["StreamBatch"]
@@ -210,8 +210,8 @@ class StreamBatch(KeptFields, Conventions):
 
         there = self._mapped(convert, move)
         if there.mask.device.type == "cuda":
-            note_copy_to(there.mask.device.index)
-            note_copy_on(torch.cuda.current_stream(there.mask.device))
+            copies.devices.add(there.mask.device.index)
+            copies.streams.add(torch.cuda.current_stream(there.mask.device))
         return there._moved_from(self)
 
     def split_lanes(self, count: int) -> list[StreamBatch]:

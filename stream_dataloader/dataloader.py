@@ -24,7 +24,7 @@ from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import with_progress
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.deferred import Begun, Deferred, Turn
-from stream_dataloader._workers.settings import WorkerSettings, check_dataset, check_restarts, workers_of
+from stream_dataloader._workers.settings import WorkerSettings, check_dataset, workers_of
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
@@ -142,6 +142,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         if collate_fn is not None:
             options.check_callable("collate_fn", collate_fn, "a function of the list of windows, or None")
         self._settings = WorkerSettings(
+            num_workers=self.num_workers,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             multiprocessing_context=multiprocessing_context,
@@ -149,12 +150,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             timeout=timeout,
             pin_memory=pin_memory,
             transport=transport,
+            max_restarts=max_restarts,
             worker_method=worker_method,
             threads_per_worker=threads_per_worker,
         )
-        self._settings.check_threads(self.num_workers)
         self._destination = Destination(device, self._settings.pin_memory)
-        self._max_restarts = check_restarts(max_restarts, self._settings.worker_method)
         self._watch = FrameWatch() if members[0].rules.time_steps is None else None
         patience = self._settings.timeout
         self._ranks = [Ranks(member, patience, groups, rank, world_size, process_group) for member in members]
@@ -169,7 +169,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def _start_anew(self) -> None:
         """Have a starter of this process, and nothing that is being read."""
         self._turn = Turn()
-        self._starter = Starter(self._ranks, self._workers, self._max_restarts, self._settings, self._turn)
+        self._starter = Starter(self._ranks, self._workers, self._settings, self._turn)
 
     def _dismiss_workers(self) -> None:
         """End what is being read, and the workers; they are gone when this returns."""

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._memory.copies import devices_copied_to, note_copy_to, streams_copied_on
+from stream_dataloader._memory import copies
 
 cuda: Any = torch.cuda  # of which not all has types
 _PORTABLE = 1  # cudaHostRegisterPortable: locked for all devices, not only the one that is current
@@ -59,14 +59,14 @@ class PendingCopies:
         """An event behind all that was begun so far, on each device in use; None while a graph is captured."""
         if not cuda.is_initialized():
             return []
-        numbers = devices_copied_to()
+        numbers = frozenset(copies.devices)
         current = cuda.current_device()
         if current not in numbers and _is_in_use(current):
-            note_copy_to(current)
+            copies.devices.add(current)
             numbers |= {current}
         if current in numbers and cuda.is_current_stream_capturing():  # to ask this creates a context, too
             return None
-        streams = {cuda.current_stream(number) for number in numbers} | streams_copied_on()
+        streams = {cuda.current_stream(number) for number in numbers} | copies.streams
         return list(map(_recorded, streams))
 
     @property

@@ -35,18 +35,17 @@ class StepCollector:
 
     feed: Feed  # the workers' parts, once `start` was called
 
-    def __init__(self, begin: Callable[[Record, Recovery], Feed | None], work: Assignment, most: int) -> None:
+    def __init__(self, begin: Callable[[Record, Recovery], Feed | None], work: Assignment) -> None:
         self.readers = work.readers
         self.elsewhere: list[Feed] = []  # feeds that have to be ended
         self._begin = begin
         self._work = work
-        self._most = most
+        self._most = work.settings.max_restarts
         self._restarts = 0
         self._deaths: Counter[tuple[int, int, int]] = Counter()  # by suspect, which is a member's
         self._killers: dict[tuple[int, int], int] = {}
 
     def start(self, record: Record, recovery: Recovery = NO_RECOVERY) -> bool:
-        """Have workers read on from a record, and nothing more come from those before."""
         if (feed := self._begin(record, recovery)) is None:
             return False
         self.elsewhere[:] = feed.elsewhere

@@ -48,7 +48,6 @@ class Member:
         self._failed: dict[int, set[int]] = {}  # sources that were skipped, also before a loaded state, by group hosted
 
     def load(self, loaded: LoadedState) -> Start:
-        """Take up a state; returns where it goes on."""
         self._failed = dict(enumerate(loaded.failures))
         self.layout = layout_from_plain(loaded.items)
         return Start(*self.ranks.resumed(loaded))
@@ -80,7 +79,6 @@ class Member:
         return self.state(Start(epoch, record.unpack(self.ranks.reading.rules)), at)
 
     def state(self, start: Start, at: EpochPlace | None = None) -> dict[str, Any]:
-        """A place as plain data; `at`: where it is in an epoch of n batches."""
         rules, length = self.ranks.reading.rules, self._length
         failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
         items = None if self.layout is None else layout_to_plain(self.layout)
@@ -169,7 +167,6 @@ class Epoch:
         self.step = step  # the last, as Ctrl-C may come between any two lines: the step's record is there
 
     def advance(self, reports: Sequence[Any]) -> None:
-        """Follow one more step."""
         for course in self.courses:
             if not course.ended:
                 course.progress.advance(reports[course.readers])
@@ -181,7 +178,6 @@ class Epoch:
 
     @property
     def end_is_ahead(self) -> bool:
-        """The epoch's end was seen and not handed out yet."""
         return self.finished and self._end_held
 
     @property

@@ -116,7 +116,6 @@ class Iteration:
             course.steps.note_layout(layout)
 
     def _layout_elsewhere(self) -> Any:
-        """What items look like on other ranks."""
         return next(course for course in self.epoch.courses if not course.ended).steps.layout()
 
     @property
@@ -214,7 +213,6 @@ class Iteration:
                 warn_of_skip(failure)
 
     def _raise_first_error(self, parts: list[Part | None], slot: Slot | None) -> None:
-        """Raise the error of the lowest lane, if there is one."""
         errors: list[tuple[int, Exception]] = []
         for part in parts:
             if part is not None and part.faults:

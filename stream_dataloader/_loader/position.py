@@ -60,7 +60,6 @@ class LoaderPosition:
 
     @property
     def is_between_epochs(self) -> bool:
-        """No epoch is being read."""
         return self.epoch is None or self.epoch.over
 
     @property
@@ -70,7 +69,6 @@ class LoaderPosition:
 
     @property
     def coming_number(self) -> int:
-        """The number of the epoch that comes next."""
         self._heed_dataset()
         return self._position.coming().epoch.number
 
@@ -91,7 +89,6 @@ class LoaderPosition:
         return next((member.layout for member in self.members if member.layout is not None), None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that comes next."""
         epoch = options.integer("epoch", epoch, 0, 2**62)
         self._requests_heeded = self._dataset.epoch_request[0]
         self._set_epoch(epoch)
@@ -133,7 +130,6 @@ class LoaderPosition:
 
     @property
     def coming_step(self) -> int:
-        """The step where the coming epoch begins."""
         return self._coming()[1].step
 
     def coming_epoch(self, readers: Sequence[Reader]) -> Epoch:
@@ -189,7 +185,6 @@ class LoaderPosition:
         return loaded
 
     def load(self, state: Mapping[str, Any], loaded: Sequence[LoadedState]) -> None:
-        """Go on from a state, and from what it says of each member."""
         self._requests_heeded = self._dataset.epoch_request[0]
         starts = tuple(member.load(own) for member, own in zip(self.members, loaded, strict=True))
         if self._sides is None:
@@ -213,7 +208,6 @@ class LoaderPosition:
             self.epoch = None
 
     def state_dict(self, step: int | None) -> dict[str, Any]:
-        """See `StreamDataLoader.state_dict`."""
         self._heed_dataset()
         epoch = self.epoch
         if epoch is not None and not self._position.was_left:
@@ -230,7 +224,6 @@ class LoaderPosition:
         return self._whole(coming.run, place.step, place.over, self.coming_states())
 
     def coming_states(self) -> list[dict[str, Any]]:
-        """The state of each member where the coming epoch begins."""
         coming, place = self._coming()
         return [member.state(start, coming.epoch) for member, start in zip(self.members, place.starts, strict=True)]
 
@@ -306,7 +299,6 @@ class LoaderPosition:
 
 
 def _place_of(epoch: Epoch) -> Place:
-    """Where an epoch stands."""
     record = epoch.record()
     starts = tuple(course.start(own) for course, own in zip(epoch.courses, record.members, strict=True))
     return Place(record.step, starts, tuple(own is None for own in record.members))

@@ -46,18 +46,15 @@ from stream_dataloader.stats import LoaderStats
 class Starter:
     """Starts iterations of one loader, and holds its workers."""
 
-    def __init__(
-        self, ranks: Sequence[Ranks], workers: Sequence[int], max_restarts: int, settings: WorkerSettings, turn: Turn
-    ) -> None:
+    def __init__(self, ranks: Sequence[Ranks], workers: Sequence[int], settings: WorkerSettings, turn: Turn) -> None:
         self._ranks = ranks
-        self._max_restarts = max_restarts
         self._turn = turn
         lanes = [own.reading.rules.lanes for own in ranks]
         readers = deal_members(lanes, workers, settings.threads_per_worker)
         tally = Tally(readers, ranks[0].reading.rules.time_steps, shared=sum(workers) > 0)
         self._newest: Callable[[], Iteration | None] = type(None)
         self._ending: Ending | None = None  # of the newest, which may be gone
-        self._work = Assignment((), readers, sum(workers), settings, tally)
+        self._work = Assignment((), readers, settings, tally)
         self.renew(settings)
 
     def renew(self, settings: WorkerSettings) -> None:
@@ -65,7 +62,7 @@ class Starter:
         self._collector: StepCollector  # of what is read
         self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and it on the device
         self._work = work = self._work._replace(members=[own.reading for own in self._ranks], settings=settings)
-        in_threads = settings.worker_method == "thread" and work.num_workers
+        in_threads = settings.worker_method == "thread" and work.settings.num_workers
         self.pool: Pool = ThreadPool(work) if in_threads else WorkerPool(work)
 
     def dismiss(self) -> None:
@@ -96,7 +93,7 @@ class Starter:
         batches = self._on_device(iteration, left) if kept is None or output.parts else kept[1]
         if left is None:
             return batches, iteration.close
-        keeps = self._work.settings.persistent_workers or not self._work.num_workers
+        keeps = self._work.settings.persistent_workers or not self._work.settings.num_workers
         if keeps:
             self._kept = iteration, batches
         return batches if output.parts else itertools.islice(batches, left), _nothing if keeps else iteration.close
@@ -110,7 +107,6 @@ class Starter:
         return not self.pool.died()
 
     def _on_device(self, iteration: Iteration, left: int | None) -> Iterator[Any]:
-        """What an iteration yields, on the device; parts, of so many batches."""
         output = iteration.output
         batches = iteration.parts(left) if output.parts else iteration
         if output.device is None or output.device.type != "cuda":
@@ -136,10 +132,10 @@ class Starter:
         for course in epoch.courses:
             if not whole_windows and course.dataset.rules.time_steps is None and not course.ended:
                 _check_counted(course.start(course.progress.last).resume)
-        if work.num_workers and self.pool.owner != os.getpid():  # the loader was built before this process was forked
+        if work.settings.num_workers and self.pool.owner != os.getpid():  # the loader was built before a fork
             self.renew(work.settings)
         begin_again = functools.partial(_begin_again, weakref.ref(self), epoch, whole_windows)
-        self._collector = collector = StepCollector(begin_again, work, self._max_restarts)
+        self._collector = collector = StepCollector(begin_again, work)
         collector.start(epoch.last)
         if not output.parts and not position.goes_on:
             try:
@@ -154,14 +150,12 @@ class Starter:
         return Iteration(epoch, collector, position, output, work.tally)
 
     def _meet_ranks(self, epoch: Epoch, position: LoaderPosition) -> None:
-        """Begin together with all other ranks."""
         for number, (ranks, course) in enumerate(zip(self._ranks, epoch.courses, strict=True)):
             if not course.ended:
                 terms = {} if ranks.alone else common(position.coming_states()[number])
                 course.steps = ranks.begin(course.progress.epoch, course.progress.step, terms)
 
     def _read(self, epoch: Epoch, whole_windows: bool, record: Record, recovery: Recovery) -> Feed:
-        """Begin to read all members, from a record of what was delivered."""
         starts = []
         for course, own in zip(epoch.courses, record.members, strict=True):
             start = course.start(own)
@@ -170,10 +164,10 @@ class Starter:
                 resume = resume._replace(step=record.step)
             starts.append(start._replace(resume=resume, whole_windows=whole_windows))
         others: Feed | None = None
-        work = self._work
-        if work.num_workers:
+        work, count = self._work, self._work.settings.num_workers
+        if count:
             others = self.pool.start(starts, recovery)
-        members = dict.fromkeys(reader.member for reader in work.readers if reader.worker_id >= work.num_workers)
+        members = dict.fromkeys(reader.member for reader in work.readers if reader.worker_id >= count)
         if others is not None and not members:
             return others
         slots = Slots(whole_windows)
@@ -187,7 +181,6 @@ class Starter:
         return LocalFeed(readers, slots, others)
 
     def stats(self) -> LoaderStats:
-        """What was read so far."""
         work = self._work
         rules = [member.rules for member in work.members]
         setup = Setup(
@@ -195,7 +188,7 @@ class Starter:
             time_steps=rules[0].time_steps,
             packed=all(own.windows == "packed" for own in rules),
             sources=sum(own.num_sources for own in rules),
-            num_workers=work.num_workers,
+            num_workers=work.settings.num_workers,
             prefetch_factor=work.settings.prefetch_factor or 2,
             threads_per_worker=work.settings.threads_per_worker,
         )

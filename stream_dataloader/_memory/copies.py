@@ -7,25 +7,5 @@ from __future__ import annotations
 
 from typing import Any
 
-_devices: set[int] = set()
-_streams: set[Any] = set()
-
-
-def note_copy_to(number: int) -> None:
-    """Say that batches are copied to a CUDA device, on whatever stream is its current one."""
-    _devices.add(number)
-
-
-def note_copy_on(stream: Any) -> None:
-    """Say that batches are copied on a stream, which may not be the current one when they are let go."""
-    _streams.add(stream)
-
-
-def devices_copied_to() -> frozenset[int]:
-    """The numbers of all such devices."""
-    return frozenset(_devices)
-
-
-def streams_copied_on() -> frozenset[Any]:
-    """All such streams."""
-    return frozenset(_streams)
+devices: set[int] = set()  # numbers of those that batches are copied to on their current stream
+streams: set[Any] = set()  # which may not be the current ones when batches are let go

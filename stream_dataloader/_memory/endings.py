@@ -110,11 +110,9 @@ class WeakItems(Generic[Key]):
         self._refs: dict[weakref.ref[Key], bool] = {}
 
     def add(self, item: Key) -> None:
-        """Have an object in it for as long as there is one."""
         self._refs[weakref.ref(item, self._refs.pop)] = True
 
     def clear(self) -> None:
-        """Have nothing in it."""
         self._refs.clear()
 
     def __contains__(self, item: Key) -> bool:
@@ -132,7 +130,6 @@ class WeakValues(Generic[Key, T]):
         self._room = 64  # before those that are gone are left out
 
     def get(self, key: Key) -> T | None:
-        """A key's object, if there is one."""
         ref = self._refs.get(key)
         return None if ref is None else ref()
 

@@ -78,6 +78,5 @@ def _is_guard(test: ast.expr) -> bool:
 
 
 def _bound(statements: list[ast.stmt]) -> frozenset[str]:
-    """The names that statements bind, except those within functions and classes."""
     names = symtable.symtable(ast.unparse(ast.Module(statements, [])), "<script>", "exec").get_symbols()
     return frozenset(n.get_name() for n in names if n.is_assigned() or n.is_imported() or n.is_namespace())

@@ -128,8 +128,6 @@ def _with_shared_globals(function: FunctionType, reduced: Any) -> Any:
 
 
 class _Namespace:
-    """Unpickles to the one namespace of a module in this process, which begins with some names."""
-
     def __init__(self, key: int, names: dict[str, Any]) -> None:
         self._key = key
         self._names = names
@@ -182,7 +180,6 @@ def note_fork() -> None:
 
 
 def _is_hidden(kind: type) -> bool:
-    """Whether pickle may not find a class by its name."""
     return "<locals>" in kind.__qualname__ or kind.__module__ == "__main__"
 
 
@@ -272,7 +269,6 @@ class Message:
         self._arrive = arrive
 
     def __len__(self) -> int:
-        """Bytes of it."""
         return len(self._pickled)
 
     def read(self) -> Any:

@@ -90,12 +90,10 @@ class SharedFile:
             os.posix_fallocate(self._fd, 0, size)
 
     def map(self) -> mmap.mmap:
-        """The file's memory, which lives on its own from now on."""
         return mmap.mmap(self._fd, os.fstat(self._fd).st_size)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other threads and other processes out."""
         with self._thread_lock:
             if fcntl is None:  # pragma: no cover - no workers without it
                 yield
@@ -202,7 +200,6 @@ class SharedMemory(SharedFile):
 
     @property
     def buffer(self) -> memoryview:
-        """The memory as it is, for `fields.Carver`."""
         return memoryview(self._arena.map_)[self._start : self._start + self.size]
 
     def find(self, byte: int, start: int, stop: int) -> int | None:

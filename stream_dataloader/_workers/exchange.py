@@ -81,7 +81,6 @@ class Exchange:
                 self._room.wait()
 
     def _step_is_ready(self) -> bool:
-        """Whether all workers that have not ended have a part, or one has failed."""
         ready = True
         for read, ended in zip(self._read, self._ended, strict=True):
             if read and type(read[0]) is Failure:

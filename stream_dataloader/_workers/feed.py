@@ -95,7 +95,6 @@ class Assignment(NamedTuple):
 
     members: Sequence[StreamDataset]
     readers: Sequence[Reader]
-    num_workers: int  # how many workers there are; 0 only checks the settings
     settings: WorkerSettings
     tally: Tally
 
@@ -135,12 +134,10 @@ class Pool(ABC):
         """Have no workers: those that there are end."""
 
     def died(self) -> dict[int, str]:
-        """Which kept workers died, and how."""
         return {}
 
     @property
     def slots_in_use(self) -> tuple[int, int]:
-        """How many slots are in use, and how many there are."""
         leases = self.leases
         return (0, 0) if leases is None or not leases.pool.laid_out else (leases.in_use, leases.pool.slots)
 
@@ -157,7 +154,6 @@ class Pool(ABC):
 
     @property
     def _slots_are_unfit(self) -> bool:
-        """Nothing of the iteration that asked last fits the slots."""
         return self.leases is not None and self.leases.unfit
 
     def _ready_slots(self) -> SlotPool | None:
@@ -247,7 +243,6 @@ class Crew(ABC):
         return self.late
 
     def lateness(self, advice: str = "") -> WorkerTimeoutError:
-        """Says what the workers do that are waited for."""
         return WorkerTimeoutError(
             f"no worker delivered in time, within {self._patience:g} s, at step {self.step}: {self._states()}; "
             f"raise timeout=, or find out why it hangs{advice}"
@@ -264,5 +259,4 @@ class Crew(ABC):
         return "; ".join(states)
 
     def doing(self, worker: int) -> str:
-        """What a worker is doing, or did last."""
         return self.board.describe(worker, self._sources)

@@ -54,18 +54,15 @@ class Mailbox(SharedFields):
         self._decided = carve(self._messages + 1)  # for the last messages: session, number and steps in a word
 
     def open(self, epoch: int) -> int:
-        """Announce a session; returns its number."""
         session = int(self._announced[0]) + 1
         self._epoch[session % _KEPT_SESSIONS] = epoch
         self._announced[0] = session
         return session
 
     def close(self, session: int) -> None:
-        """End a session; its workers give up."""
         self._ended[0] = max(int(self._ended[0]), session)
 
     def closed(self, session: int) -> bool:
-        """Whether a session has ended."""
         return bool(self._ended[0] >= session)
 
     def leave(self, session: int, worker: int) -> None:
@@ -73,11 +70,9 @@ class Mailbox(SharedFields):
         self._done[worker] = session
 
     def may_exit(self, session: int, worker: int) -> bool:
-        """Whether a session is over, or a worker is done with it."""
         return self.closed(session) or bool(self._done[worker] >= session)
 
     def epoch(self, session: int) -> int:
-        """A session's epoch."""
         return int(self._epoch[session % _KEPT_SESSIONS])
 
     def filled(self, worker: int, seconds: float, most_steps: int) -> None:

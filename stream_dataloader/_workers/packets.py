@@ -66,11 +66,9 @@ class Flag:
         self._memory = SharedMemory(1)
 
     def set(self) -> None:
-        """Set it, for good."""
         self._memory.buffer[0] = 1
 
     def is_set(self) -> bool:
-        """Whether it is set."""
         return bool(self._memory.buffer[0])
 
 
@@ -135,7 +133,6 @@ class PacketQueue:
         return message
 
     def _receive(self) -> Any:
-        """A message that has arrived, if there is one."""
         try:
             size, with_it, flags, _ = self._reader.recvmsg_into([self._buffer], socket.CMSG_SPACE(_DESCRIPTOR_BYTES))
         except BlockingIOError:
@@ -179,13 +176,11 @@ class PacketContext(BaseContext):
         self.watch: Watch  # says how long to wait; to be set before anything is awaited
 
     def Process(self, *args: Any, **options: Any) -> BaseProcess:  # noqa: N802
-        """A process that is not started yet."""
         process: BaseProcess = self._base.Process(*args, **options)
         self.processes.append(process)
         return process
 
     def Queue(self, maxsize: int = 0) -> Any:  # noqa: ARG002, N802
-        """A queue without a limit."""
         return PacketQueue(self, self._ended)
 
     def Event(self) -> Any:  # noqa: N802
@@ -193,11 +188,9 @@ class PacketContext(BaseContext):
         return self._ended
 
     def get_start_method(self, allow_none: bool = False) -> Any:
-        """See `multiprocessing.get_start_method`."""
         return self._base.get_start_method(allow_none)
 
     def forget(self) -> None:
-        """Let go of the processes, which have ended."""
         self.processes.clear()
         self._awaited.clear()
         self.full.clear()
@@ -233,7 +226,6 @@ def _is_ready(end: socket.socket, event: int, seconds: float | None) -> bool:
 
 
 def _file_of(content: Any) -> IO[bytes]:
-    """A file without a name, in memory where the system can."""
     memory = hasattr(os, "memfd_create")
     file: IO[bytes] = open(os.memfd_create("message"), "wb") if memory else tempfile.TemporaryFile()  # noqa: SIM115
     try:

@@ -42,18 +42,18 @@ class WorkerPool(Pool):
     """The worker processes of one loader."""
 
     def __init__(self, work: Assignment) -> None:
+        count = work.settings.num_workers
         # one worker may be asked for all messages that are on their way, once the others have ended
-        messages = (work.settings.prefetch_factor or 2) * work.num_workers + 2
-        super().__init__(work, messages, "sent through the message queue", shared=work.num_workers > 0)
-        self._init = WorkerInit(work.settings.worker_init_fn) if work.num_workers else None
-        self._mailbox = Mailbox(work.num_workers, messages)
+        messages = (work.settings.prefetch_factor or 2) * count + 2
+        super().__init__(work, messages, "sent through the message queue", shared=count > 0)
+        self._init = WorkerInit(work.settings.worker_init_fn) if count else None
+        self._mailbox = Mailbox(count, messages)
         key = SessionKey(self.owner, -next(_pool_numbers), 0)
         self._parts = WorkerParts(work.members, work.readers, self._mailbox, key, work.tally.meters, self.board)
         self._ending: Ending | None = None
         self._engage()
 
     def dismiss(self) -> None:
-        """End the workers that there are, and wait for that."""
         if self._ending is not None:
             self._ending.now()
 
@@ -66,12 +66,12 @@ class WorkerPool(Pool):
     def _engage(self) -> None:
         self.dismiss()
         crew, settings = ProcessCrew(self.board, self.work, self._mailbox), self.work.settings
-        if self.work.num_workers:
+        if settings.num_workers:
             self._ending = Ending(self, crew.leave)
         self._dataloader: DataLoader[Any] = DataLoader(
             self._parts,
             batch_size=None,
-            num_workers=self.work.num_workers,
+            num_workers=settings.num_workers,
             collate_fn=_as_it_is,
             worker_init_fn=self._init,
             generator=torch.Generator().manual_seed(self.work.members[0].rules.seed),  # leaves the global one alone
@@ -108,7 +108,6 @@ class WorkerPool(Pool):
         return self._crew.died(or_ended=True) if are_kept else {}
 
     def _replace_unfit(self, starts: Sequence[Start]) -> None:
-        """Have new workers where those that are kept cannot read what is wanted."""
         if died := self.died():
             text = f"{'; '.join(died.values())} between two epochs; all workers are started anew"
             warn(text, 5, UserWarning)
@@ -218,7 +217,6 @@ class WorkerFeed:
         return died
 
     def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
-        """Dismiss the workers, and say who died."""
         crew, board = self._crew, self._crew.board
         deaths = "; ".join(f"{how} {crew.doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
         known = [worker for worker in died if worker >= 0]

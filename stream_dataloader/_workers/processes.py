@@ -93,7 +93,6 @@ class ProcessCrew(Crew):
 
     @property
     def _processes(self) -> Sequence[BaseProcess]:
-        """Those that were to be started, by number."""
         return () if self.packets is None else self.packets.processes
 
     @property
@@ -131,7 +130,6 @@ class ProcessCrew(Crew):
         return "If nobody sent it that signal, a library crashed: faulthandler.enable() in worker_init_fn shows where"
 
     def kill(self) -> None:
-        """End all workers immediately, whatever they do."""
         for process in self._processes:
             if process.pid is not None and process.exitcode is None:
                 process.kill()

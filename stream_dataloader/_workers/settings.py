@@ -18,6 +18,7 @@ from stream_dataloader.protocols import Transport, WorkerMethod
 class WorkerSettings:
     """Options of a `StreamDataLoader` that are about its workers; see there."""
 
+    num_workers: int
     prefetch_factor: int | None
     persistent_workers: bool
     multiprocessing_context: str | BaseContext | None
@@ -25,64 +26,54 @@ class WorkerSettings:
     timeout: float
     pin_memory: bool
     transport: Transport
+    max_restarts: int
     worker_method: WorkerMethod
     threads_per_worker: int
 
     def __post_init__(self) -> None:
-        """Check them all."""
         options.choice("worker_method", self.worker_method, WorkerMethod)
         options.choice("transport", self.transport, Transport)
         options.check_context(self.multiprocessing_context)
         if self.worker_init_fn is not None:
             options.check_callable("worker_init_fn", self.worker_init_fn, "a function of the worker's id, or None")
-        if self.worker_method == "thread":
-            _check_for_threads(self.multiprocessing_context, self.transport)
         checked: dict[str, int] = {
             name: options.flag(name, getattr(self, name)) for name in ("persistent_workers", "pin_memory")
         }
         if self.prefetch_factor is not None:
             checked["prefetch_factor"] = options.integer("prefetch_factor", self.prefetch_factor, 1, 1 << 16)
-        threads = options.integer("threads_per_worker", self.threads_per_worker, 1)
-        vars(self).update(checked, timeout=options.seconds("timeout", self.timeout), threads_per_worker=threads)
-
-    def check_threads(self, num_workers: int) -> None:
-        """Refuse several threads where there are no worker processes."""
-        number = self.threads_per_worker
-        if number > 1 and self.worker_method == "thread":
+        for name, least in (("threads_per_worker", 1), ("max_restarts", 0)):
+            checked[name] = options.integer(name, getattr(self, name), least)
+        vars(self).update(checked, timeout=options.seconds("timeout", self.timeout))
+        if self.worker_method == "thread":
+            self._check_for_threads()
+        elif self.threads_per_worker > 1 and not self.num_workers:
             raise ValueError(
-                f'threads_per_worker is {number}, and worker_method="thread" has workers that are threads themselves: '
-                "num_workers counts them; leave threads_per_worker out and raise num_workers"
-            )
-        if number > 1 and not num_workers:
-            raise ValueError(
-                f"threads_per_worker is {number}, and num_workers is 0, so there is no worker to have threads; pass "
-                'num_workers=1 or more, or worker_method="thread" with num_workers for threads of this process'
+                f"threads_per_worker is {self.threads_per_worker}, and num_workers is 0, so there is no worker to have "
+                'threads; pass num_workers=1 or more, or worker_method="thread" with num_workers for threads of this '
+                "process"
             )
 
-
-def _check_for_threads(multiprocessing_context: Any, transport: Transport) -> None:
-    """Refuse what is for processes."""
-    if multiprocessing_context is not None:
-        raise ValueError(
-            f'multiprocessing_context is {shorten(multiprocessing_context)}, and worker_method="thread" starts no '
-            "process; leave out one of them"
-        )
-    if transport == "queue":
-        raise ValueError(
-            'transport is "queue", which is a way between processes, and worker_method="thread" starts none: threads '
-            "write into the batch's memory; leave out one of them"
-        )
-
-
-def check_restarts(max_restarts: Any, worker_method: WorkerMethod) -> int:
-    """`max_restarts`, which is for workers that can die alone."""
-    number = options.integer("max_restarts", max_restarts, 0)
-    if number and worker_method == "thread":
-        raise ValueError(
-            f'max_restarts is {number}, and worker_method="thread" has no workers that can die alone; leave it out, or '
-            'use worker_method="process"; for streams that break there is retries= of the dataset'
-        )
-    return number
+    def _check_for_threads(self) -> None:
+        if self.multiprocessing_context is not None:
+            raise ValueError(
+                f'multiprocessing_context is {shorten(self.multiprocessing_context)}, and worker_method="thread" '
+                "starts no process; leave out one of them"
+            )
+        if self.transport == "queue":
+            raise ValueError(
+                'transport is "queue", which is a way between processes, and worker_method="thread" starts none: '
+                "threads write into the batch's memory; leave out one of them"
+            )
+        if self.threads_per_worker > 1:
+            raise ValueError(
+                f'threads_per_worker is {self.threads_per_worker}, and worker_method="thread" has workers that are '
+                "threads themselves: num_workers counts them; leave threads_per_worker out and raise num_workers"
+            )
+        if self.max_restarts:
+            raise ValueError(
+                f'max_restarts is {self.max_restarts}, and worker_method="thread" has no workers that can die alone; '
+                'leave it out, or use worker_method="process"; for streams that break there is retries= of the dataset'
+            )
 
 
 def check_dataset(dataset: Any) -> Any:

@@ -43,7 +43,6 @@ class Tally:
         self._total_ns += self._mark - begin
 
     def batch(self, begin: int, step: int, parts: Sequence[Part | None], layout: Layout | None) -> None:
-        """Counts a batch that was asked for at `begin`, and is made of these parts."""
         items, time_steps, counts = 0, self._time_steps, self.counts
         longest = time_steps or 0
         for part in parts:
@@ -67,11 +66,9 @@ class Tally:
         self._mark = now
 
     def end(self) -> None:
-        """The epoch is over, or was left."""
         self._mark = None
 
     def stats(self, slots_in_use: int, slots: int) -> LoaderStats:
-        """All counts as they are now."""
         of_workers, of_batches = self.meters.events(), tuple(self._events)
         return LoaderStats(
             seconds=self._total_ns / 1e9,
@@ -87,7 +84,6 @@ class Tally:
 def _in_order(
     of_workers: Callable[[], list[TraceEvent]], of_batches: Iterable[tuple[int | None, int, int, int]]
 ) -> list[TraceEvent]:
-    """The events of workers, and those of the trainer, by the time when they began."""
     events = of_workers()
     for mark, begin, stop, step in of_batches:
         events.append(TraceEvent(-1, "batch", begin, stop, step))
@@ -97,7 +93,6 @@ def _in_order(
 
 
 def _bytes_of(layout: Layout) -> int:
-    """What the arrays of one time step take."""
     return sum(
         math.prod(spec.shape) * storage_dtype(spec.dtype).itemsize
         for spec in layout.specs

@@ -56,7 +56,7 @@ class ThreadPool(Pool):
         self._ending = Ending(self, functools.partial(_leave, self._threads, self._exchanges))
 
     def start(self, starts: Sequence[Start], recovery: Recovery) -> Feed:  # noqa: ARG002
-        work = self.work
+        work, count = self.work, self.work.settings.num_workers
         if any(not exchange.closed for exchange in self._exchanges):  # Ctrl-C came before anybody had it
             _leave(self._threads, self._exchanges)
             self.leases = None
@@ -65,11 +65,11 @@ class ThreadPool(Pool):
         self._sessions += 1
         pool = self._ready_slots()
         slots = Slots if pool is None else functools.partial(PooledSlots, pool, self._sessions)
-        exchange = Exchange(work.num_workers, self._ahead)
+        exchange = Exchange(count, self._ahead)
         self._exchanges[:] = [exchange]
         self.board = ActivityBoard(work.readers, shared=False)  # threads that were left alone have the one before
         readers: list[Callable[[], PartReader]] = []
-        for number in sorted({reader.member for reader in work.readers if reader.worker_id < work.num_workers}):
+        for number in sorted({reader.member for reader in work.readers if reader.worker_id < count}):
             plan, meters = work.members[number].plan(), work.tally.meters
             reading = Reading(plan, starts[number], work.readers, self.board, meters, number, slots)
             readers += read_here(reading, lambda: exchange.closed)
@@ -77,7 +77,7 @@ class ThreadPool(Pool):
         slot = functools.partial(self._slot, self.leases, self._sessions)
         feed = ThreadFeed(exchange, jobs, slot, self)
         try:
-            while len(self._threads) < work.num_workers:
+            while len(self._threads) < count:
                 self._threads.append(SimpleQueue())
                 _start(len(self._threads) - 1, work.settings.worker_init_fn, self._threads[-1])
             for tasks, job, reader in zip(self._threads, jobs, readers, strict=True):
@@ -177,7 +177,6 @@ class ThreadFeed(Crew):
         raise self._death(step, found)
 
     def _death(self, step: int, failure: Failure) -> WorkerDeathError:
-        """The error for a thread that something other than an `Exception` has ended."""
         number, error = failure
         how = f"exited with status {error.code}" if isinstance(error, SystemExit) else f"was ended by {shorten(error)}"
         self._farewell_seconds = _HURRIED_SECONDS

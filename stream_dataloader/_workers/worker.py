@@ -117,7 +117,6 @@ class WorkerParts(IterableDataset[Any]):
         mailbox.leave(session, worker_id)
 
     def _steps(self, session: int, worker_id: int) -> Generator[list[Part], None, None]:
-        """Begin to read a session, with as many threads as this worker has readers."""
         member = self._board.member(worker_id)
         start = self.starts[member]
         if self._is_kept:
