@@ -46,6 +46,13 @@ def test_columns_are_names_that_differ(tmp_path, name, columns):
         stores.open(tmp_path / "nothing", format=name, columns=columns)
 
 
+def test_an_option_of_another_format_is_refused_with_the_format_that_was_found(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    for named in ({}, {"format": "npy"}):
+        with pytest.raises(TypeError, match=r"format.*'npy'.* no option 'lengths'; it has columns"):
+            stores.open(tmp_path, lengths="n", **named)
+
+
 PACKAGES = {"demos.hdf5": "h5py", "plain.parquet": "pyarrow", "lerobot": "pyarrow.parquet"}
 
 

@@ -73,18 +73,11 @@ def test_a_filter_key_chooses_demonstrations(robomimic):
         Hdf5Store(robomimic, filter_key="none")
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (np.array([b"demo_0", b"demo_9"]), r"mask/m names \['demo_9'\], of which there is no group"),
-        (np.array([b"demo_0", b"demo_0"]), "names a stream twice"),
-        (np.arange(3), r"mask/m is int64 \(3,\), and should be a list of names"),
-    ],
-)
-def test_a_wrong_filter_key_is_an_error(robomimic, names, message):
+@pytest.mark.parametrize("names", [np.array([b"demo_0", b"demo_9"]), np.array([b"demo_0"] * 2), np.arange(3)])
+def test_a_wrong_filter_key_is_an_error(robomimic, names):
     with h5py.File(robomimic, "a") as file:
         file["mask/m"] = names
-    with pytest.raises(StoreError, match=message):
+    with pytest.raises(StoreError, match="mask/m"):
         Hdf5Store(robomimic, filter_key="m")
 
 
@@ -161,72 +154,38 @@ def test_leaves_of_different_lengths_are_an_error_that_says_what_to_choose(robom
     assert len(store.verify()) == 1
 
 
-def change(path, edit):
-    with h5py.File(path, "a") as file:
-        edit(file)
+def written(name, *given, **options):
+    """Writes another dataset in a leaf's place; h5py.ExternalLink is written as it is."""
+
+    def edit(file):
+        del file[f"data/demo_2/{name}"]
+        if given and isinstance(given[0], h5py.ExternalLink):
+            file["data/demo_2"][name] = given[0]
+        elif given or options:
+            file["data/demo_2"].create_dataset(name, *given, **options)
+
+    return edit
 
 
 BROKEN = {
-    "another number of samples": (
-        lambda file: file["data/demo_2"].attrs.modify("num_samples", 9),
-        r"stream 2 \(demo_2\) has 7 steps, .* its attribute num_samples 9",
-    ),
-    "a leaf that only others have": (
-        lambda file: file.pop("data/demo_2/obs/image"),
-        r"stream 2 \(demo_2\) has no dataset 'obs/image'; name others by columns=",
-    ),
-    "a group instead of a leaf": (
-        lambda file: (file.pop("data/demo_2/obs/pose"), file.create_group("data/demo_2/obs/pose")),
-        r"stream 2 \(demo_2\) has no dataset 'obs/pose'",
-    ),
-    "text": (
-        lambda file: (file.pop("data/demo_2/dones"), file["data/demo_2"].create_dataset("dones", data=["a"] * 7)),
-        "dataset /data/demo_2/dones holds strings",
-    ),
-    "fixed text": (
-        lambda file: (
-            file.pop("data/demo_2/dones"),
-            file["data/demo_2"].create_dataset("dones", data=np.full(7, b"a")),
-        ),
-        r"of dtype \|S1, and batches are made of numbers",
-    ),
-    "a step of two gigabytes": (
-        lambda file: (
-            file.pop("data/demo_2/obs/image"),
-            file["data/demo_2/obs"].create_dataset("image", (7, 2**31), "u1", chunks=(1, 1024)),
-        ),
-        "2,147,483,648 bytes, more than the 1,073,741,824 that one may have",
-    ),
-    "a leaf that was never written": (
-        lambda file: (
-            file.pop("data/demo_2/obs/image"),
-            file["data/demo_2/obs"].create_dataset("image", (7, 2**27), "u1", chunks=(1, 1024)),
-        ),
-        "939,524,096 bytes, and 0 of them are there: it is damaged, or was never written",
-    ),
-    "a leaf in another file": (
-        lambda file: (
-            file.pop("data/demo_2/dones"),
-            file["data/demo_2"].__setitem__("dones", h5py.ExternalLink("other.h5", "/x")),
-        ),
-        "'dones' lies in another file, which is refused",
-    ),
-    "a leaf in a file of raw numbers": (
-        lambda file: (
-            file.pop("data/demo_2/dones"),
-            file["data/demo_2"].create_dataset("dones", (7,), "i8", external=[("raw.bin", 0, 56)]),
-        ),
-        "'dones' lies in another file, which is refused",
-    ),
+    "num_samples 9": lambda file: file["data/demo_2"].attrs.modify("num_samples", 9),
+    "no dataset 'obs/image'": written("obs/image"),
+    "no dataset 'obs/pose'": lambda file: (file.pop("data/demo_2/obs/pose"), file.create_group("data/demo_2/obs/pose")),
+    "/data/demo_2/dones holds strings": written("dones", data=["a"] * 7),
+    "of dtype .S1": written("dones", data=np.full(7, b"a")),
+    "2,147,483,648 bytes, more than the": written("obs/image", (7, 2**31), "u1", chunks=(1, 1024)),
+    "939,524,096 bytes, and 0 of them": written("obs/image", (7, 2**27), "u1", chunks=(1, 1024)),
+    "'dones' lies in another file": written("dones", h5py.ExternalLink("other.h5", "/x")),
+    "'dones' lies in another": written("dones", (7,), "i8", external=[("raw.bin", 0, 56)]),
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_stream_that_is_unlike_the_others_is_an_error(robomimic, tmp_path, case):
-    edit, message = BROKEN[case]
+@pytest.mark.parametrize("message", BROKEN)
+def test_a_stream_that_is_unlike_the_others_is_an_error(robomimic, tmp_path, message):
     with h5py.File(tmp_path / "other.h5", "w") as other:
         other["x"] = np.zeros(7, int)
-    change(robomimic, edit)
+    with h5py.File(robomimic, "a") as file:
+        BROKEN[message](file)
     store = Hdf5Store(robomimic)
     with pytest.raises(StoreError, match=message) as raised:
         store(2)
@@ -253,7 +212,10 @@ def test_checksums_of_chunks_are_compared(tmp_path):
     with open(path, "rb+") as file:
         file.seek(place)
         file.write(b"damaged!")
-    (problem,) = Hdf5Store(path).verify()
+    store = Hdf5Store(path)
+    with pytest.raises(StoreError, match="demo_1/obs/image"):
+        next(store(1))
+    (problem,) = store.verify()
     assert f"{path}, stream 1 (demo_1), dataset /data/demo_1/obs/image, rows " in problem
 
 

@@ -136,37 +136,6 @@ def test_options_that_do_not_fit_are_named(tmp_path, options, error):
         TensorDictStore(saved(tmp_path), **options)
 
 
-def pickled(folder):
-    (folder / "robot" / "other.pickle").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
-
-
-def pickled_stack(folder):
-    meta = json.loads((folder / "task" / "meta.json").read_text()) | {"data": "pickle.pkl"}
-    (folder / "task" / "meta.json").write_text(json.dumps(meta))
-    (folder / "task" / "pickle.pkl").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
-
-
-def nested_tensor(folder):
-    change(folder, "pixels", is_nested=True)
-
-
-def lazy_stack(folder):
-    (folder / "next" / "meta.json").write_text(json.dumps({"_type": "LazyStackedTensorDict", "stack_dim": 0}))
-
-
-def stack_of_numbers(folder):
-    meta = json.loads((folder / "task" / "meta.json").read_text()) | {"data": [1, 2]}
-    (folder / "task" / "meta.json").write_text(json.dumps(meta))
-
-
-def some_class(folder):
-    (folder / "next" / "meta.json").write_text(json.dumps({"_type": "<class 'mine.Own'>", "index": 3}))
-
-
-def lost_shape(folder):
-    (folder / "shape.memmap").write_bytes(bytes(STEPS))
-
-
 def change(folder, key, **entries):
     meta = json.loads((folder / "meta.json").read_text())
     if key is None:
@@ -176,22 +145,27 @@ def change(folder, key, **entries):
     (folder / "meta.json").write_text(json.dumps(meta))
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (pickled, "'robot' is pickled.*columns="),
-        (pickled_stack, "'task' is pickled"),
-        (nested_tensor, "'pixels' is a nested tensor"),
-        (lazy_stack, "'next' is a lazy stack"),
-        (stack_of_numbers, "'task' holds other values"),
-        (some_class, "'next' is a .*mine.Own"),
-        (lost_shape, "'shape' is called as an entry"),
-        (lambda folder: change(folder, "nothing", shape=[]), "'nothing' is one number, without time"),
-        (lambda folder: change(folder, "nothing", shape=[60, 0]), "'nothing' has 60 rows, and time has 61"),
-    ],
-)
-def test_what_cannot_be_read_is_named_and_can_be_left_out(tmp_path, damage, message):
-    damage(saved(tmp_path))
+PICKLE = b"cos\nsystem\n(S'touch pwned'\ntR."
+REFUSED = {
+    "'robot' is pickled": lambda folder: (folder / "robot" / "other.pickle").write_bytes(PICKLE),
+    "'task' is pickled": lambda folder: (folder / "task" / "pickle.pkl").write_bytes(PICKLE),
+    "'pixels' is a nested tensor": lambda folder: change(folder, "pixels", is_nested=True),
+    "'next' is a lazy stack": lambda folder: rewrite(folder / "next", _type="LazyStackedTensorDict", stack_dim=0),
+    "'task' holds other values": lambda folder: change(folder / "task", None, data=[1, 2]),
+    "'next' is a .*mine.Own": lambda folder: rewrite(folder / "next", _type="<class 'mine.Own'>", index=3),
+    "'shape' is called": lambda folder: (folder / "shape.memmap").write_bytes(bytes(STEPS)),
+    "'nothing' is one number": lambda folder: change(folder, "nothing", shape=[]),
+    "'nothing' has 60 rows, and time has 61": lambda folder: change(folder, "nothing", shape=[60, 0]),
+}
+
+
+def rewrite(folder, **entries):
+    (folder / "meta.json").write_text(json.dumps(entries))
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_read_is_named_and_can_be_left_out(tmp_path, message):
+    REFUSED[message](saved(tmp_path))
     with pytest.raises(StoreError, match=message):
         TensorDictStore(tmp_path / "a")
     assert len(list(TensorDictStore(tmp_path / "a", columns=["action"])(0))) == STEPS

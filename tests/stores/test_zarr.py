@@ -150,83 +150,43 @@ def test_some_leaves_can_be_read_alone(buffer):
         ZarrStore(buffer, columns=["depth"])
 
 
-def edited(buffer, edit):
-    edit(zarr.open_group(buffer, mode="a"))
-    return buffer
-
-
 def ends(*values, dtype=np.int64):
-    def edit(root):
-        root.create_array("meta/episode_ends", data=np.array(values, dtype), overwrite=True)
-
-    return edit
+    return lambda root: root.create_array("meta/episode_ends", data=np.array(values, dtype), overwrite=True)
 
 
-def remove(name):
-    def edit(root):
-        del root[name]
-
-    return edit
+def added(name, **options):
+    return lambda root: root.create_array(name, overwrite=True, **options)
 
 
 BROKEN = {
-    "ends not in order": (ends(23, 20, 61), r"meta/episode_ends is not in ascending order: \[23, 20, 61\]"),
-    "a negative end": (ends(-3, 61), "is not in ascending order"),
-    "too many steps": (
-        ends(23, 62),
-        r"ends at step 62, and there are arrays with other numbers of steps: \{'actions': 61",
-    ),
-    "ends with commas": (ends(23.0, 61.0, dtype=np.float64), r"is float64 \(2,\); it should be a list of ints"),
-    "ends that are pairs": (ends((1, 2), (3, 4)), r"is int64 \(2, 2\); it should be a list of ints"),
-    "no ends": (remove("meta/episode_ends"), r"has no array 'meta/episode_ends'; it has \['data', "),
-    "no data": (remove("data"), r"has no group 'data'; it has \['meta', 'meta/episode_ends'\]; name it by data="),
-    "text": (
-        lambda root: root.create_array("data/task", data=np.array(["a"] * 61)),
-        r"array data/task is of dtype <U1, and batches are made of numbers",
-    ),
-    "a leaf too short": (
-        lambda root: root.create_array("data/extra", data=np.zeros(7)),
-        r"other numbers of steps: \{'extra': 7\}; .* choose others by columns=",
-    ),
-    "a step of two gigabytes": (
-        lambda root: root.create_array("data/x", shape=(61, 2**31), chunks=(1, 1 << 20), dtype="u1"),
-        "2,147,483,648 bytes, more than the 1,073,741,824 that one may have",
-    ),
-    "chunks of many gigabytes": (
-        lambda root: root.create_array("data/x", shape=(61, 2), chunks=(61, 1 << 34), dtype="u1"),
-        "bytes would be unpacked for a step, more than 4,294,967,296",
-    ),
-    "a billion ends": (
-        lambda root: (
-            remove("meta/episode_ends")(root),
-            root.create_array("meta/episode_ends", shape=(10**9,), chunks=(1 << 20,), dtype="i8"),
-        ),
-        "has 8,000,000,000 bytes, and 0 of them are there: it is half written",
-    ),
+    r"episode_ends .* \[23, 20, 61\]": ends(23, 20, 61),
+    r"episode_ends .* \[-3, 61\]": ends(-3, 61),
+    "'actions': 61": ends(23, 62),
+    r"float64 \(2,\)": ends(23.0, 61.0, dtype=np.float64),
+    r"int64 \(2, 2\)": ends((1, 2), (3, 4)),
+    "no array 'meta/episode_ends'": lambda root: root.__delitem__("meta/episode_ends"),
+    "no group 'data'": lambda root: root.__delitem__("data"),
+    "data/task is of dtype <U1": added("data/task", data=np.array(["a"] * 61)),
+    "'extra': 7": added("data/extra", data=np.zeros(7)),
+    "2,147,483,648 bytes, more than": added("data/x", shape=(61, 2**31), chunks=(1, 1 << 20), dtype="u1"),
+    "would be unpacked for a step": added("data/x", shape=(61, 2), chunks=(61, 1 << 34), dtype="u1"),
+    "8,000,000,000 bytes, and 0": added("meta/episode_ends", shape=(10**9,), chunks=(1 << 20,), dtype="i8"),
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_what_does_not_fit_together_is_an_error(buffer, case):
-    edit, message = BROKEN[case]
+@pytest.mark.parametrize("message", BROKEN)
+def test_what_does_not_fit_together_is_an_error(buffer, message):
+    BROKEN[message](zarr.open_group(buffer, mode="a"))
     with pytest.raises(StoreError, match=message) as raised:
-        ZarrStore(edited(buffer, edit))
+        ZarrStore(buffer)
     assert buffer in str(raised.value)
 
 
-def test_code_in_the_data_is_never_run(buffer, tmp_path):
-    described = json.loads((tmp_path / "demos.zarr" / "data" / "dones" / ".zarray").read_text())
-    described["filters"] = [{"id": "pickle", "protocol": 5}]
-    (tmp_path / "demos.zarr" / "data" / "dones" / ".zarray").write_text(json.dumps(described))
-    with pytest.raises(StoreError, match="pickle"):
-        ZarrStore(buffer)
-
-
-def test_a_codec_that_is_not_there_is_named(buffer, tmp_path):
-    described = json.loads((tmp_path / "demos.zarr" / "data" / "dones" / ".zarray").read_text())
-    described["compressor"] = {"id": "imagecodecs_jpeg2k"}
-    (tmp_path / "demos.zarr" / "data" / "dones" / ".zarray").write_text(json.dumps(described))
-    with pytest.raises(StoreError, match="imagecodecs_jpeg2k"):
+@pytest.mark.parametrize("codec", [{"filters": [{"id": "pickle", "protocol": 5}]}, {"compressor": {"id": "jpeg2k"}}])
+def test_a_codec_that_runs_code_or_is_not_there_is_named(buffer, codec):
+    path = pathlib.Path(buffer) / "data" / "dones" / ".zarray"
+    path.write_text(json.dumps(json.loads(path.read_text()) | codec))
+    with pytest.raises(StoreError, match=r"pickle|jpeg2k"):
         ZarrStore(buffer)
 
 
