@@ -110,36 +110,26 @@ def _is_parquet(path: str, names: frozenset[str]) -> bool:
     return any(as_hive) and not _is_npy(path, names)
 
 
-def _ours(
-    module: str,
-    store: str,
-    recognise: Callable[[str, frozenset[str]], bool],
-    packer: str | None = None,
-) -> Format:
-    return Format(f"stream_dataloader.stores.{module}", store, packer, recognise)
+#: Of each format its class, what recognises it, and its packer; in the order in which they are looked for.
+_OURS: list[tuple[str, Callable[[str, frozenset[str]], bool], str | None]] = [
+    ("LmdbStore", _is_lmdb, "LmdbPacker"),
+    ("MemmapStore", lambda _, names: "store.json" in names, "MemmapPacker"),
+    ("LeRobotStore", lambda path, _: bool(_value(path, "codebase_version", "meta", "info.json")), None),
+    ("MdsStore", _is_mds, "MdsPacker"),
+    ("TfdsStore", lambda _, names: {"dataset_info.json", "features.json"} <= names, None),
+    ("ZarrStore", _is_zarr, None),
+    ("TensorDictStore", lambda path, _: bool(_value(path, "_type", "meta.json")), None),
+    ("Hdf5Store", _is_hdf5, None),
+    ("WebDatasetStore", _suffixed(".tar", ".tar.gz", ".tgz"), None),
+    ("ParquetStore", _is_parquet, None),
+    ("NpyStore", _is_npy, None),
+]
 
-
-#: By their names, in the order in which they are looked for.
+#: By their names, which are those of their modules and the beginnings of their classes'.
 FORMATS: dict[str, Format] = {
-    "lmdb": _ours("lmdb", "LmdbStore", _is_lmdb, "LmdbPacker"),
-    "memmap": _ours("memmap", "MemmapStore", lambda _, names: "store.json" in names, "MemmapPacker"),
-    "lerobot": _ours(
-        "lerobot",
-        "LeRobotStore",
-        lambda path, _: bool(_value(path, "codebase_version", "meta", "info.json")),
-    ),
-    "mds": _ours("mds", "MdsStore", _is_mds, "MdsPacker"),
-    "tfds": _ours("tfds", "TfdsStore", lambda _, names: {"dataset_info.json", "features.json"} <= names),
-    "zarr": _ours("zarr", "ZarrStore", _is_zarr),
-    "tensordict": _ours(
-        "tensordict",
-        "TensorDictStore",
-        lambda path, _: bool(_value(path, "_type", "meta.json")),
-    ),
-    "hdf5": _ours("hdf5", "Hdf5Store", _is_hdf5),
-    "webdataset": _ours("webdataset", "WebDatasetStore", _suffixed(".tar", ".tar.gz", ".tgz")),
-    "parquet": _ours("parquet", "ParquetStore", _is_parquet),
-    "npy": _ours("npy", "NpyStore", _is_npy),
+    name: Format(f"stream_dataloader.stores.{name}", store, packer, recognise)
+    for store, recognise, packer in _OURS
+    for name in [store.removesuffix("Store").lower()]
 }
 
 

@@ -7,9 +7,8 @@ episode begins in the video; the file's packets say when each frame is shown. So
     episode                        |<- begin         end ->|
     rows' timestamps               0.0   0.1   0.2   0.3
 
-Guarantee: the frame of a row is the one that is shown nearest to the row's time, no further away than the tolerance, in
-the episode's own part of the video; each row has another frame. Anything else is an error, not a frame that is nearly
-right. Each frame that is read is decoded once, and its time stamp compared.
+Guarantee: the frame of a row is the one shown nearest to the row's time, within the tolerance, in the episode's own
+part of the video, and another one for each row; or there is an error. Each frame is decoded once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """What is in a tar, and where: read once from the headers of its members, and kept in this library's cache.
 
-Only headers are read: 512 bytes of each member, whatever it holds. A checksum of the data would take reading all of it,
-and tars are often larger than what one run reads of them.
-
 Guarantee: a tar that was read is whole: each header's checksum is right, each member lies in the file, and the end mark
 is there with nothing behind it. The index is that of the file as it is now, or it is made anew.
 """
@@ -119,15 +116,12 @@ def _check_end(file: BinaryIO, end: int, name: str) -> None:
     """Tarfile takes a header that is damaged, and the end of the file, for the end of the tar."""
     file.seek(end)
     block = file.read(_BLOCK)
-    if len(block) < _BLOCK:
-        raise StoreError(f"{name} has no end mark at byte {end:,}: it is unfinished or cut off; write it anew")
-    if block.strip(b"\0"):
-        raise StoreError(f"{name} is damaged: there is no valid header at byte {end:,}; write it anew")
+    if len(block) < _BLOCK or block.strip(b"\0"):
+        raise StoreError(f"{name} has no end mark or header at byte {end:,}: it is cut off or damaged; write it anew")
     while rest := file.read(1 << 20):
         if rest.strip(b"\0"):
             raise StoreError(
-                f"{name} has data behind its end mark at byte {end:,}: a header is damaged, or tars were put end to "
-                "end; write it anew"
+                f"{name} has data behind its end mark at byte {end:,}: it is damaged, or tars were put end to end"
             )
 
 
