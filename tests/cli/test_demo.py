@@ -5,8 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from itertools import pairwise
-from pathlib import Path
 
 import av
 import cv2
@@ -20,12 +18,10 @@ from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
 from stream_dataloader.cli import demo
 from stream_dataloader.cli import film as visualize
 from stream_dataloader.cli import main as cli
-from stream_dataloader.cli.target import find_media
 
 # warnings are errors, but for those that pyproject.toml lets pass
 STRICT = ["error", "ignore:This DataLoader will create:UserWarning", "ignore:This process:DeprecationWarning"]
 STRICT = [f"-W{rule}" for rule in STRICT]
-MEDIA = os.environ.get("STREAM_DATALOADER_MEDIA")
 
 
 def run_demo(cache, output, *arguments, **environment):
@@ -43,11 +39,9 @@ def run_demo(cache, output, *arguments, **environment):
 def table(output):
     """The numbers that the demo printed."""
     found = {name: float(re.search(rf"([\d.]+) {name}", output)[1]) for name in ("videos", "batches", "opened")}
-    items = [line.split()[-1] for line in output.splitlines() if line.endswith(tuple("0123456789")) and " s " in line]
-    return found | {
-        "padding": float(re.search(r"padding ([\d.]+)%", output)[1]),
-        "items": sum(int(count.replace(",", "")) for count in items),
-    }
+    items = re.findall(r"^ +\d+ .* s +([\d,]+)$", output, re.MULTILINE)
+    found["items"] = sum(int(count.replace(",", "")) for count in items)
+    return found | {"padding": float(re.search(r"padding ([\d.]+)%", output)[1])}
 
 
 def decode(path):
@@ -118,6 +112,7 @@ def test_own_clips_are_streamed_and_counted(own_clips):
 @pytest.mark.slow
 def test_film_shows_every_time_step_with_flashes_and_padding(own_clips):
     result, _, output = own_clips
+    assert cv2.imread(str(output / "grid.png")).shape == filmstrip_shape(6, lanes=4, width=240, height=180)
     frames = decode(output / "grid.mp4")
     assert len(frames) == 8 * table(result.stdout)["batches"]
     assert {frame.shape for frame in frames} == {(394, 492, 3)}
@@ -126,12 +121,6 @@ def test_film_shows_every_time_step_with_flashes_and_padding(own_clips):
     assert frames[7][corner].max() < 100
     last = frames[-1][visualize.TITLE_HEIGHT :]
     assert (np.abs(last.astype(int) - 128).max(axis=2) < 6).mean() > 0.5  # lanes without a source are grey
-
-
-@pytest.mark.slow
-def test_filmstrip_shows_six_batches(own_clips):
-    _, _, output = own_clips
-    assert cv2.imread(str(output / "grid.png")).shape == filmstrip_shape(6, lanes=4, width=240, height=180)
 
 
 @pytest.mark.slow
@@ -189,25 +178,6 @@ def test_last_film_is_not_read_again(tmp_path, monkeypatch, capsys):
         assert table(capsys.readouterr().out)["videos"] == 1
 
 
-@pytest.mark.skipif(not MEDIA, reason="STREAM_DATALOADER_MEDIA names no folder of videos")
-def test_real_videos_are_streamed(tmp_path):
-    result = run_demo(tmp_path, tmp_path, MEDIA)
-    assert result.returncode == 0, result.stderr
-    numbers = table(result.stdout)
-    skipped = "".join(re.findall(r"^stream-dataloader: skipped: .*$", result.stderr, re.MULTILINE))
-    clips = map(Path, find_media(Path(MEDIA), "video")[1])
-    frames = [len(decode(clip)) for clip in clips if clip.name not in skipped]
-    assert numbers["items"] >= sum(frames) > 0
-    assert len(decode(tmp_path / "grid.mp4")) == 8 * numbers["batches"]
-
-
-def test_mistakes_end_the_process_with_one_line(tmp_path):
-    result = run_demo(tmp_path, tmp_path, tmp_path / "missing")
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert re.fullmatch(r"stream-dataloader: .*/missing does not exist; give a folder of media, .*\n", result.stderr)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -233,21 +203,6 @@ def test_mistakes_are_told_in_one_line_with_a_remedy(tmp_path, monkeypatch, caps
     assert not (tmp_path / "grid.mp4").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--lanes", "0"], ["--time-steps", "x"], ["--workers", "-1"], ["--size", "7x8"], ["--size", "64"]]
-)
-def test_options_are_checked(arguments, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["demo", *arguments])
-    assert re.search(rf"argument .*{arguments[0]}: {arguments[1]} is no ", capsys.readouterr().err)
-
-
-@pytest.mark.slow
-def test_importing_the_package_loads_no_video_library():
-    code = "import sys, stream_dataloader, stream_dataloader.cli; assert not {'av', 'cv2'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
-
-
 def open_picture(length):
     for _ in range(length):
         yield np.zeros((3, 32, 48), np.uint8)
@@ -256,15 +211,12 @@ def open_picture(length):
 def test_filmstrip_keeps_the_batches_where_most_streams_start():
     lengths = [30, 2, 2, 2, 40]
     loader = StreamDataLoader(StreamDataset(lengths, open_picture, 1, time_steps=2, lookahead=0))
-    shown, strip = [], visualize.Filmstrip(lambda source: f"{source}", batches=4)
+    strip = visualize.Filmstrip(lambda source: f"{source}", batches=4)
     for batch in loader:
         strip.add(batch)
-        shown.append(batch.step)
     assert strip.image().shape == filmstrip_shape(4, lanes=1, width=48, height=32)
     flashes = [bool((column[visualize.TITLE_HEIGHT, 0] == 255).all()) for column in strip._best]
     assert flashes == [False, True, True, True]
-    assert len(shown) == 15 + 3 + 20
-    assert all(after == before + 1 for before, after in pairwise(shown))
 
 
 def test_drawing_leaves_the_batch_as_it_is(tmp_path):
@@ -273,19 +225,6 @@ def test_drawing_leaves_the_batch_as_it_is(tmp_path):
     assert visualize.write_video(tmp_path / "film.mp4", pictures) == 4
     assert not torch.any(batch.data)
     assert len(decode(tmp_path / "film.mp4")) == 4
-
-
-def test_pictures_say_what_white_frames_and_grey_bars_mean(monkeypatch):
-    written = []
-    monkeypatch.setattr(visualize.cv2, "putText", lambda _, text, *__: written.append(text))
-    strip = visualize.Filmstrip(str)
-    for batch in StreamDataLoader(
-        StreamDataset([2], lambda n: (np.zeros((3, 32, 1600), np.uint8) for _ in range(n)), 1, time_steps=4)
-    ):
-        strip.add(batch)
-    strip.image()
-    assert "white frame" in written[-1]
-    assert "grey: padding" in written[-1]
 
 
 @pytest.mark.slow
@@ -298,8 +237,3 @@ def test_names_that_stdout_cannot_encode(tmp_path):
     assert result.returncode == 1, result.stderr
     assert "caf\\xe9.mp4" in result.stderr
     assert "gr\\xfcn/grid.png" in result.stdout
-
-
-def test_film_without_batches_writes_no_file(tmp_path):
-    assert visualize.write_video(tmp_path / "film.mp4", []) == 0
-    assert not (tmp_path / "film.mp4").exists()

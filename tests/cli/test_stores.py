@@ -177,28 +177,6 @@ def test_mistakes_are_told_in_one_line(tmp_path, capsys, monkeypatch, arrays, nu
     assert sorted(os.listdir(tmp_path)) == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["pack", "a", "b", "--format", "tfds"], "argument --format: invalid choice: 'tfds'"),
-        (["pack", "a", "b", "--workers", "-1"], "argument --workers: -1 is no whole number"),
-        (["pack", "a", "b", "--size", "8"], "argument --size: 8 is no WIDTHxHEIGHT"),
-        (["inspect", "a", "--option", "x"], "argument --option: x is no NAME=VALUE"),
-    ],
-)
-def test_options_are_checked(arguments, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["demo", "pack", "inspect", "timeline", "profile", "play", "verify"])
-def test_help_has_examples(command, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main([command, "--help"])
-    assert f"Examples:\n  stream-dataloader {command}" in capsys.readouterr().out
-
-
 def test_ctrl_c_ends_with_130_and_a_remedy(tmp_path):
     for number in range(300):
         write = np.lib.format.open_memmap(tmp_path / f"{number}.npy", "w+", np.uint8, (200, 100, 100))
