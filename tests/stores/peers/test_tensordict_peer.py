@@ -116,7 +116,7 @@ def test_a_tensorclass_is_read(tmp_path):
     assert [int(item["s"]["x"]) for item in read(store(0))] == [0, 1, 2]
     assert store.info().metadata == {"s.label": "hi"}
     Sample(x=torch.arange(3), label=object, batch_size=[3]).memmap(tmp_path / "b")
-    with pytest.raises(StoreError, match="is pickled"):
+    with pytest.raises(StoreError):
         TensorDictStore(tmp_path / "b")
     assert len(read(TensorDictStore(tmp_path / "b", columns=["x"])(0))) == 3
 

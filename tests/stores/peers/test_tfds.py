@@ -341,9 +341,9 @@ def test_a_dataset_that_was_replaced_is_an_error(copied, opened):
     sent = pickle.dumps(store)
     with open(copied / "robot-train.array_record-00001-of-00002", "ab") as file:
         file.write(b"more")
-    with pytest.raises(StoreError, match=r"is another file now"):
+    with pytest.raises(StoreError):
         store(4)
-    with pytest.raises(StoreError, match=r"is another store now"):
+    with pytest.raises(StoreError):
         pickle.loads(sent)(0)
 
 
