@@ -59,7 +59,7 @@ class Member:
     def is_end(self, epoch: int, record: PackedSnapshot) -> bool:
         """Whether an epoch is known to have no batch behind a place in it."""
         reading, lengths = self.ranks.reading, self._dataset.lengths
-        rules, scheduled = reading.rules, reading.plan().scheduled_lengths
+        rules, scheduled = reading.rules, reading.lengths if reading.cuts is None else reading.cuts
         if lengths is None or (lengths < 0).any() or rules.padding_mode == "cycle":
             return False
         if not self.ranks.alone or rules.padding_mode == "drop":

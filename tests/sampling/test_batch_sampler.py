@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from cases import cases as random_case
 from helpers import random_cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -24,6 +25,8 @@ from stream_dataloader import (
     merge_states,
 )
 
+OPTIONS = ("time_steps", "padding_mode", "windows", "shuffle", "lookahead", "seed")
+
 
 def ranges(lengths):
     return [range(end - length, end) for length, end in zip(lengths, itertools.accumulate(lengths), strict=True)]
@@ -31,24 +34,13 @@ def ranges(lengths):
 
 @st.composite
 def cases(draw, modes=("zeros", "data", "drop", "cycle")):
-    """Lengths, options of a schedule, lanes a group, groups, ranks."""
-    lengths = draw(st.lists(st.integers(0, 9), min_size=1, max_size=20))
+    """Lengths, options of a schedule, lanes of a rank, groups, ranks."""
+    case = draw(random_case(max_streams=20, max_length=9, max_lanes=4, modes=modes))
+    lengths = [max(length, 1) if case.padding_mode == "cycle" else length for length in case.lengths]
     total = draw(st.integers(1, min(4, len(lengths))))
-    mode = draw(st.sampled_from(modes))
-    lanes = draw(st.integers(1, 4))
-    if mode == "drop":
-        lanes = min(lanes, len(lengths) // total)
-    if mode == "cycle":
-        lengths = [max(length, 1) for length in lengths]
-    options = {
-        "time_steps": draw(st.integers(1, 5)),
-        "padding_mode": mode,
-        "windows": draw(st.sampled_from(["aligned", "packed"])),
-        "shuffle": draw(st.booleans()),
-        "schedule": draw(st.sampled_from(["listed", "longest_first", "balanced"])),
-        "lookahead": draw(st.integers(0, 2)),
-        "seed": draw(st.integers(0, 1 << 30)),
-    }
+    lanes = min(case.lanes, len(lengths) // total) if case.padding_mode == "drop" else case.lanes
+    options = {name: getattr(case, name) for name in OPTIONS}
+    options["schedule"] = draw(st.sampled_from(["listed", "longest_first", "balanced"]))
     world_size = draw(st.sampled_from([size for size in range(1, total + 1) if total % size == 0]))
     return lengths, options, lanes * total // world_size, total, world_size
 
