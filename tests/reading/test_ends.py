@@ -476,12 +476,3 @@ def test_the_field_goes_wherever_a_batch_goes():
         dataclasses.replace(batch, is_last=torch.zeros(3, dtype=torch.bool))
     batch.is_last[:] = True  # a user's own memory
     assert batch.to("meta").is_last.device.type == "meta"
-
-
-def test_a_part_that_was_sent_is_asked_for_its_ends_first():
-    dataset = StreamDataset([2, 3], range, 2, time_steps=2, mark_ends=True)
-    parts = DataLoader(dataset, batch_size=None, num_workers=1)
-    assert [part.is_last.T.tolist() for part in parts] == [
-        [[False, True], [False, False]],
-        [[False, False], [True, False]],
-    ]

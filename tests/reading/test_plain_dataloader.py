@@ -100,23 +100,6 @@ def test_set_epoch_of_the_dataset_works_across_processes():
     assert again == first
 
 
-def test_more_workers_than_lanes_leave_some_without_work():
-    parts = list(plain(StreamDataset([3, 2], range, 2, time_steps=2), 4))
-    assert {int(part.worker_id[0]) for part in parts} == {0, 1}
-
-
-def test_a_state_for_each_worker_reads_every_stream_in_order():
-    state = {}
-    for part in plain(CASE.dataset(), 2):
-        previous = state.setdefault(int(part.worker_id[0]), torch.full((len(part),), -1))
-        previous[part.reset] = -1
-        for lane in range(len(part)):
-            positions = part.position[part.mask[:, lane], lane]
-            assert (positions == previous[lane] + 1 + torch.arange(len(positions))).all()
-            if len(positions):
-                previous[lane] = positions[-1]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_broken_stream_is_an_error_that_names_it(workers):
     def read(n):
@@ -133,12 +116,6 @@ def test_an_item_that_cannot_be_sent_is_an_error_and_not_a_hang(workers):
         "cannot be pickled",
         plain(StreamDataset([0, 1], lambda _: iter([(i for i in ())]), 2, time_steps=1), workers),
     )
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_custom_collate_fn_gets_the_part(workers):
-    sums = list(plain(StreamDataset([3, 2], range, 2, time_steps=3), workers, collate_fn=lambda part: part.data.sum()))
-    assert sum(int(s) for s in sums) == 4
 
 
 def test_a_killed_worker_ends_the_epoch_with_an_error_and_without_a_long_wait():

@@ -8,7 +8,7 @@ import threading
 import pytest
 from cases import key
 
-from stream_dataloader import ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.testing import StreamContract
 
 LENGTHS = [23, 17, 30]
@@ -246,16 +246,6 @@ def test_streams_that_opted_in_are_not_read_forward(kind):
     Counted.read = 0
     assert head + [key(batch) for batch in after] == expected
     assert Counted.read <= sum(LENGTHS) - 24 + 3 + 1
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_dict_that_raises_names_its_source(workers):
-    class Raising(Stating):
-        def state_dict(self):
-            raise OSError("gone")
-
-    with pytest.raises(ReadError, match=r"source 0 \(23\).*state_dict raised OSError\('gone'\)"):
-        list(loader(Raising, workers))
 
 
 # What `testing` finds

@@ -13,10 +13,6 @@ from torch.distributed.checkpoint.stateful import Stateful
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 
 LENGTHS = [7, 12, 3, 9, 5, 8, 4, 11]
-pytestmark = [
-    pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2)]),
-    pytest.mark.filterwarnings("ignore:torch.distributed is"),
-]
 
 
 def open_stream(length):
@@ -50,54 +46,53 @@ class Training(torch.nn.Module):
         return loss.item()
 
 
-def count_steps(workers, until, folder=None, *, resume=False):
-    """torchtitan's: one iterator after another until so many steps are done; checkpoints by `Stateful` objects."""
-    model, loader, losses = Training(), loader_of(workers), []
-    assert isinstance(loader, Stateful)
-    states = {"model": model, "dataloader": loader}
-    if resume:
-        checkpointing.load(states, checkpoint_id=folder)
-    batches = iter(loader)
-    while model.step < until:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            batches = iter(loader)
-            continue
-        losses.append(model.train_on(batch))
-    if folder and not resume:
-        checkpointing.save(states, checkpoint_id=folder)
-    return losses
+class InObjects:
+    """torchtitan's: model and loader are `Stateful` objects in the dict that is saved."""
+
+    @staticmethod
+    def save(model, loader, folder):
+        assert isinstance(loader, Stateful)
+        checkpointing.save({"model": model, "dataloader": loader}, checkpoint_id=folder)
+
+    @staticmethod
+    def load(model, loader, folder):
+        checkpointing.load({"model": model, "dataloader": loader}, checkpoint_id=folder)
 
 
-def count_epochs(workers, epochs, path=None, *, stop=None, resume=False):
-    """torchtune's: epochs of enumerated batches; the loader's `state_dict()` in a file of `torch.save`."""
-    model, loader, losses, epochs_run = Training(), loader_of(workers), [], 0
-    if resume:
-        saved = torch.load(path, weights_only=True)
+class InOneFile:
+    """torchtune's: the loader's `state_dict()` in a file of `torch.save`."""
+
+    @staticmethod
+    def save(model, loader, folder):
+        torch.save({"model": model.state_dict(), "dataloader": loader.state_dict()}, folder / "recipe_state.pt")
+
+    @staticmethod
+    def load(model, loader, folder):
+        saved = torch.load(folder / "recipe_state.pt", weights_only=True)
         model.load_state_dict(saved["model"])
         loader.load_state_dict(saved["dataloader"])
-        epochs_run = saved["epochs_run"]
-    for epoch in range(epochs_run, epochs):
+
+
+def losses_of(workers, until, folder=None, way=None, *, resume=False):
+    """One epoch after another until so many steps are done."""
+    model, loader, losses = Training(), loader_of(workers), []
+    if resume:
+        way.load(model, loader, folder)
+    while model.step < until:
         for batch in loader:
             losses.append(model.train_on(batch))
-            if model.step == stop:
-                state = {"model": model.state_dict(), "dataloader": loader.state_dict(), "epochs_run": epoch}
-                torch.save(state, path)
-                return losses
+            if model.step == until:
+                break
+    if folder and not resume:
+        way.save(model, loader, folder)
     return losses
 
 
+@pytest.mark.parametrize("way", [InObjects, InOneFile])
 @pytest.mark.parametrize("stop", [4, 11])
-def test_a_loop_over_steps_goes_on_bit_for_bit(before, after, stop, tmp_path):
-    whole = count_steps(0, 16)
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2)])
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_a_loop_goes_on_bit_for_bit(before, after, stop, way, tmp_path):
+    whole = losses_of(0, 16)
     assert len(list(loader_of(0))) < 11  # so that 11 is in the second epoch
-    assert count_steps(before, stop, tmp_path) + count_steps(after, 16, tmp_path, resume=True) == whole
-
-
-@pytest.mark.parametrize("stop", [4, 11])
-def test_a_loop_over_epochs_goes_on_bit_for_bit(before, after, stop, tmp_path):
-    whole, path = count_epochs(0, 2), tmp_path / "recipe_state.pt"
-    head = count_epochs(before, 2, path, stop=stop)
-    assert len(head) == stop
-    assert head + count_epochs(after, 2, path, resume=True) == whole
+    assert losses_of(before, stop, tmp_path, way) + losses_of(after, 16, tmp_path, way, resume=True) == whole

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDataset, get_stream_info
-from stream_dataloader.streams import ArrayStream
 from stream_dataloader.testing import batch_key, check_resume
 
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=True, seed=1)
@@ -228,13 +227,6 @@ class Counted:
         type(self).read += 1
         self.position += 1
         return get_stream_info().rng_at(self.position - 1).integers(1 << 30)
-
-
-def test_array_streams_seek():
-    tables = [np.arange(50), np.arange(100, 130), (np.arange(200), 150, 190)]
-    check_resume(
-        lambda n: StreamDataLoader(StreamDataset(tables, ArrayStream(), 2, time_steps=7), n), num_workers=(0, 2)
-    )
 
 
 def test_half_read_epochs_of_seekable_streams_read_nothing_again():
