@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import itertools
 import os
 import pickle
@@ -52,6 +53,26 @@ def check_marks(batches, lengths):
         assert torch.equal(batch.is_last, (batch.source >= 0) & (batch.position == torch.tensor(ends)))
 
 
+def until_error(loader):
+    batches = []
+    try:
+        for batch in loader:
+            batches.append(batch)
+    except StreamError as error:
+        return batches, error
+    return batches, None
+
+
+def with_marks(build, workers=0, **options):
+    """A dataset's batches with marks, up to an error: all else, and the error, are as without."""
+    (found, error), (expected, plain) = (
+        until_error(StreamDataLoader(build(mark_ends=mark_ends), workers, **options)) for mark_ends in (True, False)
+    )
+    assert (type(error), str(error)) == (type(plain), str(plain))
+    assert list(map(without_ends, found)) == list(map(batch_key, expected))
+    return found, error
+
+
 # In all modes
 
 
@@ -75,16 +96,9 @@ class Windows:
     st.booleans(),
 )
 def test_windows_that_streams_cut_are_marked_at_their_last_step(cuts, lanes, padding_mode, known):
-    def batches(mark_ends):
-        options = {"lengths": [len(one) for one in cuts]} if known else {}
-        dataset = StreamDataset(
-            list(enumerate(cuts)), Windows(), lanes, padding_mode, seed=0, mark_ends=mark_ends, **options
-        )
-        return list(StreamDataLoader(dataset))
-
-    with_marks = batches(True)
-    assert list(map(without_ends, with_marks)) == list(map(batch_key, batches(False)))
-    check_marks(with_marks, [sum(one) for one in cuts])
+    options = {"lengths": [len(one) for one in cuts]} if known else {}
+    build = functools.partial(StreamDataset, list(enumerate(cuts)), Windows(), lanes, padding_mode, seed=0, **options)
+    check_marks(with_marks(build)[0], [sum(one) for one in cuts])
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
@@ -183,18 +197,10 @@ def test_streams_may_share_a_buffer(kind, windowed):
         for position in range(length):
             yield kinds_of(scratch, index, position)[kind]
 
-    def batches(mark_ends):
-        dataset = StreamDataset(
-            list(enumerate([3, 4, 1, 2, 6])), read, 2, time_steps=None if windowed else 2, mark_ends=mark_ends
-        )
-        return list(StreamDataLoader(dataset))
-
     if windowed and kind == "scalar":
         return  # has no time axis
-    found, expected = batches(True), batches(False)
-    assert len(found) == len(expected)
-    for batch, other in zip(found, expected, strict=True):
-        assert without_ends(batch)["data"] == batch_key(other)["data"]
+    sources = list(enumerate([3, 4, 1, 2, 6]))
+    found, _ = with_marks(functools.partial(StreamDataset, sources, read, 2, time_steps=None if windowed else 2))
     assert sum(int(batch.is_last.sum()) for batch in found) == 5
 
 
@@ -226,15 +232,9 @@ class Writing:
 @pytest.mark.parametrize("windows", ["aligned", "packed"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_streams_that_write_are_not_iterated(workers, windows, dtype):
-    lengths = [7, 0, 12, 1, 5, 6, 2]
-
-    def batches(**options):
-        dataset = StreamDataset(lengths, lambda n: Writing(n, dtype), 3, time_steps=3, windows=windows, **options)
-        return list(StreamDataLoader(dataset, workers))
-
-    found = batches(mark_ends=True)
-    assert list(map(without_ends, found)) == list(map(batch_key, batches()))
-    check_marks(found, lengths)
+    lengths, write = [7, 0, 12, 1, 5, 6, 2], functools.partial(Writing, dtype=dtype)
+    build = functools.partial(StreamDataset, lengths, write, 3, time_steps=3, windows=windows)
+    check_marks(with_marks(build, workers)[0], lengths)
 
 
 # Errors
@@ -242,17 +242,8 @@ def test_streams_that_write_are_not_iterated(workers, windows, dtype):
 
 @pytest.mark.filterwarnings("ignore:skipped the rest")
 def test_a_stream_that_writes_and_raised_once_is_not_read_on():
-    found, expected = (
-        list(
-            StreamDataLoader(
-                StreamDataset(
-                    [7, 3], lambda n: Writing(n, broken=4), 1, time_steps=2, on_error="skip", mark_ends=mark_ends
-                )
-            )
-        )
-        for mark_ends in (True, False)
-    )
-    assert list(map(without_ends, found)) == list(map(batch_key, expected))
+    write = functools.partial(Writing, broken=4)
+    found, _ = with_marks(functools.partial(StreamDataset, [7, 3], write, 1, time_steps=2, on_error="skip"))
     assert marked(found) == [[1, 2]]
 
 
@@ -264,28 +255,11 @@ def breaking(text):
         yield character if character == "?" else ord(character)
 
 
-def until_error(loader):
-    batches = []
-    try:
-        for batch in loader:
-            batches.append(batch)
-    except StreamError as error:
-        return batches, error
-    return batches, None
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("texts", [["ab!", "cdefgh"], ["abcdef", "ab", "ab?"], ["abcdef", "!"], ["ab", "cd!f"]])
 def test_an_error_comes_at_its_own_item(texts, workers):
-    (found, error), (expected, plain) = (
-        until_error(
-            StreamDataLoader(StreamDataset(texts, breaking, 2, time_steps=2, seed=0, mark_ends=mark_ends), workers)
-        )
-        for mark_ends in (True, False)
-    )
-    assert (type(error), str(error)) == (type(plain), str(plain))
+    _, error = with_marks(functools.partial(StreamDataset, texts, breaking, 2, time_steps=2, seed=0), workers)
     assert isinstance(error, (ReadError, ItemError))
-    assert list(map(without_ends, found)) == list(map(batch_key, expected))
 
 
 @pytest.mark.filterwarnings("ignore:skipped the rest")
@@ -298,15 +272,9 @@ def test_a_stream_that_breaks_has_no_last_step(windows, time_steps):
         asked.append((error.source_index, error.position))
         return "skip"
 
-    def batches(**options):
-        asked.clear()
-        options |= {"time_steps": time_steps, "windows": windows, "on_error": skip}
-        return list(StreamDataLoader(StreamDataset(texts, breaking, 2, lookahead=0, **options)))
-
-    expected, once = batches(), list(asked)
-    found = batches(mark_ends=True)
-    assert list(map(without_ends, found)) == list(map(batch_key, expected))
-    assert asked == once, "the policy is asked once, where the item is"
+    options = {"time_steps": time_steps, "windows": windows, "on_error": skip, "lookahead": 0}
+    found, _ = with_marks(functools.partial(StreamDataset, texts, breaking, 2, **options))
+    assert asked[: len(asked) // 2] == asked[len(asked) // 2 :], "the policy is asked once, where the item is"
     assert sorted(marked(found)) == [[1, 1], [3, 3], [5, 0]]
 
 
@@ -314,15 +282,9 @@ def test_a_stream_that_breaks_has_no_last_step(windows, time_steps):
 @pytest.mark.parametrize("time_steps", [1, 2, 3])
 @pytest.mark.parametrize(("promised", "last"), [(2, [[0, 1]]), (4, [])])
 def test_a_wrong_length_is_an_error_at_its_place(time_steps, promised, last):
-    def batches(**options):
-        dataset = StreamDataset([3, 5], range, 1, time_steps=time_steps, lengths=[promised, 5], **options)
-        return until_error(StreamDataLoader(dataset))
-
-    (found, error), (expected, plain) = batches(mark_ends=True), batches()
-    assert isinstance(error, LengthError)
-    assert str(error) == str(plain)
-    assert len(found) == len(expected)
-    found, _ = batches(mark_ends=True, on_error="skip")
+    build = functools.partial(StreamDataset, [3, 5], range, 1, time_steps=time_steps, lengths=[promised, 5])
+    assert isinstance(with_marks(build)[1], LengthError)
+    found, _ = with_marks(functools.partial(build, on_error="skip"))
     assert sorted(marked(found)) == [*last, [1, 4]]
 
 
@@ -445,13 +407,12 @@ class Stateless(OwnState):
         raise OSError("locked")
 
 
-def test_a_state_that_cannot_be_had_is_an_error_of_the_same_batch():
-    for mark_ends in (True, False):
-        dataset = StreamDataset([5], Stateless, 1, time_steps=2, mark_ends=mark_ends)
-        batches, error = until_error(StreamDataLoader(dataset))
-        assert not batches
-        assert "item 2" in str(error)
-        assert "the stream's state_dict raised OSError('locked')" in str(error)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_that_cannot_be_had_is_an_error_of_the_same_batch(workers):
+    batches, error = with_marks(functools.partial(StreamDataset, [5], Stateless, 1, time_steps=2), workers)
+    assert not batches
+    assert "item 2" in str(error)
+    assert "the stream's state_dict raised OSError('locked')" in str(error)
 
 
 # The field

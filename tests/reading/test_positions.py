@@ -124,6 +124,13 @@ def loader(open_stream, workers=0, sources=LENGTHS, **options):
     return StreamDataLoader(StreamDataset(sources, open_stream, 2, time_steps=4, seed=0, **options), workers)
 
 
+def resumed(before, after, taken):
+    """The keys of some batches of one loader, and of those of another that goes on from there."""
+    head = [key(batch) for batch in itertools.islice(before, taken)]
+    after.load_state_dict(before.state_dict())
+    return head + [key(batch) for batch in after]
+
+
 @pytest.mark.parametrize("open_stream", FACTORIES)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loaded_state_goes_on_at_the_right_item(open_stream, workers):
@@ -175,11 +182,8 @@ def test_a_stream_that_broke_goes_on_at_the_right_item(kind, monkeypatch):
     monkeypatch.setattr("stream_dataloader._reading.stream.time.sleep", lambda _: None)
     expected = [key(batch) for batch in loader(kind)]
     assert [key(batch) for batch in loader(Breaking(kind, 14), retries=1)] == expected
-    before = loader(kind)
-    head = [key(batch) for batch in itertools.islice(before, 2)]
-    after = loader(Breaking(kind, 14), retries=1)
-    after.load_state_dict(before.state_dict())  # the state is of item 8, and it breaks at 14
-    assert head + [key(batch) for batch in after] == expected
+    # the state is of item 8, and it breaks at 14
+    assert resumed(loader(kind), loader(Breaking(kind, 14), retries=1), 2) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -197,11 +201,8 @@ def test_methods_that_say_nothing_of_the_iterator_are_told_of(caplog):
     class Unheard(Fresh):
         pass
 
-    before, after = loader(Unheard), loader(Unheard)
-    list(itertools.islice(before, 2))
-    after.load_state_dict(before.state_dict())
     with caplog.at_level(logging.WARNING, "stream_dataloader"):
-        list(after)
+        resumed(loader(Unheard), loader(Unheard), 2)
     assert "Unheard has seek_item and load_state_dict" in caplog.text
     assert "return self" in caplog.text
 
