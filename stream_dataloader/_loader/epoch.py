@@ -106,8 +106,6 @@ class Course:
     """What is read of one member in an epoch, and how far.
 
     Args:
-        member: The member.
-        start: Where it begins.
         readers: Which of the readers are its own.
         ended: It has nothing for the step that comes next.
         goes_on: It never ends, and goes on in the loader's next epoch: it is asked only for steps that are delivered.
@@ -139,14 +137,7 @@ class Record(NamedTuple):
 
 
 class Epoch:
-    """An epoch as it is delivered.
-
-    Args:
-        number: Its number, or that of the run.
-        step: Where it begins.
-        courses: What is read of each member.
-        stop: The step before which it ends; None if unknown until read, or it is a run.
-    """
+    """An epoch, or a run, as it is delivered from a step on; `stop` is where it ends, None if unknown until read."""
 
     def __init__(self, number: int, step: int, courses: Sequence[Course], stop: int | None = None) -> None:
         self.number = number

@@ -47,9 +47,9 @@ class WorkerPool(Pool):
         messages = (work.settings.prefetch_factor or 2) * count + 2
         super().__init__(work, messages, "sent through the message queue", shared=count > 0)
         self._init = WorkerInit(work.settings.worker_init_fn) if count else None
-        self._mailbox = Mailbox(count, messages)
+        self.mailbox = Mailbox(count, messages)
         key = SessionKey(self.owner, -next(_pool_numbers), 0)
-        self._parts = WorkerParts(work.members, work.readers, self._mailbox, key, work.tally.meters, self.board)
+        self._parts = WorkerParts(work.members, work.readers, self.mailbox, key, work.tally.meters, self.board)
         self._ending: Ending | None = None
         self._engage()
 
@@ -65,7 +65,7 @@ class WorkerPool(Pool):
 
     def _engage(self) -> None:
         self.dismiss()
-        crew, settings = ProcessCrew(self.board, self.work, self._mailbox), self.work.settings
+        crew, settings = ProcessCrew(self.board, self.work, self.mailbox), self.work.settings
         if settings.num_workers:
             self._ending = Ending(self, crew.leave)
         self._dataloader: DataLoader[Any] = DataLoader(
@@ -93,15 +93,15 @@ class WorkerPool(Pool):
         parts = self._parts
         if not self._crew.session:
             self.board.clear()
-            self._mailbox.pids[:] = 0
+            self.mailbox.pids[:] = 0
         parts.slots = self._ready_slots()
-        session = self._mailbox.open(starts[0].epoch)
+        session = self.mailbox.open(starts[0].epoch)
         parts.sessions = session - 1  # for workers that start now; others count themselves
         parts.starts = starts
         parts.recovery = recovery
         iterator = self._iterate(session)
         slot = functools.partial(self._slot, self.leases, session)
-        return WorkerFeed(iterator, self._crew, slot, self, functools.partial(self._mailbox.close, session))
+        return WorkerFeed(iterator, self._crew, slot, self)
 
     def died(self) -> dict[int, str]:
         are_kept = self.work.settings.persistent_workers and self._crew.iterator is not None
@@ -165,13 +165,12 @@ class WorkerFeed:
         crew: ProcessCrew,
         slot: Callable[[int], Slot | None],
         pool: WorkerPool,
-        announce_end: Callable[[], None],
     ) -> None:
         self._iterator = iterator
         self._crew = crew
         self.slot = slot
         self._pool = pool
-        self._announce_end = announce_end
+        self._session = crew.session
 
     @property
     def elsewhere(self) -> list[Feed]:
@@ -236,6 +235,6 @@ class WorkerFeed:
 
     def close(self) -> None:
         """Announce the end; workers that are not kept end."""
-        self._announce_end()
+        self._pool.mailbox.close(self._session)
         if not self._pool.work.settings.persistent_workers:
             self._crew.leave()

@@ -46,16 +46,11 @@ class WorkerInit:
         if self.forked:
             note_fork()
         watch_parent(self.folder)
-        cap_opencv()
+        os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when it is loaded; workers are as many as cores
+        if "cv2" in sys.modules:
+            sys.modules["cv2"].setNumThreads(0)
         if self._user_init.value is not None:
             self._user_init.value(worker_id)
-
-
-def cap_opencv() -> None:
-    """Keep OpenCV to this thread, as torch keeps itself: workers together are as many as there are cores."""
-    os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when it is loaded
-    if "cv2" in sys.modules:
-        sys.modules["cv2"].setNumThreads(0)
 
 
 def watch_parent(folder: str | None) -> None:
@@ -73,13 +68,7 @@ def watch_parent(folder: str | None) -> None:
 
 
 class ProcessCrew(Crew):
-    """Worker processes, as the main process knows them, and what torch has of them.
-
-    Args:
-        board: Knows what they do.
-        work: What they read.
-        mailbox: Knows the process id of each worker that has come, and which of them are done.
-    """
+    """Worker processes, as the main process knows them, and what torch has of them."""
 
     def __init__(self, board: ActivityBoard, work: Assignment, mailbox: Mailbox) -> None:
         super().__init__(board, work)

@@ -141,7 +141,7 @@ def test_counts_go_on_after_a_worker_died():
     loader = loader_of(2, sources=[40, 40, 40], loader={"max_restarts": 1})
     batches = iter(loader)
     found = [next(batches).mask.sum().item()]
-    os.kill(int(loader._starter.pool._mailbox.pids[0]), signal.SIGKILL)
+    os.kill(int(loader._starter.pool.mailbox.pids[0]), signal.SIGKILL)
     found += [batch.mask.sum().item() for batch in batches]
     assert sum(found) == loader.stats().items == 120
     assert loader.stats().restarts in (0, 1)
