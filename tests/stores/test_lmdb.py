@@ -127,19 +127,6 @@ def test_windows_are_read_from_windows_of_any_length(tmp_path, opened, codec, wi
         assert all((found[label] == wanted[label]).all() for label in wanted)
 
 
-def test_read_writes_rows_of_any_part(tmp_path, opened):
-    store = opened(written(tmp_path / "a", window=5))
-    for start in range(0, 31, 3):
-        for count in (1, 4, 5, 11):
-            if start + count > 31:
-                continue
-            out = {"image": np.zeros((count, 3, 4, 5), np.uint8), "label": np.zeros(count, np.int64)}
-            out["pose"] = (np.zeros((count, 6), np.float32), np.zeros(count, np.bool_))
-            store(3, start=start).read_into(out)
-            assert out["label"].tolist() == list(range(3000 + start, 3000 + start + count))
-            assert all((out["image"][i] == STREAMS[3][start + i]["image"]).all() for i in range(count))
-
-
 @pytest.mark.parametrize(
     "item", [np.float32(3), True, torch.arange(6, dtype=torch.bfloat16), np.zeros((2, 0))], ids=repr
 )
@@ -148,20 +135,6 @@ def test_items_of_any_numbers_come_back(tmp_path, opened, item):
     found = list(store(0))
     assert len(found) == 3
     assert repr(found[2]) == repr(item if not isinstance(item, bool) else np.True_)
-
-
-def test_some_leaves_of_dicts_can_be_read_alone(tmp_path, opened):
-    path = written(tmp_path / "a")
-    assert [sorted(item) for item in opened(path, columns=["pose", "label"])(2)] == [["label", "pose"]] * 7
-    with pytest.raises(StoreError, match=r"no leaf \['depth'\].*'image', 'label', 'pose'"):
-        LmdbStore(path, columns=["depth"])
-    assert stores.inspect(path, columns=["label"]).leaves == {"['label']": "int64 ()"}
-    for wrong in ("label", [3]):
-        with pytest.raises(TypeError, match="give a list of names"):
-            LmdbStore(path, columns=wrong)
-    alone = written(tmp_path / "b", [[np.zeros(3)]])
-    with pytest.raises(StoreError, match=r"no leaf \['label'\]; its items are no dicts"):
-        LmdbStore(alone, columns=["label"])
 
 
 def smooth(shape, seed):
@@ -298,17 +271,6 @@ def test_a_full_disk_is_an_error_that_says_so(tmp_path):
     told.close()
 
 
-def test_the_databases_of_a_process_are_shared_by_its_stores(tmp_path, opened):
-    path = written(tmp_path / "a", workers=2)
-    first, second = opened(path), opened(path, open_databases=1)
-    streams = [store(number) for number in (0, 2, 3) for store in (first, second)]
-    for _ in range(3):
-        labels = [next(stream)["label"] for stream in streams]
-        assert labels[::2] == labels[1::2]
-    first.close()
-    assert [next(stream)["label"] for stream in streams][::2] == [3, 2003, 3003]
-
-
 def test_as_many_databases_are_open_as_allowed(tmp_path, opened):
     def files():
         return [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_link(fd)]
@@ -323,18 +285,6 @@ def test_as_many_databases_are_open_as_allowed(tmp_path, opened):
             next(stream)
             assert len(set(files())) <= 2
     store.close()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_store_that_was_read_is_read_by_forked_workers(tmp_path, opened, workers):
-    store = opened(written(tmp_path / "a", workers=2, window=4))
-    kept = store(3)
-    next(kept)
-    dataset = StreamDataset(store.sources, store, batch_size=2, time_steps=6, lengths=store.lengths)
-    loader = StreamDataLoader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None)
-    labels = [label for batch in loader for label in batch.data["label"].flatten().tolist()]
-    assert {int(item["label"]) for items in STREAMS for item in items} <= set(labels)
-    assert next(kept)["label"] == 3001
 
 
 # what is wrong
@@ -385,14 +335,6 @@ def test_a_damaged_database_is_named(tmp_path, opened, how):
     assert len(store.verify()) == 1  # which all streams are in
 
 
-def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(tmp_path, opened):
-    stream = opened(written(tmp_path / "a"))(3)
-    next(stream)
-    os.truncate(tmp_path / "a" / "0.lmdb", 8192)
-    with pytest.raises(StoreError):
-        next(stream)
-
-
 def test_a_store_that_was_replaced_is_an_error_in_a_worker(tmp_path, opened):
     store = opened(written(tmp_path / "a", databases=2), open_databases=1)
     sent = pickle.dumps(store)
@@ -409,22 +351,6 @@ def test_a_store_that_was_replaced_is_an_error_in_a_worker(tmp_path, opened):
     store.index.databases._open.clear()
     with pytest.raises(StoreError, match=r"0\.lmdb is another file now"):
         store.check_stream(0)  # and that one again
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": 2}, "version 2, and this release reads version 1"),
-        ({"kind": "something"}, "is not of a"),
-        ({"window": 10**30}, "its checksum is another"),
-    ],
-)
-def test_a_header_of_another_kind_is_named(tmp_path, change, message):
-    path = written(tmp_path / "a")
-    header = json.loads((tmp_path / "a" / "store.json").read_text())
-    (tmp_path / "a" / "store.json").write_text(json.dumps(header | change))
-    with pytest.raises(StoreError, match=message):
-        stores.open(path)
 
 
 def test_sizes_that_are_absurd_are_refused_before_anything_is_allocated(tmp_path):

@@ -337,14 +337,6 @@ def test_pickles_are_refused_unless_allowed(tmp_path):
     assert (tmp_path / "harm").exists()
 
 
-def test_a_loader_reads_text_and_numbers_with_workers(tmp_path):
-    sources, store = stores.open(written(tmp_path / "a"), stream="episode", columns=["y", "episode"])
-    dataset = StreamDataset(sources, store, 2, time_steps=3, lengths=store.lengths)
-    batches = list(StreamDataLoader(dataset, 2))
-    assert batches[0].data["y"].T.tolist() == [[0, 1, 2], [6, 7, 8]]
-    assert len(batches) == 4
-
-
 # compression and hashes
 
 
@@ -519,36 +511,6 @@ def test_a_dataset_on_a_server_is_fetched_once(tmp_path, server, compression):
         assert store.info().disk_bytes is None
         assert store.verify() == []
     assert {name: server.count("GET", name) for name in server.files} == dict.fromkeys(server.files, 1)
-
-
-def read_all(url, expected):
-    assert numbers(MdsStore(url)) == expected
-
-
-def test_two_processes_fetch_a_shard_once(tmp_path, server):
-    path = written(tmp_path / "a", compression="gz")
-    expected = numbers(MdsStore(path))
-    url = served(server, path)
-    processes = [fork.Process(target=read_all, args=(url, expected)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(PATIENCE)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert {server.count("GET", name) for name in server.files} == {1}
-
-
-def test_a_server_that_drops_in_mid_shard_is_asked_again(tmp_path, server):
-    path = written(tmp_path / "a")
-    expected, url = numbers(MdsStore(path)), served(server, path)
-    store = MdsStore(url)
-    server.plan += ["cut", 503, "cut"]
-    assert numbers(store) == expected
-    assert not server.plan
-    server.always = "cut"
-    shutil.rmtree(tmp_path / "cache")
-    with pytest.raises(OSError, match=r"index.json could not be fetched \(4 tries"):
-        MdsStore(url)
 
 
 def test_a_shard_on_a_server_that_is_another_is_refused_and_not_kept(tmp_path, server):

@@ -3,8 +3,10 @@
 import collections
 import dataclasses
 import json
+import multiprocessing
 import os
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from helpers import FULL
 from packed import images, pack_here
 from store_tests import StoreTests
 
-from stream_dataloader import stores
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores.memmap import MemmapPacker, MemmapStore
 
 STREAMS = images((23, 0, 7, 31))
@@ -44,20 +47,6 @@ class TestMemmapStore(StoreTests):
     @pytest.fixture
     def expected(self):
         return STREAMS
-
-
-def test_a_stream_has_its_key_and_metadata(tmp_path):
-    store = MemmapStore(written(tmp_path / "a", STREAMS, metadata={"made": "here"}))
-    assert [store.key(number) for number in range(4)] == [f"stream/{number}" for number in range(4)]
-    assert store.metadata(2) == {"n": 2}
-    assert store.info().metadata == {"made": "here"}
-
-
-def test_some_leaves_of_dicts_can_be_read_alone(tmp_path):
-    store = MemmapStore(written(tmp_path / "a", STREAMS), columns=["pose", "label"])
-    assert [sorted(item) for item in store(2)] == [["label", "pose"]] * 7
-    with pytest.raises(StoreError, match=r"no leaf \['depth'\].*'image', 'label', 'pose'"):
-        MemmapStore(store.path, columns=["depth"])
 
 
 @pytest.mark.parametrize(
@@ -149,3 +138,117 @@ def test_a_header_of_another_kind_is_named(tmp_path, change, message):
     (tmp_path / "a" / "store.json").write_text(json.dumps(header | change))
     with pytest.raises(StoreError, match=message):
         stores.open(path)
+
+
+# limits
+
+
+def keyed(folder, streams, keys):
+    """A store whose streams have keys."""
+    os.makedirs(folder)
+    packer = MemmapPacker(str(folder))
+    part = packer.part(0)
+    packed = [part.write(n, key, iter(items)) for n, (key, items) in enumerate(zip(keys, streams, strict=True))]
+    part.close()
+    packer.finish([StreamRecord(n, key, *found) for n, (key, found) in enumerate(zip(keys, packed, strict=True))])
+    return str(folder)
+
+
+def epoch(store, workers, method=None, **options):
+    dataset = StreamDataset(store.sources, store, batch_size=2, time_steps=3, seed=3, lengths=store.lengths, **options)
+    return StreamDataLoader(dataset, num_workers=workers, multiprocessing_context=method if workers else None)
+
+
+@pytest.mark.parametrize("streams", [[], [[]], [[], []]])
+def test_a_store_of_nothing_can_be_read(tmp_path, streams):
+    store = MemmapStore(written(tmp_path / "a", streams))
+    assert (store.lengths.tolist(), store.verify(), store.info().leaves) == ([0] * len(streams), [], {})
+    assert [list(store(number)) for number in store.sources] == streams
+    assert not streams or list(epoch(store, 0)) == []
+    assert len(pickle.loads(pickle.dumps(store))) == len(streams)
+
+
+def test_leaves_of_no_bytes_are_counted(tmp_path):
+    store = MemmapStore(written(tmp_path / "a", [[{"x": np.zeros((0, 3)), "y": np.zeros(0, np.int8)}] * 5]))
+    assert [item["x"].shape for item in store(0)] == [(0, 3)] * 5
+    assert store.verify() == []
+    assert [tuple(batch.data["x"].shape) for batch in epoch(store, 0)] == [(3, 2, 0, 3)] * 2
+
+
+KEYS = ["", " ", "a/b", "../up", "new\nline", "nul\0", "é中🎥", "\udcff", "[0]", "%2F", "'", "0"]
+
+
+def test_keys_of_any_characters_come_back(tmp_path):
+    store = MemmapStore(keyed(tmp_path / "a", images([2] * len(KEYS)), KEYS))
+    found = [store.key(number) for number in store.sources]
+    assert found == [key if key != "\udcff" else "\\udcff" for key in KEYS]
+    assert [store.number(key) for key in found] == list(store.sources)
+    assert store.verify() == []
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_numbers_of_a_dtype_that_numpy_lacks_keep_it(tmp_path):
+    numbers = [torch.zeros(2, dtype=dtype) for dtype in (torch.complex32, torch.float8_e4m3fn, torch.bfloat16)]
+    store = MemmapStore(written(tmp_path / "a", [[tuple(numbers)]]))
+    assert [leaf.dtype for leaf in next(store(0))] == [leaf.dtype for leaf in numbers]
+
+
+def test_leaves_are_a_list_of_names_and_info_tells_of_them(tmp_path):
+    path = written(tmp_path / "a", images((3,)))
+    assert [sorted(item) for item in MemmapStore(path, columns=["pose", "label"])(0)] == [["label", "pose"]] * 3
+    with pytest.raises(StoreError, match=r"no leaf \['depth'\].*'image', 'label', 'pose'"):
+        MemmapStore(path, columns=["depth"])
+    assert stores.inspect(path, columns=["label"]).leaves == {"['label']": "int64 ()"}
+    with pytest.raises(TypeError, match="columns is 'label'; give a list of names"):
+        MemmapStore(path, columns="label")
+    alone = written(tmp_path / "b", [[np.zeros(3)]])
+    with pytest.raises(StoreError, match=r"no leaf \['label'\]; its items are no dicts"):
+        MemmapStore(alone, columns=["label"])
+
+
+def test_a_table_that_was_written_over_is_an_error_in_a_worker(tmp_path):
+    store = MemmapStore(written(tmp_path / "a", images((4, 4))))
+    sent = pickle.dumps(store)
+    with open(tmp_path / "a" / "streams.bin", "rb+") as file:
+        file.write(np.array([5], "<i8").tobytes())
+    worker = pickle.loads(sent)
+    with pytest.raises(StoreError, match="stream 0 lies outside of the store's steps"):
+        worker(0)
+    assert len(list(worker(1))) == 4
+
+
+def many(folder, count):
+    """A store of many streams, a few of which lie in it many times over."""
+    os.makedirs(folder)
+    packer = MemmapPacker(str(folder))
+    part = packer.part(0)
+    places = [part.write(n, str(n), iter([np.int16(n), np.int16(-n)])) for n in range(10)]
+    part.close()
+    packer.finish([StreamRecord(n, f"stream number {n}", *places[n % 10]) for n in range(count)])
+    return str(folder)
+
+
+def unshared_bytes(path):
+    """What workers that read a store, shuffled, hold for themselves."""
+    psutil = pytest.importorskip("psutil")
+    store = MemmapStore(path)
+    iterator = iter(epoch(store, 2, "spawn", shuffle=True))
+    for _ in range(50):
+        next(iterator)
+    return max(psutil.Process(child.pid).memory_full_info().uss for child in multiprocessing.active_children())
+
+
+@pytest.mark.slow
+def test_a_million_streams_open_in_two_seconds(tmp_path):
+    path = many(tmp_path / "a", 1_000_000)
+    begun = time.thread_time()
+    sources, store = stores.open(path)
+    assert time.thread_time() - begun < 2
+    assert (len(sources), store.key(777_777)) == (1_000_000, "stream number 777777")
+    assert [int(item) for item in store(999_999)] == [9, -9]
+
+
+@pytest.mark.slow
+def test_a_million_streams_cost_a_worker_less_than_50_megabytes(tmp_path):
+    few = unshared_bytes(many(tmp_path / "few", 1000))
+    assert unshared_bytes(many(tmp_path / "many", 1_000_000)) - few < 50e6
