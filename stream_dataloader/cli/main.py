@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         added = commands.add_parser(
             command.__name__.rpartition(".")[2],
             help=text.partition("\n")[0],
-            description=text.replace("%", "%%"),
+            description=text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add(added)

@@ -1,12 +1,15 @@
-"""`benchmarks/together.py`: what runs beside the program makes it fail."""
+"""`benchmarks/together.py`: what runs beside the program makes it fail; `gpu.py` where there is no device."""
 
 import ast
+import importlib
 import multiprocessing
 import os
+import sys
 import threading
 import time
 
 import pytest
+import torch
 from helpers import FOREVER, ROOT
 
 FORK = multiprocessing.get_context("fork")
@@ -71,3 +74,10 @@ def test_programs_start_threads_and_processes_by_this_module_alone():
                 if node.func.attr in ("Thread", "Process") and owner != "psutil":
                     found.add(path.name)
     assert found == {"all.py", "together.py"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="without CUDA only")
+def test_without_a_device_the_benchmark_of_gpus_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--quick"])
+    importlib.import_module("gpu").main()
+    assert capsys.readouterr().out == "no CUDA device here: nothing is measured\n"
