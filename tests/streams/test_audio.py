@@ -6,7 +6,6 @@ import pathlib
 import random
 import re
 import wave
-from fractions import Fraction
 
 import av
 import helpers
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.errors import ReadError
 from stream_dataloader.streams.audio.decoding import AudioDecoder
-from stream_dataloader.streams.audio.resample import Converter, output_length
 from stream_dataloader.streams.audio.stream import AudioStream
 from stream_dataloader.testing import StreamContract
 
@@ -192,21 +190,6 @@ def test_any_number_of_samples_is_resampled_whole(scratch, rate, to, count, wind
     found = items(audio(scratch, start=start))
     assert len(found) == len(expected) - start
     assert all(map(np.array_equal, found, expected[start:]))
-
-
-@given(rates=st.tuples(RATES, RATES), count=st.integers(1, 20_000), channels=st.integers(1, 3), data=st.data())
-def test_how_samples_are_cut_into_pieces_does_not_matter(rates, count, channels, data):
-    def converted(*pieces):
-        converter = Converter(rates, ("stereo", "mono"), (2, channels)) if channels < 3 else None
-        converter = converter or Converter(rates, ("mono", ""), (1, 3))
-        made = [out.copy() for piece in pieces for out in converter.push(piece[: 2 if channels < 3 else 1])]
-        return np.concatenate([*made, *(out.copy() for out in converter.end())], 1)
-
-    samples = sound(rates[0], 2, count / rates[0] + 0.01)[:, :count]
-    cut = data.draw(st.integers(0, count))
-    whole = converted(samples)
-    assert whole.shape == (channels, output_length(count, Fraction(rates[1], rates[0])))
-    np.testing.assert_array_equal(converted(samples[:, :cut], samples[:, cut:]), whole)
 
 
 def test_resampling_keeps_the_sound_and_its_place(tmp_path):

@@ -182,13 +182,6 @@ def test_what_cannot_be_opened_is_an_error(server, path, scheme, message, backen
     assert "secret" not in str(raised.value)
 
 
-def test_a_refused_connection():
-    with CameraServer() as server:
-        pass
-    with pytest.raises(ConnectionError, match="cannot be opened: Connection refused"):
-        CameraStream()(server.url("live", "rtsp"))
-
-
 @pytest.mark.parametrize(
     ("source", "error"),
     [

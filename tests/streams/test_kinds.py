@@ -182,10 +182,6 @@ def test_a_video_section_that_is_a_list_is_not_cut_a_second_time(folder):
     assert [open_stream.length(source) for source in (path, (path, 0, 9), [path, 0, 9])] == [2, 9, 9]
 
 
-def test_rows_may_be_a_list_of_numbers():
-    assert [row.tolist() for row in ArrayStream()([[1, 2], [3, 4], [5, 6]])] == [[1, 2], [3, 4], [5, 6]]
-
-
 @pytest.mark.parametrize("text", ["hello world", "x" * 5000, "a\0b"], ids=["short", "long", "null"])
 def test_a_text_is_not_taken_for_a_path(text):
     with pytest.raises(FileNotFoundError, match="of='strings' reads texts themselves"):
