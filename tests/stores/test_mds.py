@@ -10,6 +10,7 @@ import os
 import pathlib
 import pickle
 import shutil
+import signal
 import threading
 
 import numpy as np
@@ -745,6 +746,19 @@ def test_packing_goes_on_after_an_interrupt(tmp_path, size_limit):
     records = [StreamRecord(number, str(number), *place, {}) for number, place in enumerate(places)]
     packer.finish(records, [synced, part.sync(), part.close()])
     check_store(folder)
+
+
+def test_what_a_worker_has_synced_is_in_the_store_once_if_it_dies_then(tmp_path, monkeypatch):
+    monkeypatch.setattr("stream_dataloader.stores.mds.packer._Part.sync_seconds", 0.0)
+
+    def open_stream(number):
+        yield from STREAMS[number]
+        if number == 3 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    stores.pack((range(4), open_stream), tmp_path / "a", format="mds", num_workers=1, size_limit=900)
+    check_store(tmp_path / "a")
 
 
 def killed(items):
