@@ -272,8 +272,6 @@ def test_options_are_checked(tmp_path):
         with pytest.raises(StoreError, match=r"no column \['z'\]; it has \['x', 'y'\]"):
             ParquetStore(path, **options)
     for kind, options in (
-        (TypeError, {"columns": "x"}),
-        (ValueError, {"columns": []}),
         (ValueError, {"decode": {"x": "sound"}}),
         (ValueError, {"cache_bytes": -1}),
     ):

@@ -13,6 +13,7 @@ from helpers import FULL
 from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import ZarrStore
 from stream_dataloader.testing._items import assert_same, items_of
@@ -101,20 +102,10 @@ def test_buffers_of_all_kinds_are_read(tmp_path, rows, options):
         stream = store(number)
         found = [next(stream)] if items else []
         for room in (2, 5, 100):
-            out = {
-                "actions": np.empty((room, 7)),
-                "dones": np.empty(room, np.int64),
-                "obs": {"image": np.empty((room, 4, 5, 3), np.uint8), "pose": np.empty((room, 3), np.float32)},
-            }
-            count = stream.read_into(out)
-            found += [
-                {
-                    "actions": out["actions"][t],
-                    "dones": out["dones"][t],
-                    "obs": {k: v[t] for k, v in out["obs"].items()},
-                }
-                for t in range(count)
-            ]
+            structure, leaves = flatten(SHORT[0][0])
+            rooms = [np.empty((room, *np.shape(leaf)), np.asarray(leaf).dtype) for leaf in leaves]
+            count = stream.read_into(unflatten(structure, iter(rooms)))
+            found += [unflatten(structure, (rows[t] for rows in rooms)) for t in range(count)]
         assert_same(found, items, number, "written")
 
 

@@ -132,16 +132,7 @@ def leaf_names(structure: Node | None) -> list[str]:
 
 
 def check_names(wanted: Sequence[str] | None, structure: Node | None, path: str) -> None:
-    """Refuse names of which items have no entry.
-
-    Args:
-        wanted: See `options.given_columns`.
-        structure: Of an item; None if there is no item.
-        path: The store, for errors.
-
-    Raises:
-        StoreError: Items have no such entry, or are no dicts.
-    """
+    """Refuse names of which items have no entry; `structure` is of an item, None if there is none."""
     names = structure.keys if structure is not None and structure.type is dict else ()
     if missing := [name for name in wanted or () if name not in names]:
         has = f"it has {list(names)}" if names else "its items are no dicts"

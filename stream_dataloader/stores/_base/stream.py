@@ -128,16 +128,10 @@ class StreamNumbers(Sequence[int]):
 
 
 def put_row(value: Any, out: Any, row: int, name: str) -> None:
-    """Write a value.
-
-    Args:
-        value: Of one time step: a leaf, or a structure of them.
-        out: The same structure; its leaves are arrays `(n, ...)`.
-        row: Which of the n.
-        name: What errors call the value.
+    """Write the value of one time step to a row of `out`, the same structure of arrays `(n, ...)`.
 
     Raises:
-        StoreError: It does not fit; says what it is, and what the steps before it are.
+        StoreError: It does not fit; says what `name`, the value, is, and what the steps before it are.
     """
     structure, leaves = flatten(value)
     wanted, rows = flatten(out)

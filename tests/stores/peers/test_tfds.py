@@ -250,21 +250,6 @@ def test_text_travels_beside_the_numbers(prepared, opened):
         assert told == {f"öffne {number}" for number in (0, 2, 3, 4, 5)}
 
 
-def test_ranks_and_workers_share_all_episodes_once(prepared, opened):
-    store = opened(prepared, split="all", columns=["observation/state"])
-    episodes = theirs(prepared, "all")
-    lengths = [len(items) for items in episodes]
-    expected = sorted(tuple(item["observation"]["state"]) for items in episodes for item in items)
-    for ranks, workers in ((1, 2), (3, 1)):
-        found = []
-        for rank in range(ranks):
-            dataset = StreamDataset(store.sources, store, 2, time_steps=4, seed=0, shuffle=True, lengths=lengths)
-            loader = StreamDataLoader(dataset, workers, rank=rank, world_size=ranks)
-            for batch in loader:
-                found += [tuple(row) for row in batch.data["observation"]["state"][batch.mask].tolist()]
-        assert sorted(found) == expected, (ranks, workers)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
