@@ -10,9 +10,8 @@
 (Layouts as of robomimic's `utils/dataset.py`, LIBERO's `scripts/create_dataset.py`, ACT's `record_sim_episodes.py`,
 and RVT's `data/genx_utils/sequence_base.py`.)
 
-Guarantee: the first stream is looked at in full, of each other one only the length of one leaf, when a store is opened.
-A file is opened once a process; how many are open is bounded. Rows are read as `streams.array.hdf5` does. A dataset
-that claims much more than is on the disk, or lies in another file, is refused before anything is read of it.
+Guarantee: opening looks at the first stream in full, of each other one at the length of one leaf. How many files are
+open is bounded. A dataset that claims much more than is on the disk, or lies in another file, is refused unread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The table of an episode: its rows among those of other episodes, in files of any number of row groups.
 
-The statistics of `episode_index` tell which row groups to read; one that holds many episodes is kept for the next.
-
 Guarantee: the rows are those that say they are of the episode, and as many as the dataset promises. What is kept of an
 episode is its numbers; of pictures, a few rows at a time.
 """

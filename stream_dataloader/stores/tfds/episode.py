@@ -3,7 +3,6 @@
 Guarantee: of an episode's record only the columns that are wanted are unpacked. Images and other encoded columns are
 decoded one step at a time, as it is read; plain numbers are copied a window at a time.
 
-A record is a `tf.train.Example`: flat lists of numbers and byte strings by name, all steps of a column in one list.
 TFDS's own parser and features decode it, by NumPy, as `as_data_source` does (checked with tensorflow-datasets 4.9.10).
 """
 

@@ -1,7 +1,6 @@
 """One stream's samples, read at their places in the tars, and decoded by the extensions of their members.
 
-Guarantee: members that lie side by side are read by one call, and nothing that was not asked for, but what lies between
-them. A tar that is not what its index says is an error, never other data.
+Guarantee: members that lie side by side are read by one call. A tar that is not what its index says is an error.
 
 What the package webdataset decodes (1.0.2, `autodecode`), with less trust:
 
