@@ -61,9 +61,9 @@ class AudioVisualStream:
 
     def __post_init__(self) -> None:
         check_numbers(self, samples=("give 1 or more, or None for as many as fit between two frames", 1))
-        self.audio()
+        self._audio()
 
-    def audio(self) -> AudioStream:
+    def _audio(self) -> AudioStream:
         """How the sound is read."""
         corrupt = self.video.on_corrupt
         return AudioStream(window=1, rate=self.rate, channels=self.channels, stream=self.stream, on_corrupt=corrupt)
@@ -90,7 +90,7 @@ class _OpenAudioVisual(OpenVideo):
     def __init__(self, options: AudioVisualStream, selection: Selection, start: int, local: LocalFile) -> None:
         super().__init__(options.video, selection, start, local)
         with closed_on_error(self):
-            self._sound = _Sound(selection.section.path, options.audio())
+            self._sound = _Sound(selection.section.path, options._audio())
         rate = selection.fps or frame_rate(self.reader.stream)
         a_frame = self._sound.rate * selection.frame_step / rate
         self._count = options.samples or max(1, round(a_frame))
