@@ -101,7 +101,7 @@ def test_what_is_broken_is_named_and_may_be_skipped(tmp_path, capsys, arrays):
     status, told, errors = run(capsys, "pack", arrays, tmp_path / "out", "--workers", 0)
     assert (status, told) == (1, "")
     assert re.fullmatch(
-        r"stream-dataloader: source 0 \('.*/a9.npy'\), step 0: .*: pack again and it goes on.*\n", errors
+        r"stream-dataloader: source 0 \('.*/a9.npy'\), item 0, .*: pack again and it goes on.*\n", errors
     )
     status, told, errors = run(capsys, "pack", arrays, tmp_path / "out", "--workers", 0, "--on-error", "skip")
     assert (status, errors) == (1, "")
