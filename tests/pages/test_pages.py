@@ -36,19 +36,26 @@ FILES = [*ROOT.glob("*"), *(path for part in PARTS for path in (ROOT / part).rgl
 NAMED = re.compile(r"`((?:[\w.-]+/)+|[\w./-]+\.(?:py|md|yml|toml|svg|cff))`")
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "CONTRIBUTING.md",
-        "docs/ARCHITECTURE.md",
-        "docs/internals/ways.md",
-    ],
-)
+FOR_CONTRIBUTORS = ["CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/internals/ways.md"]
+
+
+@pytest.mark.parametrize("page", FOR_CONTRIBUTORS)
 def test_files_and_folders_that_contributors_are_sent_to_exist(page):
     there = [f"/{path.relative_to(ROOT).as_posix()}{'/' * path.is_dir()}" for path in FILES]
     named = set(NAMED.findall((ROOT / page).read_text())) - {"site/"}
     assert len(named) > 5
     assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)] == []
+
+
+def test_methods_that_contributors_are_sent_to_exist():
+    sources = [path.read_text() for path in FILES if path.suffix == ".py" and "stream_dataloader" in path.parts]
+    classes = [node for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+    methods = {(node.name, part.name) for node in classes for part in node.body if isinstance(part, ast.FunctionDef)}
+    text = "".join((ROOT / page).read_text() for page in FOR_CONTRIBUTORS)
+    named = set(re.findall(r"\b([A-Z]\w+)\.(\w+)", text))
+    named = {(owner, name) for owner, name in named if owner in {node.name for node in classes}}
+    assert len(named) > 20
+    assert sorted(named - methods) == []
 
 
 def name_of(page):
