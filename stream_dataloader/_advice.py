@@ -4,8 +4,10 @@ Guarantee: a pure function. What costs most comes first::
 
     padding?            fewer lanes | sections | packed windows       computed for nothing, however fast it is read
     the trainer waits?  no: nothing to gain
+    account of windows? larger windows
+    grants?             lookahead                                     workers wait for each other
     workers busy?       yes: open ahead | more workers | more lanes | pack it | smaller items
-                        no:  arrays in place of objects | larger windows | lookahead | prefetch
+                        no:  arrays in place of objects | prefetch
 """
 
 from __future__ import annotations
@@ -142,6 +144,14 @@ def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> 
             f"A lane's window is {figures.bytes / windows:,.0f} bytes, so time goes into keeping account of "
             "windows: make them larger (time_steps), or yield chunks of several steps as items.",
         )
+    granted = figures._sum("granting_seconds")
+    granting = rate(granted, granted + seconds + figures._sum("idle_seconds"))
+    if granting > _MUCH_GRANTING:  # one of them may be busy with a slow stream all the same
+        return Advice(
+            "lookahead",
+            f"The trainer waits {figures.wait_share:.0%} of its time, and workers wait for each other {granting:.0%} "
+            "of theirs: reserve more sources (lookahead=), or use deterministic=False.",
+        )
     if busy >= _BUSY:
         return _about_busy_workers(figures, setup, cores)
     return _about_idle_workers(figures, setup)
@@ -227,14 +237,6 @@ def _about_idle_workers(figures: Figures, setup: Setup) -> Advice:
             "arrays",
             f"{waits}: {figures.sent} parts of batches travelled through the message queue, not through shared memory; "
             "yield arrays of one shape and dtype, not objects.",
-        )
-    granting = figures._sum("granting_seconds")
-    total = granting + sum(map(figures._sum, ("reading_seconds", "opening_seconds", "idle_seconds")))
-    if granting > _MUCH_GRANTING * total:
-        return Advice(
-            "lookahead",
-            f"The trainer waits {figures.wait_share:.0%} of its time, and workers wait for each other "
-            f"{granting / total:.0%} of theirs: reserve more sources (lookahead=), or use deterministic=False.",
         )
     return Advice(
         "prefetch",

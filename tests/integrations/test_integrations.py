@@ -20,7 +20,7 @@ def loader(workers=0):
 
 def test_accelerate_refuses_to_take_the_loader_apart():
     accelerate = pytest.importorskip("accelerate")
-    with pytest.raises(AttributeError, match="no drop_last: .*load_state_dict"):
+    with pytest.raises(AttributeError, match=r"no drop_last: .*load_state_dict"):
         accelerate.skip_first_batches(loader(), 1)
     with pytest.raises(AttributeError, match="no sampler: it reads streams"):
         accelerate.Accelerator(cpu=True).prepare_data_loader(loader())

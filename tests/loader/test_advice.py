@@ -101,6 +101,7 @@ FOUR_WORKERS = dataclasses.replace(FIGURES.setup, num_workers=4)
         ({}, 2, "prefetch"),
         ({"workers": (dataclasses.replace(worker(5, 0, 0, 5), sent=75),) * 2}, 2, "arrays"),
         ({"workers": (worker(3, 0, 5, 2),) * 2}, 2, "lookahead"),
+        ({"workers": (worker(9.8, 0, 0, 0.2), worker(0.5, 0, 9, 0.5))}, 2, "lookahead"),  # one has a slow stream
         ({"workers": (worker(9, 0, 0, 1),) * 2}, 2, "pack"),
         ({"workers": (worker(9, 0, 0, 1),) * 2}, 16, "workers"),
         ({"workers": (worker(9, 0, 0, 1),) * 4, "setup": FOUR_WORKERS}, 16, "more lanes"),

@@ -3,9 +3,10 @@
 import collections
 import itertools
 import multiprocessing
+import time
 
 import pytest
-from cases import Case, cases, cells, check_fields, key
+from cases import Case, Counting, cases, cells, check_fields, key
 from helpers import random_cases, soon, times
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +57,23 @@ def test_workers_give_the_batches_of_the_serial_model(case, num_workers, threads
     for batch in batches:
         check_fields(batch)
     check_promises(case, batches)
+
+
+class SlowWhereLong(Counting):
+    """A worker that reads a long stream is behind the others, whose tickets wait for it."""
+
+    def __call__(self, source):
+        for item in super().__call__(source):
+            time.sleep(0.005 * (source[1] >= 12))
+            yield item
+
+
+def test_tickets_ahead_that_wait_for_a_slow_worker_are_decided_by_time():
+    first = [2, 1, 4], [3, 2, 2], [12, 1, 1], [12, 1, 1], [1, 2, 2]  # what each lane reserves; lanes 2 and 3 are slow
+    case = Case([*itertools.chain(*first), *[1, 3, 2] * 12], lanes=5, time_steps=1, lookahead=2)
+    dataset = case.dataset(open_stream=SlowWhereLong())
+    batches = list(StreamDataLoader(dataset, 3, prefetch_factor=8))
+    assert [cells(batch) for batch in batches] == list(case.expected(dataset))
 
 
 @pytest.mark.parametrize("windows", ["aligned", "packed"])
