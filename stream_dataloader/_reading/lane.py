@@ -41,7 +41,6 @@ class Lane:
         self.batch_lane = opener.reader.lanes[row]
         self._row = row
         self._reading = reading
-        self._killers = reading.killers
         self._rules = reading.plan.rules
         self._is_packed = self._rules.windows == "packed"
         self._opener = opener
@@ -75,7 +74,7 @@ class Lane:
 
         A broken stream is noted in the step's draft, as one that is skipped or as a fault.
         """
-        draft, killers, t = self._writer.draft, self._killers, start
+        draft, killers, t = self._writer.draft, self._reading.killers, start
         try:
             while t == 0 or self._current is not None or self._is_packed:
                 current = self._current or self._next(step * self._rules.lanes + self.index)
@@ -91,9 +90,9 @@ class Lane:
                     error = broken
                 finally:
                     run_as(before)
-                self.keeps_state = stream.keeps_state
+                self.keeps_state = stream.opened is not None and stream.opened.keeps_state
                 if count := current.position - position:
-                    source, starts = stream.info.source_index, position == stream.begin
+                    source, starts = stream.info.source_index, position == stream.section.start
                     draft.runs.append(Run(self.batch_lane, t, count, source, position, stream.fresh, starts))
                     t += count
                     self._draws_without_item = 0
@@ -118,12 +117,12 @@ class Lane:
         """Whether its stream ends with the window that it filled."""
         if self._current is None:
             return False
-        if self._killers.get(self._current.stream.info.source_index, NEVER) <= time:
+        if self._reading.killers.get(self._current.stream.info.source_index, NEVER) <= time:
             return False  # it is not to be read then, nor before
         return self._current.ends()
 
     def _spare_worker(self, stream: OpenedStream, time: int) -> None:
-        fatal = self._killers.get(stream.info.source_index)
+        fatal = self._reading.killers.get(stream.info.source_index)
         if fatal is not None and time >= fatal:
             raise stream.error(ReadError, "workers died again and again while they read it here")
 

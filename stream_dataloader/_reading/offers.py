@@ -105,9 +105,9 @@ _begun: WeakItems[Any] = WeakItems()  # generators
 
 
 def why_not_own(iterator: Iterator[Any], reader: Any) -> str:
-    """Why an iterator is not the reader's own, or nothing; the reader has it as `iterator` as long as it reads."""
+    """Why an iterator is not the reader's own, or nothing; the reader has it in `opened` as long as it reads."""
     other = _readers.get(id(iterator))
-    if other is not None and other is not reader and other.iterator is iterator:
+    if other is not None and other is not reader and other.opened is not None and other.opened.iterator is iterator:
         return f"source {other.info.source_index} is being read from"
     if isinstance(iterator, Generator):
         if iterator in _begun:

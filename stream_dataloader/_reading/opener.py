@@ -150,17 +150,16 @@ class Opener:
         failure: Exception | None = None
         number, epoch, repeat, fresh = self.queue.order[grant]
         section = plan.section(number, epoch)
-        index, lengths = section.source, plan.lists.lengths
+        index = section.source
         place = (section.start, section.stop) if section.stop >= 0 and plan.cuts is not None else (0, None)
         info = StreamInfo(index, epoch, lane, self.reader.worker_id, plan.rules.seed, repeat, *place)
         try:
             source = plan.lists.sources[index]
         except Exception as error:
             source, failure = "?", error
-        length = -1 if lengths is None else int(lengths[index])
         factory = plan.lists.of(index).open_stream
-        stream = OpenedStream(info, factory, source, section, self._retries, length=length, fresh=fresh)
-        stream.items = stream.begin if items is None else items
+        stream = OpenedStream(info, factory, source, section, self._retries, fresh=fresh)
+        stream.items = section.start if items is None else items
         if failure is not None:
             found = stream.error(OpenError, f"the source cannot be had: {shorten(failure)}")
             found.__cause__ = failure

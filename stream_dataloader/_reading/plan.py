@@ -55,7 +55,8 @@ class ReadingPlan:
         if self.cuts is not None:
             return self.cuts.section(number, epoch)
         lengths = self.lists.lengths
-        return Section(number, 0, -1 if lengths is None else int(lengths[number]), ends=True)
+        length = -1 if lengths is None else int(lengths[number])
+        return Section(number, 0, length, length)
 
     def skips(self, error: StreamError) -> bool:
         """Whether a lane goes on with its next source after an error."""

@@ -40,10 +40,9 @@ class PartReader:
         self.ended = False
         self._number = number
         self._total = rules.lanes
-        self._session = queue if isinstance(queue, SessionQueue) else None  # None: nobody waits for it
-        self._may_go_twice = self._session is not None and rules.windows == "aligned" and (rules.time_steps or 0) > 1
-        self._counts_lanes = rules.padding_mode == "drop"
-        self._marks_ends, self._locally = reading.marks_ends, reading.locally
+        cuts_windows = rules.windows == "aligned" and (rules.time_steps or 0) > 1
+        #: Where somebody may wait for first items; None: windows are read in one go.
+        self._session = queue if isinstance(queue, SessionQueue) and cuts_windows else None
         self._working = reading.board.working.data  # several times faster to write a number to than the array
         self._meter = reading.meters.of(number)
         self._step = self._first_step = resume.step if resume else 0
@@ -82,7 +81,7 @@ class PartReader:
         except Abandoned:  # nobody waits for it, or the main process will find out who is gone
             self.close()
             raise StopIteration from None
-        in_slot = part.contents.in_slot or self._locally
+        in_slot = part.contents.in_slot or self.reading.locally
         self._meter.step(part.step, begin, part.items, in_slot=in_slot)
         return part
 
@@ -103,7 +102,7 @@ class PartReader:
         items, fresh = 0, any(map(IS_FRESH, draft.faults))
         for run in draft.runs:
             items, fresh = items + run.steps, fresh or run.fresh
-        lanes_read = draft.lanes_read if self._counts_lanes else 0
+        lanes_read = draft.lanes_read if self.reading.plan.rules.padding_mode == "drop" else 0
         failures = list(map(ErrorReport, draft.failures))
         return Part(self._number, draft.step, fresh, items, lanes_read, reports, contents, failures, draft.faults, end)
 
@@ -125,7 +124,7 @@ class PartReader:
     def _read(self, draft: PartDraft) -> None:
         """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
         queue, working, number, step = self.queue, self._working, self._number, draft.step
-        first_items_first = self._may_go_twice and self._reads_first_items_first(step)
+        first_items_first = self._session is not None and self._reads_first_items_first(step, self._session)
         stop = 1 if first_items_first else NEVER
         behind: list[Lane] = []
         lane = self._lanes[0]
@@ -143,7 +142,7 @@ class PartReader:
                 lane.fill(step, 1)
             if behind:
                 draft.sort()
-            if self._marks_ends and not draft.faults:  # the last, as it may wait for streams' next items
+            if self.reading.marks_ends and not draft.faults:  # the last, as it may wait for streams' next items
                 last = {run.lane: run for run in draft.runs}
                 for row, lane in enumerate(self._lanes):
                     if (run := last.get(lane.batch_lane)) is not None:
@@ -160,7 +159,7 @@ class PartReader:
             raise
         working[number] = 0
 
-    def _reads_first_items_first(self, step: int) -> bool:
+    def _reads_first_items_first(self, step: int, session: SessionQueue) -> bool:
         """Whether the first items of all lanes are read before the rest of their windows.
 
         An aligned window pulls no source behind its first item, so this is done where somebody waits::
@@ -168,8 +167,7 @@ class PartReader:
             lane 0   1     5 6 7
             lane 1     2         8 9 .        lanes 2 and 3, of another worker, go on after 2, not after .
         """
-        assert self._session is not None
-        return step == self._first_step or self._session.is_waited_for()
+        return step == self._first_step or session.is_waited_for()
 
     def close(self) -> None:
         """Close all streams and leave the session; no part follows."""

@@ -82,7 +82,7 @@ def _first_run(factory: Callable[..., Any], source: Any, start: int, info: Strea
     One item is not enough: many recordings begin with black or silence, and are alike wherever that is entered.
     """
     own = dataclasses.replace(info)  # its random draws are not those of the stream
-    stream = OpenedStream(own, factory, source, Section(info.source_index, 0, -1, ends=True))
+    stream = OpenedStream(own, factory, source, Section(info.source_index, 0, -1, -1))
     stream.items = start
     before = run_as(own)
     try:

@@ -55,24 +55,34 @@ class Retries(NamedTuple):
     epochs: dict[int, int]
 
 
-class OpenedStream:
-    """A stream being read: its iterator, what it belongs to and how far it was read.
+class Opened(NamedTuple):
+    """What a stream is read from, while it is.
 
-    Args:
-        length: How many items `lengths` has for the source; -1 if nothing.
+    Attributes:
+        iterator: That of what the factory returned.
+        writes: Items can be written where they are wanted, by `read_into`.
+        keeps_state: It has a `state`, and is opened again with that.
+        forget: To be called where it is closed, not only gone.
+    """
+
+    iterator: Iterator[Any]
+    writes: bool
+    keeps_state: bool
+    forget: list[Callable[[], Any]]
+
+
+class OpenedStream:
+    """A stream being read: what it is read from, what it belongs to and how far it was read.
 
     Attributes:
         info: Source, epoch, lane and worker.
         factory: Opens the source.
         section: The items of the source that are read.
         fresh: They are read for the first time this epoch.
-        begin: The first item that is read of the source.
         stop: The item behind the last that is read; None: the stream's end.
-        iterator: What it is read from, while it is.
-        items: Number of items handed out, those before `begin` counted too.
+        items: Number of items handed out, those before the section counted too.
         retried: How often it was opened again.
-        writes: Items can be written where they are wanted, by `read_into`.
-        keeps_state: It has a `state`, and is opened again with that.
+        opened: What it is read from; None if it is not open.
     """
 
     def __init__(
@@ -83,23 +93,19 @@ class OpenedStream:
         section: Section,
         retries: Retries = Retries(0, (), {}),  # noqa: B008  nobody writes to that
         *,
-        length: int = -1,
         fresh: bool = False,
     ) -> None:
         self.info, self.factory, self.source, self.section, self.fresh = info, factory, source, section, fresh
-        self._retries, self._length = retries, length
-        self.begin = self.items = section.start
+        self._retries = retries
+        self.items = section.start
         self.stop = None if section.stop < 0 else section.stop
         self.retried = 0
         self._ahead: list[Any] = []  # what `look_ahead` took
         self._error: Exception | None = None
         self._saved: tuple[Any, int] = None, 0  # a state to begin with, and the item that it belongs to
         self._state_now: tuple[Any, StreamError | None] | None = None  # that before `look_ahead`
-        self._opened: Any = None
-        self.iterator: Iterator[Any] | None = None
-        self._forget: list[Callable[[], Any]] = []  # to be called where it is closed, not only gone
-        self.writes = False
-        self.keeps_state = False
+        self._returned: Any = None  # by the factory
+        self.opened: Opened | None = None
 
     def open(self, items: int = 0, state: Any = None) -> None:
         """Open it and take the first item; an error is kept for `next_item`, which also opens it elsewhere.
@@ -109,7 +115,7 @@ class OpenedStream:
             state: What the iterator's `state_dict` returned there, if it has one.
         """
         self.items, self._saved = items, (state, items)
-        if items == self.begin or takes_start(self.factory):  # else what comes before is read when it is wanted
+        if items == self.section.start or takes_start(self.factory):  # else what comes before is read when it is wanted
             self.look_ahead(lambda: [self.next_item()])
 
     @property
@@ -127,32 +133,31 @@ class OpenedStream:
         if self.items and takes_start(self.factory):
             begin, known = self.items, {"start": self.items}
         try:
-            self._opened = self.factory(self.source, **known)
+            self._returned = self.factory(self.source, **known)
         except Exception as error:
             raise self.error(OpenError, f"open_stream raised {_text(error)}") from error
         try:
-            iterator: Iterator[Any] = iter(self._opened)
+            iterator: Iterator[Any] = iter(self._returned)
         except Exception as error:
-            what = f"open_stream returned {shorten(self._opened, 80)}, a {type(self._opened).__name__}, "
+            what = f"open_stream returned {shorten(self._returned, 80)}, a {type(self._returned).__name__}, "
             why = "which is no iterable" if isinstance(error, TypeError) else f"whose iter() raised {_text(error)}"
             raise self.error(OpenError, f"{what}{why}; return or yield items") from error
         if why := why_not_own(iterator, self):
             kind = type(iterator).__name__
             raise self.error(OpenError, f"open_stream returned a {kind} that {why}; make a new one with each call")
-        self.iterator = iterator
-        for closable in (iterator,) if iterator is self._opened else (iterator, self._opened):
+        has_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.factory)
+        self.opened = Opened(iterator, callable(getattr(self._returned, "read_into", None)), has_state, [])
+        for closable in (iterator,) if iterator is self._returned else (iterator, self._returned):
             close = getattr(closable, "close", None)
             if callable(close) and not isinstance(closable, GeneratorType):  # which Python itself closes
-                self._forget.append(when_gone(self, close))
-        self.writes = callable(getattr(self._opened, "read_into", None))
-        self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.factory)
+                self.opened.forget.append(when_gone(self, close))
         if begin < self.items:
             begin = self._go_on(iterator)
         for position in range(begin, self.items):
             if next(iterator, END) is END:
                 before = f"had {self.items} before it was opened again; has its source changed?"
                 section = f"a section of it begins at item {self.items}; correct lengths="
-                why = before if self.items > self.begin else section
+                why = before if self.items > self.section.start else section
                 raise self.error(ReadError, f"the stream ended at item {position}, and {why}")
         return iterator
 
@@ -168,8 +173,8 @@ class OpenedStream:
                 return item
         except Exception as error:
             raise self.error(ReadError, f"going to item {self.items} raised {_text(error)}") from error
-        if iterator is not self._opened:
-            warn_of_unused(type(self._opened))
+        if iterator is not self._returned:
+            warn_of_unused(type(self._returned))
         return 0
 
     def state(self) -> Any:
@@ -184,7 +189,7 @@ class OpenedStream:
         return state
 
     def _read_state(self) -> tuple[Any, StreamError | None]:
-        iterator: Any = self.iterator
+        iterator: Any = self.opened and self.opened.iterator
         try:
             return None if iterator is None else copy.deepcopy(iterator.state_dict()), None
         except Exception as error:
@@ -207,9 +212,9 @@ class OpenedStream:
             item = self._ahead.pop(0)
             self._state_now = None
         else:
-            iterator = self.iterator
+            opened = self.opened
             try:
-                item = next(self._begin() if iterator is None else iterator, END)
+                item = next(self._begin() if opened is None else opened.iterator, END)
             except Exception as error:
                 item = self._next_item_again(error, "the stream")
         if item is not END:
@@ -230,14 +235,14 @@ class OpenedStream:
             raise self.error(
                 LengthError,
                 f"the stream has {'only' if ended else 'at least'} {self.items} items, and "
-                f"lengths[{info.source_index}] is {self._length}; {remedy}",
+                f"lengths[{info.source_index}] is {self.section.length}; {remedy}",
                 handed_out=not ended,
             )
 
     def run(self, put: Callable[[Iterator[Any]], Taken]) -> None:
         """Have its next items taken in one go; `next_item` hands out what comes where that stops, or raises it."""
-        assert self.iterator is not None
-        written, odd, error = put(self.iterator)
+        assert self.opened is not None
+        written, odd, error = put(self.opened.iterator)
         self.items += written
         try:
             if isinstance(error, StopIteration):
@@ -285,7 +290,7 @@ class OpenedStream:
             if 0 < (room := stop - self.items) < most:
                 out, most = map_leaves(out, lambda leaf: leaf[:room]), room
         try:
-            count = self._opened.read_into(out)
+            count = self._returned.read_into(out)
         except Misfit as misfit:  # of a stream that takes its items apart as a lane does
             raise self.error(
                 ItemError, f"{misfit}; all items of a stream must share structure, dtypes and shapes"
@@ -321,7 +326,7 @@ class OpenedStream:
         """
         items, before = self.items, run_as(self.info)
         try:
-            self._state_now = self._read_state() if self.keeps_state else None
+            self._state_now = self._read_state() if self.opened is not None and self.opened.keeps_state else None
             self._ahead = take()
         except StreamError as error:
             self._error = detached(error)  # its frames hold whoever reads, who would never be collected
@@ -332,11 +337,14 @@ class OpenedStream:
 
     def close(self) -> None:
         """Close what the factory returned, and its iterator; an error in that becomes a warning."""
-        iterator, opened = self.iterator, self._opened
-        self.iterator = self._opened = None
-        while self._forget:
-            self._forget.pop()()
-        for closable in (iterator, opened):
+        opened, returned = self.opened, self._returned
+        self.opened = self._returned = None
+        iterator = None
+        if opened is not None:
+            iterator = opened.iterator
+            while opened.forget:
+                opened.forget.pop()()
+        for closable in (iterator, returned):
             if callable(close := getattr(closable, "close", None)):
                 before = run_as(self.info)
                 try:
@@ -350,7 +358,7 @@ class OpenedStream:
                     )
                 finally:
                     run_as(before)
-            if opened is iterator:
+            if returned is iterator:
                 break
 
     def error(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:

@@ -32,7 +32,7 @@ class StreamWindows:
 
     def __init__(self, stream: OpenedStream, writer: PartWriter, row: int, time_steps: int | None) -> None:
         self.stream = stream
-        self.position, self.first_window = stream.begin, 0
+        self.position, self.first_window = stream.section.start, 0
         self.between: StreamError | None = None
         self._writer = writer
         self._row = row
@@ -46,7 +46,7 @@ class StreamWindows:
         stream, end, at_once = self.stream, min(self._time_steps, stop), True
         while t < end:
             known = None if stream.has_item else self._layout
-            if known is not None and stream.writes and None not in known.dtypes:
+            if known is not None and stream.opened is not None and stream.opened.writes and None not in known.dtypes:
                 count = self._write(t, end, known)
                 if count == 0:
                     return False
@@ -149,7 +149,7 @@ class StreamWindows:
 
     def has_ended(self, error: StreamError | None) -> bool:
         """Whether it had its last time step, where it is left for its end or an error."""
-        return self.position > self.stream.begin and (error is None or self.position == self.known_stop)
+        return self.position > self.stream.section.start and (error is None or self.position == self.known_stop)
 
     def ends(self) -> bool:
         """Whether it ends with the window that it filled: if that is not known, its next item is taken ahead."""
@@ -158,7 +158,9 @@ class StreamWindows:
             return False
         if (stop := self.known_stop) is not None:
             return self.position == stop
-        writes = stream.writes and not layout.windowed and None not in layout.dtypes
+        writes = (
+            stream.opened is not None and stream.opened.writes and not layout.windowed and None not in layout.dtypes
+        )
         return not stream.look_ahead(functools.partial(_written if writes else _iterated, stream, layout))
 
 

@@ -34,13 +34,18 @@ class Section(NamedTuple):
         source: Its index.
         start: The first item.
         stop: Behind the last item; -1: where the source ends, which is not known.
-        ends: The source ends with it.
+        length: How many items the source has; -1 if that is not known.
     """
 
     source: int
     start: int
     stop: int
-    ends: bool
+    length: int
+
+    @property
+    def ends(self) -> bool:
+        """Whether the source ends with it; of empty sections at its end, that of an empty source alone does."""
+        return self.stop == self.length and (self.start != self.stop or not self.length)
 
 
 class Cut:
@@ -130,8 +135,7 @@ class Cuts:
         cut = self._lists[int(np.searchsorted(self._begins, source, side="right")) - 1]
         within, place = np.array([source - cut.first]), np.array([number - int(self._firsts[source])])
         starts, stops = cut.bounds(within, place, self._key(epoch))
-        start, stop, length = int(starts[0]), int(stops[0]), int(cut.lengths[within[0]])
-        return Section(source, start, stop, ends=stop == length and (start < stop or length == 0))
+        return Section(source, int(starts[0]), int(stops[0]), int(cut.lengths[within[0]]))
 
     def starts(self, epoch: int) -> IntArray:
         """`(sections,)`, the first item of each."""

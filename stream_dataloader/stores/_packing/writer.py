@@ -79,8 +79,8 @@ class StreamPacker:
         info, lengths = get_stream_info(), self._lists.lengths
         number = info.source_index
         length = -1 if lengths is None or self._windowed else int(lengths[number])
-        section, factory = Section(number, 0, length, ends=True), self._lists.of(number).open_stream
-        stream = OpenedStream(info, factory, source, section, self._retries, length=length)
+        section, factory = Section(number, 0, length, length), self._lists.of(number).open_stream
+        stream = OpenedStream(info, factory, source, section, self._retries)
         items = _Items(stream, self._transform, self._windowed, self._retries.most)
         try:
             if (part := _parts.get(self._journal)) is None:
@@ -154,7 +154,8 @@ class _Items:
     @property
     def reads_into(self) -> bool:
         """Whether the steps behind the first can be had by `read_into`."""
-        return self._may_read_into and self.stream.writes
+        opened = self.stream.opened
+        return self._may_read_into and opened is not None and opened.writes
 
     def read_into(self, out: Any, most: int) -> int:
         """See `protocols.ReadsInto`; `most` is for how many steps there is room."""
