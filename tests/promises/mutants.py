@@ -112,7 +112,7 @@ MUTANTS = {
         "_assembly/part.py", "return lanes_read == lanes if", "return lanes_read >= lanes - 1 if"
     ),
     "a stream that starts in mid-window is not marked": Mutant(
-        "_reading/lane.py", "position == stream.begin\n", "position == stream.begin and t == 0\n"
+        "_reading/lane.py", "position == stream.section.start\n", "position == stream.section.start and t == 0\n"
     ),
     "padding has a position": Mutant(
         "_assembly/bookkeeping.py",
