@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import traceback
 from collections.abc import Iterator
 from multiprocessing import forkserver, process, util
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from stream_dataloader._memory.endings import WeakItems
 
@@ -24,12 +26,25 @@ JOIN_SECONDS = 5.0
 
 def iterator_of(dataloader: DataLoader[Any]) -> Iterator[Any]:
     """Torch's iterator, made not to raise workers' deaths in whatever code runs."""
-    iterator: Any = iter(dataloader)
+    try:
+        iterator: Any = iter(dataloader)
+    except BaseException as error:
+        _make_endable(error, dataloader.num_workers)
+        raise
     if iterator._worker_pids_set:
         signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
         iterator._worker_pids_set = False
         _iterators.add(iterator)
     return iterator  # type: ignore[no-any-return]
+
+
+def _make_endable(error: BaseException, num_workers: int) -> None:
+    """Give an iterator whose start an error interrupted what its `__del__` reads, which ends the workers it has."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is iterator_of.__code__:
+            continue  # it has the error among its locals: to read them would make a circle, and the `__del__` late
+        if isinstance(unfinished := frame.f_locals.get("self"), _MultiProcessingDataLoaderIter):
+            vars(unfinished).setdefault("_workers_status", [True] * num_workers)
 
 
 def shut_down(iterator: Any) -> None:

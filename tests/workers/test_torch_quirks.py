@@ -17,6 +17,7 @@ import pytest
 import torch
 from helpers import FOREVER
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils import signal_handling
 
 from stream_dataloader._workers import torch_quirks
 from stream_dataloader._workers.packets import Flag, PacketContext, PacketQueue, Unanswered
@@ -83,6 +84,21 @@ def test_torch_raises_deaths_from_a_handler_which_must_not_be_ours(own_handler):
     with pytest.raises(Unanswered):
         next(ours)
     del batches, ours
+
+
+def test_workers_end_with_an_iterator_whose_start_a_death_interrupts(own_handler, monkeypatch):
+    loader, packets = loader_and_context(range(2))
+    loader.num_workers = 2
+    set_handler = signal_handling._set_SIGCHLD_handler
+
+    def set_handler_and_die():
+        set_handler()
+        die(packets.processes[0].pid)
+
+    monkeypatch.setattr(signal_handling, "_set_SIGCHLD_handler", set_handler_and_die)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        torch_quirks.iterator_of(loader)
+    assert all(process.exitcode is not None for process in packets.processes)
 
 
 def test_kept_workers_are_awaited_where_an_iterator_is_asked_for(own_handler):
