@@ -22,7 +22,7 @@ from skips import judge_skip
 from stream_dataloader._memory.shared_memory import BLOCKS
 
 #: What tests share is found by the programs they start, too; as `pythonpath` in pyproject.toml is for tests.
-SHARED = [str(pathlib.Path(__file__).parent / folder) for folder in ("", "promises", "ranks", "streams")]
+SHARED = [str(pathlib.Path(__file__).parent / folder) for folder in ("support", "ranks", "streams")]
 os.environ["PYTHONPATH"] = os.pathsep.join([*SHARED, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 settings.register_profile(

@@ -11,7 +11,6 @@ import traceback
 import pytest
 import torch
 from cases import Case, cases, key
-from cuda_machine import cuda  # noqa: F401
 from helpers import random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
@@ -341,7 +340,7 @@ def test_restarts_are_counted_epoch_by_epoch(persistent, tmp_path):
 
 
 @pytest.mark.parametrize("options", SETUPS, ids=str)
-def test_what_was_copied_ahead_to_a_device_is_the_next_epochs(options, cuda):  # noqa: F811
+def test_what_was_copied_ahead_to_a_device_is_the_next_epochs(options, cuda):
     loader = loader_of(3, device="cuda", **options)
     expected = endless(20)
     assert epoch(loader) == expected[:3]

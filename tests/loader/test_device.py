@@ -12,7 +12,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from cuda_machine import LOST, Machine, cuda  # noqa: F401
+from cuda_machine import LOST, Machine
 from helpers import soon
 from torch.utils.data import DataLoader
 
@@ -30,7 +30,7 @@ def loader_of(**options):
     return StreamDataLoader(StreamDataset((50,) * 4, rows_of, 4, time_steps=2), 2, **options)
 
 
-def test_batches_are_copied_one_ahead(cuda):  # noqa: F811
+def test_batches_are_copied_one_ahead(cuda):
     fetched = []
 
     def batches():
@@ -52,7 +52,7 @@ def test_batches_are_copied_one_ahead(cuda):  # noqa: F811
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_on_a_device_yields_what_it_does_without(cuda, workers):  # noqa: F811
+def test_a_loader_on_a_device_yields_what_it_does_without(cuda, workers):
     expected = [(batch.data.tolist(), bookkeeping(batch)[:5]) for batch in loader_of()]
     loader = StreamDataLoader(StreamDataset((50,) * 4, rows_of, 4, time_steps=2), workers, device="cuda")
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_a_loader_on_a_device_yields_what_it_does_without(cuda, workers):  # noq
     assert not cuda.faults
 
 
-def test_parts_on_a_device(cuda):  # noqa: F811
+def test_parts_on_a_device(cuda):
     def parts(**options):
         loader = StreamDataLoader(StreamDataset((9,) * 4, rows_of, 4, time_steps=2), 2, **options)
         return [(part.worker, part.step, part.data.tolist()) for part in loader.parts()]
@@ -93,7 +93,7 @@ def test_another_device_than_the_current_one(monkeypatch, workers):
     assert machine.contexts == {1}, "the current device is not in use, and got no context"
 
 
-def test_the_host_waits_only_if_copies_are_slower_than_all_else(cuda):  # noqa: F811
+def test_the_host_waits_only_if_copies_are_slower_than_all_else(cuda):
     for _ in loader_of(device="cuda"):
         cuda.run()
         assert not cuda.waited
@@ -107,7 +107,7 @@ def test_the_host_waits_only_if_copies_are_slower_than_all_else(cuda):  # noqa: 
     assert not cuda.faults
 
 
-def test_a_host_that_reads_nothing_back_does_not_fill_the_device(cuda):  # noqa: F811
+def test_a_host_that_reads_nothing_back_does_not_fill_the_device(cuda):
     for batch in loader_of(device="cuda"):
         cuda.kernel(batch.data, batch.host.position.numpy()[..., None].repeat(4, 2).astype(np.int64))
         size = batch.data.nbytes
@@ -116,7 +116,7 @@ def test_a_host_that_reads_nothing_back_does_not_fill_the_device(cuda):  # noqa:
     assert not cuda.faults
 
 
-def test_a_batch_that_has_no_room_is_told_in_its_place_and_is_not_lost(cuda):  # noqa: F811
+def test_a_batch_that_has_no_room_is_told_in_its_place_and_is_not_lost(cuda):
     expected = [batch.data.tolist() for batch in loader_of()]
     loader, found, held, failed = loader_of(device="cuda"), [], [], []
     iterator = iter(loader)
@@ -136,7 +136,7 @@ def test_a_batch_that_has_no_room_is_told_in_its_place_and_is_not_lost(cuda):  #
     assert failed == [4, 4, 4], "the fourth was there already; the fifth is tried again and again"
 
 
-def test_a_lost_device_is_told_and_the_loader_closes(cuda):  # noqa: F811
+def test_a_lost_device_is_told_and_the_loader_closes(cuda):
     iterator = iter(loader_of(device="cuda"))
     before = next(iterator)
     cuda.lost = True
@@ -147,7 +147,7 @@ def test_a_lost_device_is_told_and_the_loader_closes(cuda):  # noqa: F811
     assert soon(lambda: not multiprocessing.active_children())
 
 
-def test_a_slot_let_go_in_a_graph_is_looked_at_later(cuda):  # noqa: F811
+def test_a_slot_let_go_in_a_graph_is_looked_at_later(cuda):
     copies, freed = PendingCopies(), []
     noted.devices.add(0)
     cuda.capturing = True
@@ -160,7 +160,7 @@ def test_a_slot_let_go_in_a_graph_is_looked_at_later(cuda):  # noqa: F811
     assert freed == [1]
 
 
-def test_a_lost_device_frees_nothing(cuda):  # noqa: F811
+def test_a_lost_device_frees_nothing(cuda):
     copies, freed = PendingCopies(), []
     noted.devices.add(0)
     copies.free_after(lambda: freed.append(1))
@@ -173,7 +173,7 @@ def test_a_lost_device_frees_nothing(cuda):  # noqa: F811
     assert not freed
 
 
-def test_what_cannot_be_copied_ahead_is_moved_when_it_is_handed_out(cuda):  # noqa: F811
+def test_what_cannot_be_copied_ahead_is_moved_when_it_is_handed_out(cuda):
     streams = []
 
     class Graph:
@@ -187,7 +187,7 @@ def test_what_cannot_be_copied_ahead_is_moved_when_it_is_handed_out(cuda):  # no
     assert streams == [own] * 3
 
 
-def test_a_batch_fetched_ahead_is_not_in_the_state_yet(cuda):  # noqa: F811
+def test_a_batch_fetched_ahead_is_not_in_the_state_yet(cuda):
     loader = loader_of(device="cuda")
     iterator = iter(loader)
     for step in range(25):
@@ -286,7 +286,7 @@ def test_a_batch_of_one_worker_has_it_and_one_of_several_says_who_they_are():
                 _ = same.worker
 
 
-def test_pages_are_locked_for_as_long_as_they_are_mapped(cuda):  # noqa: F811
+def test_pages_are_locked_for_as_long_as_they_are_mapped(cuda):
     memory = mmap.mmap(-1, 8192)
     locked = lock_pages(memory, PendingCopies())
     view = torch.from_numpy(np.ndarray(4096, np.uint8, locked, 4096))
@@ -300,7 +300,7 @@ def test_pages_are_locked_for_as_long_as_they_are_mapped(cuda):  # noqa: F811
     assert not cuda.faults
 
 
-def test_a_driver_that_refuses_costs_speed_and_no_error_later(cuda):  # noqa: F811
+def test_a_driver_that_refuses_costs_speed_and_no_error_later(cuda):
     cuda.refuses = 2
     with pytest.warns(RuntimeWarning, match="error 2, 8192 bytes"):
         assert lock_pages(mmap.mmap(-1, 8192), PendingCopies()) is None
@@ -312,7 +312,7 @@ def test_a_driver_that_refuses_costs_speed_and_no_error_later(cuda):  # noqa: F8
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_unlocks_nothing(cuda):  # noqa: F811
+def test_a_forked_process_unlocks_nothing(cuda):
     locked = lock_pages(mmap.mmap(-1, 8192), PendingCopies())
     pid = os.fork()
     if not pid:

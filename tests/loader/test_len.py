@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 from cases import Case
-from cuda_machine import cuda  # noqa: F401
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 
@@ -73,7 +72,7 @@ def test_len_is_of_the_epoch_that_is_read_or_comes(case):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "closed"])
-def test_so_it_is_where_batches_are_copied_ahead(case, cuda):  # noqa: F811
+def test_so_it_is_where_batches_are_copied_ahead(case, cuda):
     check_len(loader_of(device="cuda"), case)
 
 

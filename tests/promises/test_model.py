@@ -29,7 +29,7 @@ from helpers import random_cases
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from promises.simulated_pool import SimulatedLoader, pause
+from simulated_pool import SimulatedLoader, pause
 
 from stream_dataloader import ReadError, StreamDataLoader, WorkerDeathError, get_stream_info
 

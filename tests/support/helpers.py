@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 #: The repository.
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 #: Seconds that no test may take: for what is stuck, and must not be waited for. A test that does is ended as a hang.
 FOREVER = 100_000
 #: Ways to start a process. `spawn` imports torch in each worker anew, which takes seconds. The server of `forkserver`

@@ -18,7 +18,6 @@ import weakref
 from collections import deque
 
 import numpy as np
-import pytest
 import torch
 
 LOST = "CUDA error: the device is lost"
@@ -393,9 +392,3 @@ def _is_mapped(address):
             if begin <= address < end:
                 return True
     return False
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """One device."""
-    return Machine().install(monkeypatch)

@@ -1,0 +1,10 @@
+"""A stand-in for CUDA devices, for tests of loaders that copy to one."""
+
+import pytest
+from cuda_machine import Machine
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """One device."""
+    return Machine().install(monkeypatch)
