@@ -2,7 +2,7 @@
 
 Guarantee: a pure function. What costs most comes first::
 
-    padding?            fewer lanes | sections | packed windows       computed for nothing, however fast it is read
+    padding?            fewer lanes | schedule | sections | packed windows: computed for nothing
     the trainer waits?  no: nothing to gain
     account of windows? larger windows
     grants?             lookahead                                     workers wait for each other
@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from stream_dataloader._schedule.outlook import Outlook
 
 _MUCH_PADDING = 0.2
 _LONG_WAIT = 0.1  # of the trainer's time
@@ -51,6 +53,7 @@ class Setup:
     num_workers: int
     prefetch_factor: int
     threads_per_worker: int = 1
+    outlook: Outlook | None = None  # where lengths are known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +168,10 @@ def _busy_share(worker: WorkerStats) -> float:
 
 def _about_padding(figures: Figures, setup: Setup, padding_share: float) -> Advice:
     share = f"{padding_share:.0%} of the batches is padding"
+    if setup.outlook is not None and (better := setup.outlook.alternatives):
+        text = f"{share}; with {better[0].option} it would be {better[0].padding_share:.0%}"
+        others = f" ({', '.join(map(str, better[1:]))})" if better[1:] else ""
+        return Advice(better[0].kind, f"{text}{others}.")
     if 0 < setup.sources < setup.lanes:
         return Advice(
             "fewer lanes",

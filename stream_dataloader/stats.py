@@ -143,13 +143,15 @@ class LoaderStats(Figures):
         Let some dozens of batches pass, and leave out the start of workers: `(loader.stats() - earlier).advice()`.
 
         Args:
-            padding_share: That of the whole epoch, if it is known; None takes that of the batches so far.
+            padding_share: That of the whole epoch, if it is known; None computes it from `lengths`, or takes
+                that of the batches so far.
             cores: How many cores may be used; None asks the system.
         """
         if self.setup is None:
             return Advice("unknown", "There is nothing to tell: these figures are of no loader.")
         if padding_share is None:
-            padding_share = self.padding_share
+            outlook = self.setup.outlook
+            padding_share = self.padding_share if outlook is None else outlook.padding_share
         return advise(self, self.setup, padding_share, available_cores() if cores is None else cores)
 
     def as_dict(self) -> dict[str, Any]:

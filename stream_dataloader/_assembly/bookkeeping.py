@@ -69,7 +69,7 @@ class Bookkeeping:
         return {"source": source, "position": position}
 
     def _numbers(self) -> tuple[Array, bool]:
-        """The numbers of the runs, `(RUN_NUMBERS, runs)`; and whether each lane has one run, of its whole window."""
+        """The runs, `(RUN_NUMBERS, runs)`; and whether each lane has one, of its whole window."""
         if torch.compiler.is_compiling():  # here, as what calls this may not be traced, or not to its end
             _asked.by_compiled = True
         numbers = tuple(itertools.chain.from_iterable(map(numbers_of, self._runs)))

@@ -101,7 +101,7 @@ class Part(NamedTuple):
 
 
 class PartDraft:
-    """A part in the making: what becomes of one step while a reader's lanes read it; see `Contents` and `Part`."""
+    """A part in the making; see `Contents` and `Part`."""
 
     def __init__(self, step: int, width: int) -> None:
         self.step = step
@@ -131,7 +131,7 @@ class PartDraft:
         self.faults.append(Fault(lane, fresh, ErrorReport(error)))
 
     def sort(self) -> None:
-        """Bring all into lane order, after lanes were gone over twice; runs are joined that go on with a stream."""
+        """Bring all into lane order, and join runs that go on with a stream."""
         found: list[Run] = []
         for run in sorted(self.runs, key=lambda run: run.lane):
             if found and run.continues(found[-1]):
@@ -153,7 +153,7 @@ def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: in
 
 
 def pack(parts: Sequence[Part]) -> list[Any]:
-    """Parts of one worker for a message; those of which all is in the slot, which are most, become plain tuples."""
+    """Parts of one worker for a message; most become plain tuples."""
     return list(map(_brief, parts))
 
 
@@ -163,7 +163,7 @@ def unpack(packed: Sequence[Any]) -> list[Part]:
 
 
 def _brief(part: Part) -> Part | tuple[Any, ...]:
-    """A part as its few numbers, without the names of classes, which are longer; itself if there is more to it."""
+    """A part as its few numbers; itself if there is more to it."""
     reader, step, fresh, items, lanes_read, reports, contents, failures, faults, end = part
     in_slot, time_steps, runs, blocks, objects, layouts, ends = contents
     if not in_slot or blocks or objects or layouts or failures or faults or end:

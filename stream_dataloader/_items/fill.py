@@ -61,7 +61,7 @@ class FillValue:
         self._fills: dict[int, tuple[Layout, Fills]] = {}
 
     def of(self, layout: Layout) -> Fills:
-        """What pads each leaf; a `ValueError` if it has other keys, does not broadcast, or does not fit a dtype."""
+        """What pads each leaf; a `ValueError` if it does not fit."""
         known = self._fills.get(id(layout))
         if known is None:
             values = _spread(self._value, layout.structure, "fill_value", "item")
@@ -109,7 +109,7 @@ def _cast(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _spread(value: Any, node: Node, name: str, path: str, *, named: bool = False) -> Iterator[tuple[str, Any, bool]]:
-    """For each leaf of a structure: how a user would write its fill value, the value, and whether a key named it."""
+    """For each leaf of a structure: a name for its fill value, that, and whether a key named it."""
     if node.type is None:
         if isinstance(value, dict) or dataclasses.is_dataclass(value):
             raise ValueError(f"{name} is {shorten(value)}, and {path} has no keys; give a number or an array")

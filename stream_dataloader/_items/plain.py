@@ -83,7 +83,7 @@ def layout_to_plain(layout: Layout) -> dict[str, Any] | None:
 
 
 def layout_from_plain(plain: Mapping[str, Any] | None) -> Layout | None:
-    """The layout that `layout_to_plain` made plain data of; None if there is none, or a type in it is not there."""
+    """The layout of which this is the plain data; None if a type in it is not there."""
     if plain is None:
         return None
     try:

@@ -116,7 +116,7 @@ def has_dict(node: Node) -> bool:
 
 
 def is_rebuilt(item: Any) -> bool:
-    """Whether `unflatten`, of a structure with sorted keys, gives back what `item` is: type, and order of keys."""
+    """Whether `unflatten` gives back what `item` is: type, and order of keys."""
     kind, keys, values = children_of(item) or (type(item), (), [])
     if kind is dict and (type(item) is not dict or list(keys) != sorted(keys, key=_sort_key)):
         return False

@@ -123,8 +123,7 @@ _LIMITING = "lightning.utilities.combined_loader"
 class KeptLength:
     """Warns once when Lightning is about to cut an epoch by the length of another.
 
-    Lightning keeps the length that it was told first. It asks again at each `iter`, but only to take the smaller one. A
-    loader cannot see that in what is asked. So it looks at who asks: at the names of two modules, once an epoch.
+    Lightning keeps the length that it was told first. So it looks at who asks: at the names of two modules.
     """
 
     def __init__(self) -> None:

@@ -7,12 +7,8 @@ One FIFO a reader; a step is complete when each reader that has not ended has a 
                   |        |
                step 0   step 1   ...
 
-A source is blamed once three workers died while they read it at the same logical time, or opened it. Two are no proof:
-a new worker goes to the very place where the one before was, and may spend most of its time there. If a worker has
-several threads, each death names one source of each; after the second at one place they take turns.
-
-Guarantees: steps come in order, each once and whole, whoever was faster or died meanwhile. A source that kills its
-worker each time costs two restarts, and is named with the third death.
+Guarantees: steps come in order, each once and whole, whoever was faster or died meanwhile. A source is blamed for the
+third death at the same place; two are no proof, as a new worker goes to the very place where the one before was.
 """
 
 from __future__ import annotations

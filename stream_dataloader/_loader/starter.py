@@ -191,6 +191,7 @@ class Starter:
             num_workers=work.settings.num_workers,
             prefetch_factor=work.settings.prefetch_factor or 2,
             threads_per_worker=work.settings.threads_per_worker,
+            outlook=work.members[0].plan().outlook() if len(rules) == 1 else None,
         )
         return dataclasses.replace(work.tally.stats(*self.pool.slots_in_use), setup=setup)
 

@@ -118,7 +118,7 @@ def _groups_of_lists(listed: Any, dataset_length: int | None) -> IndexGroups:
 
 
 def _count_on(groups: Any, dataset_length: int | None) -> bool:
-    """Whether groups are ranges that follow each other from 0 on: their lengths are enough, and no index is made."""
+    """Whether groups are ranges that follow each other from 0 on."""
     end = 0
     for group in groups:
         if type(group) is not range or group.step != 1 or (group and group.start != end):

@@ -46,7 +46,7 @@ class MapStyleOptions(CommonOptions, total=False):
 
 
 class OpenGroup:
-    """Opens the stream of one group; `time_steps` items are fetched by one call of `__getitems__`, if there is one."""
+    """Opens the stream of one group; fetches by `__getitems__`, if there is one."""
 
     def __init__(self, dataset: Any, time_steps: int) -> None:
         self.dataset = dataset

@@ -117,8 +117,7 @@ def _handles() -> dict[type, Callable[[Any], Any]]:
 def _with_shared_globals(function: FunctionType, reduced: Any) -> Any:
     """A function's pickle, such that all functions of its module have one namespace in the worker, as they have here.
 
-    Each pickle would make one of its own, and what `worker_init_fn` assigns to a global name would be seen by no other
-    function.
+    Else what `worker_init_fn` assigns to a global name would be seen by no other function.
     """
     if not isinstance(reduced, tuple) or len(reduced) != 6 or not isinstance(reduced[1][1], dict):
         return reduced

@@ -1,4 +1,4 @@
-"""The ranks that share a loader's epochs: this rank's share, how they begin an epoch, and how they find its end."""
+"""The ranks that share a loader's epochs, how they begin an epoch, and how they find its end."""
 
 from __future__ import annotations
 

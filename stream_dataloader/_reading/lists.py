@@ -100,13 +100,10 @@ class SourceList:
 
 
 def _fingerprint_of(sources: Sequence[Any]) -> str:
-    """A hash of a list of sources that does not depend on process, machine or Python version.
-
-    Of sources that a sequence makes, of which there may be any number, it takes the number and some in even steps. If
-    the sequence has a `fingerprint`, a string, it takes that instead of any source.
-    """
+    """A hash of a list of sources that does not depend on process, machine or Python version."""
     digest = hashlib.blake2b(digest_size=16)
     looked_at = sources
+    # of what a sequence makes, of which there may be any number, only some
     own = getattr(sources.sequence, "fingerprint", None) if isinstance(sources, MadeSources) else None
     if isinstance(own, str):
         looked_at = [len(sources), own]

@@ -47,11 +47,7 @@ def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Itera
 
 
 def _refuse_collation(caller: FrameType | None) -> None:
-    """Raise an error if torch's `DataLoader` is about to collate parts, with what cannot know them.
-
-    Raises:
-        TypeError: The `DataLoader` has a `batch_size`.
-    """
+    """Raise a `TypeError` if torch's `DataLoader` is about to collate parts, as it has a `batch_size`."""
     fetcher = None if caller is None else caller.f_locals.get("self")
     if not getattr(fetcher, "auto_collation", False):
         return

@@ -14,6 +14,7 @@ from stream_dataloader._assembly.slots import Slots
 from stream_dataloader._reading.activity import ActivityBoard, Meters
 from stream_dataloader._reading.lists import SourceLists
 from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.outlook import Outlook
 from stream_dataloader._schedule.rules import Reader, Rules, deal_members
 from stream_dataloader._schedule.sections import Cuts, Lengths, Section
 from stream_dataloader._schedule.snapshot import Snapshot
@@ -49,6 +50,10 @@ class ReadingPlan:
     def scheduled_lengths(self) -> Lengths | None:
         """The number of items of what the schedule hands out, sources or sections, if that is known."""
         return self.lists.lengths if self.cuts is None else self.cuts
+
+    def outlook(self, epoch: int = 0) -> Outlook | None:
+        """What an epoch will be like, if lengths tell."""
+        return Outlook.of(self.rules, self.lists.lengths, self.scheduled_lengths, epoch)
 
     def section(self, number: int, epoch: int) -> Section:
         """What the schedule hands out by a number: a section, or a whole source."""

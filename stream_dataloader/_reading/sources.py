@@ -123,11 +123,7 @@ class PackedSources(Sources, SharedFields):
         self._set(len(listed), b"".join(block for _, block in blocks), [(first, len(block)) for first, block in blocks])
 
     def _set(self, length: int, blob: bytes, blocks: Sequence[tuple[int, int]]) -> None:
-        """Write the blocks to memory of their own.
-
-        Args:
-            blocks: Of each, the index of its first source and its size in bytes.
-        """
+        """Write the blocks to memory of their own; of each, its first source's index and its size in bytes."""
         self._length, self._sizes = length, (len(blocks), len(blob))
         SharedFields.__init__(self)
         self._firsts[:] = [first for first, _ in blocks]

@@ -7,9 +7,6 @@
                   |
                step 3 is taken: a part of each reader
 
-A loader whose workers are threads has them put their parts here for its `next`; a worker process has several readers
-read here, or one after the other.
-
 Guarantees: a reader's streams are opened, read and closed in one thread, which is never further ahead than there is
 room for; what ends a thread (an error, `sys.exit`) comes in the place of its part, after all those before it; nobody
 waits once the exchange is closed.

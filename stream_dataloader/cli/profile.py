@@ -50,7 +50,6 @@ def run(options: argparse.Namespace) -> int:
     if options.trace is not None:
         open(options.trace, "a").close()  # it fails now, not after all was read
     skipped: list[Exception] = []
-    padding_share = None
     if _FUNCTION.fullmatch(options.target) and not os.path.exists(options.target):
         make = _function(options.target)
         with _user_code():
@@ -64,19 +63,17 @@ def run(options: argparse.Namespace) -> int:
         skipped = target.skipped
         lengths = target.lengths() if target.kind == "store" else None
         with reading(target, options, lengths) as loader:
-            if lengths is not None and (steps := len(loader)):
-                cells = steps * options.batch_size * options.time_steps
-                padding_share = 1 - sum(lengths) / cells
             stats, first_seconds = _measured(loader, options)
     if options.trace is not None:
         stats.save_trace(options.trace)
-    advice = stats.advice(padding_share=padding_share)
+    advice = stats.advice()
+    outlook = None if stats.setup is None else stats.setup.outlook
     if options.json:
         print_json(
             stats.as_dict()
             | {
                 "first_batch_seconds": first_seconds,
-                "padding_share_of_epoch": padding_share,
+                "padding_share_of_epoch": None if outlook is None else outlook.padding_share,
                 "advice": advice._asdict(),
             }
         )

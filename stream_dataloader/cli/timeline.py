@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         segments = [segment._asdict() | {"name": target.name(segment.source)} for segment in drawn.segments]
         about = {name: getattr(drawn, name) for name in ("lanes", "steps", "time_steps", "padding_share")}
-        print_json(about | {"segments": segments})
+        alternatives = [one._asdict() for one in drawn.alternatives]
+        print_json(about | {"segments": segments, "alternatives": alternatives})
     elif output is None:
         print(drawn.text(shutil.get_terminal_size((100, 24)).columns))
     else:

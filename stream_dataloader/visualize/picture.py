@@ -12,6 +12,7 @@ import dataclasses
 import importlib.util
 import io
 import os
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
@@ -19,6 +20,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from stream_dataloader._html.page import page, preformatted
+from stream_dataloader._schedule.outlook import Alternative
 
 __all__ = ["Segment", "Timeline"]
 
@@ -67,6 +69,7 @@ class Timeline:
         steps: Number of batches.
         time_steps: Time steps of a batch, T; the longest window, where streams cut windows themselves.
         workers: The lanes of each worker.
+        alternatives: What would leave less padding, the best first, where lengths tell.
     """
 
     segments: tuple[Segment, ...] = dataclasses.field(repr=False)
@@ -74,6 +77,7 @@ class Timeline:
     steps: int
     time_steps: int
     workers: tuple[range, ...]
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def padding_share(self) -> float:
@@ -131,6 +135,8 @@ class Timeline:
         for lane, row in enumerate(drawn):
             head = heads.get(lane, "").ljust(12) if several else ""
             lines.append((head + f"lane {lane}").ljust(margin) + "".join(row))
+        if self.alternatives:
+            lines += textwrap.wrap(f"padding would be {', '.join(map(str, self.alternatives))}", margin + room)
         return "\n".join(line.rstrip() for line in lines)
 
     def save(

@@ -63,6 +63,7 @@ def timeline(
                   0   1   2   3
         lane 0    Aaaaa···Ddd·Eeee
         lane 1    Bb··Ccccccccc···
+        padding would be 4% with windows="packed"
     """
     dataset = what.dataset if isinstance(what, StreamDataLoader) else what
     if isinstance(what, StreamDataLoader) and num_workers is None:
@@ -122,7 +123,9 @@ def _of_lengths(dataset: StreamDataset, steps: int | None, workers: int, epoch: 
     finally:
         reader.close()
     count = max((step for step, _ in runs), default=-1) + 1
-    return _joined(runs, rules.lanes, count, time_steps, _workers(rules.lanes, workers))
+    drawn = _joined(runs, rules.lanes, count, time_steps, _workers(rules.lanes, workers))
+    outlook = dataset.plan().outlook(epoch)
+    return dataclasses.replace(drawn, alternatives=() if outlook is None else tuple(outlook.alternatives))
 
 
 def _of_batches(batches: Iterable[StreamBatch], steps: int | None, workers: int | None) -> Timeline:

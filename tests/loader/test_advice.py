@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset, sections, visualize
 from stream_dataloader._advice import Setup
 from stream_dataloader.stats import LoaderStats, WorkerStats
 
@@ -21,6 +21,10 @@ class Slow:
         for i in range(length):
             time.sleep(self.others if i % self.every else self.seconds)
             yield np.full(1000, i, np.float32)
+
+
+def open_numbers(length, start=0):
+    return range(start, length)
 
 
 def advised(sources, open_stream, lanes, time_steps, *, workers=0, train=0.0, batches=40, cores=2, loader=None, **more):
@@ -64,6 +68,40 @@ def test_the_padding_of_the_whole_epoch_may_be_known_better():
         pass
     assert loader.stats().advice().kind != "sections"
     assert loader.stats().advice(padding_share=0.8).kind == "sections"
+
+
+LENGTHS = {
+    "one long": [800, *[8] * 20],
+    "short": [3] * 200,
+    "few": [60] * 3,
+    "mixed": [1 + 37 * n % 100 for n in range(30)],
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_what_a_change_is_said_to_bring_is_what_it_brings(lengths):
+    def read(batch_size=4, **more):
+        dataset = StreamDataset(lengths, open_numbers, batch_size, time_steps=8, lengths=lengths, seed=3, **more)
+        loader = StreamDataLoader(dataset)
+        for _ in loader:
+            pass
+        return loader.stats(), visualize.timeline(dataset)
+
+    stats, timeline = read()
+    if stats.padding_share > 0.2:
+        assert stats.advice().kind == timeline.alternatives[0].kind
+    assert timeline.alternatives
+    for one in timeline.alternatives:
+        after, _ = read(**eval(f"dict({one.option})", {"sections": sections}))
+        assert after.padding_share == pytest.approx(one.padding_share)
+        assert after.padding_share < stats.padding_share
+
+
+@pytest.mark.parametrize("more", [{"lengths": None}, *({"padding_mode": mode} for mode in ("data", "drop", "cycle"))])
+def test_what_lengths_do_not_tell_is_not_said(more):
+    options = {"lengths": [9, 1, 1], "time_steps": 4} | more
+    dataset = StreamDataset([9, 1, 1], range, 2, **options)
+    assert visualize.timeline(dataset, steps=3).alternatives == ()
 
 
 def test_without_figures_there_is_no_advice():

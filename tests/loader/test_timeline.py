@@ -97,8 +97,9 @@ def test_text_fits_and_shows_workers_and_resets():
     for width in (40, 57, 200):
         lines = timeline.text(width).splitlines()
         assert max(map(len, lines[1:])) <= width
-        assert [line.split()[:2] for line in lines[2:]] == [["worker", "0"], ["lane", "1"], ["worker", "1"]]
-    assert sum(character.isupper() for character in timeline.text(200)) == timeline.streams
+        assert [line.split()[:2] for line in lines[2:5]] == [["worker", "0"], ["lane", "1"], ["worker", "1"]]
+        assert lines[5].startswith("padding would be ")
+    assert sum(character.isupper() for line in lines[:5] for character in line) == timeline.streams
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,108 @@
+"""How much of an epoch's batches is padding, and how much would be with other options.
+
+Guarantee: it follows from the sources' lengths alone, by the code that assigns sources to lanes; nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from stream_dataloader._schedule.replay import count_steps, steps_of_groups
+from stream_dataloader._schedule.rules import IntArray, Rules
+from stream_dataloader._schedule.sections import Cut, Cuts, Lengths, lengths_in
+
+_MOST_STREAMS = 10_000  # that are assigned for one figure, in some 50 ms
+_ABOUT_THE_SAME = 0.02
+
+
+class Alternative(NamedTuple):
+    """An option, and how much of the batches would be padding with it.
+
+    Attributes:
+        kind: Which `Advice.kind` it is.
+        option: As Python code.
+        padding_share: 0 to 1.
+    """
+
+    kind: str
+    option: str
+    padding_share: float
+
+    def __str__(self) -> str:
+        return f"{self.padding_share:.0%} with {self.option}"
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What an epoch will be like.
+
+    Attributes:
+        lengths: `(sources,)`, items of each source.
+        scheduled: Those of what lanes take: sources, or sections.
+    """
+
+    rules: Rules
+    lengths: IntArray
+    scheduled: Lengths
+    epoch: int = 0
+
+    @classmethod
+    def of(cls, rules: Rules, lengths: IntArray | None, scheduled: Lengths | None, epoch: int = 0) -> Outlook | None:
+        """The outlook; None where it cannot be computed, or not fast."""
+        if lengths is None or scheduled is None or rules.time_steps is None or rules.mix is not None:
+            return None
+        if rules.padding_mode != "zeros" or (lengths < 0).any() or len(scheduled) > _MOST_STREAMS:
+            return None
+        return cls(rules, lengths, scheduled, epoch)
+
+    @cached_property
+    def padding_share(self) -> float:
+        """Of the epoch's batches, 0 to 1."""
+        return self._padding_share(self.rules, self.scheduled)
+
+    @cached_property
+    def alternatives(self) -> list[Alternative]:
+        """What would leave less padding, the best first; of about equal ones, what changes less."""
+        found = [one for one in self._alternatives() if one.padding_share < self.padding_share - _ABOUT_THE_SAME]
+        best = min((one.padding_share for one in found), default=0.0)
+        return sorted(found, key=lambda one: max(one.padding_share, best + _ABOUT_THE_SAME))
+
+    def _alternatives(self) -> Iterator[Alternative]:
+        rules, sources = self.rules, len(self.lengths)
+        if 0 < sources < rules.lanes and rules.groups.total == 1:
+            yield self._with("fewer lanes", f"batch_size={sources}", replace(rules, lanes=sources))
+        if rules.schedule == "listed" and rules.shuffle:
+            yield self._with("schedule", 'schedule="balanced"', replace(rules, schedule="balanced"))
+        elif rules.schedule == "listed":  # which reserves nothing by default
+            changed = replace(rules, schedule="longest_first", lookahead=0)
+            yield self._with("schedule", 'schedule="longest_first"', changed)
+        yield from self._longest_sections()
+        if rules.windows == "aligned":
+            yield self._with("packed windows", 'windows="packed"', replace(rules, windows="packed"))
+
+    def _longest_sections(self) -> Iterator[Alternative]:
+        """The longest sections that leave about as little padding as any."""
+        window = self.rules.time_steps or 1
+        steps, found = window, []
+        while steps < max(self.lengths, default=0):
+            cuts = Cuts([Cut(self.lengths, steps, jitter=True)], self.rules.seed)
+            if len(cuts) <= _MOST_STREAMS:
+                rules = replace(self.rules, num_sources=len(cuts))
+                found.append(self._with("sections", f"sections=sections(None, {steps})", rules, cuts))
+            steps *= 2
+        best = min((one.padding_share for one in found), default=0.0)
+        yield from [one for one in found if one.padding_share <= best + _ABOUT_THE_SAME][-1:]
+
+    def _with(self, kind: str, option: str, rules: Rules, scheduled: Lengths | None = None) -> Alternative:
+        share = self._padding_share(rules, self.scheduled if scheduled is None else scheduled)
+        return Alternative(kind, option, share)
+
+    def _padding_share(self, rules: Rules, scheduled: Lengths) -> float:
+        steps = count_steps(rules, steps_of_groups(rules, self.epoch, scheduled))
+        cells = steps * (rules.time_steps or 1) * rules.lanes_of_a_group * rules.groups.total
+        known = lengths_in(scheduled, self.epoch)
+        assert known is not None
+        return 1 - int(known.sum()) / cells if cells else 0.0
