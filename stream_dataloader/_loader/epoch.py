@@ -137,7 +137,7 @@ class Record(NamedTuple):
 
 
 class Epoch:
-    """An epoch, or a run, as it is delivered from a step on; `stop` is where it ends, None if unknown until read."""
+    """An epoch, or a run, as it is delivered; `stop` is where it ends, None if unknown until read."""
 
     def __init__(self, number: int, step: int, courses: Sequence[Course], stop: int | None = None) -> None:
         self.number = number

@@ -77,7 +77,7 @@ def ignores_start(factory: Callable[..., Any], source: Any, item: int, info: Str
 
 
 def _first_run(factory: Callable[..., Any], source: Any, start: int, info: StreamInfo) -> tuple[Any, int, Any] | None:
-    """A stream's first item, how many equal ones it begins with, and the next; None if no other comes, or late.
+    """A stream's first item, how many are equal to it, and the next; None if none comes, or late.
 
     One item is not enough: many recordings begin with black or silence, and are alike wherever that is entered.
     """
