@@ -30,7 +30,7 @@ class WindowKind(NamedTuple):
 
 
 class PartWriter:
-    """Gathers what one reader's lanes read for one step."""
+    """Gathers what one reader's lanes read; `runs_ahead`: items change before they are used."""
 
     def __init__(
         self, lanes: range, time_steps: int | None, fill_value: Any, slots: Slots, *, runs_ahead: bool = True
