@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import typing
 
 import pytest
@@ -50,7 +51,6 @@ def through_file(state):
 def test_a_run_that_is_resumed_after_each_batch_is_bit_identical():
     gru, carry = gru_of(), carry_of()
     whole = [step(gru, batch, carry) for batch in loader_of()]
-    assert len(whole) > 5
     state = through_file({"loader": loader_of().state_dict(), "carry": carry_of().state_dict()})
     for i, expected in enumerate(whole):
         loader, carry = loader_of(workers=i % 3), carry_of()
@@ -64,20 +64,17 @@ def test_a_run_that_is_resumed_after_each_batch_is_bit_identical():
 
 
 def test_the_state_is_that_of_the_last_batch_passed_to_after():
-    gru, carry, loader = gru_of(), carry_of(), loader_of(workers=1)
-    batches = iter(loader)
-    used = next(batches)
+    gru, carry = gru_of(), carry_of()
+    used, ahead, beyond, *_ = loader_of()
     step(gru, used, carry)
     carried = carry.state_dict()
-    ahead = next(batches)
     carry.before(ahead)
     assert carry.state_dict()["position"] == carried["position"]
     assert all(map(torch.equal, carry.state_dict()["leaves"], carried["leaves"]))
-    resumed, loader = carry_of(), loader_of()
+    resumed = carry_of()
     resumed.load_state_dict(carried)
-    loader.load_state_dict(ahead.state_dict())  # one batch too far
     with pytest.raises(StateError):
-        resumed.before(next(iter(loader)))
+        resumed.before(beyond)
 
 
 @dataclasses.dataclass
@@ -91,15 +88,13 @@ class Named(typing.NamedTuple):
 
 
 def test_structures_are_saved_as_plain_data():
-    batch = next(iter(loader_of()))
-    h = torch.ones(2, 4, 3)
+    batch, h = next(iter(loader_of())), torch.ones(2, 4, 3)
     for state in (h, [h, None, (h, h)], {"b": h, "a": [Named(h)]}, Pair(h, {1: h})):
         carry, resumed = carry_of(), carry_of()
         carry.after(batch, state)
         resumed.load_state_dict(through_file(carry.state_dict()))
         assert repr(resumed) == repr(carry)
-        again = resumed.state_dict()
-        assert again["structure"] == carry.state_dict()["structure"]
+        assert resumed.state_dict()["structure"] == carry.state_dict()["structure"]
 
 
 def test_a_class_that_cannot_be_found_again_is_refused():
@@ -107,12 +102,12 @@ def test_a_class_that_cannot_be_found_again_is_refused():
     class Local:
         h: torch.Tensor
 
-    carry = carry_of()
-    carry.after(next(iter(loader_of())), Local(torch.ones(2, 4, 3)))
-    with pytest.raises(StateError, match=r"Local, which cannot be found again.*top level of a module"):
+    batch, carry = next(iter(loader_of())), carry_of()
+    carry.after(batch, Local(torch.ones(2, 4, 3)))
+    with pytest.raises(StateError, match="Local"):
         carry.state_dict()
     carry = carry_of()
-    carry.after(next(iter(loader_of())), Pair(torch.ones(2, 4, 3), None))
+    carry.after(batch, Pair(torch.ones(2, 4, 3), None))
     state = carry.state_dict()
     state["structure"]["type"] = "os:system"
     with pytest.raises(StateError):
@@ -129,24 +124,19 @@ def test_any_number_of_ranks_takes_up_a_state(before, after):
         return [(loader_of(lanes=4 // count, **place), carry_of(**place)) for place in places]
 
     def run(ranks, steps=None):
-        found = []
-        for batches in zip(*(loader for loader, _ in ranks), strict=True):
-            own = [step(gru, batch, carry) for batch, (_, carry) in zip(batches, ranks, strict=True)]
-            found.append(torch.cat(own, 1))
-            if len(found) == steps:
-                break
-        return found
+        batches = zip(*(loader for loader, _ in ranks), strict=True)
+        for of_ranks in itertools.islice(batches, steps):
+            own = [step(gru, batch, carry) for batch, (_, carry) in zip(of_ranks, ranks, strict=True)]
+            yield torch.cat(own, 1)
 
-    first = ranks(before)
-    found = run(first, 3)
+    first, second = ranks(before), ranks(after)
+    found = list(run(first, 3))
     states = merge_states([loader.state_dict() for loader, _ in first])
     carried = recurrent.merge_states(reversed([through_file(carry.state_dict()) for _, carry in first]))
-    second = ranks(after)
     for loader, carry in second:
         loader.load_state_dict(states)
         carry.load_state_dict(carried)
-    found += run(second)
-    for one, other in zip(found, whole, strict=True):
+    for one, other in zip([*found, *run(second)], whole, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)  # products of other sizes are rounded otherwise
     if before == after:
         third = carry_of(rank=1, world_size=2)
@@ -159,102 +149,80 @@ def saved(lanes=4, hidden=3, rank=0, world_size=1):
     return carry.state_dict()
 
 
-def test_ranks_that_do_not_fit_are_refused():
-    with pytest.raises(StateError, match=r"rank 1 of 2, and this is rank 0 of 1; load all ranks' together"):
-        carry_of().load_state_dict(saved(rank=1, world_size=2))
-    with pytest.raises(StateError, match="has 4 lanes, lanes 0 to 3, which 3 ranks cannot share evenly"):
-        carry_of(rank=0, world_size=3).load_state_dict(saved())
-    with pytest.raises(StateError, match=r"ranks \[1\] of \[2\]; pass each rank's own once"):
-        recurrent.merge_states([saved(rank=1, world_size=2)])
-    with pytest.raises(StateError, match="rank 1 has lanes 0 to 2, and rank 0 lanes 0 to 3"):
-        recurrent.merge_states([saved(world_size=2), saved(lanes=3, rank=1, world_size=2)])
-    with pytest.raises(StateError):
-        recurrent.merge_states([saved(world_size=2), saved(hidden=4, rank=1, world_size=2)])
-    with pytest.raises(StateError):
-        recurrent.merge_states([])
+@pytest.mark.parametrize(
+    ("place", "states", "text"),
+    [
+        ({}, saved(rank=1, world_size=2), "rank 1 of 2, and this is rank 0 of 1"),
+        ({"rank": 0, "world_size": 3}, saved(), "4 lanes, lanes 0 to 3, which 3 ranks"),
+        ({}, [saved(rank=1, world_size=2)], r"ranks \[1\] of \[2\]"),
+        ({}, [saved(world_size=2), saved(lanes=3, rank=1, world_size=2)], "rank 1 has lanes 0 to 2"),
+        ({}, [saved(world_size=2), saved(hidden=4, rank=1, world_size=2)], None),
+        ({}, [], None),
+    ],
+)
+def test_ranks_that_do_not_fit_are_refused(place, states, text):
+    with pytest.raises(StateError, match=text):
+        carry_of(**place).load_state_dict(recurrent.merge_states(states) if isinstance(states, list) else states)
 
 
 @pytest.mark.parametrize(
-    ("state", "text"),
-    [
-        (None, "a NoneType; pass a state_dict"),
-        ({"leaves": []}, "a dict; pass a state_dict"),
-        ({"version": 7}, "version 7, and this library reads version 1"),
-        (loader_of().state_dict(), "the state has no 'rank'; pass what the state_dict"),
-        ({**saved(), "lanes": [0, 1, 2]}, r"names 3 lanes, and its tensors have \[4\]"),
-    ],
+    "state", [None, {"leaves": []}, {"version": 7}, loader_of().state_dict(), {**saved(), "lanes": [0, 1, 2]}]
 )
-def test_what_is_no_state_is_refused(state, text):
-    with pytest.raises(StateError, match=text):
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(StateError):
         carry_of().load_state_dict(state)
 
 
-def test_a_state_of_another_shape_is_refused():
-    carry = RecurrentState(torch.zeros(2, 1, 5), batch_dim=1)
-    with pytest.raises(StateError, match=r"saved state has state of shape \(2, 1, 3\), and here it is \(2, 1, 5\)"):
-        carry.load_state_dict(saved())
-    carry = carry_of()
-    carry.after(next(iter(loader_of())), (torch.zeros(2, 4, 3),) * 2)
-    with pytest.raises(StateError, match=r"the state here is .*\['state\[0\]', .*, and the saved state .*\['state'\]"):
-        carry.load_state_dict(saved())
+def test_a_state_of_another_model_is_refused():
+    batch, two = next(iter(loader_of())), carry_of()
+    two.after(batch, (torch.zeros(2, 4, 3),) * 2)
+    for carry in (two, RecurrentState(torch.zeros(2, 1, 5), batch_dim=1), RecurrentState(batch_dim=2)):
+        with pytest.raises((StateError, ValueError), match="saved state"):
+            carry.load_state_dict(saved())
     carry = carry_of()
     carry.load_state_dict(saved())
-    with pytest.raises(StateError, match=r"returned has state of shape \(2, 1, 5\), and here it is \(2, 1, 3\)"):
-        carry.after(next(iter(loader_of())), torch.zeros(2, 4, 5))
-
-
-def test_a_state_with_lanes_in_another_dimension_is_refused():
-    carry = carry_of()
-    carry.after(next(iter(loader_of())), torch.zeros(4, 4, 3))
+    with pytest.raises(StateError):
+        carry.after(batch, torch.zeros(2, 4, 5))
+    square = carry_of()
+    square.after(batch, torch.zeros(4, 4, 3))
     with pytest.raises(StateError, match=r"lanes in dimensions \[1\], and batch_dim says \[0\]"):
-        RecurrentState(batch_dim=0).load_state_dict(carry.state_dict())
+        RecurrentState(batch_dim=0).load_state_dict(square.state_dict())
 
 
 @pytest.mark.parametrize("lanes", [3, 5])
 def test_a_state_of_another_batch_size_is_refused(lanes):
-    carry = carry_of()
+    carry, gru = carry_of(), gru_of()
     carry.load_state_dict(saved(lanes=4))
-    gru, batches = gru_of(), loader_of(lanes=lanes)
-    text = f"saved with lanes 0 to 3, and the batches have lanes 0 to {lanes - 1}; build the dataset"
-    with pytest.raises(StateError, match=text):
-        [step(gru, batch, carry) for batch in batches]
+    with pytest.raises(StateError, match=f"lanes 0 to 3, and the batches have lanes 0 to {lanes - 1}"):
+        [step(gru, batch, carry) for batch in loader_of(lanes=lanes)]
     carry.reset()
     assert len([step(gru, batch, carry) for batch in loader_of(lanes=lanes)]) > 3
 
 
-def test_micro_batches_and_parts_go_on_from_a_state():
-    gru, carry = gru_of(), carry_of()
-    whole = [step(gru, batch, carry) for batch in loader_of()]
-    for form in ("micro-batches", "parts"):
-        loader, carry = loader_of(workers=2), carry_of()
-        for batch in loader:
-            step(gru, batch, carry)
-            if batch.step == 2:
-                break
-        resumed, carried = loader_of(workers=2), carry_of()
-        resumed.load_state_dict(loader.state_dict())
-        carried.load_state_dict(carry.state_dict())
-        outputs = {}
-        for batch in resumed if form == "micro-batches" else resumed.parts():
-            for part in batch.split_lanes(3 if form == "micro-batches" else 1):
-                output = step(gru, part, carried)
-                outputs.setdefault(part.step, {}).update(zip(part.lane.tolist(), output.unbind(1), strict=True))
-        for number, lanes in outputs.items():
-            for lane, output in lanes.items():
-                torch.testing.assert_close(output, whole[number][:, lane], rtol=0, atol=1e-6)
+def test_parts_go_on_from_a_state():
+    gru, carry, loader = gru_of(), carry_of(), loader_of()
+    batches = iter(loader)
+    for batch in itertools.islice(batches, 3):
+        step(gru, batch, carry)
+    resumed, carried = loader_of(workers=2), carry_of()
+    resumed.load_state_dict(loader.state_dict())
+    carried.load_state_dict(carry.state_dict())
+    rest = [step(gru, batch, carry) for batch in batches]
+    for part in resumed.parts():
+        expected = rest[part.step - 3][:, part.lane]
+        torch.testing.assert_close(step(gru, part, carried), expected, rtol=0, atol=1e-6)
 
 
 def test_gradients_that_go_back_cannot_be_saved():
-    carry, gru, told = carry_of(detach_every=2), gru_of(), []
+    carry, gru = carry_of(detach_every=2), gru_of()
     for batch in loader_of():
         _, state = gru(batch.data, carry.before(batch))
         if carry.after(batch, state):
             carry.state_dict()
         else:
-            with pytest.raises(StateError, match=r"go back 1 of 2 windows \(detach_every\)"):
+            with pytest.raises(StateError, match="detach_every"):
                 carry.state_dict()
-        told.append(batch.step)
-    assert len(told) > 3
+    assert batch.step > 2
 
 
 def test_a_loaded_state_follows_the_batches_to_their_device():

@@ -9,7 +9,6 @@ from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.recurrent import RecurrentState, linear_scan, masked_rnn
 
 LENGTHS = [7, 3, 12, 1, 9, 4, 8, 2, 5, 6, 11, 3]
-CLOSE = {"rtol": 0, "atol": 1e-6}
 
 
 def open_maps(index):
@@ -35,52 +34,28 @@ class ConvLSTMCell(nn.Module):
         return o.sigmoid() * c.tanh(), c
 
 
-class OfWindow(nn.Module):
-    """A network of torch's that takes whole windows."""
-
-    def __init__(self, network):
-        super().__init__()
-        self.network = network
-
-    def forward(self, x, state, is_start, real):
-        return self.network(x.flatten(2), state)
-
-
-class OfSteps(nn.Module):
-    """A cell that is called step by step."""
-
-    def __init__(self, cell, flat=True):
-        super().__init__()
-        self.cell, self.flat = cell, flat
-
-    def forward(self, x, state, is_start, real):
-        return masked_rnn(self.cell, x.flatten(2) if self.flat else x, state, is_start, real=real)
-
-
-class Scan(nn.Module):
-    """A gated linear recurrence."""
-
-    def __init__(self):
-        super().__init__()
-        self.decay, self.input = nn.Linear(18, 6), nn.Linear(18, 6)
-
-    def forward(self, x, state, is_start, real):
-        x = x.flatten(2)
-        return linear_scan(self.decay(x).sigmoid(), self.input(x), state, is_start, real=real)
-
-
 def models(windows):
-    """Each model, and the dimension of the lanes in its state."""
+    """Each model, as a function `(x, state, is_start, real)`, and the dimension of the lanes in its state."""
     torch.manual_seed(0)
+    lstm_cell, gru_cell, maps_cell = nn.LSTMCell(18, 5), nn.GRUCell(18, 5), ConvLSTMCell(2, 3)
+    decay, inputs, lstm, gru = nn.Linear(18, 6), nn.Linear(18, 6), nn.LSTM(18, 5, 2), nn.GRU(18, 5, 2)
+    for module in (lstm_cell, gru_cell, maps_cell, decay, inputs, lstm, gru):
+        module.double()
+
+    def scan(x, state, is_start, real):
+        x = x.flatten(2)
+        return linear_scan(decay(x).sigmoid(), inputs(x), state, is_start, real=real)
+
     found = {
-        "lstm cell": (OfSteps(nn.LSTMCell(18, 5)), 0),
-        "gru cell": (OfSteps(nn.GRUCell(18, 5)), 0),
-        "conv-lstm": (OfSteps(ConvLSTMCell(2, 3), flat=False), 0),
-        "scan": (Scan(), 0),
+        "lstm cell": (lambda x, h, start, real: masked_rnn(lstm_cell, x.flatten(2), h, start, real=real), 0),
+        "gru cell": (lambda x, h, start, real: masked_rnn(gru_cell, x.flatten(2), h, start, real=real), 0),
+        "conv-lstm": (lambda x, h, start, real: masked_rnn(maps_cell, x, h, start, real=real), 0),
+        "scan": (scan, 0),
     }
     if windows == "aligned":
-        found |= {"lstm": (OfWindow(nn.LSTM(18, 5, 2)), 1), "gru": (OfWindow(nn.GRU(18, 5, 2)), 1)}
-    return {name: (model.double(), dim) for name, (model, dim) in found.items()}
+        found["lstm"] = (lambda x, h, *_: lstm(x.flatten(2), h), 1)
+        found["gru"] = (lambda x, h, *_: gru(x.flatten(2), h), 1)
+    return found
 
 
 def alone(model, index):
@@ -113,4 +88,4 @@ def test_each_streams_outputs_are_those_of_the_stream_fed_alone(windows, form, w
         assert len(outputs[name]) == sum(LENGTHS)
         for index, length in enumerate(LENGTHS):
             carried = torch.stack([outputs[name][index, t] for t in range(length)])
-            torch.testing.assert_close(carried, alone(model, index), **CLOSE)
+            torch.testing.assert_close(carried, alone(model, index), rtol=0, atol=1e-6)

@@ -28,11 +28,11 @@ def test_micro_batches_are_the_batch_lane_by_lane(count):
             assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name))
         for name in ("is_start", "mask", "source", "position", "is_last"):
             assert torch.equal(torch.cat([getattr(part, name) for part in parts], 1), getattr(batch, name))
-        assert torch.equal(torch.cat([part.data["x"] for part in parts], 1), batch.data["x"])
-        assert torch.equal(torch.cat([part.data["deep"][0] for part in parts], 1), batch.data["deep"][0])
-        for t in range(2):
-            assert [name for part in parts for name in part.data["name"][t]] == batch.data["name"][t]
-            assert [item for part in parts for item in part.data["deep"][1][t]] == batch.data["deep"][1][t]
+        for leaf in (lambda data: data["x"], lambda data: data["deep"][0]):
+            assert torch.equal(torch.cat([leaf(part.data) for part in parts], 1), leaf(batch.data))
+        for leaf in (lambda data: data["name"], lambda data: data["deep"][1]):
+            for t in range(2):
+                assert [item for part in parts for item in leaf(part.data)[t]] == leaf(batch.data)[t]
         assert all((part.step, part.epoch) == (batch.step, batch.epoch) for part in parts)
         assert parts[-1].state_dict() == batch.state_dict()
         assert parts[0].data["x"].data_ptr() == batch.data["x"].data_ptr()  # nothing is copied
