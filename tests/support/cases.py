@@ -138,3 +138,8 @@ def key(batch, worker_id=False):
     fields = [batch.data, batch.reset, batch.is_start, batch.mask, batch.source, batch.position, batch.lane]
     fields += [] if batch.is_last is None else [batch.is_last]
     return [f.tolist() for f in fields] + [batch.step, batch.epoch] + ([batch.worker_id.tolist()] if worker_id else [])
+
+
+def keys(batches):
+    """The keys of batches, or of a loader's next epoch."""
+    return [key(batch) for batch in batches]

@@ -5,10 +5,12 @@ import os
 import random
 import signal
 import threading
+import time
 
 import numpy as np
 import torch
-from cases import key
+from cases import keys
+from helpers import FOREVER
 
 #: Makes item i of source n.
 ITEMS = {
@@ -22,16 +24,59 @@ class Broken(Exception):
     pass
 
 
-def failing(at, error, *told):
-    """A factory of streams of which one fails: at source n, item i."""
+def acting(acts, items=9):
+    """A factory of streams of items `100 * source + position`.
+
+    Before it yields the item it does what `acts[source, position]` is; `acts[source, None]` where it is opened.
+    """
 
     def read(n):
-        for i in range(9):
-            if (n, i) == at:
-                raise error(*told)
-            yield i
+        for i in range(items):
+            acts.get((n, i), int)()
+            yield 100 * n + i
 
-    return read
+    def open_stream(n):
+        acts.get((n, None), int)()
+        return read(n)
+
+    return open_stream
+
+
+def raising(error, *told):
+    def act():
+        raise error(*told)
+
+    return act
+
+
+def few(path, act, most=1):
+    """Does something the first time, or the first few times, that any process calls this: it counts in a file."""
+
+    def first():
+        count = path.stat().st_size if path.exists() else 0
+        if count < most:
+            path.write_bytes(bytes(count + 1))
+            act()
+
+    return first
+
+
+def kill_self():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang():
+    time.sleep(FOREVER)
+
+
+def waiting(path):
+    """Waits until there is a file."""
+
+    def act():
+        while not path.exists():
+            time.sleep(0.005)
+
+    return act
 
 
 def odd(n):
@@ -50,6 +95,6 @@ def keys_with_a_kill(loader, seconds):
     """The keys of an epoch's batches, in which a worker is killed after so many seconds."""
     timer = threading.Timer(seconds, kill_one)
     timer.start()
-    found = [key(batch) for batch in loader]
+    found = keys(loader)
     timer.join()
     return found

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -72,8 +71,11 @@ def signals(request):
     signal.signal(request.param, signals.before)
 
 
-def read(n):
-    return iter(np.arange(n, n + 12))  # nothing of the user's runs where it goes
+def loader_of(way="0"):
+    def read(n):
+        return iter(np.arange(n, n + 12))  # nothing of the user's runs where it goes
+
+    return StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2), **WAYS[way])
 
 
 def epochs_of(loader, draws):
@@ -91,8 +93,7 @@ def epochs_of(loader, draws):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_signal_is_lost(way, signals):
-    loader = StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2), **WAYS[way])
-    draws, lost = random.Random(0), 0
+    loader, draws, lost = loader_of(way), random.Random(0), 0
     slow = way in ("forkserver", "spawn")
     for _ in range(times(25, 3) if slow else times(250, 15)):
         epochs = epochs_of(loader, draws)
@@ -104,7 +105,7 @@ def test_no_signal_is_lost(way, signals):
 @pytest.mark.parametrize("way", ["0", "2", "kept", "threads"])
 @pytest.mark.parametrize("at", ["start", "close", "drop", "state"])
 def test_none_is_lost_at_the_edges(way, at, signals):
-    loader = StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2), **WAYS[way])
+    loader = loader_of(way)
 
     def work():
         iterator = iter(loader)
@@ -141,55 +142,49 @@ def interrupted(loader, line):
 
 
 def test_a_state_may_be_saved_wherever_a_batch_was_interrupted():
-    def loader():
-        return StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2))
+    def data_of(loader):
+        return [batch.data.tolist() for batch in loader]
 
-    expected = [batch.data.tolist() for batch in loader()]
+    expected = data_of(loader_of())
     for line in itertools.count(step=1 if FULL else 3):
-        broken, going_on = loader(), loader()
+        broken, going_on = loader_of(), loader_of()
         if not interrupted(broken, line):
             break
         going_on.load_state_dict(broken.state_dict())
-        assert [batch.data.tolist() for batch in going_on] in (expected[2:], expected[3:]), f"before line {line}"
-        assert [batch.data.tolist() for batch in broken] in (expected[2:], expected[3:], expected), (
-            f"before line {line}"
-        )
+        assert data_of(going_on) in (expected[2:], expected[3:]), f"before line {line}"
+        assert data_of(broken) in (expected[2:], expected[3:], expected), f"before line {line}"
     assert line > 50
 
 
 @pytest.mark.parametrize("way", ["1", "kept"])
 def test_a_handler_that_only_takes_note_disturbs_no_start(way):
-    noted, expected = [], len(list(StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2))))
+    noted, expected = [], len(list(loader_of()))
     before = signal.signal(signal.SIGUSR1, lambda *_: noted.append(1))
     try:
         for milliseconds in range(8):
-            loader = StreamDataLoader(StreamDataset(range(6), read, 3, time_steps=2), **WAYS[way])
-            wait = milliseconds * 1e-3
-            sender = threading.Thread(target=lambda: (time.sleep(wait), signal.raise_signal(signal.SIGUSR1)))  # noqa: B023
+            sender = threading.Timer(milliseconds * 1e-3, signal.raise_signal, (signal.SIGUSR1,))
             sender.start()
-            assert [batch.step for batch in loader] == list(range(expected))
+            assert [batch.step for batch in loader_of(way)] == list(range(expected))
             sender.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert len(noted) == 8
 
 
+AT_THE_END = """
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+def steps_of(**options):
+    loader = StreamDataLoader(StreamDataset([range(9)] * 2, iter, 2, time_steps=2), 2, **options)
+    held.append((loader, iter(loader)))
+    return next(held[-1][1]).step
+
+held, keep, thread = [], {"persistent_workers": True}, {"worker_method": "thread"}
+print([steps_of(**options) for options in ({}, keep, thread, thread | keep)])
+"""
+
+
 def test_what_goes_at_the_programs_end_goes_in_silence():
-    code = """
-        import signal, sys
-        from stream_dataloader import StreamDataLoader, StreamDataset
-        loaders = [StreamDataLoader(StreamDataset([range(9)] * 2, iter, 2, time_steps=2), 2, **options)
-                   for options in ({}, {"persistent_workers": True}, {"worker_method": "thread"},
-                                   {"worker_method": "thread", "persistent_workers": True})]
-        held = [iter(loader) for loader in loaders]
-        print([next(iterator).step for iterator in held])
-    """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    command = [sys.executable, "-c", AT_THE_END]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[0, 0, 0, 0]\n", "")

@@ -13,57 +13,48 @@ import time
 
 import numpy as np
 import pytest
-from cases import key
+from cases import key, keys
 
 from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError
 
 KILLS = int(os.environ.get("STREAM_DATALOADER_KILLS", "20"))
 
 
-class Jittery:
+def jittery(n):
     """Streams that take their time, now and then."""
-
-    def __call__(self, n):
-        rng = random.Random(n)
-        for i in range(12 + n % 7):
-            if rng.random() < 0.2:
-                time.sleep(rng.uniform(0, 0.01))
-            yield np.full(2000, 100 * n + i)
+    rng = random.Random(n)
+    for i in range(12 + n % 7):
+        if rng.random() < 0.2:
+            time.sleep(rng.uniform(0, 0.01))
+        yield np.full(2000, 100 * n + i)
 
 
 def hurt(rng):
-    """Kill a worker, stop and kill it, or stop it and have it go on."""
+    """Kill a worker, stop and kill it, or stop it and have it go on; whether it was killed."""
     if not (alive := multiprocessing.active_children()):
         return False
-    worker = rng.choice(alive)
-    how = rng.random()
-    if how < 0.6:
-        worker.kill()
-        return True
-    os.kill(worker.pid, signal.SIGSTOP)
-    time.sleep(rng.uniform(0, 0.05))
-    if how < 0.8:
-        worker.kill()
-        return True
-    os.kill(worker.pid, signal.SIGCONT)
-    return False
+    worker, how = rng.choice(alive), rng.random()
+    if how >= 0.6:
+        os.kill(worker.pid, signal.SIGSTOP)
+        time.sleep(rng.uniform(0, 0.05))
+    if how >= 0.8:
+        os.kill(worker.pid, signal.SIGCONT)
+        return False
+    worker.kill()
+    return True
 
 
 def read_and_kill(rng, loader):
     """The keys of an epoch's batches, and how many workers were killed meanwhile."""
-    found, killed = [], 0
-    hurting = []
+    found, killed, hurting = [], [], []
 
-    def later(seconds):
-        nonlocal killed
-        time.sleep(seconds)
+    def hurt_later():
         with contextlib.suppress(ProcessLookupError):  # it ends meanwhile
-            killed += hurt(rng)
+            killed.append(hurt(rng))
 
     def begin(most_seconds):
-        thread = threading.Thread(target=later, args=(rng.uniform(0, most_seconds),))
-        thread.start()
-        hurting.append(thread)
+        hurting.append(threading.Timer(rng.uniform(0, most_seconds), hurt_later))
+        hurting[-1].start()
 
     try:
         if rng.random() < 0.3:
@@ -75,7 +66,7 @@ def read_and_kill(rng, loader):
     finally:
         for thread in hurting:
             thread.join()
-    return found, killed
+    return found, sum(killed)
 
 
 @pytest.mark.slow
@@ -93,8 +84,8 @@ def test_random_kills_lose_and_double_nothing_and_keep_nobody_waiting(method, co
                 "prefetch_factor": rng.choice([1, 2, 5]),
                 "threads_per_worker": rng.choice([1, 1, 2]),
             }
-            dataset = StreamDataset(range(15), Jittery(), 4, time_steps=2, shuffle=True, seed=1)
-            expected = [key(batch) for batch in StreamDataLoader(dataset)]
+            dataset = StreamDataset(range(15), jittery, 4, time_steps=2, shuffle=True, seed=1)
+            expected = keys(StreamDataLoader(dataset))
             dataset.set_epoch(0)
             loader = StreamDataLoader(
                 dataset, rng.randint(1, 3), multiprocessing_context=method, max_restarts=10_000, **options

@@ -11,7 +11,7 @@ from queue import Empty
 
 import numpy as np
 import pytest
-from cases import key
+from cases import keys
 from helpers import FOREVER, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -181,8 +181,8 @@ def lines(every):
 class EndsAt:
     """Streams of which one has its worker get a signal, once, when it next runs a line."""
 
-    def __init__(self, folder, function, line, number=signal.SIGKILL):
-        self.mark = folder / "mark"
+    def __init__(self, mark, function, line, number=signal.SIGKILL):
+        self.mark = mark
         self.place = function.__code__.co_filename, line
         self.number = number
         self.ended = False
@@ -209,16 +209,14 @@ class EndsAt:
 def test_a_worker_that_is_killed_at_any_line_between_processes_keeps_nobody_waiting(
     function, line, transport, tmp_path
 ):
-    def loader(folder, workers, **options):
-        folder.mkdir()
-        dataset = StreamDataset(range(6), EndsAt(folder, function, line), 3, time_steps=2)
+    def loader(open_stream, workers, **options):
+        dataset = StreamDataset(range(6), open_stream, 3, time_steps=2)
         return StreamDataLoader(dataset, workers, transport=transport, **options)
 
-    expected = [key(batch) for batch in StreamDataLoader(StreamDataset(range(6), plain, 3, time_steps=2))]
-    again = loader(tmp_path / "again", 2, max_restarts=1)
-    assert [key(batch) for batch in again] == expected
+    expected = keys(loader(plain, 0))
+    assert keys(loader(EndsAt(tmp_path / "again", function, line), 2, max_restarts=1)) == expected
     with contextlib.suppress(WorkerDeathError):  # some lines are for what does not happen here, or after the last batch
-        list(loader(tmp_path / "once", 2))
+        list(loader(EndsAt(tmp_path / "once", function, line), 2))
 
 
 def plain(n):
@@ -229,31 +227,9 @@ def plain(n):
 @pytest.mark.parametrize("function", [PacketQueue.get, SharedFile.locked.__wrapped__])
 def test_a_worker_that_is_stopped_anywhere_is_named(function, tmp_path):
     line = lines_of(function)[-1]
-    dataset = StreamDataset(range(6), EndsAt(tmp_path, function, line, signal.SIGSTOP), 3, time_steps=2)
+    dataset = StreamDataset(range(6), EndsAt(tmp_path / "once", function, line, signal.SIGSTOP), 3, time_steps=2)
     with pytest.raises(WorkerTimeoutError, match="is stopped"):
         list(StreamDataLoader(dataset, 2, timeout=1))
-
-
-def test_a_wait_says_whom_it_is_for(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("stream_dataloader._workers.feed._REPORT_SECONDS", 0.5)
-    monkeypatch.setattr("stream_dataloader._workers.feed._LOOK_SECONDS", 0.1)
-    place = PacketQueue.get, lines_of(PacketQueue.get)[-1]
-    dataset = StreamDataset(range(6), EndsAt(tmp_path, *place, signal.SIGSTOP), 3, time_steps=2)
-    workers = StreamDataLoader(dataset, 2)
-    batches = iter(workers)
-    next(batches)
-
-    def go_on():
-        while not caplog.records:
-            time.sleep(0.01)
-        for process in multiprocessing.active_children():
-            os.kill(process.pid, signal.SIGCONT)
-
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    assert len(list(batches)) > 1
-    thread.join()
-    assert "is stopped" in caplog.records[0].getMessage()
 
 
 def test_a_forked_process_has_no_lock_that_another_thread_held():

@@ -13,12 +13,13 @@ import threading
 import time
 
 import pytest
-from cases import Case, key
-from helpers import FOREVER, PATIENCE
+from cases import Case, keys
+from helpers import PATIENCE
 
-from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError, WorkerTimeoutError
+from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError
 
 SPAWNING = ["spawn", "forkserver"]
+ALL = ["fork", *SPAWNING]
 
 
 def run(script, folder, *, stdin=None, **options):
@@ -38,22 +39,20 @@ def run(script, folder, *, stdin=None, **options):
 def test_a_kept_worker_that_dies_while_an_epoch_starts(max_restarts):
     case = Case([5, 3, 4, 2], lanes=2, time_steps=2)
     serial = StreamDataLoader(case.dataset())
-    expected = [[key(batch) for batch in serial] for _ in range(3)]
+    expected = [keys(serial) for _ in range(3)]
     loader = StreamDataLoader(case.dataset(), 2, persistent_workers=True, max_restarts=max_restarts)
-    assert [key(batch) for batch in loader] == expected[0]
+    assert keys(loader) == expected[0]
     victim = multiprocessing.active_children()[0].pid
     os.kill(victim, signal.SIGSTOP)
     timer = threading.Timer(0.3, os.kill, (victim, signal.SIGKILL))
     timer.start()
-    try:
-        if max_restarts:
-            assert [key(batch) for batch in loader] == expected[1]
-        else:
-            with pytest.raises(WorkerDeathError, match=rf"\(pid {victim}\) was killed by SIGKILL"):
-                list(loader)
-        assert [key(batch) for batch in loader] == expected[2], "the next epoch is read as ever"
-    finally:
-        timer.join()
+    if max_restarts:
+        assert keys(loader) == expected[1]
+    else:
+        with pytest.raises(WorkerDeathError, match=rf"\(pid {victim}\) was killed by SIGKILL"):
+            list(loader)
+    timer.join()
+    assert keys(loader) == expected[2], "the next epoch is read as ever"
 
 
 LEFT = """
@@ -113,16 +112,16 @@ from stream_dataloader import StreamDataLoader, StreamDataset
 """
 
 
-@pytest.mark.parametrize("method", SPAWNING)
-def test_what_is_defined_under_the_main_guard(method, tmp_path):
-    done = run(MINE.format(guard='if __name__ == "__main__":', method=method), tmp_path)
-    assert done.stdout == "[[True, True], [False, True]]\n", done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", *SPAWNING])
-def test_classes_of_an_interactive_session_come_back_as_themselves(method, tmp_path):
-    done = run("", tmp_path, stdin=MINE.format(guard="if True:", method=method).replace("\n\n    ", "\n    "))
+@pytest.mark.parametrize(
+    ("method", "typed"),
+    [
+        *((method, False) for method in SPAWNING),
+        *(pytest.param(method, True, marks=pytest.mark.slow) for method in ALL),
+    ],
+)
+def test_classes_of_a_script_or_of_an_interactive_session_come_back_as_themselves(method, typed, tmp_path):
+    script = MINE.format(guard="if True:" if typed else 'if __name__ == "__main__":', method=method)
+    done = run("", tmp_path, stdin=script.replace("\n\n    ", "\n    ")) if typed else run(script, tmp_path)
     assert done.stdout == "[[True, True], [False, True]]\n", done.stderr
 
 
@@ -192,54 +191,13 @@ list(StreamDataLoader(StreamDataset(range(2), range, 2, time_steps=1), 1, multip
     assert "memory" not in last
 
 
-def locked(lock):
-    return lambda source: [lock]
-
-
 @pytest.mark.filterwarnings("ignore:Got pickle error")
 @pytest.mark.parametrize("method", SPAWNING)
 def test_what_cannot_be_pickled_is_named(method):
-    dataset = StreamDataset([1], locked(threading.Lock()), 1, time_steps=1)
-    with pytest.raises(TypeError, match=r"open_stream \(.*\) cannot be pickled \(.*lock.*, which workers of"):
+    lock = threading.Lock()
+    dataset = StreamDataset([1], lambda source: [lock], 1, time_steps=1)
+    with pytest.raises(TypeError, match=r"open_stream \(.*\) cannot be pickled \(.*lock"):
         list(StreamDataLoader(dataset, 1, multiprocessing_context=method))
-
-
-# Workers that start slowly, exit, or are interrupted
-
-
-def test_timeout_does_not_count_while_workers_start():
-    loader = StreamDataLoader(
-        StreamDataset([2], range, 1, time_steps=1), 1, timeout=1, worker_init_fn=lambda _: time.sleep(1.5)
-    )
-    assert len(list(loader)) == 2
-
-
-def test_a_worker_that_does_not_start_is_named(monkeypatch):
-    monkeypatch.setattr("stream_dataloader._workers.feed.LONGEST_START_SECONDS", 0)
-    loader = StreamDataLoader(
-        StreamDataset([2], range, 1, time_steps=1), 1, timeout=1, worker_init_fn=lambda _: time.sleep(FOREVER)
-    )
-    with pytest.raises(
-        WorkerTimeoutError, match=r"within 1 s, at step 0: worker 0 has not started \(imports, worker_init"
-    ):
-        list(loader)
-
-
-@pytest.mark.parametrize(("place", "lookahead"), [("reading", 0), ("opening", 0), ("opening", 1)])
-def test_a_stream_that_exits_is_named(place, lookahead):
-    def read(n):
-        if n == 5 and place == "opening":
-            sys.exit(3)
-        yield 0
-        if n == 5:
-            sys.exit(3)
-        yield 1
-
-    dataset = StreamDataset([1, 5, 2, 3], read, 1, time_steps=1, lookahead=lookahead)
-    with pytest.raises(WorkerDeathError, match=rf"exited with status 3 .*{place} source 1 \(5\)") as error:
-        list(StreamDataLoader(dataset, 1))
-    assert "sys.exit" in str(error.value)
-    assert "memory" not in str(error.value)
 
 
 def test_ctrl_c_while_workers_start_is_for_the_main_process(tmp_path):
@@ -270,9 +228,6 @@ if __name__ == "__main__":
     assert "_launch" not in errors, "no worker is left half-way"
 
 
-# What is left behind
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_killed_main_process_leaves_no_folder(method, tmp_path):
@@ -298,9 +253,6 @@ if __name__ == "__main__":
     while any(temporary.iterdir()):
         time.sleep(0.1)
     temporary.rmdir()
-
-
-# How they start
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from cases import Case, cases, cells, check_fields, key
+from cases import Case, cases, cells, check_fields, keys
 from helpers import PATIENCE, random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
-from worker_streams import Broken, failing
+from worker_streams import Broken, acting, raising
 
 from stream_dataloader import (
     ItemError,
@@ -31,15 +31,18 @@ from stream_dataloader import (
 from stream_dataloader._workers import feed, threads
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=3, shuffle=True, seed=4)
-THREADS = {"worker_method": "thread"}
 
 
 def by_threads(dataset, workers, *args, **options):
-    return StreamDataLoader(dataset, workers, *args, **THREADS, **options)
+    return StreamDataLoader(dataset, workers, *args, worker_method="thread", **options)
 
 
 def workers_alive():
     return [thread for thread in threading.enumerate() if thread.name.startswith("stream-worker")]
+
+
+def wait_for_the_end_of_workers():
+    assert soon(lambda: not workers_alive())
 
 
 # The same batches
@@ -71,15 +74,12 @@ def test_without_determinism_every_item_comes_once_and_in_order(padding_mode):
         assert len(read) == sum(case.lengths)
 
 
-def test_without_slots_batches_are_the_same(monkeypatch, caplog):
-    def no_memory(*_):
-        raise OSError("no room")
-
-    monkeypatch.setattr(feed, "SlotPool", no_memory)
-    with pytest.warns(RuntimeWarning, match="no shared memory for batches .no room.; they are put together in new mem"):
+def test_without_slots_batches_are_the_same(monkeypatch):
+    monkeypatch.setattr(feed, "SlotPool", lambda *_: raising(OSError, "no room")())
+    with pytest.warns(RuntimeWarning, match="no shared memory for batches .no room."):
         batches = list(by_threads(CASE.dataset(), 3))
-    assert [key(batch) for batch in batches] == [key(batch) for batch in StreamDataLoader(CASE.dataset())]
-    with pytest.raises(RuntimeError, match="to have them put together in new memory each time"):
+    assert keys(batches) == keys(StreamDataLoader(CASE.dataset()))
+    with pytest.raises(RuntimeError, match="new memory each time"):
         next(iter(by_threads(CASE.dataset(), 3, transport="shared_memory")))
 
 
@@ -135,68 +135,33 @@ def test_a_loader_dropped_in_the_middle_ends_its_threads():
     del iterator
     gc.collect()
     assert soon(lambda: sorted(closed) == [0, 1, 2])
-    while workers_alive():
-        time.sleep(0.001)
+    wait_for_the_end_of_workers()
 
 
 # What goes wrong
 
 
-@pytest.mark.parametrize("prefetch_factor", [1, 5])
-@pytest.mark.parametrize("place", ["reading", "opening"])
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_stream_that_exits_is_named_at_its_own_step(place, keep, prefetch_factor):
-    exits = [True]
-
-    def read(n):
-        if n == 5 and place == "opening" and exits:
-            sys.exit(3)
-        for i in range(4):
-            time.sleep(0.001 * (n == 1))  # the other worker is ahead
-            if (n, i) == (5, 2) and exits:
-                sys.exit(3)
-            yield i
-
-    dataset = StreamDataset([1, 2, 3, 5], read, 2, time_steps=1, lookahead=0)
-    loader = by_threads(dataset, 2, persistent_workers=keep, prefetch_factor=prefetch_factor)
-    steps = []
-    with pytest.raises(WorkerDeathError, match=rf"r \d \(a thread\) exited with status 3 .*{place} source 3 \(5\)"):
-        steps.extend(batch.step for batch in loader)
-    assert len(steps) == (4 if place == "opening" else 6)
-    exits.clear()
-    assert len(list(loader)) == 8, "the next epoch is read as ever"
-
-
 def test_what_is_no_exception_is_told():
-    dataset = StreamDataset([1, 2], failing((2, 3), KeyboardInterrupt), 2, time_steps=1)
-    with pytest.raises(
-        WorkerDeathError, match=r"worker 1 \(a thread\) was ended by KeyboardInterrupt\(\) in lane 1, st"
-    ):
+    dataset = StreamDataset([1, 2], acting({(2, 3): raising(KeyboardInterrupt)}), 2, time_steps=1)
+    with pytest.raises(WorkerDeathError, match=r"worker 1 \(a thread\) was ended by KeyboardInterrupt\(\) in lane 1"):
         list(by_threads(dataset, 2))
 
 
-def test_an_error_in_a_policy_or_in_worker_init_fn_is_raised_as_it_is():
-    def policy(failure):
-        raise Broken("of the policy")
-
-    dataset = StreamDataset([1, 2], failing((2, 3), Broken, "what"), 2, time_steps=1, on_error=policy)
-    with pytest.raises(Broken, match="of the policy"):
-        list(by_threads(dataset, 2))
-
+def test_an_error_in_worker_init_fn_is_raised_as_it_is():
     def init(worker):
         if worker == 1 and broken:
             raise Broken("of the start")
 
     broken = [True]
     loader = by_threads(CASE.dataset(), 2, worker_init_fn=init, persistent_workers=True)
-    with pytest.raises(Broken, match="of the start"):
+    with pytest.raises(Broken):
         list(loader)
     broken.clear()
     assert len(list(loader)) > 5
 
 
 class Hanging:
-    """Streams of which one hangs at an item until it is let go."""
+    """Four streams of which one hangs at an item until it is let go."""
 
     def __init__(self, at):
         self.at, self.hangs, self.go_on, self.closed = at, threading.Event(), threading.Event(), []
@@ -204,25 +169,30 @@ class Hanging:
     def __call__(self, n):
         try:
             for i in range(9):
-                if (n, i) == self.at:
-                    self.hangs.set()
-                    self.go_on.wait(PATIENCE)
+                self.pause(n, i)
                 yield n * 100 + i
         finally:
             self.closed.append(n)
 
+    def pause(self, n, i):
+        if (n, i) == self.at:
+            self.hangs.set()
+            self.go_on.wait(PATIENCE)
+
+    def loader(self, sources=4, **options):
+        return by_threads(StreamDataset(range(sources), self, sources, time_steps=1), 2, **options)
+
     def let_go(self):
         self.go_on.set()
-        while workers_alive():
-            time.sleep(0.001)
+        wait_for_the_end_of_workers()
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_timeout_is_an_error_and_the_thread_is_left_alone(keep):
     hanging = Hanging((3, 5))
-    loader = by_threads(StreamDataset(range(4), hanging, 4, time_steps=1), 2, timeout=0.2, persistent_workers=keep)
+    loader = hanging.loader(timeout=0.2, persistent_workers=keep)
     steps = []
-    with pytest.raises(WorkerTimeoutError, match=r"within 0.2 s, at step 5: worker 1 is in lane 3, step 5, reading s"):
+    with pytest.raises(WorkerTimeoutError, match=r"at step 5: worker 1 is in lane 3, step 5, reading s"):
         steps.extend(batch.step for batch in loader)
     assert steps == list(range(5))
     assert sorted(hanging.closed) == [0, 1]
@@ -233,85 +203,58 @@ def test_a_timeout_is_an_error_and_the_thread_is_left_alone(keep):
     assert sorted(hanging.closed) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_timeout_does_not_count_while_threads_start(monkeypatch):
-    given = {"timeout": 0.05, "worker_init_fn": lambda _: time.sleep(0.3)}
-    assert len(list(by_threads(StreamDataset([2], range, 1, time_steps=1), 1, **given))) == 2
-    monkeypatch.setattr(feed, "LONGEST_START_SECONDS", 0)
-    loader = by_threads(StreamDataset([2], range, 1, time_steps=1), 1, **given)
-    with pytest.raises(WorkerTimeoutError, match=r"at step 0: worker 0 has not started \(imports, worker_init_fn\)"):
-        list(loader)
-    while workers_alive():
-        time.sleep(0.001)
-
-
-def test_a_wait_for_threads_says_whom_it_is_for(monkeypatch, caplog):
-    monkeypatch.setattr(feed, "_REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(feed, "_LOOK_SECONDS", 0.05)
-    hanging = Hanging((3, 2))
-    batches = iter(by_threads(StreamDataset(range(4), hanging, 4, time_steps=1), 2))
-    next(batches)
-
-    def go_on():
-        while not caplog.records:
-            time.sleep(0.01)
-        hanging.go_on.set()
-
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    assert len(list(batches)) == 8
-    thread.join()
-    assert "worker 1 is in lane 3" in caplog.records[0].getMessage()
-
-
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
     monkeypatch.setattr(threads, "_FAREWELL_SECONDS", 0.1)
     hanging = Hanging((3, 2))
-    loader = by_threads(StreamDataset(range(4), hanging, 4, time_steps=1), 2, persistent_workers=keep)
+    loader = hanging.loader(persistent_workers=keep)
     iterator = iter(loader)
     next(iterator)
     assert hanging.hangs.wait(PATIENCE)
-    with pytest.warns(
-        RuntimeWarning, match=r"worker 1 \(a thread\) is still in lane 3, step 2, reading source 3 \(3\)"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"worker 1 \(a thread\) is still in lane 3, step 2, reading source 3"):
         iterator.close()
     del iterator, loader
     hanging.let_go()
 
 
+class Writing(Hanging):
+    """Streams that write their items; that which hung writes nonsense when it is let go."""
+
+    def __init__(self, at):
+        super().__init__(at)
+        self.wrote = threading.Event()
+
+    def __call__(self, n):
+        return WritingStream(self, n)
+
+
+class WritingStream:
+    def __init__(self, hanging, n):
+        self.hanging, self.n, self.i = hanging, n, 0
+
+    def __iter__(self):
+        self.i = 1
+        yield np.full(3, self.n)
+
+    def read_into(self, out):
+        if (self.n, self.i) == self.hanging.at:
+            self.hanging.pause(self.n, self.i)
+            out[:] = -77
+            self.hanging.wrote.set()
+        count = min(len(out), 40 - self.i)
+        out[:count] = self.n
+        self.i += count
+        return count
+
+
 def test_a_thread_left_alone_writes_to_memory_that_nobody_else_has(monkeypatch):
     monkeypatch.setattr(threads, "_FAREWELL_SECONDS", 0.1)
-
-    class Writing(Hanging):
-        def __call__(self, n):
-            return WritingStream(self, n)
-
-    class WritingStream:
-        def __init__(self, hanging, n):
-            self.hanging, self.n, self.i = hanging, n, 0
-
-        def __iter__(self):
-            self.i = 1
-            yield np.full(3, self.n)
-
-        def read_into(self, out):
-            if (self.n, self.i) == self.hanging.at:
-                self.hanging.at = None
-                self.hanging.hangs.set()
-                self.hanging.go_on.wait(PATIENCE)
-                out[:] = -77
-                self.hanging.wrote.set()
-            count = min(len(out), 40 - self.i)
-            out[:count] = self.n
-            self.i += count
-            return count
-
     hanging = Writing((1, 2))
-    hanging.wrote = threading.Event()
-    loader = by_threads(StreamDataset([0, 1], hanging, 2, time_steps=1), 2)
+    loader = hanging.loader(sources=2)
     iterator = iter(loader)
     next(iterator)
     assert hanging.hangs.wait(PATIENCE)
+    hanging.at = None
     with pytest.warns(RuntimeWarning, match="is left alone"):
         iterator.close()
     found = []
@@ -330,17 +273,10 @@ def test_global_generators_and_settings_are_the_programs_own():
     """Threads neither seed nor set anything: what is global is one for all of them, and for the trainer."""
 
     def state():
-        return (
-            hash(tuple(torch.random.get_rng_state().tolist())),
-            repr(np.random.get_state()),  # noqa: NPY002
-            torch.get_num_threads(),
-            cv2.getNumThreads(),
-            dict(os.environ),
-            os.getcwd(),
-            signal.getsignal(signal.SIGINT),
-            signal.getsignal(signal.SIGCHLD),
-            sys.getswitchinterval(),
-        )
+        generators = hash(tuple(torch.random.get_rng_state().tolist())), repr(np.random.get_state())  # noqa: NPY002
+        numbers = torch.get_num_threads(), cv2.getNumThreads(), sys.getswitchinterval()
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGCHLD)]
+        return generators, numbers, handlers, dict(os.environ), os.getcwd()
 
     seen, before = queue.SimpleQueue(), state()
 
@@ -377,25 +313,21 @@ def test_a_garbage_collection_in_a_thread_may_close_an_iteration():
         assert collected.wait(PATIENCE)
     finally:
         gc.enable()
-    while workers_alive():
-        time.sleep(0.001)
+    wait_for_the_end_of_workers()
 
 
 @pytest.mark.parametrize(("owner", "name"), [(threads.ThreadPool, "start"), (threads, "_start")])
 def test_an_epoch_is_read_after_ctrl_c_in_the_midst_of_a_start(monkeypatch, owner, name):
-    loader = StreamDataLoader(
-        StreamDataset([9, 9], range, 2, time_steps=1), 2, worker_method="thread", persistent_workers=True
-    )
+    loader = by_threads(StreamDataset([9, 9], range, 2, time_steps=1), 2, persistent_workers=True)
     original, begun = getattr(owner, name), []
 
     def interrupted(*args, **options):
         begun.append(original(*args, **options))  # what has begun lives on, as in a notebook's traceback
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):  # noqa: PT012
         patched.setattr(owner, name, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            next(iter(loader))
+        next(iter(loader))
     assert begun
     assert len(list(loader)) == 9
 
@@ -403,18 +335,12 @@ def test_an_epoch_is_read_after_ctrl_c_in_the_midst_of_a_start(monkeypatch, owne
 class Uncopied(dict):
     """A window that holds a lock."""
 
-    def __init__(self, values):
+    def __init__(self, **values):
         super().__init__(values)
         self.lock = threading.Lock()
 
 
-def uncopied(source):
-    for step in range(2):
-        yield Uncopied({"a": np.full(3, source * 10 + step), "b": "text"})
-
-
 def test_a_window_that_cannot_be_copied_is_named():
-    dataset = StreamDataset([4, 7], uncopied, 2)
-    loader = StreamDataLoader(dataset, 2, collate_fn=list, worker_method="thread")
-    with pytest.raises(ItemError, match=r"source 0 \(4\), item 0, lane 0, worker 0: the window, a Uncopied, cannot be"):
-        next(iter(loader))
+    dataset = StreamDataset([4, 7], lambda n: iter([Uncopied(a=np.full(3, n))] * 2), 2)
+    with pytest.raises(ItemError, match=r"source 0 \(4\), item 0, lane 0, worker 0: the window, a Uncopied"):
+        next(iter(by_threads(dataset, 2, list)))

@@ -1,10 +1,8 @@
 """Worker processes that read with several threads: what they yield, how they end, and what is told of them."""
 
-import collections
 import itertools
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -13,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from cases import Case
-from helpers import FOREVER, PATIENCE, soon
-from worker_streams import Broken
+from helpers import PATIENCE, soon
+from worker_streams import acting, hang, kill_self
 
 from stream_dataloader import (
     StreamDataLoader,
@@ -37,9 +35,6 @@ def with_threads(dataset, workers=1, threads=2, **options):
     return StreamDataLoader(dataset, workers, threads_per_worker=threads, **options)
 
 
-# The same batches
-
-
 def test_slots_are_as_many_as_with_one_thread():
     slots = []
     for threads in (1, 4):
@@ -51,14 +46,11 @@ def test_slots_are_as_many_as_with_one_thread():
     assert slots[0] == slots[1] > 0
 
 
-# Threads and streams
-
-
 class Logged:
-    """Streams that write down which thread of which process does what."""
+    """Streams that write down which thread of which process does what, and for which lane of which worker."""
 
-    def __init__(self, path, length=6):
-        self.path, self.length = path, length
+    def __init__(self, path):
+        self.path = path
 
     def __call__(self, n):
         return LoggedStream(self, n)
@@ -79,7 +71,7 @@ class Logged:
 
 class LoggedStream:
     def __init__(self, log, n):
-        self.log, self.n, self.items = log, n, iter(range(log.length))
+        self.log, self.n, self.items = log, n, iter(range(6))
         log.note(n, "open")
 
     def __iter__(self):
@@ -98,8 +90,7 @@ class LoggedStream:
 @pytest.mark.parametrize("options", [{"threads_per_worker": 2}, {"worker_method": "thread"}], ids=str)
 def test_a_stream_is_opened_read_and_closed_in_the_one_thread_of_its_lane(options, keep, steps, tmp_path):
     log = Logged(tmp_path / "log")
-    dataset = StreamDataset(range(20), log, 7, time_steps=2)
-    loader = StreamDataLoader(dataset, 2, persistent_workers=keep, **options)
+    loader = StreamDataLoader(StreamDataset(range(20), log, 7, time_steps=2), 2, persistent_workers=keep, **options)
     for _ in range(2):
         iterator = iter(loader)
         for _batch in itertools.islice(iterator, steps):
@@ -107,19 +98,15 @@ def test_a_stream_is_opened_read_and_closed_in_the_one_thread_of_its_lane(option
         iterator.close()
     del loader, iterator, _batch
     assert soon(log.all_closed)
-    lines = log.read()
-    threads_of_lanes = collections.defaultdict(set)
-    threads_of_streams = collections.defaultdict(list)
-    for n, what, pid, thread, lane, worker in lines:
-        threads_of_streams[n].append((what, pid, thread))
+    whats, threads_of_streams, workers_of_lanes = {}, {}, {}
+    for n, what, pid, thread, lane, worker in log.read():
+        whats.setdefault(n, []).append(what)
+        threads_of_streams.setdefault(n, set()).add((pid, thread))
         if lane is not None:
-            threads_of_lanes[lane, pid].add((worker, thread))
-    for seen in threads_of_streams.values():
-        whats = [what for what, *_ in seen]
-        assert whats.count("open") == whats.count("close") <= 2
-        assert len({place for _, *place in map(tuple, seen) for place in [tuple(place)]}) <= 2, "one an epoch"
-    workers = {lane: {worker for worker, _ in seen} for (lane, _), seen in threads_of_lanes.items()}
-    assert workers == {reader_lane: {r.worker_id} for r in deal_members([7], [2]) for reader_lane in r.lanes}
+            workers_of_lanes.setdefault(lane, set()).add(worker)
+    assert all(of_stream.count("open") == of_stream.count("close") <= 2 for of_stream in whats.values())
+    assert max(map(len, threads_of_streams.values())) <= 2, "one an epoch"
+    assert workers_of_lanes == {lane: {r.worker_id} for r in deal_members([7], [2]) for lane in r.lanes}
 
 
 MEETING = threading.Barrier(2)
@@ -152,67 +139,22 @@ def test_worker_init_fn_runs_once_in_each_process_and_threads_keep_torch_to_one_
     assert begun == []
 
 
-# What goes wrong
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keep", [False, True])
-def test_an_error_in_a_policy_is_raised_as_it_is_though_another_thread_is_busy(keep):
-    def policy(failure):
-        raise Broken("of the policy")
-
-    def read(n):
-        for i in range(9):
-            if (n, i) == (1, 3):
-                raise ValueError
-            time.sleep(0.3 * (i == 3))
-            yield i
-
-    loader = with_threads(StreamDataset([0, 1], read, 2, time_steps=1, on_error=policy), 1, 2, persistent_workers=keep)
-    for _ in range(2):
-        with pytest.raises(Broken, match="of the policy"):
-            list(loader)
-
-
-@pytest.mark.parametrize("place", ["reading", "opening"])
-@pytest.mark.parametrize("other", [pytest.param("moves", marks=pytest.mark.slow), "hangs"])
-def test_a_stream_that_exits_ends_its_worker_and_is_named(place, other, monkeypatch):
+@pytest.mark.parametrize(("place", "position"), [("opening", 0), ("reading", 2)])
+def test_a_stream_that_exits_ends_its_worker_though_another_thread_hangs(place, position, monkeypatch):
     monkeypatch.setattr(exchange, "_FAREWELL_SECONDS", 0.1)  # of workers that are forked now
-
-    def read(n):
-        if n == 3 and place == "opening":
-            sys.exit(3)
-        for i in range(4):
-            if (n, i) == (3, 2):
-                sys.exit(3)
-            if (n, i) == (0, 3) and other == "hangs":
-                time.sleep(FOREVER)
-            yield i
-
-    loader = with_threads(StreamDataset([0, 3], read, 2, time_steps=1, lookahead=0), 1, 2)
-    steps, begin = [], time.monotonic()
-    with pytest.raises(
-        WorkerDeathError, match=rf"worker 0 \(pid \d+\) exited with status 3 [^;]*{place} source 1 \(3\)"
-    ):
+    read = acting({(1, position): lambda: sys.exit(3), (0, 3): hang}, 4)
+    loader, steps = with_threads(StreamDataset([0, 1], read, 2, time_steps=1, lookahead=0)), []
+    text = rf"worker 0 \(pid \d+\) exited with status 3 [^;]*{place} source 1 \(1\)"
+    with pytest.raises(WorkerDeathError, match=text):
         steps.extend(batch.step for batch in loader)
     assert steps == list(range(len(steps)))
-    assert len(steps) <= (0 if place == "opening" else 2)
-    assert time.monotonic() - begin < PATIENCE
+    assert len(steps) <= position
 
 
 def test_a_death_names_what_each_thread_did():
-    def read(n):
-        for i in range(9):
-            if (n, i) == (3, 5):
-                time.sleep(0.05)
-                os.kill(os.getpid(), signal.SIGKILL)
-            if (n, i) == (0, 5):
-                time.sleep(FOREVER)
-            yield i
-
-    loader = with_threads(StreamDataset(range(4), read, 4, time_steps=1), 1, 2)
+    read = acting({(3, 5): lambda: (time.sleep(0.05), kill_self()), (0, 5): hang})
     with pytest.raises(WorkerDeathError) as death:
-        list(loader)
+        list(with_threads(StreamDataset(range(4), read, 4, time_steps=1)))
     both = (
         "was killed by SIGKILL in lane 0, step 5, reading source 0 (0), with sources 0 (0), 1 (1) open, "
         "and in lane 3, step 5, reading source 3 (3), with sources 2 (2), 3 (3) open; batch"
@@ -222,29 +164,21 @@ def test_a_death_names_what_each_thread_did():
 
 
 @pytest.mark.filterwarnings("ignore:skipped the rest")
-@pytest.mark.parametrize("on_error", ["skip", "raise"])
-def test_of_several_threads_sources_only_the_one_that_kills_is_blamed(on_error):
+def test_of_several_threads_sources_only_the_one_that_kills_is_blamed():
     """Whenever source 3 kills, source 0 is read, at one place of it: twice, both may have done it."""
 
-    def read(n):
-        for i in range(6):
-            if (n, i) == (3, 4):
-                time.sleep(0.1)
-                os.kill(os.getpid(), signal.SIGKILL)
-            if (n, i) == (0, 4):
-                time.sleep(0.3)
-            yield n * 100 + i
+    def loader(on_error):
+        acts = {(3, 4): lambda: (time.sleep(0.1), kill_self()), (0, 4): lambda: time.sleep(0.3)}
+        dataset = StreamDataset(range(4), acting(acts, 6), 4, time_steps=1, on_error=on_error)
+        return with_threads(dataset, max_restarts=3)
 
-    dataset = StreamDataset(range(4), read, 4, time_steps=1, on_error=on_error)
-    loader = with_threads(dataset, 1, 2, max_restarts=3)
-    if on_error == "raise":
-        with pytest.raises(WorkerDeathError, match=r"^source 3 \(3\) killed its worker 3 times"):
-            list(loader)
-        return
-    batches = list(loader)
-    assert [failure.source_index for failure in loader.failures] == [3]
+    with pytest.raises(WorkerDeathError, match=r"^source 3 \(3\) killed its worker 3 times"):
+        list(loader("raise"))
+    skipping = loader("skip")
+    batches = list(skipping)
+    assert [failure.source_index for failure in skipping.failures] == [3]
     assert batches[-1].data.tolist() == [[5, 105, 205, 0]]
-    assert loader.stats().restarts == 3
+    assert skipping.stats().restarts == 3
 
 
 def test_an_epoch_left_while_a_thread_is_busy_does_not_spoil_the_next():
@@ -265,21 +199,12 @@ def test_an_epoch_left_while_a_thread_is_busy_does_not_spoil_the_next():
         iterator.close()
 
 
-# Without processes
-
-
 class Reader:
-    """Stands for a `PartReader` of so many steps; `ending` is what it does then."""
-
-    def __init__(self, steps, ending=None):
-        self.steps, self.ending, self.read, self.closed_by = steps, ending, 0, None
+    """Stands for a `PartReader` that reads without end."""
 
     def __iter__(self):
-        for step in range(self.steps):
-            self.read += 1
+        for step in itertools.count():
             yield Part(0, step, True, 1, 0, LaneReports((), b"", {}), Contents())
-        if self.ending is not None:
-            raise self.ending
 
     def close(self):
         self.closed_by = threading.current_thread()
@@ -295,29 +220,21 @@ def test_threads_that_cannot_be_started_leave_none_behind(monkeypatch):
         original(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    readers = Reader(10**9), Reader(3)
+    readers = Reader(), Reader()
     with pytest.raises(RuntimeError, match="can't start"):
         next(read_in_threads(readers, Exchange(len(readers), ROOM), []))
     started[0].join(PATIENCE)
     assert readers[0].closed_by is started[0]
 
 
-# What is told
-
-
 def test_stats_have_a_row_a_worker_and_a_trace_one_a_thread(tmp_path):
     loader = with_threads(CASE.dataset(), 2, 2)
     list(loader)
     stats = loader.stats()
-    assert loader.threads_per_worker == 2
-    assert len(stats.workers) == 2
+    assert loader.threads_per_worker == len(stats.workers) == 2
     assert sum(worker.items for worker in stats.workers) == sum(CASE.lengths) == stats.items
-    assert {(event.worker, event.thread) for event in stats.events if event.kind == "step"} == {
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 1),
-    }
+    steps = {(event.worker, event.thread) for event in stats.events if event.kind == "step"}
+    assert steps == set(itertools.product(range(2), range(2)))
     stats.save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}

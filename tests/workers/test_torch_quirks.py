@@ -41,13 +41,11 @@ class GivesUp:
 
 
 @pytest.fixture
-def own_handler():
+def own_handler(monkeypatch):
     """SIGCHLD handlers as they are in a process that has started no worker."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    known = torch.utils.data._utils.signal_handling._SIGCHLD_handler_set
-    torch.utils.data._utils.signal_handling._SIGCHLD_handler_set = False
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
     yield
-    torch.utils.data._utils.signal_handling._SIGCHLD_handler_set = known
     signal.signal(signal.SIGCHLD, before)
 
 
@@ -153,8 +151,8 @@ def test_a_process_group_tells_its_store_and_what_lies_below_its_prefixes():
 
 def test_what_pickling_and_memory_rely_on():
     assert socket.socket in ForkingPickler(io.BytesIO()).dispatch_table
-    assert len(cloudpickle.Pickler(io.BytesIO()).reducer_override(lambda: 1)) == 6
-    assert len(cloudpickle.Pickler(io.BytesIO()).reducer_override(type("Local", (), {}))) == 6
+    for by_value in (lambda: 1, type("Local", (), {})):
+        assert len(cloudpickle.Pickler(io.BytesIO()).reducer_override(by_value)) == 6
     assert context.get_spawning_popen() is None
     assert os.path.isdir(process.ORIGINAL_DIR)
     assert callable(resource_tracker.ensure_running)

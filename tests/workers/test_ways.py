@@ -2,17 +2,30 @@
 
 import itertools
 import json
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
-from cases import Case, cases, key
+from cases import Case, cases, key, keys
 from helpers import START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds_of_loaders import KINDS, plain
-from worker_streams import ITEMS, Broken, failing, odd
+from worker_streams import ITEMS, Broken, acting, few, odd, raising, waiting
 
-from stream_dataloader import ItemError, OpenError, ReadError, StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader import (
+    ItemError,
+    OpenError,
+    ReadError,
+    StreamDataLoader,
+    StreamDataset,
+    WorkerDeathError,
+    WorkerTimeoutError,
+    get_stream_info,
+)
+from stream_dataloader._workers import feed
 
 pytestmark = pytest.mark.filterwarnings("ignore:num_workers is")
 
@@ -22,6 +35,7 @@ WAYS = {
     "threads": {"num_workers": 2, "worker_method": "thread"},
     "threads of processes": {"num_workers": 2, "threads_per_worker": 3},
 }
+ALL = WAYS | {"processes": PROCESSES}
 slow = pytest.mark.slow
 
 
@@ -59,24 +73,23 @@ def test_nor_on_how_processes_start(kind, method):
 
 def legs():
     """Ways and numbers; processes are seldom drawn, as they take long."""
-    threads = st.builds(lambda n: {"num_workers": n, "worker_method": "thread"}, st.integers(1, 4))
-    processes = st.builds(
-        lambda n, m: {"num_workers": n, "threads_per_worker": m}, st.integers(1, 3), st.integers(1, 4)
-    )
+    numbers = st.integers(1, 4)
+    threads = st.fixed_dictionaries({"num_workers": numbers, "worker_method": st.just("thread")})
+    processes = st.fixed_dictionaries({"num_workers": st.integers(1, 3), "threads_per_worker": numbers})
     return st.one_of(threads, threads, threads, st.just({}), processes)
 
 
 @random_cases(800, 25)
 @given(cases(max_streams=14), st.lists(legs(), min_size=2, max_size=4), st.data())
 def test_any_place_is_resumed_in_another_way_by_another_number(case, ways, data):
-    expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
+    expected = keys(StreamDataLoader(case.dataset()))
     found, state = [], None
     for last, options in enumerate(ways, 1 - len(ways)):
         loader = StreamDataLoader(case.dataset(), **options)
         if state is not None:
             loader.load_state_dict(state)
         iterator = iter(loader)
-        found += [key(batch) for batch in itertools.islice(iterator, data.draw(st.integers(0, 4)) if last else None)]
+        found += keys(itertools.islice(iterator, data.draw(st.integers(0, 4)) if last else None))
         state = json.loads(json.dumps(loader.state_dict()))
         iterator.close()
         if len(found) == len(expected):
@@ -128,8 +141,8 @@ def test_random_draws_of_streams_are_the_same_in_any_thread(way):
 
 #: What breaks, and how.
 BREAKING = {
-    "reading": (failing((2, 5), Broken, "what"), ReadError),
-    "opening": (failing((3, 0), Broken, "what"), ReadError),
+    "reading": (acting({(2, 5): raising(Broken, "what")}), ReadError),
+    "opening": (acting({(3, 0): raising(Broken, "what")}), ReadError),
     "no stream": (lambda n: n, OpenError),
     "one shape": (odd, ItemError),
     "one kind": (lambda n: [0, 1] if n else ["a"], ItemError),
@@ -157,8 +170,71 @@ def test_errors_come_at_their_own_step_with_the_same_text(what, way):
 @pytest.mark.filterwarnings("ignore:skipped the rest")
 def test_broken_streams_are_skipped_as_by_processes(way):
     def read(options):
-        stream = failing((2, 5), Broken, "what")
+        stream = acting({(2, 5): raising(Broken, "what")})
         loader = StreamDataLoader(StreamDataset(range(7), stream, 3, time_steps=2, on_error="skip"), **options)
-        return [key(batch) for batch in loader], [str(failure) for failure in loader.failures]
+        return keys(loader), [str(failure) for failure in loader.failures]
 
     assert read(WAYS[way]) == read(PROCESSES)
+
+
+# What goes wrong in a worker
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(("place", "position"), [("opening", 0), ("reading", 2)])
+@pytest.mark.parametrize("way", ["processes", "threads"])
+def test_a_stream_that_exits_is_named(way, place, position, keep, tmp_path):
+    acts = {(1, 1): lambda: time.sleep(0.01)}  # the other worker is ahead
+    acts[3, position] = few(tmp_path / "exits", lambda: sys.exit(3))
+    dataset = StreamDataset(range(4), acting(acts, 4), 2, time_steps=1, lookahead=int(keep))
+    loader = StreamDataLoader(dataset, persistent_workers=keep, **ALL[way])
+    steps = []
+    with pytest.raises(WorkerDeathError, match=rf"worker 1.* exited with status 3 .*{place} source 3 \(3\)") as error:
+        steps.extend(batch.step for batch in loader)
+    assert "memory" not in str(error.value)
+    assert len(steps) == 4 + position if way == "threads" else len(steps) <= 4 + position
+    assert len(list(loader)) == 8, "the next epoch is read as ever"
+
+
+@pytest.mark.parametrize("way", ALL)
+def test_an_error_in_a_policy_is_raised_as_it_is_though_other_streams_are_slow(way):
+    def policy(failure):
+        raise Broken("of the policy")
+
+    read = acting({(1, 3): raising(ValueError), (0, 3): lambda: time.sleep(0.1)})
+    dataset = StreamDataset([0, 1], read, 2, time_steps=1, on_error=policy)
+    loader = StreamDataLoader(dataset, persistent_workers=True, **ALL[way])
+    for _ in range(2):
+        with pytest.raises(Broken, match="of the policy"):
+            list(loader)
+
+
+@pytest.mark.parametrize(("method", "seconds"), [("process", 1), ("thread", 0.2)])
+def test_a_timeout_does_not_count_while_workers_start(method, seconds, monkeypatch, tmp_path):
+    def loader(init):
+        dataset = StreamDataset([2], range, 1, time_steps=1)
+        return StreamDataLoader(dataset, 1, timeout=seconds, worker_method=method, worker_init_fn=init)
+
+    assert len(list(loader(lambda _: time.sleep(1.5 * seconds)))) == 2
+    monkeypatch.setattr(feed, "LONGEST_START_SECONDS", 0)
+    with pytest.raises(WorkerTimeoutError, match="at step 0: worker 0 has not started"):
+        list(loader(lambda _: waiting(tmp_path / "go on")()))
+    (tmp_path / "go on").touch()
+
+
+@pytest.mark.parametrize("way", ["processes", "threads"])
+def test_a_wait_says_whom_it_is_for(way, monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(feed, "_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(feed, "_LOOK_SECONDS", 0.05)
+    read = acting({(3, 2): waiting(tmp_path / "go on")})
+
+    def go_on():
+        while not caplog.records:
+            time.sleep(0.01)
+        (tmp_path / "go on").touch()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    assert len(list(StreamDataLoader(StreamDataset(range(4), read, 4, time_steps=1), **ALL[way]))) == 9
+    thread.join()
+    assert "worker 1 is in lane 3" in caplog.records[0].getMessage()
