@@ -301,8 +301,7 @@ def test_a_damaged_value_is_noticed_when_it_is_read(tmp_path, opened):
     store = opened(path)
     with pytest.raises(
         StoreError,
-        match=r"stream 0 \(stream/0\): the value of steps from \d+ on, in .*0\.lmdb, is damaged: "
-        "its checksum is another; pack the store anew",
+        match=r"stream 0 \(stream/0\): the value of steps from \d+ on, in .*0\.lmdb, .*: its checksum is another",
     ):
         list(store(0))
     assert len(list(opened(path, check=False)(0))) == 40
@@ -330,7 +329,7 @@ def test_a_damaged_database_is_named(tmp_path, opened, how):
         changed[8192 + 12] ^= 1
         file.write_bytes({"short": content[:-4096], "long": content + b"0", "tree": bytes(changed)}[how])
     store = opened(path)
-    with pytest.raises(StoreError, match=r"0\.lmdb is (missing|damaged)"):
+    with pytest.raises(StoreError, match=r"0\.lmdb (is missing|.* damaged)"):
         next(store(0))
     assert len(store.verify()) == 1  # which all streams are in
 
@@ -348,7 +347,7 @@ def test_a_store_that_was_replaced_is_an_error_in_a_worker(tmp_path, opened):
     with pytest.raises(StoreError, match=r"1\.lmdb is another file now"):
         store.check_stream(3)  # this database is opened now
     assert_same(list(stream), STREAMS[0][2:], 0, "read from the file that was open")
-    store.index.databases._open.clear()
+    store.index.databases.file.cache_clear()
     with pytest.raises(StoreError, match=r"0\.lmdb is another file now"):
         store.check_stream(0)  # and that one again
 
@@ -379,7 +378,7 @@ def test_a_plain_lmdb_needs_decode(tmp_path):
     path = plain(tmp_path / "a.lmdb", {b"%d" % i: b"%d" % i for i in range(5)})
     with pytest.raises(StoreError, match=r"was not packed as a store; to read an LMDB as it is, give decode="):
         stores.open(path)
-    with pytest.raises(ValueError, match="was packed as a store, and its items need no decode="):
+    with pytest.raises(ValueError, match="decode= is for an LMDB that was not packed"):
         LmdbStore(written(tmp_path / "b"), decode=text)
     for wrong in ({"stream": "/"}, {"open_databases": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

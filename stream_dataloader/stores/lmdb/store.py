@@ -15,12 +15,13 @@ that is damaged, cut off or replaced is an error, not a crash.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ from stream_dataloader.streams._media.known_file import KnownFile
 __all__ = ["KIND", "LmdbStore"]
 
 KIND = "lmdb store"
+
+_Result = TypeVar("_Result")
 
 _SUFFIXES = (".lmdb", ".mdb")
 
@@ -111,10 +114,8 @@ class LmdbStore(PackedStore):
             )
         if options["decode"] is None:
             return _PackedIndex(self.path, options, self._classes, check=self._check_all)
-        if was_packed:
-            raise ValueError(f"{self.path} was packed as a store, and its items need no decode=; leave it out")
-        if options["columns"] is not None:
-            raise ValueError("columns= is for stores that were packed; have decode= return what is wanted")
+        if was_packed or options["columns"] is not None:
+            raise ValueError(f"{self.path}: decode= is for an LMDB that was not packed, columns= for one that was")
         return _PlainIndex(self.path, options)
 
     def _open_steps(self, number: int) -> Steps:
@@ -141,61 +142,53 @@ class _Databases:
     """The files of a store, mapped when they are read, of which a few are open at a time.
 
     Args:
-        files: Of each its size, how many values it has, and `Tree.crc`; nothing if that is not known.
+        expected: Of each file its size, how many values it has, and `Tree.crc`; None if that is not known.
         options: Of the store.
 
     Attributes:
-        checked: For each value of each file 1 if it was compared with its checksum.
+        file: Returns a file, by its number.
+        tree: Returns what it holds.
+        checked: Returns for each of its values 1 if it was compared with its checksum.
     """
 
-    def __init__(self, files: Mapping[str, Sequence[int]], options: Mapping[str, Any]) -> None:
-        self._options = options
-        self._files = files
-        self.paths = list(files)
-        self._known = [KnownFile.of(path) if os.path.exists(path) else None for path in files]
-        self._open: dict[int, LeafFile] = {}  # the one that was used last is last
-        self._trees: dict[int, Tree] = {}
-        self.checked: dict[int, bytearray] = {}
-
-    def opened(self, number: int) -> tuple[LeafFile, Tree]:
-        """A file, and what it holds.
-
-        Raises:
-            StoreError: It is damaged, or another one than it was.
-        """
-        if (file := self._open.get(number)) is None:
-            file = self._map(number)
-        if (most := self._options["open_databases"]) is not None:
-            self._open.pop(number, None)
-            for other in list(self._open)[: len(self._open) + 1 - most]:
-                self._open.pop(other, None)
-        self._open[number] = file
-        return file, self._trees[number]
+    def __init__(self, expected: Mapping[str, tuple[int, ...] | None], options: Mapping[str, Any]) -> None:
+        self._expected = list(expected.values())
+        self._readahead = options["readahead"]
+        self.known = [
+            KnownFile.of(path) if os.path.exists(path) else KnownFile(path, 0, 0, 0, path) for path in expected
+        ]
+        self.file = functools.lru_cache(options["open_databases"])(self._map)
+        self.tree = functools.cache(self._read_tree)
+        self.checked = functools.cache(lambda number: bytearray(len(self.tree(number).values)))
 
     def _map(self, number: int) -> LeafFile:
-        path, known = self.paths[number], self._known[number]
-        if known is None:
-            raise StoreError(f"{path} is missing: the store is damaged; write it anew")
+        known = self.known[number]
         known.check()
-        file = LeafFile(path, LeafSpec(torch.uint8, ()), known.size, readahead=self._options["readahead"])
-        if number not in self._trees:
-            tree = read_tree(file.rows, path)
-            expected = self._files[path]
-            if expected and tuple(expected) != (known.size, len(tree.values), tree.crc):
-                raise StoreError(f"{path} is damaged: its size or its tree's checksum is another; pack the store anew")
-            self._trees[number], self.checked[number] = tree, bytearray(len(tree.values))
-        return file
+        return LeafFile(known.path, LeafSpec(torch.uint8, ()), known.size, readahead=self._readahead)
 
-    @contextmanager
-    def value(self, number: int, place: int, name: str) -> Iterator[Any]:
-        """The bytes of a file's value, by its place in the order of keys; they are the file's own."""
-        file, tree = self.opened(number)
+    def _read_tree(self, number: int) -> Tree:
+        (path, _, size, *_), expected = self.known[number], self._expected[number]
+        tree = read_tree(self.file(number).rows, path)
+        if expected is not None and expected != (size, len(tree.values), tree.crc):
+            raise StoreError(f"{path} is damaged: its size or its tree's checksum is another; pack the store anew")
+        return tree
+
+    def value(self, number: int, place: int, name: str, take: Callable[[Any], _Result]) -> _Result:
+        """What `take` makes of the bytes of a file's value; they are the file's own.
+
+        Args:
+            number: The file's.
+            place: The value's, in the order of keys.
+            name: What errors call it.
+            take: Called with the bytes. What it raises is damage.
+        """
+        file, tree = self.file(number), self.tree(number)
         file.check_size()
         begin, stop = tree.values[place].tolist()
         try:
-            yield file.rows[begin:stop]
-        except ValueError as error:
-            raise StoreError(f"{name}, in {self.paths[number]}, is damaged: {error}; pack the store anew") from error
+            return take(file.rows[begin:stop])
+        except Exception as error:
+            raise StoreError(f"{name}, in {file.path}, is damaged: {error}; pack the store anew") from error
         finally:
             file.check()
 
@@ -215,7 +208,7 @@ class _PackedIndex(PackedIndex):
             inside(folder, found["file"], folder): (found["size"], found["entries"], found["crc"])
             for found in content["databases"]
         }
-        check_sizes(self.window - 1, *(number for numbers in files.values() for number in numbers))
+        check_sizes(self.window - 1, *itertools.chain(*files.values()))
         if content["codec"] not in CODECS:
             raise ValueError(f"codec {content['codec']!r}")
         self.windows = Windows(self.leaves, content["codec"])
@@ -224,8 +217,7 @@ class _PackedIndex(PackedIndex):
         return 2
 
     def _streams_lie_inside(self) -> bool:
-        has_steps = self.lengths > 0
-        start, steps, database = (self.table[row, has_steps] for row in (0, 1, 4))
+        start, steps, database = self.table[[0, 1, 4]][:, self.lengths > 0]
         if not len(steps):
             return True
         if database.min() < 0 or database.max() >= len(self._entries):
@@ -239,22 +231,20 @@ class _PackedSteps:
     def __init__(self, index: _PackedIndex, number: int, name: str, wanted: list[str] | None, check: bool) -> None:
         self._name = name
         self._first, self._steps, _, _, self._database, self._crc = index.table[:6, number].tolist()
-        self._window = index.window
-        self._windows = index.windows
-        self._databases = index.databases
+        self._window, self._windows, self._databases = index.window, index.windows, index.databases
         self._check = check
-        self._specs = index.leaves
         self._structure, self._leaves = chosen(wanted, index.structure, range(len(index.leaves)))
-        self._kept: tuple[int, Any] | None = None  # the latest window that was decompressed
+        self._specs = [index.leaves[leaf] for leaf in self._leaves]
+        self._kept: tuple[int, Any] = (-1, None)  # the latest window that was decompressed
 
     def __len__(self) -> int:
         return int(self._steps)
 
     def item(self, index: int) -> Any:
-        rows = [np.empty((1, *self._specs[leaf].shape), self._specs[leaf].stored) for leaf in self._leaves]
+        rows = [np.empty((1, *spec.shape), spec.stored) for spec in self._specs]
         self._read(index, rows)
-        leaves = [owned(row[0], self._specs[leaf].dtype) for row, leaf in zip(rows, self._leaves, strict=True)]
         assert self._structure is not None
+        leaves = [owned(row[0], spec.dtype) for row, spec in zip(rows, self._specs, strict=True)]
         return unflatten(self._structure, iter(leaves))
 
     def read(self, start: int, out: Any) -> None:
@@ -263,62 +253,54 @@ class _PackedSteps:
 
     def _read(self, start: int, rows: list[Any]) -> None:
         """Write the steps from `start` on to rows of the leaves that are wanted."""
-        stop = start + len(rows[0])
-        at = start
-        while at < stop:
-            window, begin = divmod(at, self._window)
-            count = min(self._window - begin, stop - at)
-            out = [row[at - start : at - start + count] for row in rows]
-            if self._kept is not None and self._kept[0] == window:
+        done, count = 0, len(rows[0])
+        while done < count:
+            window, begin = divmod(start + done, self._window)
+            stop = min(begin + count - done, self._window)
+            out = [row[done : done + stop - begin] for row in rows]
+            if self._kept[0] == window:
                 self._copy(self._kept[1], begin, out)
             else:
-                with self._value(window) as value:
-                    place = self._first + window
-                    checked = self._databases.checked[self._database]
-                    if self._check and not checked[place]:
-                        check_value(value)
-                        checked[place] = 1
-                    columns = self._columns(window, value)
-                    self._copy(columns, begin, out)
-                    self._kept = (window, columns) if self._windows.is_compressed else None
-            at += count
+                self._value(window, functools.partial(self._take, window, begin, out))
+            done += stop - begin
+
+    def _take(self, window: int, begin: int, out: list[Any], value: Any) -> None:
+        """Write some steps of a window whose value is given."""
+        checked, place = self._databases.checked(self._database), self._first + window
+        if self._check and not checked[place]:
+            check_value(value)
+            checked[place] = 1
+        columns = self._columns(window, value)
+        self._copy(columns, begin, out)
+        if self._windows.is_compressed:
+            self._kept = (window, columns)
 
     def _columns(self, window: int, value: Any) -> list[Any]:
         return self._windows.columns(value, min(self._window, self._steps - window * self._window))
 
     def _copy(self, columns: list[Any], begin: int, out: list[Any]) -> None:
         for leaf, target in zip(self._leaves, out, strict=True):
-            self._windows.copy(columns[leaf][begin : begin + len(target)], self._windows.images[leaf], target)
+            self._windows.copy(columns[leaf][begin : begin + len(target)], target)
 
-    def _value(self, window: int) -> AbstractContextManager[Any]:
+    def _value(self, window: int, take: Callable[[Any], _Result]) -> _Result:
         name = f"{self._name}: the value of steps from {window * self._window} on"
-        return self._databases.value(self._database, self._first + window, name)
+        return self._databases.value(self._database, self._first + window, name, take)
 
     def verify(self) -> None:
-        """Read all values, also those that were checked already, and compare the whole stream's checksum.
-
-        Raises:
-            StoreError: Something is damaged.
-        """
+        """Read all values, also those that were checked already, and compare the whole stream's checksum."""
         crc = 0
         for window in range(-(-self._steps // self._window)):
-            with self._value(window) as value:
-                crc = zlib.crc32(check_value(value).to_bytes(4, "little"), crc)
-                self._columns(window, value)
+            crc = zlib.crc32(self._value(window, check_value).to_bytes(4, "little"), crc)
+            self._value(window, functools.partial(self._columns, window))
         if crc != self._crc:
             raise StoreError(f"{self._name} is damaged: its values are those of another stream; pack the store anew")
 
     def close(self) -> None:
-        self._kept = None
+        self._kept = (-1, None)
 
 
 class _PlainIndex:
-    """All keys of some databases that were not packed, and the streams that they make; see `Index`.
-
-    Args:
-        path: A file, or a folder.
-        options: Of the store.
-    """
+    """All keys of some databases that were not packed, and the streams that they make; see `Index`."""
 
     version = ""
     structure = None
@@ -326,22 +308,21 @@ class _PlainIndex:
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         names = _files_at(path)
-        self.databases = _Databases(dict.fromkeys(names, ()), options)
+        self.databases = _Databases(dict.fromkeys(names), options)
         separator = options["stream"]
         digest = hashlib.blake2b(repr(separator).encode(), digest_size=16)
         self._names: list[str] = []
         self.places: list[tuple[int, int, int]] = []  # of each stream: database, first value, the one after its last
-        for number, (file, name) in enumerate(names.items()):
-            opened, tree = self.databases.opened(number)
-            stat = os.stat(file)
-            digest.update(repr((name, stat.st_size, tree.crc, stat.st_mtime_ns)).encode())
-            groups = [("", 0, len(tree.keys))]
+        for number, (name, known) in enumerate(zip(names.values(), self.databases.known, strict=True)):
+            rows, tree = self.databases.file(number).rows, self.databases.tree(number)
+            digest.update(repr((name, known.size, tree.crc, known.modified_ns)).encode())
+            groups = {"": (0, len(tree.keys))}
             if separator is not None:
-                keys = [opened.rows[begin:stop].tobytes() for begin, stop in tree.keys.tolist()]
-                groups = _groups(keys, os.fsencode(separator))
-            for group, begin, end in groups:
+                keys = [rows[begin:stop].tobytes() for begin, stop in tree.keys.tolist()]
+                groups = _groups(keys, separator)
+            for group, places in groups.items():
                 self._names.append("/".join(filter(None, [name if len(names) > 1 or not group else "", group])))
-                self.places.append((number, begin, end))
+                self.places.append((number, *places))
         self.lengths = np.array([end - begin for _, begin, end in self.places], np.int64)
         self.fingerprint = digest.hexdigest()
 
@@ -373,22 +354,19 @@ def _files_at(path: str) -> dict[str, str]:
     return found
 
 
-def _groups(keys: list[bytes], separator: bytes) -> list[tuple[str, int, int]]:
-    """The keys that are alike up to the last separator: the text before it, and which they are."""
-    found: list[tuple[str, int, int]] = []
-    for place, key in enumerate(keys):
-        group, middle, _ = key.rpartition(separator)
-        if not middle:
-            continue
+def _groups(keys: list[bytes], separator: str) -> dict[str, tuple[int, int]]:
+    """Where the keys that are alike up to the last separator begin and end, by the text before it."""
+    found: dict[str, tuple[int, int]] = {}
+    stop = 0
+    for (group, middle), alike in itertools.groupby(keys, lambda key: key.rpartition(os.fsencode(separator))[:2]):
+        start, stop = stop, stop + len(list(alike))
         name = group.decode("utf-8", "backslashreplace")
-        if found and found[-1][0] == name and found[-1][2] == place:
-            found[-1] = (name, found[-1][1], place + 1)
-        else:
-            found.append((name, place, place + 1))
-    if len({name for name, _, _ in found}) < len(found):
-        raise StoreError(
-            f"with the separator {os.fsdecode(separator)!r}, some stream's keys do not follow each other; use another"
-        )
+        if middle and name in found:
+            raise StoreError(
+                f"with the separator {separator!r}, the keys of stream {name!r} do not follow each other; use another"
+            )
+        if middle:
+            found[name] = (start, stop)
     return found
 
 
@@ -405,17 +383,14 @@ class _PlainSteps:
         return self._end - self._begin
 
     def item(self, index: int) -> Any:
-        place = self._begin + index
-        with self._databases.value(self._database, place, f"{self._name}, step {index}") as found:
-            value = found.tobytes()
+        place, name = self._begin + index, f"{self._name}, step {index}"
+        value = self._databases.value(self._database, place, name, bytes)
         try:
             return self._decode(value)
         except Exception as error:
-            file, tree = self._databases.opened(self._database)
+            file, tree = self._databases.file(self._database), self._databases.tree(self._database)
             key = file.rows[slice(*tree.keys[place])].tobytes()
-            raise StoreError(
-                f"{self._name}, step {index} (key {key!r}): decode= raised {type(error).__name__}: {error}"
-            ) from error
+            raise StoreError(f"{name} (key {key!r}): decode= raised {type(error).__name__}: {error}") from error
 
     def read(self, start: int, out: Any) -> None:
         _, leaves = flatten(out)

@@ -32,9 +32,6 @@ __all__ = ["CODECS", "Windows", "check_value", "steps_of_window"]
 
 CODECS = ("none", "zstd", "jpeg")
 
-#: Of an image: height and width, how many channels, and whether they are last.
-_Image = tuple[tuple[int, int], int, bool]
-
 _HEAD = struct.Struct("<II")
 _SIZE, _WORD = np.dtype("<u4"), np.dtype("<u8")
 _BLOCK_BYTES = 4096
@@ -57,67 +54,54 @@ def _checksum(steps: int, body: Any) -> int:
 
 
 def check_value(value: Any) -> int:
-    """The checksum that a value says it has.
-
-    Raises:
-        ValueError: It has another.
-    """
-    if len(value) < _HEAD.size:
-        raise ValueError(f"it has {len(value)} bytes")
+    """The checksum that a value says it has; a ValueError if it has another."""
     found, steps = _HEAD.unpack_from(value)
     if _checksum(steps, value[_HEAD.size :]) != found:
         raise ValueError("its checksum is another")
     return int(found)
 
 
-def _image_of(leaf: LeafSpec) -> _Image | None:
-    """A leaf as JPEG keeps it: uint8, `(H, W)`, or with 1 or 3 channels first or last; None if it is no image."""
-    if str(leaf.dtype) != "torch.uint8" or len(leaf.shape) not in (2, 3) or not all(leaf.shape):
+def _as_image(pixels: Any) -> Any:
+    """A time step's `(H, W)`, `(H, W, C)` or `(C, H, W)` as `(H, W, C)`; None if it is no image that JPEG has."""
+    if pixels.ndim not in (2, 3):
         return None
-    shape = (*leaf.shape, 1)[:3]
-    is_last = shape[2] in (1, 3)
-    height, width, channels = shape if is_last else (*shape[1:], shape[0])
-    return ((height, width), channels, is_last) if channels in (1, 3) and max(height, width) < 1 << 16 else None
+    image = pixels[..., None] if pixels.ndim == 2 else pixels
+    if image.shape[2] not in (1, 3):
+        image = image.transpose(1, 2, 0)
+    return image if image.shape[2] in (1, 3) and image.size and max(image.shape) < 1 << 16 else None
 
 
 class Windows:
-    """Writes and reads values of one store.
-
-    Args:
-        leaves: Of an item.
-        codec: One of `CODECS`.
-        quality: Of JPEG, 1 to 100; only to write.
+    """Writes and reads values of one store, whose items have some leaves.
 
     Attributes:
-        images: For each leaf how JPEG keeps it; None: it does not.
+        images: For each leaf whether it is kept as JPEG.
         is_compressed: Values are decompressed as a whole.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], codec: str, quality: int = 95) -> None:
-        self._leaves = [(leaf.shape, leaf.stored, leaf.step_bytes) for leaf in leaves]
-        self._step_bytes = sum(leaf.step_bytes for leaf in leaves)
+        self._leaves = leaves
         self._quality = quality
         self.is_compressed = codec == "zstd"
-        self.images = [_image_of(leaf) if codec == "jpeg" else None for leaf in leaves]
+        is_jpeg = [codec == "jpeg" and str(leaf.dtype) == "torch.uint8" for leaf in leaves]
+        self.images = [
+            yes and _as_image(np.broadcast_to(np.uint8(0), leaf.shape)) is not None
+            for yes, leaf in zip(is_jpeg, leaves, strict=True)
+        ]
         if self.is_compressed:
             codecs.pack("zstd", b"")  # says at once if the package is missing
         if any(self.images):
             self._cv2: Any = import_opencv('codec="jpeg"')
 
     def encode(self, columns: Sequence[Any], steps: int) -> tuple[bytes, int]:
-        """A value, and its checksum.
-
-        Args:
-            columns: The steps of each leaf, `(steps or more, ...)`, as they are stored.
-            steps: How many there are.
-        """
+        """A value of some steps, and its checksum; `columns` has these of each leaf, and maybe more."""
         parts: list[Any] = []
-        for column, image in zip(columns, self.images, strict=True):
-            if image is None:
-                parts.append(column[:steps].reshape(-1).view(np.uint8).data)
-            else:
-                files = [self._encode_image(image, pixels) for pixels in column[:steps]]
+        for column, is_image in zip(columns, self.images, strict=True):
+            if is_image:
+                files = [self._encode_image(_as_image(pixels)) for pixels in column[:steps]]
                 parts += [np.array([len(file) for file in files], _SIZE).tobytes(), *files]
+            else:
+                parts.append(column[:steps].reshape(-1).view(np.uint8).data)
         body = b"".join(parts)
         if self.is_compressed:
             body = codecs.pack("zstd", body)
@@ -127,67 +111,50 @@ class Windows:
         return _HEAD.pack(checksum, steps) + body, checksum
 
     def columns(self, value: Any, steps: int) -> list[Any]:
-        """The steps of each leaf: an array that lies in the value, or its JPEG files.
+        """The steps of each leaf: an array that lies in the value, or a list of JPEG files.
 
         Raises:
-            ValueError: The value has another number of steps, or another size.
+            ValueError, TypeError: The value has another number of steps, or another size.
         """
-        if len(value) < _HEAD.size or _HEAD.unpack_from(value)[1] != steps:
-            raise ValueError(f"it has {len(value)} bytes, and not the {steps} steps that it should have")
+        if _HEAD.unpack_from(value)[1] != steps:
+            raise ValueError(f"it has not the {steps} steps that it should have")
         body = value[_HEAD.size :]
         if self.is_compressed:
-            body = codecs.unpack("zstd", body, steps * self._step_bytes, "its window")
+            body = codecs.unpack("zstd", body, steps * sum(leaf.step_bytes for leaf in self._leaves), "its window")
         found: list[Any] = []
         end = 0
-        for (shape, stored, step_bytes), image in zip(self._leaves, self.images, strict=True):
-            begin = end
-            end += steps * (step_bytes if image is None else _SIZE.itemsize)
-            if end > len(body):
-                raise ValueError(f"it ends at {len(body):,} of {end:,} bytes")
-            if image is None:
-                found.append(np.ndarray((steps, *shape), stored, body, begin))
-                continue
-            stops = end + np.cumsum(np.ndarray(steps, _SIZE, body, begin), dtype=np.int64)
-            if stops[-1] > len(body):
-                raise ValueError(f"it ends at {len(body):,} of {stops[-1]:,} bytes")
-            found.append([body[first:stop] for first, stop in zip([end, *stops[:-1]], stops, strict=True)])
-            end = int(stops[-1])
+        for leaf, is_image in zip(self._leaves, self.images, strict=True):
+            if is_image:
+                sizes = np.ndarray(steps, _SIZE, body, end)
+                begin, *stops = np.cumsum([end + sizes.nbytes, *sizes.tolist()]).tolist()
+                found.append([body[first:stop] for first, stop in zip([begin, *stops[:-1]], stops, strict=True)])
+                end = stops[-1]
+            else:
+                found.append(np.ndarray((steps, *leaf.shape), leaf.stored, body, end))
+                end += found[-1].nbytes
         if end != len(body):
             raise ValueError(f"it has {len(body):,} bytes instead of {end:,}")
         return found
 
-    def copy(self, column: Any, image: _Image | None, out: Any) -> None:
-        """Write some steps of a leaf to `out`, an array of as many.
-
-        Raises:
-            ValueError: An image is damaged.
-        """
-        if image is None:
+    def copy(self, column: Any, out: Any) -> None:
+        """Write some steps of a leaf to an array of as many; a ValueError if an image is damaged."""
+        if not isinstance(column, list):
             out[...] = column
             return
         for file, pixels in zip(column, out, strict=True):
-            self._decode_image(image, file, pixels)
+            self._decode_image(file, _as_image(pixels))
 
-    def _encode_image(self, image: _Image, pixels: Any) -> bytes:
-        _, channels, is_last = image
-        if pixels.ndim == 3 and not is_last:
-            pixels = pixels.transpose(1, 2, 0)
-        if channels == 3:
-            pixels = pixels[..., ::-1]  # OpenCV's colours are blue, green, red
-        options = [self._cv2.IMWRITE_JPEG_QUALITY, self._quality]
-        file: bytes = self._cv2.imencode(".jpg", np.ascontiguousarray(pixels), options)[1].tobytes()
-        return file
+    def _encode_image(self, pixels: Any) -> bytes:
+        pixels = np.ascontiguousarray(pixels)
+        if pixels.shape[2] == 3:
+            pixels = self._cv2.cvtColor(pixels, self._cv2.COLOR_RGB2BGR)
+        return bytes(self._cv2.imencode(".jpg", pixels, [self._cv2.IMWRITE_JPEG_QUALITY, self._quality])[1])
 
-    def _decode_image(self, image: _Image, file: Any, out: Any) -> None:
-        size, channels, is_last = image
-        pixels = decoded_image(bytes(file), "an image", gray=channels == 1, upright=False)
-        if pixels.shape[:2] != size:
-            raise ValueError(f"an image is {pixels.shape[:2]} instead of {size}")
-        if channels == 1:
-            out[...] = pixels.reshape(out.shape)
-        elif not is_last:
-            out[...] = pixels[..., ::-1].transpose(2, 0, 1)
-        elif out.flags.c_contiguous:
+    def _decode_image(self, file: Any, out: Any) -> None:
+        pixels = decoded_image(bytes(file), "an image", gray=out.shape[2] == 1, upright=False)
+        if pixels.shape[:2] != out.shape[:2]:
+            raise ValueError(f"an image is {pixels.shape[:2]} instead of {out.shape[:2]}")
+        if out.shape[2] == 3 and out.flags.c_contiguous:
             self._cv2.cvtColor(pixels, self._cv2.COLOR_BGR2RGB, dst=out)
         else:
-            out[...] = pixels[..., ::-1]
+            out[...] = pixels.reshape(out.shape)[..., ::-1]
