@@ -1,4 +1,4 @@
-"""The pages of an LMDB file: where its keys and values lie.
+"""LMDB files, mapped; and their pages, which say where keys and values lie.
 
 LMDB trusts what is in a file: of 500 files that were cut off or had a few bytes changed, 77 to 152 end a process that
 reads them by py-lmdb 3.0.0. So the few pages that lead to values are looked at here.
@@ -10,17 +10,26 @@ Guarantee: all keys and values of a tree that was read lie within the file. What
 
 from __future__ import annotations
 
+import functools
+import os
 import struct
 import zlib
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named
+from stream_dataloader.stores._base.leaves import LeafSpec
+from stream_dataloader.stores._base.mapped import LeafFile
+from stream_dataloader.streams._media.known_file import KnownFile
 
-__all__ = ["Tree", "read_tree"]
+__all__ = ["Databases", "Result", "Tree", "read_tree"]
+
+Result = TypeVar("Result")
 
 _MAGIC, _DATA_VERSION = 0xBEEFC0DE, 1
 _PAGE_HEADER, _NODE_HEADER = 16, 8
@@ -112,3 +121,60 @@ def _entries(pages: NDArray[np.uint8], at: _Places, numbers: list[_Places], path
     if (value + size > len(content)).any():
         raise ValueError("a value lies outside of the file")
     return np.stack([key, key + key_bytes, value, value + size], 1)
+
+
+class Databases:
+    """The files of a store, mapped when they are read, of which a few are open at a time.
+
+    Args:
+        expected: Of each file its size, how many values it has, and `Tree.crc`; None if that is not known.
+        options: Of the store.
+
+    Attributes:
+        file: Returns a file, by its number.
+        tree: Returns what it holds.
+        checked: Returns for each of its values 1 if it was compared with its checksum.
+    """
+
+    def __init__(self, expected: Mapping[str, tuple[int, ...] | None], options: Mapping[str, Any]) -> None:
+        self.known = known = [
+            KnownFile.of(path) if os.path.exists(path) else KnownFile(path, 0, 0, 0, path) for path in expected
+        ]
+
+        most: int | None = options["open_databases"]
+
+        @functools.lru_cache(most)  # not of a method, which would keep files open in a circle
+        def file(number: int) -> LeafFile:
+            path, _, size, *_ = known[number]
+            known[number].check()
+            return LeafFile(path, LeafSpec(torch.uint8, ()), size, readahead=options["readahead"])
+
+        @functools.cache
+        def tree(number: int) -> Tree:
+            path, _, size, *_ = known[number]
+            found = read_tree(file(number).rows, path)
+            if expected[path] not in (None, (size, len(found.values), found.crc)):
+                raise StoreError(f"{path} is damaged: its size or its tree's checksum is another; pack it anew")
+            return found
+
+        self.file, self.tree = file, tree
+        self.checked = functools.cache(lambda number: bytearray(len(tree(number).values)))
+
+    def value(self, number: int, place: int, name: str, take: Callable[[Any], Result]) -> Result:
+        """What `take` makes of the bytes of a file's value, which are the file's own; what it raises is damage.
+
+        Args:
+            number: The file's.
+            place: The value's, in the order of keys.
+            name: What errors call it.
+            take: Called with the bytes.
+        """
+        file, tree = self.file(number), self.tree(number)
+        file.check_size()
+        begin, stop = tree.values[place].tolist()
+        try:
+            return take(file.rows[begin:stop])
+        except Exception as error:
+            raise StoreError(f"{name}, in {file.path}, is damaged: {error}; pack it anew") from error
+        finally:
+            file.check()

@@ -1,4 +1,4 @@
-"""Reads LMDB stores: those that were packed, and, by a function for their values, any other LMDB.
+"""Reads LMDB stores that were packed, and any other LMDB by a function for its values.
 
 A packed store, see `_base/packed`; `start` is the number of a stream's first value in its database, and besides there
 are ::
@@ -9,8 +9,8 @@ are ::
 
 All windows of a stream but the last have the same number of steps.
 
-Guarantee: opening a packed store reads its tables only. A window is copied once, from the map into the batch. A file
-that is damaged, cut off or replaced is an error, not a crash.
+Guarantee: opening a packed store reads its tables only. A window is copied once, from the map into the batch.
+A file that is damaged, cut off or replaced is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import itertools
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,21 +30,17 @@ from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside
-from stream_dataloader.stores._base.leaves import LeafSpec, chosen, leaf_names, owned
-from stream_dataloader.stores._base.mapped import LeafFile
+from stream_dataloader.stores._base.leaves import chosen, leaf_names, owned
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.packed import HEADER, PackedIndex, PackedStore, check_sizes
 from stream_dataloader.stores._base.store import Index
 from stream_dataloader.stores._base.stream import Steps, put_row
-from stream_dataloader.stores.lmdb.pages import Tree, read_tree
+from stream_dataloader.stores.lmdb.pages import Databases, Result
 from stream_dataloader.stores.lmdb.windows import CODECS, Windows, check_value
-from stream_dataloader.streams._media.known_file import KnownFile
 
 __all__ = ["KIND", "LmdbStore"]
 
 KIND = "lmdb store"
-
-_Result = TypeVar("_Result")
 
 _SUFFIXES = (".lmdb", ".mdb")
 
@@ -64,12 +60,6 @@ class LmdbStore(PackedStore):
         stream: A separator, such as `"/"`: keys that are alike up to the last one of it are a stream; keys without it
             are left out. None: each database is a stream. With `decode`.
 
-    Raises:
-        FileNotFoundError: There is nothing.
-        StoreError: The store is unfinished, damaged or of another version, or has no such leaf, or is none of ours and
-            there is no `decode`.
-        TypeError: `columns` is no list of names, or `decode` no function.
-
     Checked against py-lmdb 3.0.0, with LMDB 0.9.36.
     """
 
@@ -88,11 +78,11 @@ class LmdbStore(PackedStore):
         stream: str | None = None,
     ) -> None:
         if open_databases is not None and open_databases < 1:
-            raise ValueError(f"open_databases is {open_databases}; one has to be open to be read, or None for all")
+            raise ValueError(f"open_databases is {open_databases}; give 1 or more, or None for all")
         if decode is not None and not callable(decode):
-            raise TypeError(f"decode is {decode!r}; give a function that makes an item of a value's bytes, or None")
+            raise TypeError(f"decode is {decode!r}; give a function of a value's bytes, or None")
         if stream is not None and (decode is None or not stream):
-            raise ValueError(f"stream is {stream!r}; give some text that separates, with decode=, or None")
+            raise ValueError(f"stream is {stream!r}; give text that separates, with decode=, or None")
         super().__init__(
             path,
             columns=given_columns(columns),
@@ -105,12 +95,12 @@ class LmdbStore(PackedStore):
 
     def _read_index(self) -> Index:
         if not os.path.exists(self.path):
-            raise FileNotFoundError(f"there is no store at {self.path}; give the folder that stores.pack wrote")
+            raise FileNotFoundError(f"there is no store at {self.path}; give its folder")
         options = self._options
         was_packed = os.path.exists(os.path.join(self.path, HEADER))
         if options["decode"] is None and not was_packed:
             raise StoreError(
-                f"{self.path} has no {HEADER}, and so was not packed as a store; to read an LMDB as it is, give decode="
+                f"{self.path} has no {HEADER}: it was not packed as a store; to read it as it is, give decode="
             )
         if options["decode"] is None:
             return _PackedIndex(self.path, options, self._classes, check=self._check_all)
@@ -138,61 +128,6 @@ class LmdbStore(PackedStore):
             _PackedSteps(index, number, self.name_of(number), None, True).verify()
 
 
-class _Databases:
-    """The files of a store, mapped when they are read, of which a few are open at a time.
-
-    Args:
-        expected: Of each file its size, how many values it has, and `Tree.crc`; None if that is not known.
-        options: Of the store.
-
-    Attributes:
-        file: Returns a file, by its number.
-        tree: Returns what it holds.
-        checked: Returns for each of its values 1 if it was compared with its checksum.
-    """
-
-    def __init__(self, expected: Mapping[str, tuple[int, ...] | None], options: Mapping[str, Any]) -> None:
-        self._expected = list(expected.values())
-        self._readahead = options["readahead"]
-        self.known = [
-            KnownFile.of(path) if os.path.exists(path) else KnownFile(path, 0, 0, 0, path) for path in expected
-        ]
-        self.file = functools.lru_cache(options["open_databases"])(self._map)
-        self.tree = functools.cache(self._read_tree)
-        self.checked = functools.cache(lambda number: bytearray(len(self.tree(number).values)))
-
-    def _map(self, number: int) -> LeafFile:
-        known = self.known[number]
-        known.check()
-        return LeafFile(known.path, LeafSpec(torch.uint8, ()), known.size, readahead=self._readahead)
-
-    def _read_tree(self, number: int) -> Tree:
-        (path, _, size, *_), expected = self.known[number], self._expected[number]
-        tree = read_tree(self.file(number).rows, path)
-        if expected is not None and expected != (size, len(tree.values), tree.crc):
-            raise StoreError(f"{path} is damaged: its size or its tree's checksum is another; pack the store anew")
-        return tree
-
-    def value(self, number: int, place: int, name: str, take: Callable[[Any], _Result]) -> _Result:
-        """What `take` makes of the bytes of a file's value; they are the file's own.
-
-        Args:
-            number: The file's.
-            place: The value's, in the order of keys.
-            name: What errors call it.
-            take: Called with the bytes. What it raises is damage.
-        """
-        file, tree = self.file(number), self.tree(number)
-        file.check_size()
-        begin, stop = tree.values[place].tolist()
-        try:
-            return take(file.rows[begin:stop])
-        except Exception as error:
-            raise StoreError(f"{name}, in {file.path}, is damaged: {error}; pack the store anew") from error
-        finally:
-            file.check()
-
-
 class _PackedIndex(PackedIndex):
     """Also knows the windows of steps, and the databases in which they are."""
 
@@ -212,7 +147,7 @@ class _PackedIndex(PackedIndex):
         if content["codec"] not in CODECS:
             raise ValueError(f"codec {content['codec']!r}")
         self.windows = Windows(self.leaves, content["codec"])
-        self.databases = _Databases(files, self._options)
+        self.databases = Databases(files, self._options)
         self._entries = np.array([entries for _, entries, _ in files.values()], np.int64)
         return 2
 
@@ -282,7 +217,7 @@ class _PackedSteps:
         for leaf, target in zip(self._leaves, out, strict=True):
             self._windows.copy(columns[leaf][begin : begin + len(target)], target)
 
-    def _value(self, window: int, take: Callable[[Any], _Result]) -> _Result:
+    def _value(self, window: int, take: Callable[[Any], Result]) -> Result:
         name = f"{self._name}: the value of steps from {window * self._window} on"
         return self._databases.value(self._database, self._first + window, name, take)
 
@@ -293,7 +228,7 @@ class _PackedSteps:
             crc = zlib.crc32(self._value(window, check_value).to_bytes(4, "little"), crc)
             self._value(window, functools.partial(self._columns, window))
         if crc != self._crc:
-            raise StoreError(f"{self._name} is damaged: its values are those of another stream; pack the store anew")
+            raise StoreError(f"{self._name} is damaged: its values are those of another stream; pack it anew")
 
     def close(self) -> None:
         self._kept = (-1, None)
@@ -308,7 +243,7 @@ class _PlainIndex:
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         names = _files_at(path)
-        self.databases = _Databases(dict.fromkeys(names), options)
+        self.databases = Databases(dict.fromkeys(names), options)
         separator = options["stream"]
         digest = hashlib.blake2b(repr(separator).encode(), digest_size=16)
         self._names: list[str] = []
@@ -362,9 +297,7 @@ def _groups(keys: list[bytes], separator: str) -> dict[str, tuple[int, int]]:
         start, stop = stop, stop + len(list(alike))
         name = group.decode("utf-8", "backslashreplace")
         if middle and name in found:
-            raise StoreError(
-                f"with the separator {separator!r}, the keys of stream {name!r} do not follow each other; use another"
-            )
+            raise StoreError(f"with {separator!r}, the keys of stream {name!r} do not follow each other; use another")
         if middle:
             found[name] = (start, stop)
     return found

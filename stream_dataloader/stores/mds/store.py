@@ -35,9 +35,8 @@ __all__ = ["MdsStore"]
 class MdsStore(Store):
     """An MDS dataset, in a folder or at a URL.
 
-    Items are dicts, with a leaf for each column; of a packed store they are what was packed. Numbers, text and JSON are
-    what they were; `jpeg`, `png` and `pil` are arrays `(H, W)`, `(H, W, 3)` RGB or `(H, W, 4)`. Those of `jpeg`
-    may differ from another decoder's by a few shades.
+    Items are dicts, with a leaf for each column; of a packed store they are what was packed. Pictures are arrays
+    `(H, W)`, `(H, W, 3)` RGB or `(H, W, 4)`. Those of `jpeg` may differ from another decoder's by a few shades.
 
     Args:
         path: The folder of index.json, or its URL, of any protocol that fsspec knows.
@@ -52,11 +51,6 @@ class MdsStore(Store):
         upright: Turn JPEG as its EXIF says.
         cache: Where remote shards and unpacked ones are kept; None is what the environment says, see `FileCache`.
         predownload: How many more shards of a stream that is read are fetched and unpacked ahead of use.
-
-    Raises:
-        FileNotFoundError: There is no such folder, or no index.json at the URL.
-        StoreError: The dataset is damaged, or has no such column, or one that is not read.
-        ImportError: A package is missing that fetches it; names the extra.
 
     Example:
         >>> import tempfile
