@@ -1,13 +1,13 @@
-"""Stores: many streams kept in one place, packed once and read at any step.
+"""Stores: many streams kept in one place, read at any step.
 
 ::
 
     stores.pack((paths, open_video), "clips.store")          # decode once
-    sources, open_stream = stores.open("clips.store")        # from then on, read at the speed of memory
-    dataset = StreamDataset(sources, open_stream, batch_size=8, time_steps=16)              # which knows the lengths
+    sources, open_stream = stores.open("clips.store")  # read at the speed of memory
+    dataset = StreamDataset(sources, open_stream, batch_size=8, time_steps=16)  # knows the lengths
 
-A store is a factory that knows its streams; `open` finds out its format. A format imports the packages it needs when it
-is first used, and of the package what lies below and `streams`. Open `_base/store.py` first.
+A store is a factory that knows its streams; `open` finds out its format. Formats import their packages when they are
+first used. Open `_base/store.py` first.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ def open(path: str | os.PathLike[str], *, format: str | None = None, **options: 
 
     Args:
         path: A folder, a file, or a URL where the format allows.
-        format: The store's format, such as `"memmap"`; the classes of stores have its name as `format`. None finds it
-            out by the names of files.
+        format: The store's format, such as `"memmap"`. None finds it out by the names of files.
         options: Of the format's class: `stores.MemmapStore` and so on.
 
     Returns:
@@ -86,22 +85,20 @@ def open(path: str | os.PathLike[str], *, format: str | None = None, **options: 
         FileNotFoundError: There is nothing at that path.
         StoreError: The store is damaged, unfinished or of no known format.
         TypeError: The format has no such option.
-        ImportError: A package is missing that the format needs; names the extra to install.
+        ImportError: A package is missing; names the extra to install.
     """
     path = plain_path(path)
     name = format_of(path) if format is None else format
     if (found := known_formats().get(name)) is None:
-        known = ", ".join(map(repr, known_formats()))
-        raise ValueError(f"format is {format!r}; use one of {known}, or None to have it found")
+        raise ValueError(f"format is {format!r}; use one of {list(known_formats())}, or None")
     kind: Callable[..., Store] = found.load(found.store)
-    taken = f"{path} was taken for a store of format {name!r}" if format is None else f"format is {name!r}"
-    check_options(kind, options, taken)
+    check_options(kind, options, f"the format of {path} is {name!r}")
     store = kind(path, **options)
     return OpenedStore(store.sources, store)
 
 
 def inspect(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> StoreInfo:
-    """What a store holds: `stream-dataloader inspect` as a function. Arguments and errors are those of `open`."""
+    """What a store holds. See `open`."""
     return open(path, format=format, **options).open_stream.info()
 
 
@@ -112,12 +109,12 @@ def verify(
     progress: Callable[[int, int], Any] | None = None,
     **options: Any,
 ) -> list[str]:
-    """Read all of a store, and compare it with its checksums: `stream-dataloader verify` as a function.
+    """Read all of a store, and compare it with its checksums.
 
     Args:
-        path: See `open`, which also tells the errors for a store that cannot be opened.
+        path: See `open`.
         format: See `open`.
-        progress: Called with how many streams were read, and how many there are.
+        progress: Called with how many streams were read, and of how many.
         options: See `open`.
 
     Returns:
@@ -127,7 +124,7 @@ def verify(
 
 
 def __getattr__(name: str) -> Any:
-    """Import a format when it is first used, so that one does not need the packages of another."""
+    """Import a format when it is first used."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

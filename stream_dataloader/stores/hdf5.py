@@ -220,7 +220,7 @@ class Hdf5Store(Store):
 
 
 class _Index(NamedTuple):
-    """See `store.Index`; of each stream its file, its group in it and its name."""
+    """See `Store._read_index`; of each stream its file, its group in it and its name."""
 
     fingerprint: str
     lengths: NDArray[np.int64]

@@ -136,7 +136,7 @@ class NpyStore(Store):
 
 
 class _Index(NamedTuple):
-    """See `Index`; names are those of files and folders, without suffix."""
+    """See `Store._read_index`; names are those of files and folders, without suffix."""
 
     fingerprint: str
     lengths: NDArray[np.int64]

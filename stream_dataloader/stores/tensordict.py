@@ -249,7 +249,7 @@ class TensorDictStore(Store):
 
 
 class _Index(NamedTuple):
-    """What was saved, see `Index`: an item's structure and its leaves, where streams are, what holds for all steps."""
+    """See `Store._read_index`: an item's structure and leaves, where streams are, what holds for all steps."""
 
     structure: Node
     columns: Sequence[Column]

@@ -205,7 +205,7 @@ class ZarrStore(Store):
 
 
 class _Index(NamedTuple):
-    """See `store.Index`."""
+    """See `Store._read_index`."""
 
     fingerprint: str
     lengths: NDArray[np.int64]

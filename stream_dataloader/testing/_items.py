@@ -49,7 +49,7 @@ def close(stream: Any) -> None:
 
 
 def assert_same(found: list[Any], expected: list[Any], source: Any, what: str) -> None:
-    """Raise an `AssertionError` that says where items of a source differ from those it should have."""
+    """Compare items of a source with those it should have."""
     for position, (one, other) in enumerate(zip(found, expected, strict=False)):
         same = map_leaves(one, leaf_key) == map_leaves(other, leaf_key)
         assert same, f"{source!r}, {what}: item {position} of those is another one"
@@ -62,7 +62,7 @@ def shapes_of(item: Any) -> Any:
 
 
 def has_objects(item: Any) -> bool:
-    """Whether a leaf is neither an array nor a tensor of numbers, but an object such as a string."""
+    """Whether a leaf is an object such as a string."""
     return any(spec_of(leaf).dtype is None for leaf in flatten(item)[1])
 
 

@@ -1,4 +1,4 @@
-"""The contract of resuming: a loader continues exactly from every place. Published as `testing.check_resume`.
+"""The contract of resuming: a loader continues exactly from every place.
 
 Example:
     >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -42,7 +42,7 @@ def leaf_key(leaf: Any) -> Any:
 
 
 def batch_key(batch: Any) -> Any:
-    """Everything in a batch except `worker_id`, as values that can be compared with `==`, bit for bit."""
+    """Everything in a batch except `worker_id`, as values that can be compared with `==`."""
     if isinstance(batch, StreamBatch):
         names = ("data", "reset", "is_start", "is_last", "mask", "source", "position", "lane", "step", "epoch")
         return {name: map_leaves(getattr(batch, name), leaf_key) for name in names}
@@ -59,15 +59,14 @@ def check_resume(
 ) -> int:
     """Check that a loader continues exactly from every place: the start, after each batch, the end, the next epoch.
 
-    At each place a loader that was itself resumed at the place before saves its state, and a new one that loads it must
-    yield, bit for bit, what a loader without a break yields. Factories that take `start` must use it.
+    A loader that was itself resumed at the place before saves its state, and a new one goes on from there, bit for bit.
 
     Args:
         make_loader: Builds a new loader with a given number of workers.
         num_workers: Numbers of workers, used in turn.
         epochs: How many epochs to check.
         plain: Send each state through json.
-        limit: The most batches of an epoch to check, for endless epochs (without `batches_per_epoch`).
+        limit: The most batches of an epoch to check, for endless epochs.
 
     Returns:
         How many places were checked.

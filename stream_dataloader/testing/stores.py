@@ -1,7 +1,4 @@
-"""The contract of a store: what a format must do so that its streams are found, read at any step, and checked.
-
-Published as `testing.StoreContract`.
-"""
+"""The contract of a store: its streams are found, read at any step, and checked."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _MOST_PICKLED_BYTES = 16 << 10
 
 
 class StoreContract(StreamContract):
-    """Tests that a store must pass, with those of `StreamContract`. Subclass it under pytest, and give three fixtures.
+    """Tests that a store must pass, with those of `StreamContract`; give three fixtures.
 
     ::
 
@@ -48,16 +45,11 @@ class StoreContract(StreamContract):
             def expected(self):
                 return STREAMS           # the items of each stream
 
-    A test store is small: a few streams of a few hundred steps, one of them empty if the format can hold that. Without
-    pytest, `StoreContract().check_store(store, expected)` runs all of the tests.
+    A test store has a few streams of a few hundred steps, one of them empty if that can be.
     """
 
     def check_store(self, store: Store, expected: Sequence[Any]) -> list[str]:
-        """Run all of the tests, without pytest.
-
-        Args:
-            store: The store.
-            expected: The items of each of its streams.
+        """Run all of the tests, without pytest; `expected` are the items of each stream.
 
         Returns:
             Which tests were passed.
@@ -70,45 +62,42 @@ class StoreContract(StreamContract):
     #: How often a copy of the store is damaged, each time at another place.
     damages: int = 20
 
-    #: Whether the format has checksums over all of its data: then no damage goes unnoticed by `verify`.
+    #: Whether the format has checksums over all of its data, so that `verify` notices any damage.
     has_checksums: bool = False
 
     def test_holds_what_was_put_in(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """Every stream has the items it was made of, in order."""
+        """Every stream has the items it was made of."""
         assert list(open_stream.sources) == list(range(len(expected)))
         for number, items in enumerate(expected):
-            assert_same(items_of(open_stream(number)), list(items), open_stream.name_of(number), "read from the store")
+            assert_same(items_of(open_stream(number)), list(items), open_stream.path, f"read from stream {number}")
 
     def test_is_found(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """`stores.open` finds the format out, or takes its name, and gives the same streams."""
+        """`stores.open` finds the format out, or takes its name."""
         number = _longest(expected)
         for name in (None, open_stream.format):
             sources, opened = stores.open(open_stream.path, format=name, **open_stream._options)
-            assert type(opened) is type(open_stream), f"{open_stream.path} was taken for {opened.format}"
+            assert type(opened) is type(open_stream), f"taken for {opened.format}"
             assert len(sources) == len(expected)
-            assert sources.fingerprint == open_stream.sources.fingerprint, "opened again, it has another fingerprint"
-            assert_same(items_of(opened(number)), list(expected[number]), open_stream.name_of(number), "opened again")
+            assert sources.fingerprint == open_stream.sources.fingerprint, "another fingerprint"
+            assert_same(items_of(opened(number)), list(expected[number]), open_stream.path, "opened again")
 
     def test_knows_its_lengths(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """`lengths` and `length` are the number of items, or both say that only reading tells."""
-        steps = [len(items) for items in expected]
-        if open_stream.lengths is None:
-            assert [open_stream.length(number) for number in range(len(steps))] == [None] * len(steps)
-            return
-        assert np.asarray(open_stream.lengths).tolist() == steps
+        """`lengths` and `length` are the number of items, or None."""
+        known = open_stream.lengths is not None
+        steps = [len(items) if known else None for items in expected]
         assert [open_stream.length(number) for number in range(len(steps))] == steps
+        assert not known or np.asarray(open_stream.lengths).tolist() == steps
 
     def test_cuts_sections(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """A source `(number, start, stop)` is part of a stream, also begun later."""
+        """A source may be part of a stream, also begun later."""
         number = _longest(expected)
         items = list(expected[number])
         start, stop = len(items) // 4, len(items) - len(items) // 4
         name = open_stream.name_of(number)
-        assert open_stream.length((number, start, stop)) in (None, stop - start), f"{name}: the length of a part"
+        assert open_stream.length((number, start, stop)) in (None, stop - start)
         assert_same(items_of(open_stream((number, start, stop))), items[start:stop], name, "cut")
-        assert_same(
-            items_of(open_stream((number, start, None), start=1)), items[start + 1 :], name, "cut and begun late"
-        )
+        late = items_of(open_stream((number, start, None), start=1))
+        assert_same(late, items[start + 1 :], name, "cut and begun late")
 
     def test_keys_name_streams(self, open_stream: Store, expected: Sequence[Any]) -> None:
         """Each stream has a key of its own, which finds it."""
@@ -116,18 +105,17 @@ class StoreContract(StreamContract):
         assert [open_stream.number(key) for key in keys] == list(range(len(expected)))
 
     def test_tells_what_it_holds(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """`info` has the number of streams and steps, and a leaf for each of an item's; `metadata` what there is."""
+        """`info` has the number of streams, of steps and of leaves."""
         info = open_stream.info()
         assert (info.path, info.format, info.streams) == (open_stream.path, open_stream.format, len(expected))
         assert info.steps in (None, sum(map(len, expected)))
-        first = next(itertools.chain.from_iterable(expected), None)
-        leaves = 0 if first is None else len(flatten(first)[1])
-        assert len(info.leaves) == leaves or first is None, f"items have {leaves} leaves, and info() {info.leaves}"
+        for item in itertools.islice(itertools.chain.from_iterable(expected), 1):
+            assert len(info.leaves) == len(flatten(item)[1])
         for number in range(len(expected)):
             assert isinstance(open_stream.metadata(number), Mapping)
 
     def test_items_are_copies(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """Items that were yielded stay as they are, and may be written to: no map, cache or file lies behind them."""
+        """Items may be written to: no map, cache or file lies behind them."""
         number = _longest(expected)
         name = open_stream.name_of(number)
         for change in (False, True):
@@ -138,17 +126,17 @@ class StoreContract(StreamContract):
             assert_same(kept, list(expected[number]), name, "kept until the stream was closed")
             for leaf in itertools.chain.from_iterable(flatten(item)[1] for item in items if change):
                 if isinstance(leaf, np.ndarray):
-                    assert leaf.flags.writeable, f"{name} yields arrays that cannot be written to"
+                    assert leaf.flags.writeable, f"{name} yields read-only arrays"
                     leaf[...] = leaf[...] == 0
         assert_same(items_of(open_stream(number)), list(expected[number]), name, "not written to")
 
     def test_can_be_used_after_it_was_closed(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """A stream that is open stays open; the store opens its index again when it is asked."""
+        """A stream that is open stays open; the store opens its index again."""
         number = _longest(expected)
-        stream = open_stream(number)
+        stream, items = open_stream(number), list(expected[number])
         open_stream.close()
-        assert_same(items_of(stream), list(expected[number]), open_stream.path, "read after the store was closed")
-        assert_same(items_of(open_stream(number)), list(expected[number]), open_stream.path, "opened after close")
+        assert_same(items_of(stream), items, open_stream.path, "read after the store was closed")
+        assert_same(items_of(open_stream(number)), items, open_stream.path, "opened after close")
 
     def test_is_whole(self, open_stream: Store, expected: Sequence[Any]) -> None:
         """`verify` finds nothing wrong, and says how far it is."""
@@ -157,19 +145,19 @@ class StoreContract(StreamContract):
         assert told == [(number + 1, len(expected)) for number in range(len(expected))]
 
     def test_costs_little_to_send(self, open_stream: Store) -> None:
-        """A worker is sent how to open the store, not what is in it or was asked of it."""
+        """A worker is sent how to open the store, not what is in it."""
         if len(open_stream):
             assert open_stream.number(open_stream.key(0)) == 0
         assert len(cloudpickle.dumps(open_stream)) < _MOST_PICKLED_BYTES
 
     def test_refuses_what_is_no_stream(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """A number beyond the last stream's, or no number at all, is an error that says which there are."""
+        """What is no number of a stream is an error that names the store."""
         for wrong, kind in ((len(expected), ValueError), (-1, ValueError), ("no such", TypeError)):
-            message = _error_of(open_stream, wrong, kind)
-            assert str(open_stream.path) in message, f"{wrong!r}: {message}"
+            error = _error_of(open_stream, wrong, kind)
+            assert str(open_stream.path) in str(error), f"{wrong!r}: {error}"
 
     def test_damage_is_noticed(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """A store that was cut off or written over is a clear error; with checksums, all damage is."""
+        """A damaged store is an error that names it; with checksums, always."""
         with tempfile.TemporaryDirectory() as folder:
             for seed in range(self.damages if os.path.exists(open_stream.path) else 0):
                 copy = os.path.join(folder, f"{seed}-{os.path.basename(open_stream.path)}")
@@ -177,39 +165,34 @@ class StoreContract(StreamContract):
                 try:
                     _, opened = stores.open(copy, format=open_stream.format, **open_stream._options)
                     problems = opened.verify()
-                    found = [items_of(opened(number)) for number in range(min(len(opened), len(expected) + 1))]
+                    found = list(map(items_of, map(opened, opened.sources[: len(expected) + 1])))
                 except (OSError, ValueError) as error:
                     if copy not in str(error):
-                        raise AssertionError(f"{what}: an error that does not name the store, {error!r}") from error
+                        raise AssertionError(f"{what}: an error that does not name the store") from error
                     continue
                 finally:
                     shutil.rmtree(copy) if os.path.isdir(copy) else os.unlink(copy)
                 if self.has_checksums and not problems:
-                    assert len(found) == len(expected), f"{what}: {len(found)} streams instead of {len(expected)}"
+                    assert len(found) == len(expected), f"{what}: {len(found)} streams of {len(expected)}"
                     for number, items in enumerate(expected):
-                        assert_same(found[number], list(items), number, f"{what}, which verify did not notice")
+                        assert_same(found[number], list(items), number, f"{what}, unnoticed by verify")
 
 
 def _longest(expected: Sequence[Any]) -> int:
-    """The stream that has the most items."""
     return max(range(len(expected)), key=lambda number: len(expected[number]))
 
 
-def _error_of(store: Store, source: Any, kind: type[Exception]) -> str:
-    """What the error says that opening raises."""
+def _error_of(store: Store, source: Any, kind: type[Exception]) -> Exception:
     try:
         store(source)
     except kind as error:
-        return str(error)
-    raise AssertionError(f"{store!r} opened the stream {source!r}, which it does not have")
+        return error
+    raise AssertionError(f"{store!r} has opened the stream {source!r}")
 
 
 def _damaged_copy(path: str, copy: str, rng: random.Random) -> str:
     """Copy a store, and damage one of its files; says how."""
-    if os.path.isdir(path):
-        shutil.copytree(path, copy)
-    else:
-        shutil.copy(path, copy)
+    shutil.copytree(path, copy) if os.path.isdir(path) else shutil.copy(path, copy)
     file = rng.choice(sorted(_files(copy)))
     size = os.stat(file).st_size
     place = rng.randrange(size) if size else 0
@@ -219,10 +202,11 @@ def _damaged_copy(path: str, copy: str, rng: random.Random) -> str:
     elif how == "cut off":
         os.truncate(file, place)
     else:
+        place = size if how == "longer" else place
         with open(file, "rb+") as opened:
-            opened.seek(size if how == "longer" else place)
-            before = opened.read(8) if how != "longer" else b""
-            opened.seek(size if how == "longer" else place)
+            opened.seek(place)
+            before = opened.read(8)
+            opened.seek(place)
             if how == "one bit" and before:
                 opened.write(bytes([before[0] ^ 1 << rng.randrange(8)]))
             else:

@@ -1,4 +1,4 @@
-"""The contract of a stream: what a factory must do so that every promise of the library holds for its streams.
+"""The contract of a stream: what a factory must do so that every promise holds.
 
 Published as `testing.StreamContract`.
 """
@@ -38,7 +38,7 @@ Open = Callable[..., Any]
 
 
 class StreamContract:
-    """Tests that a factory of streams must pass. Subclass it under pytest, and give what to test as two fixtures.
+    """Tests that a factory of streams must pass. Subclass it, and give two fixtures.
 
     ::
 
@@ -49,10 +49,9 @@ class StreamContract:
 
             @pytest.fixture
             def sources(self, tmp_path):
-                return [write_recording(tmp_path / "a.rec", items=25), write_recording(tmp_path / "b.rec", items=0)]
+                return [write_recording(tmp_path / f"{n}.rec", items=n) for n in (25, 0)]
 
-    Streams must be finite, end within a few hundred items, and yield single time steps. Without pytest,
-    `StreamContract().check(open_stream, sources)` runs all of the tests.
+    Streams must end within a few hundred items, and yield single time steps.
 
     Example:
         >>> import numpy as np
@@ -68,7 +67,7 @@ class StreamContract:
     def check(
         self, open_stream: Open, sources: Sequence[Any], *, num_workers: Sequence[int] | None = None
     ) -> list[str]:
-        """Run all of the tests.
+        """Run all of the tests, without pytest.
 
         Args:
             open_stream: The factory.
@@ -100,10 +99,10 @@ class StreamContract:
             assert_same(items_of(open_stream(source)), first, source, "opened a second time")
 
     def test_items_are_alike(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """All items have one structure, one dtype and one shape a leaf, as a batch needs them."""
+        """All items have one structure, one dtype and one shape a leaf."""
         shapes = [(source, shapes_of(item)) for source in sources for item in items_of(open_stream(source))]
         for source, shape in shapes:
-            assert shape == shapes[0][1], f"{source!r} has an item of {shape}, and the first item is {shapes[0][1]}"
+            assert shape == shapes[0][1], f"{source!r} has {shape}, and the first item is {shapes[0][1]}"
 
     def test_starts_at_any_item(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """`open_stream(source, start=n)` goes on with item n, and yields nothing at the end."""
@@ -114,7 +113,7 @@ class StreamContract:
             assert_same(found, items[start:], source, f"opened with start={start}")
 
     def test_seeks_any_item(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """`seek_item(n)` of a stream's iterator, if there is one, goes to item n, and at the end to its end."""
+        """`seek_item(n)` of a stream's iterator, if there is one, goes to item n."""
         for source, items, item in _places(open_stream, sources):
             stream = open_stream(source)
             iterator = iter(stream)
@@ -126,7 +125,7 @@ class StreamContract:
             close(stream)
 
     def test_goes_on_with_its_state(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """What `state_dict` of a stream's iterator returned, if there is one, takes another one to the same item."""
+        """`state_dict` of a stream's iterator, if there is one, takes another to the same item."""
         for source, items, item in _places(open_stream, sources):
             before, after = open_stream(source), open_stream(source)
             first, second = iter(before), iter(after)
@@ -139,10 +138,7 @@ class StreamContract:
                 close(opened)
 
     def test_opens_early(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """If the factory declares `open_early`, another thread can open a stream and take its first item.
-
-        This thread reads another stream meanwhile. (A fault that shows only now and then may not be found.)
-        """
+        """If the factory declares `open_early`, another thread can open a stream meanwhile."""
         if not declares_early(open_stream):
             return
         expected = [items_of(open_stream(source)) for source in sources]
@@ -164,13 +160,10 @@ class StreamContract:
         """A factory that has a method `length` tells how many items a source has, or None."""
         for source in sources if callable(getattr(open_stream, "length", None)) else ():
             length, items = open_stream.length(source), len(items_of(open_stream(source)))  # type: ignore[attr-defined]
-            assert length is None or length == items, f"{source!r} has {items} items, and its length is {length}"
+            assert length is None or length == items, f"{source!r} has {items} items of {length}"
 
     def test_writes_what_it_yields(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """`read_into`, if there is one, writes the items that would be yielded, as many as there is room for.
-
-        Items with leaves that are objects are never written, so not here.
-        """
+        """`read_into`, if there is one, writes the items that would be yielded, but for objects."""
         for source in sources:
             items = items_of(open_stream(source))
             if items and has_objects(items[0]):
@@ -249,7 +242,7 @@ _NOTHING = object()
 
 
 def _places(open_stream: Open, sources: Sequence[Any]) -> Iterator[tuple[Any, list[Any], int]]:
-    """Each source, its items, and where to begin: the first few places, some further on, and the end."""
+    """Each source, its items, and where to begin: the first few places, some more, the end."""
     for source in sources:
         items = items_of(open_stream(source))
         places = {*range(min(len(items), 12)), *range(0, len(items), 1 + len(items) // 12), len(items)}
@@ -257,10 +250,7 @@ def _places(open_stream: Open, sources: Sequence[Any]) -> Iterator[tuple[Any, li
 
 
 def _unused(source: Any, method: str) -> str:
-    return (
-        f"{source!r}: the stream's {method} is never used, since its iter() returns another object without one; return "
-        "self from __iter__ and define __next__, or leave it out"
-    )
+    return f"{source!r}: the stream's {method} is never used, as what its iter() returns has none"
 
 
 def _open_early(open_stream: Callable[..., Any], source: Any, opened: list[Any]) -> None:

@@ -134,7 +134,7 @@ def test_a_store_is_verified(capsys, numbers):
     (numbers / "store.json").write_text("{")
     status, _, errors = run(capsys, "verify", numbers)
     assert status == 1
-    assert re.fullmatch(r"stream-dataloader: .*store.json is no valid JSON .*\n", errors)
+    assert re.fullmatch(r"stream-dataloader: .*store.json cannot be read.*\n", errors)
 
 
 def test_options_of_the_format_are_handed_on(tmp_path, capsys):

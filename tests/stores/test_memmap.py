@@ -212,7 +212,7 @@ def test_a_table_that_was_written_over_is_an_error_in_a_worker(tmp_path):
     with open(tmp_path / "a" / "streams.bin", "rb+") as file:
         file.write(np.array([5], "<i8").tobytes())
     worker = pickle.loads(sent)
-    with pytest.raises(StoreError, match="stream 0 lies outside of the store's steps"):
+    with pytest.raises(StoreError, match="stream 0 lies outside of the store"):
         worker(0)
     assert len(list(worker(1))) == 4
 

@@ -45,7 +45,7 @@ def test_what_is_no_dataset_is_told(tmp_path):
         TfdsStore("gs://bucket/robot/1.0.0")
     folder = written(tmp_path / "1.0.0", fileFormat="array_record")
     (folder / "features.json").write_text("{")
-    with pytest.raises(StoreError, match=r"features.json is no valid JSON"):
+    with pytest.raises(StoreError, match=r"features.json cannot be read"):
         TfdsStore(folder)
     with pytest.raises(TypeError, match=r"split is None; give a text"):
         TfdsStore(folder, split=None)

@@ -1,9 +1,8 @@
-"""The files of a store, which may hold anything: found by patterns, and small ones read with a limit.
+"""The files of a store, which may hold anything.
 
 Patterns have braces, as in a shell, and wildcards; of those, URLs have `*` alone: `?` begins a query.
 
-Guarantee: whatever a file holds, reading it takes no more memory than the file is long, and ends in an error that names
-the file, or in what was asked for. A pattern that means more files than a store may have is refused.
+Guarantee: reading a file takes no more memory than it is long, and an error names it.
 """
 
 from __future__ import annotations
@@ -38,64 +37,42 @@ __all__ = [
 ]
 
 
-_LARGEST_JSON_BYTES = 1 << 30
-
-
-def read_json(path: str, kind: type[Any] | None = None, most_bytes: int = _LARGEST_JSON_BYTES) -> Any:
+def read_json(path: str, kind: type[Any] | None = None, most_bytes: int = 1 << 30) -> Any:
     """What a JSON file holds.
 
-    Args:
-        path: The file.
-        kind: What it has to hold: dict or list. None: anything.
-        most_bytes: A longer file is an error.
-
     Raises:
-        StoreError: It is missing, too long, no JSON, or holds something else.
+        StoreError: It is missing, too long, or holds no `kind`.
     """
-    try:
-        with open(path, "rb") as file:
-            if (size := os.fstat(file.fileno()).st_size) > most_bytes:
-                raise StoreError(f"{path} has {size:,} bytes, more than the {most_bytes:,} that it may have")
-            found = json.loads(file.read())
-    except FileNotFoundError:
-        raise StoreError(f"{path} is missing: the store is unfinished or damaged; write it anew") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"{path} is no valid JSON ({error}): the store is damaged; write it anew") from None
-    if kind is not None and not isinstance(found, kind):
-        raise StoreError(f"{path} holds a {type(found).__name__} instead of a {kind.__name__}; write the store anew")
-    return found
+    with damage_named(path), open(path, "rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+            raise StoreError(f"{path} has {size:,} bytes, more than {most_bytes:,}")
+        found = json.loads(file.read())
+        if kind is not None and not isinstance(found, kind):
+            raise TypeError(f"it holds a {type(found).__name__}, not a {kind.__name__}")
+        return found
 
 
 @contextmanager
 def damage_named(name: str) -> Iterator[None]:
-    """Have what a package raises about damage be a `StoreError` with a file's or stream's name.
-
-    Errors of the disk stay what they are. One that has the name already keeps its words.
-    """
+    """Have what a package raises be a `StoreError` with a name; errors of the disk stay."""
     try:
         yield
     except (StoreError, ImportError):
         raise
     except Exception as error:  # of packages, of codecs, of archives: any kind
-        # A damaged archive has places sought that cannot be.
-        if isinstance(error, OSError) and error.errno not in (
-            None,
-            errno.ENOENT,
-            errno.EINVAL,
-        ):
+        # A damaged archive has places sought that cannot be: EINVAL.
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.EINVAL):
             raise
         if isinstance(error, FileNotFoundError) and error.errno is not None:
             raise StoreError(f"{error.filename or name} is missing: the store is unfinished or damaged") from None
         text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
         if name not in text:
-            text = f"{name} cannot be read: {text or repr(error)}; it is cut off or damaged, write it anew"
+            text = f"{name} cannot be read: {text or repr(error)}; it is cut off or damaged"
         raise StoreError(text) from error
 
 
 def stamp_of(paths: Iterable[str]) -> str:
-    """What tells files from what they were: sizes and times of change; of one that is not there, that it is not."""
+    """What tells files from what they were, or that they are not there."""
     found = []
     for path in paths:
         try:
@@ -119,21 +96,14 @@ def write_once(path: str, content: Any) -> None:
 
 
 def inside(folder: str, name: Any, what: str) -> str:
-    """The path of a file that a store names, which has to lie in the store.
-
-    Args:
-        folder: The store's.
-        name: As the store says.
-        what: Who says so, for the error.
+    """The path of a file that a store names; `what` says so, for the error.
 
     Raises:
         StoreError: The name is none, absolute, or leads out of the folder by `..`.
     """
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise StoreError(f"{what} names a file {name!r}, which is no name; the store is damaged")
-    parts = name.replace("\\", "/").split("/")
-    if os.path.isabs(name) or ".." in parts or (len(name) > 1 and name[1] == ":"):
-        raise StoreError(f"{what} names a file {name!r}, which lies outside of the store; it is refused")
+    parts = name.replace("\\", "/").split("/") if isinstance(name, str) and name else [".."]
+    if ".." in parts or "\0" in name or os.path.isabs(name) or name[1:2] == ":":
+        raise StoreError(f"{what} names a file {name!r}, outside of the store or no name")
     return os.path.join(folder, *parts)
 
 
@@ -147,9 +117,7 @@ def sync_folder(folder: str) -> None:
 
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-
 _MOST_FILES = 1_000_000
 
 
@@ -160,40 +128,31 @@ def plain_path(path: str | os.PathLike[str]) -> str:
 
 
 def matching(pattern: str, cache: FileCache | None = None) -> Iterator[str]:
-    """The paths and URLs that a pattern stands for, in the order of braces, and of names with numbers as numbers.
-
-    Args:
-        pattern: See above.
-        cache: How servers are asked; see `open_local`.
-
-    Raises:
-        FileNotFoundError: A path of them is not there.
-        ValueError: They are more than a store may have.
-    """
+    """The paths and URLs that a pattern stands for, in order."""
     for path in map(plain_path, [pattern] if os.path.lexists(pattern) else expanded(pattern)):
         if is_url(path) and "*" in path:
-            yield from _on_server(path, FileCache() if cache is None else cache)
+            yield from _on_server(path, cache or FileCache())
         elif is_url(path) or os.path.exists(path):
             yield path
         elif glob.has_magic(path) and (found := glob.glob(path)):
             yield from sorted(found, key=natural_order)
         else:
-            raise FileNotFoundError(f"there is no file at {path}; give a folder, a file, or a pattern that fits some")
+            raise FileNotFoundError(f"there is no file at {path}")
 
 
 def _on_server(pattern: str, cache: FileCache) -> list[str]:
-    """The URLs of the files on a server that fit a pattern; of chained URLs, the first has it."""
+    """The files on a server; of chained URLs, the first has the pattern."""
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise ImportError(f"listing {pattern} needs fsspec: pip install 'stream-dataloader[fsspec]'") from error
+        raise ImportError(f"{pattern} needs fsspec: pip install 'stream-dataloader[fsspec]'") from error
     try:
         file_system, path = url_to_fs(pattern, **cache.storage_options)
         found = [file_system.unstrip_protocol(one) for one in file_system.glob(path)]
     except Exception as error:
         raise final_error(pattern, error) or OSError(f"{pattern} cannot be listed: {text_of(error)}") from error
     if not found:
-        raise FileNotFoundError(f"there is no file at {pattern}; give a URL, or a pattern that fits some")
+        raise FileNotFoundError(f"there is no file at {pattern}")
     _, chain, rest = pattern.partition("::")
     return [f"{one.partition('::')[0]}{chain}{rest}" for one in sorted(found, key=natural_order)]
 
@@ -208,26 +167,18 @@ def expanded(pattern: str) -> list[str]:
         >>> expanded("{train,val}-{08..10}.tar")  # doctest: +NORMALIZE_WHITESPACE
         ['train-08.tar', 'train-09.tar', 'train-10.tar', 'val-08.tar', 'val-09.tar', 'val-10.tar']
     """
-    choices: list[list[str]] = []
+    parts: list[Iterable[str]] = []
     count = 1
-    for place, part in enumerate(_BRACES.split(pattern)):
-        if place % 2 == 0:
-            choices.append([part])
-            continue
-        if found := _RANGE.fullmatch(part):
+    for place, part in enumerate(_BRACES.split(pattern)):  # text, what is in braces, text, ...
+        choices = part.split(",") if place % 2 and "," in part else [f"{{{part}}}" if place % 2 else part]
+        count *= len(choices)
+        parts.append(choices)
+        if place % 2 and (found := _RANGE.fullmatch(part)):
             first, last = int(found[1]), int(found[2])
-            count *= abs(last - first) + 1
-            _check_count(pattern, count)
+            step = 1 if first <= last else -1
             width = len(found[1]) if found[1].startswith("0") else 0
-            numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
-            choices.append([f"{number:0{width}d}" for number in numbers])
-        else:
-            choices.append(part.split(",") if "," in part else [f"{{{part}}}"])
-            count *= len(choices[-1])
-    _check_count(pattern, count)
-    return ["".join(chosen) for chosen in itertools.product(*choices)]
-
-
-def _check_count(pattern: str, count: int) -> None:
+            count *= abs(last - first) + 1
+            parts[place] = map(f"{{:0{width}d}}".format, range(first, last + step, step))
     if count > _MOST_FILES:
         raise ValueError(f"{pattern} means {count:,} files, and a store may have {_MOST_FILES:,}")
+    return ["".join(chosen) for chosen in itertools.product(*parts)]

@@ -1,19 +1,16 @@
-"""The table of formats, and what kind of store lies at a path: told by names of files, without reading data.
+"""The table of formats, and what kind of store lies at a path: told by names of files.
 
-A format of another package is an entry point of the group `stream_dataloader.stores`: its name is the format's, its
-object a subclass of `Store`. To be found by a path, that has a static method `recognises(path, names)`; see `Format`.
-
-Guarantee: looking costs a listing of two folders at most, and needs no optional package.
+A format of another package is an entry point of the group `stream_dataloader.stores`, a subclass of `Store`. To be
+found by a path, that has a static method `recognises(path, names)`. Looking needs no optional package.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
@@ -24,8 +21,9 @@ __all__ = ["FORMATS", "HDF5_SUFFIXES", "Format", "format_of", "known_formats"]
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 
-_SHARDS = re.compile(rb'"shards"\s*:\s*\[')
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_HERE = "stream_dataloader.stores"
+_HDF5 = rb"\A\x89HDF\r\n\x1a\n"
+_PACKED, _LMDB = "store.json", rb'\A\s*\{\s*"kind":\s*"stream_dataloader lmdb store"'
 
 
 class Format(NamedTuple):
@@ -35,7 +33,7 @@ class Format(NamedTuple):
         module: Where its store is.
         store: The name of its class.
         packer: The name of its `Packer`, or None if nothing can be packed into it.
-        recognise: Whether what lies at a path is of this format, by the path and the names in the folder.
+        recognise: Whether a path, and the names in it, are of this format.
     """
 
     module: str
@@ -48,87 +46,52 @@ class Format(NamedTuple):
         return getattr(importlib.import_module(self.module), name)
 
 
-def _value(path: str, key: str, *names: str) -> object:
-    """What a small JSON file has for a key; None if it has nothing, or is none."""
+def _holds(pattern: bytes, *path: str) -> bool:
+    """Whether there is a file that has some text near its beginning."""
     try:
-        with open(os.path.join(path, *names), encoding="utf-8") as file:
-            found = json.loads(file.read(1 << 20))
-    except (OSError, ValueError):
-        return None
-    return found.get(key) if isinstance(found, dict) else None
-
-
-def _is_mds(path: str, names: frozenset[str]) -> bool:
-    if "index.json" not in names:
+        with open(os.path.join(*path), "rb") as file:
+            return re.search(pattern, file.read(1 << 20)) is not None
+    except OSError:
         return False
-    with open(os.path.join(path, "index.json"), "rb") as file:  # which is large if there are many shards
-        return _SHARDS.search(file.read(1 << 16)) is not None
 
 
-def _is_hdf5(path: str, names: frozenset[str]) -> bool:
-    if os.path.isfile(path):
-        with open(path, "rb") as file:
-            return file.read(8) == _HDF5_SIGNATURE or path.endswith(HDF5_SUFFIXES)
-    return any(name.endswith(HDF5_SUFFIXES) for name in names)
-
-
-def _is_lmdb(path: str, names: frozenset[str]) -> bool:
-    """A store that was packed, or an LMDB file or folder as LMDB makes it; one of several need not be named so."""
-    if any(name.endswith((".lmdb", ".mdb")) for name in (path.rstrip("/"), *names)):
-        return True
-    return "store.json" in names and _value(path, "kind", "store.json") == "stream_dataloader lmdb store"
-
-
-def _is_zarr(path: str, names: frozenset[str]) -> bool:
-    return bool(names & {".zgroup", "zarr.json"}) or (path.rstrip("/").endswith((".zarr", ".zarr.zip")))
-
-
-def _is_pattern(path: str) -> bool:
-    """Whether a path stands for several: `train-{000..015}.tar`, `data/*.parquet`."""
-    return any(sign in os.path.basename(path) for sign in "*?[{")
-
-
-def _suffixed(*suffixes: str) -> Callable[[str, frozenset[str]], bool]:
-    def recognise(path: str, names: frozenset[str]) -> bool:
-        return path.endswith(suffixes) or any(name.endswith(suffixes) for name in names)
-
-    return recognise
+def _ends(names: Iterable[str], *suffixes: str) -> bool:
+    return any(name.rstrip("/").endswith(suffixes) for name in names)
 
 
 def _is_npy(path: str, names: frozenset[str]) -> bool:
-    if path.endswith(".npy") or any(name.endswith(".npy") for name in names):
-        return True
     folders = (os.path.join(path, name) for name in sorted(names) if not name.startswith("."))
     first = next(filter(os.path.isdir, folders), None)
-    return first is not None and any(name.endswith(".npy") for name in os.listdir(first))
+    return _ends(names | {path, *(os.listdir(first) if first else ())}, ".npy")
 
 
 def _is_parquet(path: str, names: frozenset[str]) -> bool:
-    if "dataset_dict.json" in names or _suffixed(".parquet", ".arrow", ".feather")(path, names):
+    if "dataset_dict.json" in names or _ends(names | {path}, ".parquet", ".arrow", ".feather"):
         return True
     as_hive = (name for name in names if "=" in name and os.path.isdir(os.path.join(path, name)))
     return any(as_hive) and not _is_npy(path, names)
 
 
-#: Of each format its class, what recognises it, and its packer; in the order in which they are looked for.
-_OURS: list[tuple[str, Callable[[str, frozenset[str]], bool], str | None]] = [
-    ("LmdbStore", _is_lmdb, "LmdbPacker"),
-    ("MemmapStore", lambda _, names: "store.json" in names, "MemmapPacker"),
-    ("LeRobotStore", lambda path, _: bool(_value(path, "codebase_version", "meta", "info.json")), None),
-    ("MdsStore", _is_mds, "MdsPacker"),
-    ("TfdsStore", lambda _, names: {"dataset_info.json", "features.json"} <= names, None),
-    ("ZarrStore", _is_zarr, None),
-    ("TensorDictStore", lambda path, _: bool(_value(path, "_type", "meta.json")), None),
-    ("Hdf5Store", _is_hdf5, None),
-    ("WebDatasetStore", _suffixed(".tar", ".tar.gz", ".tgz"), None),
-    ("ParquetStore", _is_parquet, None),
-    ("NpyStore", _is_npy, None),
+#: Of each format its class, and what recognises it; the first that does is taken.
+_OURS: list[tuple[str, Callable[[str, frozenset[str]], bool]]] = [
+    ("LmdbStore", lambda at, names: _ends(names | {at}, ".lmdb", ".mdb") or _holds(_LMDB, at, _PACKED)),
+    ("MemmapStore", lambda _, names: _PACKED in names),
+    ("LeRobotStore", lambda at, _: _holds(rb'"codebase_version"\s*:', at, "meta", "info.json")),
+    ("MdsStore", lambda at, _: _holds(rb'"shards"\s*:\s*\[', at, "index.json")),
+    ("TfdsStore", lambda _, names: {"dataset_info.json", "features.json"} <= names),
+    ("ZarrStore", lambda at, names: _ends({at}, ".zarr", ".zarr.zip") or _ends(names, ".zgroup", "zarr.json")),
+    ("TensorDictStore", lambda at, _: _holds(rb'"_type"\s*:', at, "meta.json")),
+    ("Hdf5Store", lambda at, names: _ends(names | {at}, *HDF5_SUFFIXES) or _holds(_HDF5, at)),
+    ("WebDatasetStore", lambda at, names: _ends(names | {at}, ".tar", ".tar.gz", ".tgz")),
+    ("ParquetStore", _is_parquet),
+    ("NpyStore", _is_npy),
 ]
+_PACKERS = {"lmdb": "LmdbPacker", "memmap": "MemmapPacker", "mds": "MdsPacker"}
 
-#: By their names, which are those of their modules and the beginnings of their classes'.
+#: By name, which is that of the module.
 FORMATS: dict[str, Format] = {
-    name: Format(f"stream_dataloader.stores.{name}", store, packer, recognise)
-    for store, recognise, packer in _OURS
+    name: Format(f"{_HERE}.{name}", store, _PACKERS.get(name), recognise)
+    for store, recognise in _OURS
     for name in [store.removesuffix("Store").lower()]
 }
 
@@ -136,9 +99,9 @@ FORMATS: dict[str, Format] = {
 @functools.cache
 def known_formats() -> dict[str, Format]:
     """Those of the table, and behind them those of other packages."""
-    found = entry_points(group="stream_dataloader.stores")
+    found = entry_points(group=_HERE)
     others = {one.name: Format(one.module, one.attr, None, functools.partial(_is_others, one)) for one in found}
-    return FORMATS | {name: one for name, one in others.items() if name not in FORMATS}
+    return FORMATS | others | FORMATS
 
 
 def _is_others(entry: EntryPoint, path: str, names: frozenset[str]) -> bool:
@@ -153,15 +116,13 @@ def format_of(path: str) -> str:
         FileNotFoundError: There is nothing.
         StoreError: It is none that is known; says how to name one.
     """
-    names: frozenset[str] = frozenset()
-    if not is_url(path) and not (_is_pattern(path) and not os.path.lexists(path)):
-        if not os.path.exists(path):
-            raise FileNotFoundError(f"there is no store at {path}; give the path of a folder or a file")
-        names = frozenset(os.listdir(path)) if os.path.isdir(path) else frozenset()
+    is_pattern = any(sign in os.path.basename(path) for sign in "*?[{") and not os.path.lexists(path)
+    if not (is_pattern or is_url(path) or os.path.exists(path)):
+        raise FileNotFoundError(f"there is no store at {path}")
+    names = frozenset(os.listdir(path) if os.path.isdir(path) else ())
     found = next((name for name, one in known_formats().items() if one.recognise(path, names)), None)
     if found is None:
         raise StoreError(
-            f"{path} is no store of a known format; name it, if it is one: stores.open(path, format=...), one of "
-            f"{', '.join(known_formats())}"
+            f"{path} is no store of a known format; if it is one, give format=, one of {', '.join(known_formats())}"
         )
     return found

@@ -51,25 +51,19 @@ LAYOUT = "layout.json"
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """One leaf of an item.
-
-    Attributes:
-        dtype: As torch calls it.
-        shape: Of one time step.
-    """
+    """One leaf of an item, of one time step."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @functools.cached_property
     def stored(self) -> np.dtype[Any]:
-        """What its numbers are in the file; unsigned integers of the same bits where NumPy lacks the dtype."""
+        """What its numbers are in the file; unsigned integers where NumPy lacks the dtype."""
         found: np.dtype[Any] = storage_dtype(self.dtype).newbyteorder("<")
         return found
 
     @functools.cached_property
     def step_bytes(self) -> int:
-        """What a time step takes."""
         return math.prod(self.shape) * self.stored.itemsize
 
     def __str__(self) -> str:
@@ -77,25 +71,20 @@ class LeafSpec:
 
 
 def items_json(structure: Any, leaves: Sequence[LeafSpec]) -> dict[str, Any]:
-    """What a header says of items, which `structure_of` reads; `structure` as JSON has it, None if there is no item."""
-    return {"structure": None if not leaves else [structure], "leaves": _leaves_json(leaves)}
+    """What a header says of items, which `structure_of` reads; `structure` is JSON."""
+    return {"structure": None if not leaves else [structure], "leaves": leaves_json(leaves)}
 
 
-def _leaves_json(leaves: Sequence[LeafSpec]) -> list[dict[str, Any]]:
-    """Leaves as JSON has them."""
+def leaves_json(leaves: Sequence[LeafSpec]) -> list[dict[str, Any]]:
     return [{"dtype": str(leaf.dtype).removeprefix("torch."), "shape": list(leaf.shape)} for leaf in leaves]
 
 
-def _leaf_spec(found: Mapping[str, Any]) -> LeafSpec:
+def leaf_spec(found: Mapping[str, Any]) -> LeafSpec:
     return LeafSpec(dtype_named(found["dtype"]), tuple(map(int, found["shape"])))
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The dtype of a name such as `uint8`, if its numbers can be kept in a file.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The dtype of a name such as `uint8`; a ValueError if there is none whose numbers can be kept in a file."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype) or not (found in DTYPES_OF_NUMPY or found.itemsize in (1, 2, 4, 8)):
         raise ValueError(f"no dtype is called {name!r}")
@@ -107,16 +96,9 @@ def structure_of(
 ) -> tuple[Node | None, tuple[LeafSpec, ...]]:
     """What a header says of items: their structure, None if there is no item, and their leaves.
 
-    Args:
-        content: See `items_json`.
-        path: The header, for errors.
-        classes: See `structure.from_json`.
-
-    Raises:
-        StoreError: It tells no structure.
-        KeyError, TypeError, ValueError: It tells no leaves, or another number of them.
+    What is no such header is a StoreError, KeyError, TypeError or ValueError.
     """
-    leaves = tuple(map(_leaf_spec, content["leaves"]))
+    leaves = tuple(map(leaf_spec, content["leaves"]))
     structure = content["structure"]
     node = None if structure is None else from_json(structure[0], path, classes)
     if len(leaf_names(node)) != len(leaves):
@@ -125,14 +107,12 @@ def structure_of(
 
 
 def leaf_names(structure: Node | None) -> list[str]:
-    """What the leaves are called: `['image']`, or `item` if an item is one leaf; none if there is no item."""
-    if structure is None:
-        return []
-    return [path.removeprefix("item") or path for path in leaf_paths(structure)]
+    """What the leaves are called: `['image']`, or `item` if an item is one leaf."""
+    return [] if structure is None else [path.removeprefix("item") or path for path in leaf_paths(structure)]
 
 
 def check_names(wanted: Sequence[str] | None, structure: Node | None, path: str) -> None:
-    """Refuse names of which items have no entry; `structure` is of an item, None if there is none."""
+    """Refuse names of which items have no entry."""
     names = structure.keys if structure is not None and structure.type is dict else ()
     if missing := [name for name in wanted or () if name not in names]:
         has = f"it has {list(names)}" if names else "its items are no dicts"
@@ -142,7 +122,7 @@ def check_names(wanted: Sequence[str] | None, structure: Node | None, path: str)
 def chosen(
     wanted: Sequence[str] | None, structure: Node | None, leaves: Sequence[Leaf]
 ) -> tuple[Node | None, Sequence[Leaf]]:
-    """The structure of items as they are read, and their leaves: those of the entries that `wanted` names."""
+    """The structure of items that have the entries that `wanted` names, and their leaves."""
     if wanted is None or structure is None:
         return structure, leaves
     by_name = unflatten(structure, iter(range(len(leaves))))
@@ -254,7 +234,7 @@ def blocks_of(
 def _write_layout(folder: str, layout: Layout) -> None:
     """Say what items look like, unless another process has."""
     specs = [LeafSpec(spec.dtype, spec.shape) for spec in layout.specs if spec.dtype is not None]
-    content = {"structure": to_json(layout.structure), "leaves": _leaves_json(specs)}
+    content = {"structure": to_json(layout.structure), "leaves": leaves_json(specs)}
     write_once(os.path.join(folder, LAYOUT), content)
 
 
@@ -263,4 +243,4 @@ def read_layout(folder: str) -> tuple[Any, tuple[LeafSpec, ...]] | None:
     if not os.path.exists(path := os.path.join(folder, LAYOUT)):
         return None
     found = read_json(path, dict)
-    return found["structure"], tuple(_leaf_spec(leaf) for leaf in found["leaves"])
+    return found["structure"], tuple(leaf_spec(leaf) for leaf in found["leaves"])

@@ -1,7 +1,6 @@
-"""Steps that lie end to end in flat files, a file for each leaf: mapped into memory, and read from there.
+"""Steps that lie end to end in flat files, a file for each leaf: mapped into memory.
 
-Guarantee: a window is copied once, from the map into the batch. A file that is cut off or written to while it is read
-is an error, not a crash or other data.
+Guarantee: a window is copied once. A file that is cut off or written to meanwhile is an error, not a crash.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import Node, flatten, unflatten
@@ -25,27 +23,31 @@ __all__ = ["Column", "LeafFile", "MappedSteps"]
 
 
 class Column:
-    """All steps of a leaf, which are in memory, such as texts.
+    """All steps of a leaf, `rows`; texts and the like have no `spec`."""
 
-    Attributes:
-        rows: They, `(steps, ...)`.
-    """
+    spec: LeafSpec | None = None
+    _known: KnownFile | None = None
+    _map: mmap.mmap
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows
 
     def check_size(self) -> None:
-        """Called before they are read: reading mapped memory behind a file's end would kill the process (SIGBUS)."""
+        """Called before: reading behind a mapped file's end is a SIGBUS."""
+        if self._known is not None and self._map.size() < self._known.size:
+            self._known.check()
 
     def check(self) -> None:
-        """Called when they were read: raises if they are others than they were."""
+        """Called after: raises if they were written to."""
+        if self._known is not None:
+            self._known.check()
 
     def own(self, row: Any) -> Any:
         """One of them, as a copy."""
-        return row
+        return row if self.spec is None else owned(row, self.spec.dtype)
 
     def __str__(self) -> str:
-        return "an object"
+        return "an object" if self.spec is None else str(self.spec)
 
 
 class LeafFile(Column):
@@ -58,52 +60,29 @@ class LeafFile(Column):
         exact: Whether a longer file is an error.
         readahead: Whether the system reads ahead of what is read.
 
-    Attributes:
-        rows: All steps, `(steps, ...)`.
-
     Raises:
-        StoreError: The file is missing, or of another size.
+        FileNotFoundError: The file is missing.
+        StoreError: It is of another size.
     """
 
+    spec: LeafSpec
+
     def __init__(self, path: str, spec: LeafSpec, steps: int, *, exact: bool = True, readahead: bool = True) -> None:
-        self.path = path
-        self.spec = spec
-        self._known: KnownFile | None = None
+        self.path, self.spec = path, spec
         wanted = steps * spec.step_bytes
-        shape = (steps, *spec.shape)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if wanted:
-                raise StoreError(f"{path} is missing: the store is unfinished or damaged; write it anew") from None
-            self.rows = np.empty(shape, spec.stored)
-            return
-        weakref.finalize(self, os.close, descriptor).atexit = False
-        known = KnownFile.of(path, descriptor)
-        if known.size < wanted or (exact and known.size > wanted):
-            raise StoreError(f"{path} is damaged: {known.size:,} bytes of {wanted:,}; write the store anew")
         flat: Any = b""
+        if wanted or os.path.exists(path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, descriptor).atexit = False
+            known = KnownFile.of(path, descriptor)
+            if known.size < wanted or (exact and known.size > wanted):
+                raise StoreError(f"{path} is damaged: {known.size:,} bytes of {wanted:,}; write the store anew")
         if wanted:
-            self._known, self._map = known, mmap.mmap(descriptor, wanted, access=mmap.ACCESS_READ)
-            flat = self._map
+            self._known = known
+            self._map = flat = mmap.mmap(descriptor, wanted, access=mmap.ACCESS_READ)
             if not readahead:
                 self._map.madvise(mmap.MADV_RANDOM)
-        self.rows = np.frombuffer(flat, spec.stored).reshape(shape)
-
-    def check_size(self) -> None:
-        if self._known is not None and self._map.size() < self._known.size:
-            self._known.check()
-
-    def check(self) -> None:
-        if self._known is not None:
-            self._known.check()
-
-    def own(self, row: Any) -> Any:
-        """A copy of a step, as a tensor where NumPy lacks the dtype."""
-        return owned(row, self.spec.dtype)
-
-    def __str__(self) -> str:
-        return str(self.spec)
+        super().__init__(np.frombuffer(flat, spec.stored).reshape(steps, *spec.shape))
 
 
 class MappedSteps:
@@ -117,11 +96,9 @@ class MappedSteps:
     """
 
     def __init__(self, structure: Node | None, columns: Sequence[Column], start: int, steps: int) -> None:
-        assert structure is not None or not steps
         self._structure = structure
         self._steps = steps
-        self._columns = columns
-        self._rows = [column.rows[start : start + steps] for column in columns]
+        self._parts = [(column, column.rows[start : start + steps]) for column in columns]
 
     def __len__(self) -> int:
         return self._steps
@@ -129,7 +106,7 @@ class MappedSteps:
     def item(self, index: int) -> Any:
         assert self._structure is not None
         leaves = []
-        for column, rows in zip(self._columns, self._rows, strict=True):
+        for column, rows in self._parts:
             column.check_size()
             leaves.append(column.own(rows[index]))
             column.check()
@@ -137,11 +114,10 @@ class MappedSteps:
 
     def read(self, start: int, out: Any) -> None:
         _, leaves = flatten(out)
-        for column, rows, leaf in zip(self._columns, self._rows, leaves, strict=True):
-            target = as_array(leaf) if isinstance(leaf, torch.Tensor) else leaf
+        for (column, rows), leaf in zip(self._parts, leaves, strict=True):
             column.check_size()
-            target[...] = rows[start : start + len(leaf)]
+            as_array(leaf)[...] = rows[start : start + len(leaf)]
             column.check()
 
     def close(self) -> None:
-        self._rows = []
+        self._parts = []

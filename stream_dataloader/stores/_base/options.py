@@ -1,8 +1,4 @@
-"""Options of stores: what they may be, and older names that they are known by.
-
-`columns=` and `stream=` mean the same in each format that has them: what an item is made of, and which steps are one
-stream.
-"""
+"""Options of stores: what they may be, and older names that they are known by."""
 
 from __future__ import annotations
 
@@ -41,16 +37,15 @@ def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def check_options(kind: Callable[..., object], options: Mapping[str, object], taken: str) -> None:
-    """Refuse options that a format's store or packer has not, or whose value is not True or False where it must be.
+    """Refuse options that a format has not, and flags that are neither True nor False.
 
     Raises:
         TypeError: Names one; `taken` says why it is that format.
     """
     known = [option for option in signature(kind).parameters if option not in ("path", "folder")]
-    older = getattr(kind.__init__, "older_names", {})
-    if unknown := sorted(options.keys() - set(known) - set(older)):
+    if unknown := sorted(options.keys() - {*known, *getattr(kind.__init__, "older_names", ())}):
         raise TypeError(
-            f"{taken}, which has no option {unknown[0]!r}; it has {', '.join(known)}; format= names another format"
+            f"{taken}, which has no option {unknown[0]!r}; it has {', '.join(known)}; format= names another"
         )
     check_flags(kind, options)
 
@@ -58,9 +53,7 @@ def check_options(kind: Callable[..., object], options: Mapping[str, object], ta
 def given_columns(columns: Any, *, alone: bool = False) -> Any:
     """The option `columns`, as plain data: a list of names, or None for all.
 
-    Args:
-        columns: As it was given.
-        alone: One name may be given by itself, and is returned as it is.
+    With `alone`, one name may be given by itself, and is returned as it is.
 
     Raises:
         TypeError: It is no list of names.
@@ -68,10 +61,10 @@ def given_columns(columns: Any, *, alone: bool = False) -> Any:
     """
     if columns is None or (alone and isinstance(columns, str) and columns):
         return columns
-    names = [columns] if isinstance(columns, str) or not isinstance(columns, Iterable) else list(columns)
-    if isinstance(columns, str) or not all(isinstance(name, str) for name in names):
+    names = list(columns) if isinstance(columns, Iterable) and not isinstance(columns, str) else [None]
+    if not all(isinstance(name, str) for name in names):
         more = ", one by itself" if alone else ""
         raise TypeError(f"columns is {shorten(columns)}; give a list of names{more}, or None for all")
     if not names or not all(names) or len(set(names)) < len(names):
-        raise ValueError(f"columns is {shorten(columns)}; give each that is wanted once, or None for all")
+        raise ValueError(f"columns is {shorten(columns)}; give each once, or None for all")
     return names

@@ -1,7 +1,6 @@
 """Encoded images among a store's data, decoded to one shape.
 
-Guarantee: images of 16 bits a channel keep them, as uint16. An image of another size or depth than the batch has is an
-error, or rescaled where a size was asked for. Images are turned as their EXIF says, unless that is switched off.
+Guarantee: images of 16 bits keep them. One of another size or depth than the batch has is an error.
 """
 
 from __future__ import annotations
@@ -20,46 +19,32 @@ __all__ = ["Pictures"]
 
 
 class Pictures:
-    """Decodes a stream's images, with the options of `ImageFolderStream`; used by one thread at a time."""
+    """Decodes a stream's images, with the options of `ImageFolderStream`."""
 
     def __init__(self, picture: Picture, user: str) -> None:
         check_opencv(user)
         self._picture = picture
 
-    def item(self, data: bytes, name: str) -> Any:
-        """One image, as an array of its own.
+    def item(self, data: bytes, name: str, out: Any = None) -> Any:
+        """One image, as an array of its own, or written to `out`.
 
         Raises:
-            StoreError: It cannot be decoded.
+            StoreError: It cannot be decoded, or has another size or depth than `out`.
         """
-        image, converter = self._decoded(data, name)
-        out = converter.empty(image)
-        converter.write(image, out)
-        return out
-
-    def write(self, data: bytes, name: str, out: Any) -> None:
-        """Decode an image into `out`, of an item's shape.
-
-        Raises:
-            StoreError: It cannot be decoded, or has another size or depth.
-        """
-        image, converter = self._decoded(data, name)
-        if (image.dtype == np.uint16) != (out.dtype == np.uint16):
-            raise StoreError(f"{name} is an image of {image.dtype}, and those before it are of {out.dtype}")
-        if self._picture.size is None:
-            sides = out.shape[1:] if self._picture.layout == "CHW" else out.shape[:2]
-            if image.shape[:2] != tuple(sides):
-                raise StoreError(
-                    f"{name} is an image of {image.shape[0]} x {image.shape[1]} pixels, and those before it are of "
-                    f"{sides[0]} x {sides[1]}; give size=(height, width), which all are rescaled to"
-                )
-        converter.write(image, out)
-
-    def _decoded(self, data: bytes, name: str) -> tuple[Any, ArrayConverter]:
-        """An image, and what converts it: one an image, as it would rescale to the size of its first."""
         picture = self._picture
         try:
             image = decoded_image(data, name, gray=picture.color == "gray", deep=True, upright=picture.upright)
         except ValueError as error:
             raise StoreError(str(error)) from error.__cause__
-        return image, ArrayConverter(dataclasses.replace(picture, deep=image.dtype == np.uint16))
+        # One an image, as it would rescale to the size of its first.
+        converter = ArrayConverter(dataclasses.replace(picture, deep=image.dtype == np.uint16))
+        own = converter.empty(image)
+        if out is None:
+            out = own
+        elif (own.dtype, own.shape) != (out.dtype, out.shape):
+            raise StoreError(
+                f"{name} is an image of {own.dtype} {own.shape}, and those before are {out.dtype} {out.shape}; give "
+                "size=(height, width) to rescale all"
+            )
+        converter.write(image, out)
+        return out

@@ -1,62 +1,44 @@
 """A store: streams that are kept in one place, and the factory that opens them.
 
-Guarantee: a store costs a worker what it reads, not what there is: it is sent to workers as its path and options, and
-each process reads the store's index by itself. A store that was replaced meanwhile is an error, never other data.
+Guarantee: a store that was replaced after it was opened is an error, never other data.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 import os
 import platform
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_dataloader._items.layout import Layout
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import plain_path
+from stream_dataloader.stores._base.leaves import leaf_names
 from stream_dataloader.stores._base.stream import Steps, StoreStream, StreamNumbers
 from stream_dataloader.streams._media.section import closed_on_error, section_of
 
-__all__ = ["Index", "OpenedStore", "Store", "StoreInfo", "replaced"]
-
-
-class Index(Protocol):
-    """What a format knows of its streams without reading them; plain data, safe to inherit by fork.
-
-    Attributes:
-        fingerprint: Tells this content from any other; cheap to find, as every process does it when it opens the store.
-        lengths: Time steps of each stream, `(streams,)` int64; None if only reading tells.
-    """
-
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def lengths(self) -> NDArray[np.int64] | None: ...
-
-    def __len__(self) -> int:
-        """How many streams there are."""
-        ...
+__all__ = ["OpenedStore", "Store", "StoreInfo", "replaced"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreInfo:
-    """What a store holds, as `stream-dataloader inspect` shows it.
+    """What a store holds.
 
     Attributes:
         path: Where it lies.
-        format: The name of its format, as `stores.open(format=...)` takes it.
-        version: Of the format, as the store says; empty if it says none.
+        format: The name of its format.
+        version: Of the format; empty if it says none.
         streams: How many there are.
-        steps: Time steps of all streams together; None if only reading tells.
-        leaves: Dtype and shape of each leaf of an item, by its name: `{"['image']": "uint8 (3, 240, 360)"}`.
+        steps: Of all streams together; None if only reading tells.
+        leaves: Dtype and shape of an item's leaves, by name: `{"['image']": "uint8 (3, 240, 360)"}`.
         disk_bytes: What the files take; None if they are remote.
         metadata: What the store says of itself.
     """
@@ -84,14 +66,12 @@ class OpenedStore(NamedTuple):
 
 
 class Store(ABC):
-    """A store's streams: a factory for `StreamDataset` that knows what there is. Each format has a subclass.
+    """A store's streams: a factory for `StreamDataset` that knows what there is.
 
-    A source is the number of a stream, or a section `(number, start, stop)` of it, `[start, stop)` in time steps; also
-    as a list, as JSON has it.
-    Streams start at any step, `length` tells theirs, and they are opened ahead of need (`open_early`).
+    A source is the number of a stream, or a section of it: `(number, start, stop)`, in time steps.
 
-    A subclass calls `super().__init__(path, **options)` with all options that it takes, each a plain value, and defines
-    `_read_index` and `_open_steps`; `key`, `metadata`, `info` and `check_stream` where it can do better.
+    A subclass calls `super().__init__(path, **options)` with all options, as plain values, and defines `_read_index`
+    and `_open_steps`; `key`, `metadata`, `info` and `check_stream` where it can do better.
 
     Args:
         path: Where the store lies.
@@ -101,7 +81,7 @@ class Store(ABC):
         FileNotFoundError: There is nothing at that path.
         StoreError: The store is damaged, not of this format, or lacks what an option names.
         TypeError, ValueError: An option is none.
-        ImportError: A package is missing that the format needs; names the extra to install.
+        ImportError: A package is missing; names the extra to install.
     """
 
     format: ClassVar[str]
@@ -114,13 +94,17 @@ class Store(ABC):
         self._seen: tuple[str, str] | None = None
         self._lock = threading.Lock()
         self._index: Any = None
+        self._numbers: dict[str, int] = {}
 
     @abstractmethod
-    def _read_index(self) -> Index:
-        """Read what `Index` says; once a process, or inherited by fork.
+    def _read_index(self) -> Any:
+        """What is known without reading streams; its `len` is how many there are.
+
+        Its `fingerprint` tells this content from any other. Its `lengths` are the time steps of each stream,
+        `(streams,)` int64, or None.
 
         Raises:
-            StoreError: The store is damaged, unfinished, or none of this format; names the file and what is wrong.
+            StoreError: The store is damaged, unfinished, or none of this format.
         """
 
     @abstractmethod
@@ -128,14 +112,11 @@ class Store(ABC):
         """Open one stream; `number` is one there is."""
 
     def _state(self) -> str:
-        """What changes if the store is replaced by another one of the same fingerprint, on this machine.
-
-        Times of files, for formats whose index does not tell what is in all of the store. Empty if it does.
-        """
+        """Times of files, where the index does not tell all that is in the store."""
         return ""
 
     def _check_state(self) -> None:
-        """Raise a `StoreError` if the store was replaced since its index was read."""
+        """Raise if the store was replaced since its index was read."""
         if self._seen is not None and self._state() != self._seen[1]:
             raise replaced(self.path)
 
@@ -144,7 +125,7 @@ class Store(ABC):
         """What `_read_index` returned.
 
         Raises:
-            StoreError: It cannot be read, or it is not what the process that made this store has read.
+            StoreError: It cannot be read, or is another than it was.
         """
         if self._index is None:
             with self._lock:
@@ -155,21 +136,19 @@ class Store(ABC):
                         raise replaced(self.path)
                     if self._seen is not None and self._seen[0] == seen[0] and self._seen != seen:
                         raise replaced(self.path)
-                    self._seen, self._index = seen, index
+                    self._seen, self._expected, self._index = seen, index.fingerprint, index
         return self._index
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"_index": None, "_lock": None, "_expected": self.index.fingerprint}
-        state.pop("_numbers", None)
-        return state
+        _ = self.index
+        return self.__dict__ | {"_index": None, "_lock": None, "_numbers": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Close what this process has open for the index; streams that are open stay so, and the store can be used."""
-        self._expected = self._expected or (None if self._index is None else self._index.fingerprint)
+        """Close what this process has open for the index; open streams stay so."""
         self._index = None
 
     def __len__(self) -> int:
@@ -182,12 +161,12 @@ class Store(ABC):
 
     @property
     def lengths(self) -> NDArray[np.int64] | None:
-        """Time steps of each stream, `(streams,)`, for `StreamDataset(lengths=...)`; None if only reading tells."""
+        """Time steps of each stream, `(streams,)`; None if only reading tells."""
         lengths: NDArray[np.int64] | None = self.index.lengths
         return lengths
 
     def lengths_of(self, sources: Any) -> NDArray[np.int64] | None:
-        """See `protocols.KnowsLengths`: those of all streams, if these are the sources."""
+        """See `protocols.KnowsLengths`."""
         whole = isinstance(sources, StreamNumbers) and sources.fingerprint == self.index.fingerprint
         return self.lengths if whole else None
 
@@ -201,14 +180,11 @@ class Store(ABC):
         Raises:
             KeyError: None has.
         """
-        found = self._numbers.get(key)
-        if found is None:
+        if not self._numbers:
+            self._numbers = {self.key(number): number for number in range(len(self))}
+        if key not in self._numbers:
             raise KeyError(f"{self.path} has no stream {key!r}; it has {shorten(list(self._numbers), 120)}")
-        return found
-
-    @functools.cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {self.key(number): number for number in range(len(self))}
+        return self._numbers[key]
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         """What the store says of one stream."""
@@ -229,7 +205,7 @@ class Store(ABC):
         number, start, stop = self._section(source)
         if self.lengths is None:
             return None
-        return _bounds(self.name_of(number), int(self.lengths[number]), start, stop)[1] - start
+        return self._steps_within(number, int(self.lengths[number]), start, stop)[1] - start
 
     def __call__(self, source: Any, *, start: int = 0) -> StoreStream:
         """Open one stream.
@@ -245,10 +221,10 @@ class Store(ABC):
         number, first, stop = self._section(source)
         steps = self._open_steps(number)
         with closed_on_error(steps):
-            first, stop = _bounds(self.name_of(number), len(steps), first, stop)
+            first, stop = self._steps_within(number, len(steps), first, stop)
             start = operator.index(start)
             if not 0 <= start <= stop - first:
-                raise ValueError(f"start is {start}, and {self.name_of(number)} has {stop - first} steps to read")
+                raise ValueError(f"start is {start}, and {self.name_of(number)} has {stop - first} to read")
             return StoreStream(steps, first, start, stop)
 
     def info(self) -> StoreInfo:
@@ -273,48 +249,40 @@ class Store(ABC):
 
     def _leaves(self) -> dict[str, str]:
         """Dtype and shape of each leaf; here by reading the first step there is."""
-        from stream_dataloader._items.layout import Layout
-
         for number in range(len(self)):
             with closing(self._open_steps(number)) as steps:
                 if len(steps):
                     layout, _ = Layout.of(steps.item(0), windowed=False)
-                    names = [path.removeprefix("item") or "item" for path in layout.paths]
-                    return dict(zip(names, map(str, layout.specs), strict=True))
+                    return dict(zip(leaf_names(layout.structure), map(str, layout.specs), strict=True))
         return {}
 
     def _disk_bytes(self) -> int | None:
         if os.path.isfile(self.path):
             return os.stat(self.path).st_size
-        return sum(
-            os.stat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(self.path) for name in names
-        )
+        files = (os.path.join(folder, name) for folder, _, names in os.walk(self.path) for name in names)
+        return sum(os.stat(file).st_size for file in files)
 
     def verify(self, progress: Callable[[int, int], Any] | None = None) -> list[str]:
-        """Read everything, and compare it with the checksums that the format has.
+        """Read everything, and compare it with its checksums.
 
         Args:
-            progress: Called with how many streams were read, and how many there are.
+            progress: Called with how many streams were read, and of how many.
 
         Returns:
             What is wrong, a line each; empty if nothing is.
         """
-        return list(self._problems(progress))
-
-    def _problems(self, progress: Callable[[int, int], Any] | None) -> Iterator[str]:
-        said: set[str] = set()
+        problems: dict[str, None] = {}  # each once: streams may lie in one file
         for number in range(len(self)):
             try:
                 self.check_stream(number)
             except (OSError, ValueError) as error:
-                if (text := str(error)) not in said:  # streams may lie in one file
-                    said.add(text)
-                    yield text
+                problems[str(error)] = None
             if progress is not None:
                 progress(number + 1, len(self))
+        return list(problems)
 
     def check_stream(self, number: int) -> None:
-        """Read one stream, and compare it with its checksum if it has one.
+        """Read one stream, and compare it with its checksum.
 
         Raises:
             StoreError: It is damaged.
@@ -323,7 +291,7 @@ class Store(ABC):
         with closing(self._open_steps(number)) as steps:
             lengths = self.lengths
             if lengths is not None and len(steps) != lengths[number]:
-                raise StoreError(f"{self.name_of(number)} has {len(steps)} steps, and the index says {lengths[number]}")
+                raise StoreError(f"{self.name_of(number)} has {len(steps)} steps of {lengths[number]}")
             for index in range(len(steps)):
                 steps.item(index)
 
@@ -331,38 +299,29 @@ class Store(ABC):
         number, start, stop = section_of(tuple(source) if isinstance(source, list) else source)
         for name, value in (("start", start), ("stop", stop)):
             if isinstance(value, float):
-                raise TypeError(f"{name} is {value}; time steps of a store are counted, give an int")
+                raise TypeError(f"{name} is {value}; steps of a store are counted, give an int")
         return self._check_number(number), start, stop
+
+    def _steps_within(self, number: int, length: int, start: int, stop: int | None) -> tuple[int, int]:
+        stop = length if stop is None else stop
+        if not 0 <= start <= stop <= length:
+            raise ValueError(f"steps {start} to {stop} were asked for, and {self.name_of(number)} has {length}")
+        return start, stop
 
     def _check_number(self, number: Any) -> int:
         try:
             found = operator.index(number)
         except TypeError:
-            raise TypeError(
-                f"{shorten(number)} is no number of a stream; {self.path} has streams 0 to {len(self) - 1}, and "
-                "number(key) finds one by its key"
-            ) from None
+            raise TypeError(f"{self.path} has no stream {shorten(number)}; give a number, or number(key)") from None
         if not 0 <= found < len(self):
-            raise ValueError(f"{self.path} has no stream {found}; it has {len(self)}, numbered from 0")
+            raise ValueError(f"{self.path} has no stream {found} of {len(self)}")
         return found
 
     def __repr__(self) -> str:
-        options = "".join(
-            f", {name}={shorten(value, 60)}" for name, value in self._options.items() if value is not None
-        )
-        return f"{type(self).__name__}({self.path!r}{options})"
+        given = {name: value for name, value in self._options.items() if value is not None}
+        return f"{type(self).__name__}({self.path!r}, **{shorten(given)})"
 
 
 def replaced(path: str) -> StoreError:
     """The error for a store that is not what it was."""
-    return StoreError(
-        f"{path} is another store now than when it was opened: it was replaced or written to; open it again, with "
-        "stores.open"
-    )
-
-
-def _bounds(name: str, length: int, start: int, stop: int | None) -> tuple[int, int]:
-    stop = length if stop is None else stop
-    if not 0 <= start <= stop <= length:
-        raise ValueError(f"steps {start} to {stop} were asked for, and {name} has {length}")
-    return start, stop
+    return StoreError(f"{path} was replaced or written to since it was opened; open it again")

@@ -1,13 +1,12 @@
 """One stream of a store.
 
-Guarantee: a stream goes to any of its steps at once, writes windows into the batch where its format can, and hands out
-items that stay as they are when it is closed.
+Guarantee: a stream goes to any step without reading others; its items stay when it is closed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, overload
+from typing import Any, ClassVar, Protocol
 
 from stream_dataloader._items.layout import as_array, spec_of
 from stream_dataloader._items.structure import flatten, unflatten
@@ -17,14 +16,9 @@ __all__ = ["Steps", "StoreStream", "StreamNumbers", "put_row"]
 
 
 class Steps(Protocol):
-    """The time steps of one stream of a store, by their numbers; what a format has to offer.
+    """The time steps of one stream; what a format has to offer. Used by one thread at a time."""
 
-    Used by one thread at a time. An error names the store, the stream and the step.
-    """
-
-    def __len__(self) -> int:
-        """How many there are."""
-        ...
+    def __len__(self) -> int: ...
 
     def item(self, index: int) -> Any:
         """One of them, as a copy: nothing of the store stays open for it."""
@@ -35,7 +29,7 @@ class Steps(Protocol):
 
         Args:
             start: The first of them.
-            out: The structure of an item; its leaves are arrays `(n, ...)`, tensors where NumPy lacks the dtype.
+            out: An item over arrays `(n, ...)`, tensors where NumPy lacks the dtype.
         """
         ...
 
@@ -45,7 +39,7 @@ class Steps(Protocol):
 
 
 class StoreStream:
-    """Reads the steps `[start, stop)` of a stream; see `protocols.ReadsInto` and `protocols.SeeksItems`."""
+    """Reads steps `[start, stop)`; see `protocols.ReadsInto` and `protocols.SeeksItems`."""
 
     def __init__(self, steps: Steps, first: int, start: int, stop: int) -> None:
         self._steps: Steps | None = steps
@@ -81,7 +75,7 @@ class StoreStream:
     def read_into(self, out: Any) -> int:
         """Write the next items to `out`; returns how many."""
         structure, leaves = flatten(out)
-        count = min(len(leaves[0]), self._stop - self._position)
+        count = min(len(leaves[0]), self.remaining)
         if not count or self._steps is None:
             return 0
         if count < len(leaves[0]):
@@ -115,11 +109,7 @@ class StreamNumbers(Sequence[int]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
+    def __getitem__(self, index: Any) -> Any:
         found = range(self._count)[index]
         return found if isinstance(found, int) else list(found)
 
@@ -128,15 +118,11 @@ class StreamNumbers(Sequence[int]):
 
 
 def put_row(value: Any, out: Any, row: int, name: str) -> None:
-    """Write the value of one time step to a row of `out`, the same structure of arrays `(n, ...)`.
-
-    Raises:
-        StoreError: It does not fit; says what `name`, the value, is, and what the steps before it are.
-    """
+    """Write the value of one step to a row of `out`; a StoreError if it does not fit."""
     structure, leaves = flatten(value)
     wanted, rows = flatten(out)
     if structure != wanted:
-        raise StoreError(f"{name} has another structure than the steps before it; store all alike, or choose columns")
+        raise StoreError(f"{name} has another structure than steps before; choose columns")
     for leaf, target in zip(leaves, rows, strict=True):
         found, room = spec_of(leaf), spec_of(target)
         if (found.dtype, found.shape) != (room.dtype, room.shape[1:]):

@@ -2,7 +2,7 @@
 
 ::
 
-    streams.bin    a table, int64, little-endian, one row after the other, a column for each stream
+    streams.bin    a table, int64, little-endian, row after row, a column for each stream
                      start       first step, or what else tells where it begins
                      steps       how many
                      key_stop    where its key ends in keys.bin
@@ -11,7 +11,7 @@
     keys.bin       all streams' keys, UTF-8, end to end
     notes.bin      all streams' metadata, JSON, end to end
 
-Guarantee: opening takes the time and memory of a few pages, however many streams there are: the files are mapped.
+Guarantee: opening takes the time and memory of a few pages, as the files are mapped.
 """
 
 from __future__ import annotations
@@ -40,17 +40,7 @@ ROWS = ("start", "steps", "key_stop", "note_stop")
 def write_tables(
     folder: str, records: Sequence[StreamRecord], starts: Sequence[int], own: NDArray[np.int64]
 ) -> dict[str, list[int]]:
-    """Write the three files.
-
-    Args:
-        folder: The store.
-        records: Of its streams.
-        starts: The row `start`.
-        own: The format's own rows, `(rows, streams)`.
-
-    Returns:
-        Of each file its CRC-32 and its size, for the header.
-    """
+    """Write the files; `own` are the format's rows. Returns each file's CRC-32 and size."""
     keys, notes = encoded([record.key for record in records], [record.metadata for record in records])
     table = np.zeros((len(ROWS) + len(own), len(records)), "<i8")
     if records:
@@ -68,26 +58,19 @@ def write_tables(
 
 
 def encoded(keys: Iterable[str], notes: Iterable[Mapping[str, Any]]) -> tuple[list[bytes], list[bytes]]:
-    """Streams' keys and metadata as files have them: UTF-8, and JSON, nothing where there is no metadata."""
+    """Streams' keys and metadata as files have them: UTF-8, and JSON or nothing."""
     texts = [key.encode("utf-8", "backslashreplace") for key in keys]
     return texts, [json.dumps(note).encode() if note else b"" for note in notes]
 
 
 def stops_of(texts: Sequence[bytes]) -> NDArray[np.int64]:
-    """Where each text ends, as they lie end to end."""
+    """Where each text ends."""
     stops: NDArray[np.int64] = np.cumsum([len(text) for text in texts], dtype=np.int64)
     return stops
 
 
 class Texts:
-    """The keys and the metadata of all streams, end to end.
-
-    Args:
-        keys: The bytes of all keys.
-        key_stops: Where each ends.
-        notes: The bytes of all metadata.
-        note_stops: Where each ends.
-    """
+    """The keys and the metadata of all streams, end to end, and where each ends."""
 
     def __init__(self, keys: Any, key_stops: NDArray[np.int64], notes: Any, note_stops: NDArray[np.int64]) -> None:
         self._keys, self._notes = (keys, key_stops), (notes, note_stops)
@@ -109,20 +92,13 @@ def _part(text: Any, stops: NDArray[np.int64], number: int) -> bytes:
 
 
 def load_table(path: str, checksum: Sequence[int], check: bool) -> Any:
-    """One of the three files, mapped; `checksum` is its CRC-32 and its size.
-
-    Raises:
-        StoreError: It is missing, has another size, or another CRC-32 if that is to be compared.
-    """
+    """One of the files, mapped; `checksum` is its CRC-32 and its size."""
     crc, size = checksum
-    try:
-        with open(path, "rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                raise StoreError(f"{path} is damaged: {found:,} bytes of {size:,}; pack the store anew")
-            mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-    except FileNotFoundError:
-        raise StoreError(f"{path} is missing: the store is unfinished or damaged; pack it anew") from None
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise StoreError(f"{path} is damaged: {found:,} bytes of {size:,}; pack the store anew")
+        mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     if check and zlib.crc32(mapped) != crc:
-        raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
+        raise StoreError(f"{path} is damaged: checksum mismatch; pack the store anew")
     return mapped

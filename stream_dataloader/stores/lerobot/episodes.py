@@ -48,7 +48,7 @@ class _Videos(NamedTuple):
 
 
 class Episodes:
-    """The index of a dataset; see `Index`.
+    """The index of a dataset; see `Store._read_index`.
 
     Attributes:
         info: What info.json says.

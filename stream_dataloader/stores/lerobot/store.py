@@ -202,7 +202,7 @@ class LeRobotStore(Store):
 
 
 class _Index:
-    """See `Index`: where episodes lie, and which of their features are wanted."""
+    """See `Store._read_index`: where episodes lie, and which of their features are wanted."""
 
     def __init__(self, episodes: Episodes, cameras: list[Feature], columns: list[Feature]) -> None:
         self.episodes = episodes

@@ -33,7 +33,6 @@ from stream_dataloader.stores._base.files import inside
 from stream_dataloader.stores._base.leaves import chosen, leaf_names, owned
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.packed import HEADER, PackedIndex, PackedStore, check_sizes
-from stream_dataloader.stores._base.store import Index
 from stream_dataloader.stores._base.stream import Steps, put_row
 from stream_dataloader.stores.lmdb.pages import Databases, Result
 from stream_dataloader.stores.lmdb.windows import CODECS, Windows, check_value
@@ -93,7 +92,7 @@ class LmdbStore(PackedStore):
             stream=stream,
         )
 
-    def _read_index(self) -> Index:
+    def _read_index(self) -> _PackedIndex | _PlainIndex:
         if not os.path.exists(self.path):
             raise FileNotFoundError(f"there is no store at {self.path}; give its folder")
         options = self._options
@@ -235,7 +234,7 @@ class _PackedSteps:
 
 
 class _PlainIndex:
-    """All keys of some databases that were not packed, and the streams that they make; see `Index`."""
+    """All keys of some databases that were not packed, and the streams that they make; see `Store._read_index`."""
 
     version = ""
     structure = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -145,18 +145,16 @@ class MdsStore(Store):
         with os.scandir(self._folder) as files:
             return sum(file.stat().st_size for file in files if file.is_file())
 
-    def _problems(self, progress: Callable[[int, int], Any] | None) -> Iterator[str]:
-        """Compare shards with their hashes, and read the streams."""
+    def verify(self, progress: Callable[[int, int], Any] | None = None) -> list[str]:
+        """Compare shards with their hashes, and read the streams; see `Store`."""
         damaged = []
         for shard in range(len(self.index.found.shards)):
             try:
                 self.index.shards.verify(shard)
             except (OSError, ValueError) as error:
                 damaged.append(str(error))
-        yield from damaged
-        for problem in super()._problems(progress):
-            if not any(text in problem for text in damaged):  # of a stream in such a shard
-                yield problem
+        others = super().verify(progress)
+        return damaged + [one for one in others if not any(text in one for text in damaged)]  # of streams in them
 
 
 class MdsSteps:

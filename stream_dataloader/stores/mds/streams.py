@@ -90,7 +90,7 @@ def write_table(
 
 
 class MdsIndex:
-    """What is in a dataset, and what its streams are; see `store.Index`.
+    """What is in a dataset, and what its streams are; see `Store._read_index`.
 
     Attributes:
         found: index.json.
@@ -100,8 +100,8 @@ class MdsIndex:
         firsts: The first sample of each shard, and behind them the number of all samples.
         shards: All of them.
         starts: The first sample of each stream.
-        lengths: See `Index`.
-        fingerprint: See `Index`.
+        lengths: See `Store._read_index`.
+        fingerprint: See `Store._read_index`.
         key: Returns a stream's key.
         note: Returns a stream's metadata.
     """

@@ -5,7 +5,7 @@ A packed store, see `_base/packed`; `start` counts all streams' steps, and besid
     streams.bin    more rows: CRC-32 (zlib) of a stream's bytes, a row for each leaf
     0.bin ...      a leaf's steps: C order, little-endian, nothing between them
 
-Guarantee: opening takes the time and memory of a few pages. A window is copied once, from the map into the batch.
+Guarantee: opening takes the time and memory of a few pages.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _CHECKED_AT_ONCE_BYTES = 1 << 22
 
 
 def leaf_file(leaf: int) -> str:
-    """The name of a leaf's file."""
+    """Its name."""
     return f"{leaf}.bin"
 
 
 class MemmapStore(PackedStore):
-    """A memory-mapped store, as `stores.pack` writes it; read at the speed of a copy.
+    """A memory-mapped store, as `stores.pack` writes it.
 
     Args:
         path: Its folder.
@@ -57,18 +57,17 @@ class MemmapStore(PackedStore):
 
     def _read_index(self) -> _Index:
         if not os.path.isdir(self.path):
-            raise FileNotFoundError(f"there is no store at {self.path}; give the folder that stores.pack wrote")
+            raise FileNotFoundError(f"there is no store at {self.path}; give one that stores.pack wrote")
         return _Index(self.path, self._classes, self._wanted, check=self._check_all)
 
     def _open_steps(self, number: int) -> MappedSteps:
         index: _Index = self.index
         start, steps = int(index.table[0, number]), int(index.table[1, number])
-        if not 0 <= start <= start + steps <= index.steps:  # a worker has not checked all of the table
-            raise StoreError(f"{self.path}: stream {number} lies outside of the store's steps; pack it anew")
+        if not 0 <= start <= start + steps <= index.steps:
+            raise StoreError(f"{self.path}: stream {number} lies outside of the store; pack it anew")
         return MappedSteps(*self._chosen(), start, steps)
 
     def _chosen(self) -> tuple[Node | None, Sequence[LeafFile]]:
-        """The structure of items, and their leaves."""
         index: _Index = self.index
         return chosen(self._wanted, index.structure, index.files)
 
@@ -88,16 +87,11 @@ class MemmapStore(PackedStore):
                 crc = zlib.crc32(file.rows[first : min(first + at_once, start + steps)].data, crc)
                 file.check()
             if crc != index.table[len(ROWS) + leaf, number]:
-                raise StoreError(f"{self.name_of(number)}: {name} is damaged, its checksum is another; pack it anew")
+                raise StoreError(f"{self.name_of(number)}: {name} is damaged: checksum mismatch; pack it anew")
 
 
 class _Index(PackedIndex):
-    """Also has the maps of all leaves.
-
-    Attributes:
-        steps: What there is room for in the leaves' files. After an interrupt it may be more than streams have.
-        files: The leaves' files.
-    """
+    """Has the maps of all leaves; after an interrupt with more `steps` than streams have."""
 
     kind: ClassVar[str] = KIND
 

@@ -121,7 +121,7 @@ class Images(Objects):
 
     def read(self, row: int, out: Any) -> None:
         for place in range(len(out)):
-            self.source.pictures.write(self.array[row + place].as_py(), self._name(row + place), out[place])
+            self.source.pictures.item(self.array[row + place].as_py(), self._name(row + place), out[place])
 
 
 Column = Numbers | Objects | dict[str, Any]

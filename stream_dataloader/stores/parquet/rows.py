@@ -53,7 +53,7 @@ class _Place(NamedTuple):
 
 
 class Rows:
-    """Where streams and groups are among the rows of all files; see `Index`."""
+    """Where streams and groups are among the rows of all files; see `Store._read_index`."""
 
     def __init__(
         self,

@@ -115,7 +115,7 @@ class TfdsStore(Store):
 
 
 class _Index:
-    """See `store.Index`: where episodes lie, and what reads their steps."""
+    """See `Store._read_index`: where episodes lie, and what reads their steps."""
 
     lengths = None
 

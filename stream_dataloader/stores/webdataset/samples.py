@@ -241,7 +241,7 @@ class Decoder:
     def write(self, extension: str, data: bytes, name: str, out: Any, row: int) -> None:
         """Decode a member into a row of a batch."""
         if self._decode and isinstance(out, np.ndarray) and extension.rpartition(".")[2] in _IMAGES:
-            self._images().write(data, name, out[row])
+            self._images().item(data, name, out[row])
         else:
             put_row(self.item(extension, data, name), out, row, name)
 

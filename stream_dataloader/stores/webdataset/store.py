@@ -213,7 +213,7 @@ def _directory(key: str, shard: str) -> str:
 
 
 class Streams:
-    """Where the streams are in the tars; see `Index`."""
+    """Where the streams are in the tars; see `Store._read_index`."""
 
     def __init__(self, path: str, paths: list[str], tars: list[TarIndex], rule: Callable[[str, str], str]) -> None:
         self.path, self.paths, self.tars = path, paths, tars
