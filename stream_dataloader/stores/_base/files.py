@@ -1,6 +1,6 @@
 """The files of a store, which may hold anything.
 
-Patterns have braces, as in a shell, and wildcards; of those, URLs have `*` alone: `?` begins a query.
+Patterns have braces, as in a shell, and wildcards, of which URLs have `*` alone.
 
 Guarantee: reading a file takes no more memory than it is long, and an error names it.
 """
@@ -54,7 +54,7 @@ def read_json(path: str, kind: type[Any] | None = None, most_bytes: int = 1 << 3
 
 @contextmanager
 def damage_named(name: str) -> Iterator[None]:
-    """Have what a package raises be a `StoreError` with a name; errors of the disk stay."""
+    """Have what a package raises be a `StoreError` with a name, but for the disk."""
     try:
         yield
     except (StoreError, ImportError):

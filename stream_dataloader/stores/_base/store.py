@@ -112,7 +112,7 @@ class Store(ABC):
         """Open one stream; `number` is one there is."""
 
     def _state(self) -> str:
-        """Times of files, where the index does not tell all that is in the store."""
+        """Times of files, where the index does not tell all."""
         return ""
 
     def _check_state(self) -> None:
