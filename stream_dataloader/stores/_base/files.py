@@ -103,7 +103,7 @@ def inside(folder: str, name: Any, what: str) -> str:
     """
     parts = name.replace("\\", "/").split("/") if isinstance(name, str) and name else [".."]
     if ".." in parts or "\0" in name or os.path.isabs(name) or name[1:2] == ":":
-        raise StoreError(f"{what} names a file {name!r}, outside of the store or no name")
+        raise StoreError(f"{what} names a file {name!r}, which lies outside or is none")
     return os.path.join(folder, *parts)
 
 

@@ -282,7 +282,7 @@ def edited(path, change, name="dataset_info.json"):
         (lambda info: info["splits"][0].update(shardLengths=["-3", "3"]), "no example"),
         (
             lambda info: info["splits"][0].update(filepathTemplate="../../{SPLIT}-{SHARD_X_OF_Y}"),
-            "outside of the store",
+            "which lies outside",
         ),
         (lambda info: info["splits"][0].update(filepathTemplate="other-{SHARD_X_OF_Y}"), "is missing"),
         (lambda info: info.update(splits="none"), "cannot read it"),
