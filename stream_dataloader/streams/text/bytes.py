@@ -8,19 +8,18 @@ Guarantee: fewer bytes than asked for are returned only at the end, or before an
 from __future__ import annotations
 
 import codecs
-import functools
 import importlib
 import os
 import sys
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import PurePath
 from typing import Any
 
 from stream_dataloader.streams._media.section import check_file, closed_on_error
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
 
-__all__ = ["StringBytes", "TextBytes", "encoding_name", "in_utf8", "is_compressed", "open_text"]
+__all__ = ["TextBytes", "encoding_name", "in_utf8", "invalid", "is_compressed", "open_text"]
 
 #: How much is decoded at a time, at most.
 _PIECE_BYTES = 1 << 16
@@ -39,7 +38,7 @@ _MARKS = {
 
 
 class TextBytes:
-    """Bytes that are read by offset.
+    """Bytes that are read by offset, here those of a string.
 
     Attributes:
         name: What error messages call it.
@@ -49,12 +48,15 @@ class TextBytes:
     """
 
     name, place = "the string", "byte {}"
-    size: int | None = None
+    size: int | None
     error: Exception | None = None
+
+    def __init__(self, data: bytes) -> None:
+        self.size, self._string = len(data), data
 
     def read_at(self, offset: int, count: int) -> bytes:
         """`count` bytes from `offset` on, fewer only at the end or before an error."""
-        raise NotImplementedError
+        return self._string[offset : offset + count]
 
     def check(self) -> None:
         """Raise the error that cut a `read_at` short, if there was one."""
@@ -65,17 +67,6 @@ class TextBytes:
         """Close the file."""
 
 
-class StringBytes(TextBytes):
-    """The bytes of a string."""
-
-    def __init__(self, data: bytes) -> None:
-        self.size = len(data)
-        self._data = data
-
-    def read_at(self, offset: int, count: int) -> bytes:
-        return self._data[offset : offset + count]
-
-
 class FileBytes(TextBytes):
     """A file, as long as it was when it was opened."""
 
@@ -83,10 +74,10 @@ class FileBytes(TextBytes):
         self.name = name
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115
         self._local = local
-        self.size: int = os.fstat(self._file.fileno()).st_size
+        self.size = self._size = os.fstat(self._file.fileno()).st_size
 
     def read_at(self, offset: int, count: int) -> bytes:
-        count = min(count, self.size - offset)
+        count = min(count, self._size - offset)
         data = b""
         while len(data) < count and self.error is None:
             place = offset + len(data)
@@ -97,7 +88,7 @@ class FileBytes(TextBytes):
                 break
             if not more:
                 self.error = OSError(
-                    f"{self.name} ends at byte {place}, and had {self.size} bytes when it was opened; "
+                    f"{self.name} ends at byte {place}, and had {self._size} bytes when it was opened; "
                     "it must not be written to while it is read"
                 )
             data += more
@@ -112,7 +103,7 @@ class ForwardBytes(TextBytes):
     """What is made from its begin to its end, by `pieces`, which yields or raises; they are made of `source`."""
 
     def __init__(self, name: str, place: str, pieces: Generator[bytes, None, None], source: Any) -> None:
-        self.name, self.place = name, place
+        self.name, self.place, self.size = name, place, None
         self._pieces, self._source = pieces, source
         self._data = bytearray()
         self._begin = 0  # offset of the first byte of `_data`
@@ -151,44 +142,47 @@ def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
         here = check_file(local.path)
         if not is_compressed(path):
             return FileBytes(here, name, local)
-        pieces = _decompressed(here, name, *_decoder(name))
-        return ForwardBytes(name, "byte {} of its text", pieces, local)
+        if name.lower().endswith(".zst"):
+            _zstd(name)  # is installed
+        return ForwardBytes(name, "byte {} of its text", _decompressed(here, name), local)
 
 
-def _decoder(name: str) -> tuple[Callable[[], Any], type[Exception], int]:
-    """What makes a decoder of a file's frames, its error, and how many bytes it gets at a time."""
-    if name.lower().endswith(".gz"):
-        return functools.partial(zlib.decompressobj, 16 + zlib.MAX_WBITS), zlib.error, _GZIP_BYTES
+def _zstd(name: str) -> Any:
     if sys.version_info >= (3, 14):
-        zstd = importlib.import_module("compression.zstd")
-        return zstd.ZstdDecompressor, zstd.ZstdError, _ZSTD_BYTES
+        return importlib.import_module("compression.zstd")
     try:
-        import zstandard
+        return importlib.import_module("zstandard")
     except ImportError as error:
         raise ImportError(
             f"{name} is read with the package zstandard: pip install 'stream-dataloader[zstd]', or use Python 3.14"
         ) from error
-    return zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError, _ZSTD_BYTES
 
 
-def _decompressed(
-    path: str, name: str, decoder: Callable[[], Any], failure: type[Exception], count: int
-) -> Generator[bytes, None, None]:
+def _decoder(name: str) -> Any:
+    """What decodes one frame of a file, with `decompress`, `eof` and `unused_data`."""
+    if name.lower().endswith(".gz"):
+        return zlib.decompressobj(16 + zlib.MAX_WBITS)
+    decoder = _zstd(name).ZstdDecompressor()
+    return decoder if sys.version_info >= (3, 14) else decoder.decompressobj()
+
+
+def _decompressed(path: str, name: str) -> Generator[bytes, None, None]:
     """What is in a file's frames, one after the other; its end within a frame is an error."""
     frame, compressed, place = None, b"", 0
+    count = _GZIP_BYTES if name.lower().endswith(".gz") else _ZSTD_BYTES
     with open(path, "rb") as file:
         try:
             while compressed := compressed or file.read(count):
                 if frame is None and not (compressed := compressed.lstrip(b"\0")):  # padding between frames
                     continue
-                frame = frame or decoder()
+                frame = frame or _decoder(name)
                 piece = frame.decompress(compressed)
                 place += len(piece)
                 yield piece
                 compressed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
             if frame is not None:
                 raise EOFError("the file ends before its compressed data does")
-        except (OSError, EOFError, failure) as error:
+        except Exception as error:  # zlib, zstandard and zstd of the standard library each raise their own
             raise ValueError(
                 f"{name} cannot be decompressed behind byte {place} of its text: {error}; "
                 "it is damaged or was cut short: make or fetch it again"

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from stream_dataloader.streams.text.blocks import NOTHING, Codes
+__all__ = ["NOTHING", "Codes", "character_table", "check_tokenizer", "is_thread_safe", "tokenizing", "tokens_of"]
 
-__all__ = ["character_table", "check_tokenizer", "is_thread_safe", "tokenizing", "tokens_of"]
+Codes = np.ndarray[Any, np.dtype[Any]]
+NOTHING: Codes = np.zeros(0, np.uint8)
 
 _LARGEST_CODE = 0x10FFFF
 
@@ -77,9 +78,10 @@ def tokens_of(tokenize: Callable[[str], Any], dtype: np.dtype[Any], text: str) -
 
 
 def character_table(vocabulary: Any, unknown: int | None, dtype: np.dtype[Any]) -> tuple[Codes | None, str]:
-    """The number of each code point, for `Units`, and what is wrong with those that have -1.
+    """The number of each code point, or None for that itself; and what is wrong with those that have -1.
 
-    Refuses what is not a vocabulary: each character once, with a number that the dtype can hold.
+    The last number is that of all larger code points. A vocabulary has each character once, with a number that the
+    dtype can hold.
     """
     largest = int(np.iinfo(dtype).max)
     if vocabulary is None:

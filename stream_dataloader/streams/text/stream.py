@@ -6,6 +6,7 @@ What cannot be read is an error that names file and byte.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import operator
@@ -20,23 +21,16 @@ from stream_dataloader.errors import shorten
 from stream_dataloader.streams._media.flags import check_choices, check_flags
 from stream_dataloader.streams._media.section import check_numbers, closed_on_error, section_of
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
-from stream_dataloader.streams.text.blocks import Codes, TextBlocks
-from stream_dataloader.streams.text.bytes import (
-    StringBytes,
-    TextBytes,
-    encoding_name,
-    in_utf8,
-    is_compressed,
-    open_text,
-)
+from stream_dataloader.streams.text.bytes import TextBytes, encoding_name, in_utf8, is_compressed, open_text
 from stream_dataloader.streams.text.numbers import (
+    Codes,
     character_table,
     check_tokenizer,
     is_thread_safe,
     tokenizing,
     tokens_of,
 )
-from stream_dataloader.streams.text.units import TextItems, TokenUnits, Units
+from stream_dataloader.streams.text.reader import TextReader, TokenReader
 
 __all__ = ["TextStream"]
 
@@ -145,7 +139,8 @@ class TextStream:
             check_tokenizer(self.tokenizer)
 
     @property
-    def _errors(self) -> str:
+    def codec_errors(self) -> str:
+        """What Python calls `errors`."""
         return "strict" if self.errors == "raise" else "replace"
 
     @property
@@ -156,39 +151,29 @@ class TextStream:
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # no cached property
 
-    def __call__(self, source: Any, *, start: int = 0) -> TextItems:
+    def __call__(self, source: Any, *, start: int = 0) -> TextReader:
         """Open one source, from item `start` on, counted from its own first.
 
         Raises:
             ValueError: The text is empty, its begin cannot be read, or it has fewer items than `start`.
             OSError: The file cannot be read.
             TypeError: It is no path, no section, or no string.
-            ImportError: A package is missing.
         """
         if start < 0:
             raise ValueError(f"start is {start}; give the first item wanted, 0 or more")
         file, first, stop = self._open(source)
         with closed_on_error(file):
-            items = TextItems(self._units(file, first, stop), start, self.dtype, self.targets)
-            if self.targets and start and items.at_end():
-                raise ValueError(f"{file.name} has {start} units here, one item fewer, and start is {start}")
-        return items
+            reader = (TokenReader if self.units == "tokens" else TextReader)(self, file, first, stop)
+            reader.begin_at(start)
+        return reader
 
     def length(self, source: Any) -> int | None:
         """The number of items of a source, None if unknown until read; raises as opening does."""
         if self.of == "files" and is_compressed(section_of(source).path):
             return None
         file, first, stop = self._open(source)
-        try:
-            units: int | None = None
-            if self.units == "bytes":
-                units = (file.size if stop is None else stop) - first  # type: ignore[operator]
-            elif self.units == "characters" and self.of == "strings":
-                assert file.size is not None
-                units = self._blocks(file, self.block_bytes).count(file.read_at(0, file.size))
-        finally:
-            file.close()
-        return None if units is None else max(units - self.targets, 0)
+        with contextlib.closing(file):
+            return None if self.units == "tokens" else TextReader(self, file, first, stop).length()
 
     def _open(self, source: Any) -> tuple[TextBytes, int, int | None]:
         """The text's bytes, and the section `[start, stop)` of them that the source names."""
@@ -197,8 +182,8 @@ class TextStream:
                 raise TypeError(f"the source is a {type(source).__name__}, and of='strings' was chosen; give a string")
             if not source:
                 raise ValueError("the text is empty, a string without a character")
-            encoding = ("utf-8", "surrogatepass") if self.units != "bytes" else (self.encoding, self._errors)
-            return StringBytes(source.encode(*encoding)), 0, None
+            encoding = ("utf-8", "surrogatepass") if self.units != "bytes" else (self.encoding, self.codec_errors)
+            return TextBytes(source.encode(*encoding)), 0, None
         path, first, stop = section_of(source)
         if not isinstance(path, (str, bytes, os.PathLike)):
             raise TypeError(f"the source is a {type(path).__name__}; give a path")
@@ -211,7 +196,7 @@ class TextStream:
             raise FileNotFoundError(f"there is no file {shorten(path)}; of='strings' reads texts themselves") from error
         with closed_on_error(file):
             if self.units != "bytes":
-                file = in_utf8(file, encoding_name(self.encoding), self._errors)
+                file = in_utf8(file, encoding_name(self.encoding), self.codec_errors)
             self._check(file, first, stop)
         return file, first, stop
 
@@ -225,36 +210,20 @@ class TextStream:
             if max(first, stop or 0) > file.size:
                 raise ValueError(f"{file.name} has {file.size} bytes, and bytes {first} to {stop} were asked for")
             return
-        mark = self._blocks(file, self.block_bytes).mark_bytes
+        mark = TextReader(self, file).mark_bytes
         if not file.read_at(mark, 1):
             file.check()
             what = "its byte order mark" if mark or not is_compressed(file.name) else "its compression"
             raise ValueError(f"{file.name} is empty, but for {what}")
 
-    def _blocks(self, file: TextBytes, block_bytes: int, first: int = 0, stop: int | None = None) -> TextBlocks:
-        is_bytes, is_string = self.units == "bytes", self.of == "strings"
-        errors = "surrogatepass" if is_string else self._errors
-        return TextBlocks(
-            file,
-            block_bytes,
-            None if is_bytes else errors,
-            universal=self.newlines == "universal",
-            marked=not (is_bytes or is_string),
-            start=first,
-            stop=stop,
-        )
-
-    def _units(self, file: TextBytes, first: int, stop: int | None) -> Units:
-        if self.units == "tokens":
-            size = self.longest_line_bytes
-            return TokenUnits(self._blocks(file, size, first // size * size), self._tokenize, first, stop)
-        blocks, table = self._blocks(file, self.block_bytes, first, stop), (None, "")
-        return Units(blocks, str(self.units), *(self._table if self.units == "characters" else table))
-
     @functools.cached_property
-    def _table(self) -> tuple[Codes | None, str]:
+    def table(self) -> tuple[Codes | None, str]:
+        """See `character_table`; without one if the bytes are the units."""
+        if self.units != "characters":
+            return None, ""
         return character_table(self.vocabulary, self.unknown, self.dtype)
 
     @functools.cached_property
-    def _tokenize(self) -> Callable[[str], Codes]:
+    def tokenize(self) -> Callable[[str], Codes]:
+        """The tokens of a piece of text."""
         return functools.partial(tokens_of, tokenizing(self.tokenizer), self.dtype)

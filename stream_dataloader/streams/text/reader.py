@@ -1,0 +1,303 @@
+r"""A text's units as items: its bytes, its characters, or the tokens of its pieces.
+
+It is read block by block. Each block ends where a character begins, so that it can be decoded by itself: a character
+belongs to the byte at which it begins, "\r\n" to its "\r" if newlines are universal. Pieces, of which tokens are made,
+must be the same wherever reading begins and however much is read at a time::
+
+    blocks of the file     |            |            |            |            |
+    "ab..\ncd..\n" lines   ^   ^    ^     ^                   ^        ^            a piece begins with each line
+    and in a long line                                ^                             and in each block without one,
+                                                                                    at its first space
+
+Guarantee: items come in order, each once, and those before an error come before it; the error comes again with each
+call after that. Blocks decoded one by one are the text decoded as a whole, also where invalid bytes are replaced.
+"""
+
+from __future__ import annotations
+
+import bisect
+import codecs
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stream_dataloader.streams.text.bytes import TextBytes, invalid
+from stream_dataloader.streams.text.numbers import NOTHING, Codes
+
+if TYPE_CHECKING:
+    from stream_dataloader.streams.text.stream import TextStream
+
+__all__ = ["TextReader", "TokenReader"]
+
+#: Enough bytes before and behind an offset to find where a character begins.
+_AROUND = 4
+
+
+class TextReader:
+    """The bytes or characters that begin in the bytes `[first, stop)` of a text; a `protocols.ReadsInto`.
+
+    `mark_bytes` is the length of the byte order mark, which is left out.
+    """
+
+    def __init__(self, options: TextStream, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
+        self._options, self._file = options, file
+        self._targets = options.targets  # each item needs the unit behind its own
+        self._block_bytes = options.block_bytes
+        self._decoded, self._universal = options.units != "bytes", options.newlines == "universal"
+        self._errors = "surrogatepass" if options.of == "strings" else options.codec_errors
+        mark = codecs.BOM_UTF8 if self._decoded and options.of == "files" else b""
+        self.mark_bytes = len(mark) if file.read_at(0, len(mark)) == mark else 0
+        self._offset = self._boundary(first)  # of the next block
+        self._stop = file.size if stop is None else self._boundary(stop)
+        self._cut_short = False  # an error follows the block
+        self._ended = False
+        self._rows, self._position = NOTHING, 0  # what was read, and the place of the next item in it
+        self._units = self._read_units(0)
+        self._error: Exception | None = None
+
+    def begin_at(self, start: int) -> None:
+        """Leave out the first items; called before any is read.
+
+        Raises:
+            ValueError: There are not as many, or some are invalid.
+            OSError: The file cannot be read.
+        """
+        self._units = self._read_units(start)
+        if start:
+            self._rows = next(self._units, NOTHING)
+            if self._targets and not self._available() and self._position == len(self._rows):
+                raise ValueError(f"{self._file.name} has {start} units here, one item fewer, and start is {start}")
+
+    def length(self) -> int | None:
+        """How many items there are, None if unknown until read."""
+        units: int | None = None
+        if not self._decoded and self._stop is not None:
+            units = self._stop - self._offset
+        elif self._options.of == "strings" and self._stop is not None:
+            units = self._count(self._file.read_at(0, self._stop))
+        return None if units is None else max(units - self._targets, 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        dtype = self._options.dtype
+        while self._available():
+            rows, position = self._rows, self._position
+            self._position += 1
+            unit = np.array(rows[position], dtype)
+            yield {"input": unit, "target": np.array(rows[position + 1], dtype)} if self._targets else unit
+
+    def read_into(self, out: Any) -> int:
+        """Write the next items to `out`; see `protocols.ReadsInto`."""
+        leaves = [out["input"], out["target"]] if self._targets else [out]
+        done, room = 0, len(leaves[0])
+        while done < room and (held := self._available(raises=not done)):
+            count = min(held, room - done)
+            for first, leaf in enumerate(leaves, self._position):
+                leaf[done : done + count] = self._rows[first : first + count]
+            self._position += count
+            done += count
+        return done
+
+    def close(self) -> None:
+        """Close the text."""
+        self._file.close()
+
+    def _available(self, *, raises: bool = True) -> int:
+        """How many items can be made of what was read; reads on if there are none. An error may wait for its turn."""
+        while (held := len(self._rows) - self._position - self._targets) <= 0:
+            try:
+                more = None if self._error is not None else next(self._units, None)
+            except Exception as error:
+                self._error, more = error, None
+            if more is None:
+                if raises and self._error is not None:
+                    raise self._error
+                return 0
+            rest = self._rows[self._position :]
+            self._rows, self._position = np.concatenate([rest, more]) if len(rest) else more, 0
+        return held
+
+    def _read_units(self, start: int) -> Iterator[Codes]:
+        """Units from number `start` on; the first array, which may be empty, comes as soon as that is reached."""
+        done = 0
+        if not self._decoded and self._stop is not None:  # where each byte is, is known
+            done = min(start, self._stop - self._offset)
+            self._offset += done
+        while not self._ended:
+            first = self._offset
+            data = self._read_block()
+            self._ended = not data
+            # The block that holds the start is decoded in any case, so that invalid bytes in it are found.
+            if done < start and (count := self._count(data)) is not None and done + count < start:
+                done += count
+                continue
+            for rows in self._made(first, data):
+                before, done = done, done + len(rows)
+                if done >= start:
+                    yield rows[max(start - before, 0) :]
+        if done < start:
+            name, units = self._file.name, self._options.units
+            raise ValueError(f"{name} has {done} {units} here, and start is {start}; give at most as many")
+
+    def _made(self, first: int, data: bytes) -> Iterator[Codes]:
+        """The units that end in a block, whose bytes begin at `first`; no bytes stand for the end."""
+        error: Exception | None = None
+        try:
+            rows = codes = self._codes(data)
+        except UnicodeDecodeError as problem:
+            error = invalid(self._file, "utf-8", problem, first)
+            data = data[: problem.start]
+            rows = codes = self._codes(data)
+        table, refused = self._options.table
+        if table is not None:
+            rows = table[np.minimum(codes, len(table) - 1)]
+            if len(rows) and rows.min() < 0:
+                index = int(np.argmax(rows < 0))
+                where = self._file.place.format(first + self._place(data, index))
+                code = codes[index]
+                error = ValueError(f"{self._file.name} has {chr(code)!r} (U+{code:04X}) at {where}, {refused}")
+                rows = rows[:index]
+        yield rows
+        if error is not None:
+            raise error
+
+    def _boundary(self, offset: int) -> int:
+        """The first character at or behind a byte of the file, or the end."""
+        if offset <= self.mark_bytes or not self._decoded:
+            return max(offset, self.mark_bytes)
+        begin = max(0, offset - _AROUND)
+        return begin + self._cut(self._file.read_at(begin, 2 * _AROUND + offset - begin), offset - begin)
+
+    def _cut(self, data: bytes, place: int) -> int:
+        """The first character at or behind a place in some bytes."""
+        # No character has more than three bytes that continue it: one more is invalid, and replaced by itself.
+        while _continues(data, place) and not all(_continues(data, place - i) for i in range(1, _AROUND + 1)):
+            place += 1
+        if self._universal and place and data[place - 1 : place + 1] == b"\r\n":
+            place += 1
+        return min(place, len(data))
+
+    def _read_block(self) -> bytes:
+        """The bytes up to the first character at or behind a multiple of the block's size; none at the end."""
+        first = self._offset
+        wanted = self._block_bytes - first % self._block_bytes
+        if self._stop is not None:
+            wanted = min(wanted, self._stop - first)
+        if not self._decoded or first + wanted == self._stop:
+            data = self._file.read_at(first, wanted)
+        else:
+            data = self._file.read_at(first, wanted + 2 * _AROUND)
+            data = data[: self._cut(data, wanted)]
+        self._offset += len(data)
+        self._cut_short = self._file.error is not None and not self._file.read_at(self._offset, 1)
+        if not data:
+            self._file.check()
+        return data
+
+    def _decode(self, data: bytes, *, final: bool = True) -> str:
+        """The text of bytes between two boundaries; with `final=False` an incomplete last character is left out."""
+        text, _ = codecs.utf_8_decode(data, self._errors, final and not self._cut_short)
+        if self._universal and "\r" in text:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        return text
+
+    def _codes(self, data: bytes) -> Codes:
+        """The code points of bytes between two boundaries, or the bytes themselves."""
+        if self._decoded and not data.isascii():
+            return np.frombuffer(self._decode(data).encode("utf-32-le", "surrogatepass"), "<u4")
+        if self._universal and b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        return np.frombuffer(data, np.uint8)
+
+    def _count(self, data: bytes) -> int | None:
+        """How many units there are between two boundaries, unless bytes are invalid; None if that must be tried."""
+        if self._errors == "replace" and not data.isascii():
+            return len(self._decode(data))
+        pairs = data.count(b"\r\n") if self._universal and b"\r" in data else 0
+        if not self._decoded or data.isascii():
+            return len(data) - pairs
+        return int(np.count_nonzero(np.frombuffer(data, np.int8) >= -64)) - pairs  # all but 10xxxxxx
+
+    def _place(self, data: bytes, index: int) -> int:
+        """Where character `index` begins, of bytes between two boundaries."""
+
+        def complete(count: int) -> int:
+            return len(self._decode(data[:count], final=False))
+
+        return self._cut(data, bisect.bisect_left(range(len(data) + 1), index, key=complete))
+
+
+class TokenReader(TextReader):
+    """The tokens of the pieces that begin in the bytes `[first, stop)` of a text."""
+
+    def __init__(self, options: TextStream, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
+        size = options.longest_line_bytes
+        super().__init__(options, file, first // size * size)
+        self._block_bytes, self._tokenize = size, options.tokenize
+        self._pieces_from = self._boundary(first)
+        self._pieces_to = None if stop is None else self._boundary(stop)
+        self._piece: list[bytes] | None = None  # the bytes so far of the piece that has begun
+        self._where = 0  # the offset at which it began
+        before = self._offset - 1
+        self._line_begins = before < self.mark_bytes or self._ends_line(file.read_at(before, 1))
+
+    def _count(self, data: bytes) -> None:  # noqa: ARG002
+        return None
+
+    def _made(self, first: int, data: bytes) -> Iterator[Codes]:
+        found: list[Codes] = []
+        done = 0
+        try:
+            for cut in self._cuts(data) if data else [0]:
+                if self._piece is not None:
+                    self._piece.append(data[done:cut])
+                    found.append(self._end_piece())
+                if not data or (self._pieces_to is not None and first + cut >= self._pieces_to):
+                    self._ended = True
+                    break
+                if first + cut >= self._pieces_from:
+                    self._piece, self._where, done = [], first + cut, cut
+        except ValueError:
+            yield np.concatenate([NOTHING, *found])
+            raise
+        if self._piece is not None:
+            self._piece.append(data[done:])
+        yield found[0] if len(found) == 1 else np.concatenate([NOTHING, *found])
+
+    def _ends_line(self, data: bytes) -> bool:
+        return data.endswith(b"\n") or (self._universal and data.endswith(b"\r"))
+
+    def _cuts(self, data: bytes) -> list[int]:
+        """Where pieces begin in a block."""
+        cuts = [0] if self._line_begins else []
+        self._line_begins = self._ends_line(data)
+        text = data
+        if self._universal and b"\r" in data:  # of as many bytes as the pairs have
+            text = data.replace(b"\r\n", b"-\n").replace(b"\r", b"\n")
+        place = text.find(b"\n") + 1
+        while 0 < place < len(text):
+            cuts.append(place)
+            place = text.find(b"\n", place) + 1
+        if not cuts and self._file.error is None:
+            cuts.append(max(data.find(b" "), 0))
+        return cuts
+
+    def _end_piece(self) -> Codes:
+        """The tokens of the piece that has begun."""
+        assert self._piece is not None
+        piece, self._piece, text = b"".join(self._piece), None, ""
+        try:
+            text = self._decode(piece)
+            return self._tokenize(text) if text else NOTHING
+        except UnicodeDecodeError as error:
+            raise invalid(self._file, "utf-8", error, self._where) from None
+        except Exception as error:
+            where = self._file.place.format(self._where)
+            raise ValueError(
+                f"{self._file.name}: the tokenizer failed on the {len(text)} characters from {where} on: {error}"
+            ) from error
+
+
+def _continues(data: bytes, place: int) -> bool:
+    """Whether there is a byte of UTF-8 that continues a character."""
+    return 0 <= place < len(data) and data[place] & 0xC0 == 0x80
